@@ -101,10 +101,10 @@ class WholeToolCall:
     def given(self) -> dict[str, Any]:
         """The arguments as an object. If the call is not complete, only its complete arguments."""
         try:
-            found = from_json(self.arguments, allow_inf_nan=False, allow_partial=True)
+            value = from_json(self.arguments, allow_inf_nan=False, allow_partial=True)
         except ValueError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
 
 
 @dataclass

@@ -46,8 +46,8 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return the end of an error message with the known name most similar to the given one; "" if none is
     similar.
     """
-    found = difflib.get_close_matches(given, list(known), 1, _ALIKE)
-    return f"; did you mean {found[0]}?" if found else ""
+    matches = difflib.get_close_matches(given, list(known), 1, _ALIKE)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 class GenaiServerError(Exception):

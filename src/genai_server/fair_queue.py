@@ -40,7 +40,7 @@ class FairQueue:
         account = self._accounts.get(tenant)
         if account is None:
             # Those that would start at the same time without an account need none.
-            self._accounts = {name: kept for name, kept in self._accounts.items() if kept.time > self._earliest}
+            self._accounts = {name: past for name, past in self._accounts.items() if past.time > self._earliest}
             self._accounts[tenant] = _Account(start)
         else:
             account.time = start

@@ -354,11 +354,13 @@ def _with_quantization(arguments: argparse.Namespace, order: Build) -> Build:
         quantization = None
     if quantization is None:
         return replace(order, precision=order.precision or _default_precision(order))
-    found = f"the weights are quantized already ({quantization})"
+    refusal = f"the weights are quantized already ({quantization})"
     if order.precision not in ("", quantization.precision):
-        raise ConfigurationError(f"--precision {order.precision}: {found} and can be built in {quantization.precision}")
+        raise ConfigurationError(
+            f"--precision {order.precision}: {refusal} and can be built in {quantization.precision}"
+        )
     option = f"block_size={quantization.group_size}"
-    if wrong := [given for given in arguments.extra if given.startswith("block_size=") and given != option]:
-        raise ConfigurationError(f"--extra {wrong[-1]}: {found} and can be built with {option}")
+    if wrong := [extra for extra in arguments.extra if extra.startswith("block_size=") and extra != option]:
+        raise ConfigurationError(f"--extra {wrong[-1]}: {refusal} and can be built with {option}")
     group_size = quantization.group_size
     return replace(order, precision=quantization.precision, quantization=quantization, block_size=group_size)

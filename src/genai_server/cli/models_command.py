@@ -38,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_list(_: argparse.Namespace) -> int:
     """Print a line for each model in GENAI_MODELS_DIR; returns the exit status."""
     models = load_settings().models_path
-    found, unfinished = store.models_in(models), store.unfinished_in(models)
-    width = max((len(path.name) for path in found), default=0)
-    for path in found:
+    paths, unfinished = store.models_in(models), store.unfinished_in(models)
+    width = max((len(path.name) for path in paths), default=0)
+    for path in paths:
         print(f"{path.name:<{width}}  {store.size_of(path) / _MIB:8.0f} MiB  {_origin(path)}{_fault(path)}")
     for path in unfinished:
         name = path.stem.removeprefix(".")
         print(f"{name:<{width}}  {store.size_of(path) / _MIB:8.0f} MiB  incomplete; pull or export it again")
-    if not found and not unfinished:
+    if not paths and not unfinished:
         print(f"no models in {models}; genai-server pull REPO fetches one")
     return 0
 

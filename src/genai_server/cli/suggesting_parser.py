@@ -45,26 +45,26 @@ class SuggestingParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse all arguments. Ends the program with the usage if an argument is unknown."""
-        given, rest = [*(sys.argv[1:] if args is None else args)], []
-        if self.rest_to and "--" in given:
-            end = given.index("--")
-            given, rest = given[:end], given[end + 1 :]
-        found, unknown = super().parse_known_args(self._completed(given), namespace)
+        words, rest = [*(sys.argv[1:] if args is None else args)], []
+        if self.rest_to and "--" in words:
+            end = words.index("--")
+            words, rest = words[:end], words[end + 1 :]
+        parsed, unknown = super().parse_known_args(self._completed(words), namespace)
         if self.rest_to:
-            setattr(found, self.rest_to, rest)
+            setattr(parsed, self.rest_to, rest)
         for action in self._actions:
             # Before 3.12.7 Python takes an argument that may be left out for left out if an option stands before it.
             may_follow = not action.option_strings and action.nargs == argparse.OPTIONAL
-            is_unset = may_follow and getattr(found, action.dest, None) is action.default
+            is_unset = may_follow and getattr(parsed, action.dest, None) is action.default
             if is_unset and unknown and not unknown[0].startswith("-"):
-                setattr(found, action.dest, self._get_values(action, [unknown.pop(0)]))
+                setattr(parsed, action.dest, self._get_values(action, [unknown.pop(0)]))
         if unknown:
             option = unknown[0].partition("=")[0]
             known = [name for action in self._actions for name in action.option_strings]
             instead = _WITHOUT_COUNTERPART.get(option)
             meant = f"; {instead}" if instead else did_you_mean(option, known)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
-        return found, unknown
+        return parsed, unknown
 
     def _completed(self, arguments: Iterable[str]) -> list[str]:
         """Return the arguments with `=true` added to switches that no truth value follows, as in `--insecure

@@ -41,8 +41,8 @@ def fitted(rows: Rows, width: int) -> list[Table]:
     transposed: each row becomes a column, in as many tables as necessary.
     """
     widths = _widths(rows)
-    if (found := _narrowed(rows, widths, width)) is not None:
-        return [_table(rows, found)]
+    if (narrowed := _narrowed(rows, widths, width)) is not None:
+        return [_table(rows, narrowed)]
     turned = [list(column) for column in zip(*rows, strict=True)]
     titles, columns = [cells[0] for cells in turned], list(zip(*turned, strict=True))[1:]
     tables, first = [], 0
@@ -63,18 +63,18 @@ def _widths(rows: Rows) -> list[int]:
 
 def _narrowed(rows: Rows, widths: Sequence[int], width: int) -> list[int] | None:
     """Return the widths of columns so that the table fits into `width`; None if that is impossible."""
-    found = list(widths)
+    narrowed = list(widths)
     columns = list(zip(*rows, strict=True))
     for number, column in enumerate(columns):  # wrap titles of numeric columns
-        if sum(found) + _GAP * (len(found) - 1) > width and is_numeric(column):
-            found[number] = max(map(cell_len, [*column[0].split(), *column[1:]]))
+        if sum(narrowed) + _GAP * (len(narrowed) - 1) > width and is_numeric(column):
+            narrowed[number] = max(map(cell_len, [*column[0].split(), *column[1:]]))
     texts = [number for number, column in enumerate(columns) if not is_numeric(column)]
-    while (excess := sum(found) + _GAP * (len(found) - 1) - width) > 0:
-        widest = max(texts, key=lambda number: found[number], default=None)
-        if widest is None or found[widest] <= _MIN_TEXT:
+    while (excess := sum(narrowed) + _GAP * (len(narrowed) - 1) - width) > 0:
+        widest = max(texts, key=lambda number: narrowed[number], default=None)
+        if widest is None or narrowed[widest] <= _MIN_TEXT:
             return None
-        found[widest] = max(_MIN_TEXT, found[widest] - excess)
-    return found
+        narrowed[widest] = max(_MIN_TEXT, narrowed[widest] - excess)
+    return narrowed
 
 
 def _table(rows: Rows, widths: Sequence[int]) -> Table:

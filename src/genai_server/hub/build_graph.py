@@ -128,8 +128,8 @@ class GgufWeights:
         heads = model.config.num_attention_heads, model.config.num_key_value_heads
         for name, parameter in model.named_parameters():
             stem, _, suffix = name.rpartition(".")
-            found = self._names.get_name(stem)
-            tensor = self._tensors.get(f"{found}.{suffix}")
+            matched = self._names.get_name(stem)
+            tensor = self._tensors.get(f"{matched}.{suffix}")
             if tensor is None:
                 continue
             is_wide = tensor.tensor_type.name == "F32" and parameter.dtype != torch.float32
@@ -182,10 +182,10 @@ class GgufWeights:
         """Return the bits and block size of a matrix, which may be rows of an unpacked one; None for
         floating-point weights.
         """
-        found = self._found.get(weight.untyped_storage().data_ptr())
-        if found is None or found[0].tensor_type.name in _FLOATS:
+        stored = self._found.get(weight.untyped_storage().data_ptr())
+        if stored is None or stored[0].tensor_type.name in _FLOATS:
             return None
-        return gguf_blocks.form(found[0].tensor_type.name) or (8, _BLOCK)
+        return gguf_blocks.form(stored[0].tensor_type.name) or (8, _BLOCK)
 
     def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
         """Return the blocks of a matrix for which `form` returns a value.

@@ -40,8 +40,8 @@ def main() -> None:
     source, target, precision = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     print("Reading weights", flush=True)
     folder = target if precision == "fp32" else target / "full"
-    given = ["--config", str(source), str(folder), "--dtype", "f32", "--ep", "cpu", "--runtime", "ort-genai"]
-    run_mobius(["build", *given])
+    options = ["--config", str(source), str(folder), "--dtype", "f32", "--ep", "cpu", "--runtime", "ort-genai"]
+    run_mobius(["build", *options])
     describe(source, folder)
     if folder != target:
         print(f"Rounding weights to {precision}", flush=True)
@@ -106,7 +106,7 @@ def name_joined(graph: Any) -> None:
 
 def count_layers(names: list[str]) -> int:
     """Return the number of a decoder's layers, from the names of its matrix products."""
-    return 1 + max((int(found[1]) for name in names if (found := _LAYER.match(name))), default=-1)
+    return 1 + max((int(match[1]) for name in names if (match := _LAYER.match(name))), default=-1)
 
 
 def is_sensitive(name: str, layers: int) -> bool:
@@ -117,10 +117,10 @@ def is_sensitive(name: str, layers: int) -> bool:
     """
     if name.startswith(_HEAD):
         return True
-    found = _LAYER.match(name)
-    if found is None or not any(part in name for part in _SENSITIVE):
+    match = _LAYER.match(name)
+    if match is None or not any(part in name for part in _SENSITIVE):
         return False
-    layer, eighth = int(found[1]), layers // 8
+    layer, eighth = int(match[1]), layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 

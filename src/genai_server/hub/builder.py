@@ -126,8 +126,8 @@ class Build:
         That needs rows of whole blocks, which all models have for blocks of 32, but not always for a block size that
         the user has chosen.
         """
-        given = {option.split("=", 1)[0] for option in self.extra}
-        return self.precision == "int4" and self.has_eight_bit_ends and not given & {"block_size", "algo_config"}
+        options = {option.split("=", 1)[0] for option in self.extra}
+        return self.precision == "int4" and self.has_eight_bit_ends and not options & {"block_size", "algo_config"}
 
     @property
     def options(self) -> list[str]:
@@ -241,8 +241,8 @@ def check_source(build: Build, python: Path) -> None:
         check_tensors(build.source, build.quantization)
     code = f"import importlib.util as u; print(u.find_spec({_BUILDER!r}).origin)"
     try:
-        found = subprocess.run([python, "-c", code], capture_output=True, text=True, errors="replace", check=True)
-        source = Path(found.stdout.splitlines()[-1]).read_text(encoding="utf-8")
+        run = subprocess.run([python, "-c", code], capture_output=True, text=True, errors="replace", check=True)
+        source = Path(run.stdout.splitlines()[-1]).read_text(encoding="utf-8")
     except (OSError, ValueError, LookupError, subprocess.CalledProcessError):
         source = ""  # the build itself says what is wrong
     check_architecture(
@@ -279,9 +279,9 @@ def build(build: Build, python: Path, environment: dict[str, str], report: Calla
             [str(python), "-u", *_arguments(build, cache)], environment, build.target / LOG, report
         )
     if status:
-        kept = build.target.parent / f"{build.target.stem.strip('.')}.log"
-        shutil.copy(build.target / LOG, kept)
-        raise ExportFailed("\n".join([f"the model builder failed (status {status}); its log is {kept}", *last]))
+        log_copy = build.target.parent / f"{build.target.stem.strip('.')}.log"
+        shutil.copy(build.target / LOG, log_copy)
+        raise ExportFailed("\n".join([f"the model builder failed (status {status}); its log is {log_copy}", *last]))
     if not build.is_encoder:
         _copy(build, _KEPT)
         _correct(build.target / GENAI_CONFIG, build.device)
@@ -333,8 +333,8 @@ def _correct(path: Path, device: str) -> None:
 def _add_sampling(build: Build) -> None:
     """Add sampling defaults to genai_config.json if the source has none, because those of the builder are greedy."""
     try:
-        given = read_object(build.source / GENERATION)
-        if given and not given.get(_DERIVED):
+        generation = read_object(build.source / GENERATION)
+        if generation and not generation.get(_DERIVED):
             return
     except ModelDirectoryError:
         return

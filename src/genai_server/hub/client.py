@@ -51,10 +51,10 @@ class Hub:
             if commit is None:
                 raise PullFailed(f"{self.endpoint} does not report the commit of {name}")
             tree = api.list_repo_tree(name, recursive=True, revision=commit)
-            found = tuple(self._remote_file(name, entry) for entry in tree if isinstance(entry, RepoFile))
+            files = tuple(self._remote_file(name, entry) for entry in tree if isinstance(entry, RepoFile))
         bases = getattr(info.card_data, "base_model", None) or ""
         base = bases if isinstance(bases, str) else str(bases[0])
-        return Repository(name, commit, found, base)
+        return Repository(name, commit, files, base)
 
     def _remote_file(self, name: str, entry: Any) -> RemoteFile:
         """Convert an entry of the hub's list to a file. Raises PullFailed for invalid paths and sizes."""

@@ -63,12 +63,12 @@ class Wrapper(torch.nn.Module):
 
     def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
         """Return logits, vectors of tokens [texts, tokens, width], or with `layers` one vector per text."""
-        given = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        optional = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         if hasattr(self.inner.config, "rope_parameters"):
             # Positions for each text: ONNX Runtime's RotaryEmbedding does not broadcast them.
-            given["position_ids"] = torch.arange(input_ids.shape[1]).expand(*input_ids.shape)
-        found = self.inner(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **given)
-        result = found.logits if self.output == "logits" else found.last_hidden_state
+            optional["position_ids"] = torch.arange(input_ids.shape[1]).expand(*input_ids.shape)
+        outputs = self.inner(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **optional)
+        result = outputs.logits if self.output == "logits" else outputs.last_hidden_state
         for layer in self.layers:
             result = layer(result, attention_mask)
         return result
@@ -132,7 +132,7 @@ def layers_behind(source: Path) -> list[Any]:
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     if "Dense" not in kinds:
         return []
-    found: list[Any] = []
+    layers: list[Any] = []
     for module, kind in zip(modules, kinds, strict=True):
         folder = source / module["path"]
         if kind == "Pooling":
@@ -141,26 +141,26 @@ def layers_behind(source: Path) -> list[Any]:
             is_first = mode == "cls" or config.get("pooling_mode_cls_token")
             if not is_first and mode != "mean" and not config.get("pooling_mode_mean_tokens"):
                 raise SystemExit(f"{folder}: a dense layer after this pooling is not supported")
-            found.append(First() if is_first else Mean())
+            layers.append(First() if is_first else Mean())
         elif kind == "Dense":
-            found.append(Dense(folder))
+            layers.append(Dense(folder))
         elif kind not in ("Transformer", "Normalize"):
             raise SystemExit(f"{path}: the module {kind} is not supported")
-    return found
+    return layers
 
 
 def export(model: Any, path: Path, names: list[str], output: str) -> None:
     """Write the ONNX graph for any number of texts of any length."""
     shape = (2, 8)
-    given = {name: torch.ones(shape, dtype=torch.int64) for name in names}
-    if "token_type_ids" in given:
-        given["token_type_ids"] = torch.zeros(shape, dtype=torch.int64)
+    inputs = {name: torch.ones(shape, dtype=torch.int64) for name in names}
+    if "token_type_ids" in inputs:
+        inputs["token_type_ids"] = torch.zeros(shape, dtype=torch.int64)
     rows, tokens = torch.export.Dim("rows", min=1, max=4096), torch.export.Dim("tokens", min=2, max=32768)
     torch.onnx.export(
         model,
         (),
         str(path),
-        kwargs=given,
+        kwargs=inputs,
         input_names=names,
         output_names=[output],
         dynamic_shapes={name: {0: rows, 1: tokens} for name in names},

@@ -23,13 +23,13 @@ def find_gguf(directory: Path) -> Path | None:
 
     Raises ConfigurationError if there are several GGUF files.
     """
-    found = sorted(directory.glob(f"*{SUFFIX}"))
-    if not found or any(directory.glob(f"*{_WEIGHTS}")):
+    files = sorted(directory.glob(f"*{SUFFIX}"))
+    if not files or any(directory.glob(f"*{_WEIGHTS}")):
         return None
-    if len(found) > 1:
-        names = "\n".join(f"  {escaped(str(path))}" for path in found)
+    if len(files) > 1:
+        names = "\n".join(f"  {escaped(str(path))}" for path in files)
         raise ConfigurationError(f"{directory} has several GGUF files; name one of them:\n{names}")
-    return found[0]
+    return files[0]
 
 
 def unpack(

@@ -44,12 +44,12 @@ def main() -> None:
     losses, source_losses, agreements = [], [], []
     for window in windows:
         started = time.time()
-        found = run_built(window)
+        logits = run_built(window)
         with torch.no_grad():
             expected = model(torch.tensor([window])).logits[0].float().numpy()
-        losses.append(loss(found, window))
+        losses.append(loss(logits, window))
         source_losses.append(loss(expected, window))
-        agreements.append(found[:-1].argmax(-1) == expected[:-1].argmax(-1))
+        agreements.append(logits[:-1].argmax(-1) == expected[:-1].argmax(-1))
         result = {
             "tokens": int(sum(map(len, losses))),
             "perplexity": round(float(np.exp(np.concatenate(losses).mean())), 4),
@@ -161,10 +161,10 @@ def symbolic(name: str, head_size: int, capacity: int) -> int:
 
 def loss(logits: Any, window: list[int]) -> Any:
     """Return the negative log probability of each token except the first."""
-    given = logits[:-1]
-    largest = given.max(-1, keepdims=True)
-    totals = largest[:, 0] + np.log(np.exp(given - largest).sum(-1))
-    return totals - given[np.arange(len(given)), window[1:]]
+    predicting = logits[:-1]
+    largest = predicting.max(-1, keepdims=True)
+    totals = largest[:, 0] + np.log(np.exp(predicting - largest).sum(-1))
+    return totals - predicting[np.arange(len(predicting)), window[1:]]
 
 
 if __name__ == "__main__":

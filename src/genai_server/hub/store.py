@@ -144,17 +144,17 @@ def remove(models: Path, name: str) -> int:
     directory = models / name
     if directory.parent != models or name.startswith("."):
         raise ConfigurationError(f"{quoted(name)} is not the name of a model in {models}")
-    found = [path for path in (staging(directory), staging(directory, "source")) if path.is_dir()]
+    folders = [path for path in (staging(directory), staging(directory, "source")) if path.is_dir()]
     if directory.is_symlink() or (directory.is_dir() and not _is_model(directory)):
         raise ConfigurationError(f"{directory} is not a model directory; remove it yourself")
     if directory.is_dir():
-        found.append(directory)
-    if not found:
+        folders.append(directory)
+    if not folders:
         known = ", ".join(path.name for path in models_in(models)) or "none"
         raise ConfigurationError(f"there is no model {quoted(name)} in {models}; it has: {known}")
-    size = sum(size_of(path) for path in found)
+    size = sum(size_of(path) for path in folders)
     try:
-        for path in found:
+        for path in folders:
             shutil.rmtree(path)
     except OSError as error:
         raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
@@ -192,8 +192,8 @@ def has_digest(path: Path, digest: str) -> bool:
 
 def digest_of(path: Path, kind: str) -> str:
     """Return the digest of a file, of the kind `sha256` or `git`, with the kind as prefix. Raises OSError."""
-    found = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
-            found.update(piece)
-    return f"{kind}:{found.hexdigest()}"
+            digest.update(piece)
+    return f"{kind}:{digest.hexdigest()}"

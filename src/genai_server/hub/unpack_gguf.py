@@ -61,7 +61,7 @@ def main() -> None:
     if all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in gguf.tensors):
         bits = "32"
     print(f"Reading weights into {bits} bits", flush=True)
-    model, found = _MODELS.from_pretrained(
+    model, loading = _MODELS.from_pretrained(
         path.parent,
         gguf_file=path.name,
         config=config,
@@ -69,7 +69,7 @@ def main() -> None:
         dtype=torch.float32 if bits == "32" else torch.float16,
         output_loading_info=True,
     )
-    check_weights(gguf, model, found)
+    check_weights(gguf, model, loading)
     print("Saving weights", flush=True)
     with torch.device("meta"):  # Transformers does not save a model that it counts as quantized
         plain = _MODELS.from_config(config, dtype=model.dtype)
@@ -182,9 +182,9 @@ def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
         (target / _TOKENIZER).write_text(json.dumps(saved, ensure_ascii=False, indent=2), encoding="utf-8")
 
 
-def check_weights(gguf: GGUFReader, model: Any, found: dict[str, Any]) -> None:
+def check_weights(gguf: GGUFReader, model: Any, loading: dict[str, Any]) -> None:
     """End the program if the model lacks weights, or if weights of the file were not read."""
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(loading["missing_keys"]):
         refuse(f"it lacks weights, such as {missing[0]}")
     have = sum(parameter.numel() for parameter in model.parameters())
     expected = sum(int(tensor.n_elements) for tensor in gguf.tensors if tensor.name != _ROPE_FACTORS)

@@ -178,14 +178,14 @@ def graph_of(directory: Path) -> str:
     for name in _GRAPHS:
         if (directory / name).is_file():
             return name
-    found = sorted(
+    graphs = sorted(
         path.relative_to(directory).as_posix() for path in (*directory.glob("*.onnx"), *directory.glob("onnx/*.onnx"))
     )
-    if len(found) == 1:
-        return found[0]
-    if found:
+    if len(graphs) == 1:
+        return graphs[0]
+    if graphs:
         raise ModelDirectoryError(
-            f"model directory {directory} has several graphs and no model.onnx: {', '.join(found)}; keep one of them"
+            f"model directory {directory} has several graphs and no model.onnx: {', '.join(graphs)}; keep one of them"
         )
     raise ModelDirectoryError(
         f"model directory {directory} is incomplete: model.onnx is missing; fetch or build the directory again "
@@ -261,8 +261,8 @@ def _embedding(directory: Path, config: Mapping[str, Any], own: Mapping[str, Any
 
 
 def _pooling_modes(pooling: Mapping[str, Any]) -> tuple[str, ...]:
-    given = pooling.get("pooling_mode")
-    modes = (given,) if isinstance(given, str) else tuple(given or ())
+    value = pooling.get("pooling_mode")
+    modes = (value,) if isinstance(value, str) else tuple(value or ())
     modes = modes or tuple(mode for flag, mode in _MODES.items() if pooling.get(flag)) or ("mean",)
     if unknown := [mode for mode in modes if mode not in MODES]:
         raise ValueError(f"pooling_mode {quoted(unknown[0])}: it must be one of {', '.join(MODES)}")
@@ -280,20 +280,20 @@ def _reranker(directory: Path, config: Mapping[str, Any], own: Mapping[str, Any]
     kind = str(activation).rpartition(".")[2]
     if kind not in ("Sigmoid", "Identity"):
         raise ValueError(f"activation_fn {quoted(activation)}: it must be Sigmoid or Identity")
-    found: dict[str, Any] = {"has_sigmoid": kind == "Sigmoid"}
+    fields: dict[str, Any] = {"has_sigmoid": kind == "Sigmoid"}
     for module, path in _modules(directory):
         if module == "LogitScore":
             tokens = read_object(directory / path / CONFIG)
             false_token = tokens.get("false_token_id")
-            found["true_token"] = int(tokens["true_token_id"])
-            found["false_token"] = None if false_token is None else int(false_token)
-    if "true_token" not in found:
+            fields["true_token"] = int(tokens["true_token_id"])
+            fields["false_token"] = None if false_token is None else int(false_token)
+    if "true_token" not in fields:
         labels = config.get("num_labels") or len(config.get("id2label") or {}) or 2
         if labels != 1:
             raise ModelDirectoryError(
                 f"{directory / CONFIG} describes a classifier with {labels} labels: a reranker has one (num_labels)"
             )
-    return found
+    return fields
 
 
 def _max_tokens(
@@ -323,13 +323,13 @@ def _num_heads(config: Mapping[str, Any], genai: Mapping[str, Any]) -> int:
 def _head_size(config: Mapping[str, Any], genai: Mapping[str, Any]) -> int:
     decoder = genai.get("model", {}).get("decoder", {})
     heads = int(config.get("num_attention_heads") or 0)
-    found = decoder.get("head_size") or config.get("head_dim")
-    return int(found or (int(config.get("hidden_size") or 0) // heads if heads else 0))
+    size = decoder.get("head_size") or config.get("head_dim")
+    return int(size or (int(config.get("hidden_size") or 0) // heads if heads else 0))
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    found = config.get("architectures")
-    return str(found[0]) if isinstance(found, list) and found else ""
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
@@ -341,10 +341,10 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
     listed = read_value(path, [])
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise ModelDirectoryError(f"{path} cannot be read: it is not a list of modules")
-    found = []
+    result = []
     for module in listed:
         folder = str(module.get("path", ""))
         if folder.startswith("/") or ".." in folder or ":" in folder:
             raise ModelDirectoryError(f"{path} names a folder outside the model directory: {quoted(folder)}")
-        found.append((str(module.get("type", "")).rpartition(".")[2], folder))
-    return found
+        result.append((str(module.get("type", "")).rpartition(".")[2], folder))
+    return result

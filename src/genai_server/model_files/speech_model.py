@@ -152,23 +152,23 @@ def _window_seconds(directory: Path) -> float:
     """Return the seconds to which onnxruntime-genai's processor pads or cuts a recording."""
     steps = read_object(directory / AUDIO_PROCESSOR).get("feature_extraction", {}).get("sequence", [])
     for step in steps:
-        found = step.get("operation", {}).get("attrs", {}).get("chunk_size")
-        if found is not None:
-            return float(found)
+        seconds = step.get("operation", {}).get("attrs", {}).get("chunk_size")
+        if seconds is not None:
+            return float(seconds)
     return _WINDOW_SECONDS
 
 
 def _non_speech_tokens(vocabulary: Mapping[str, int]) -> list[int]:
     """Return the tokens of a byte-level vocabulary for `_SYMBOLS` and `_NOTES`, alone and after a space."""
-    found = set()
+    tokens = set()
     for symbol in _SYMBOLS:
-        found |= {vocabulary[text] for text in _spelled(symbol) if text in vocabulary}
+        tokens |= {vocabulary[text] for text in _spelled(symbol) if text in vocabulary}
     for note in _NOTES:
         for text in _spelled(note):
             known = (text[:length] for length in range(len(text), 1, -1) if text[:length] in vocabulary)
-            found |= {vocabulary[first] for first in list(known)[:1]}
-    found |= {vocabulary[text] for text in map(_byte_level, _STARTS) if text in vocabulary}
-    return sorted(found)
+            tokens |= {vocabulary[first] for first in list(known)[:1]}
+    tokens |= {vocabulary[text] for text in map(_byte_level, _STARTS) if text in vocabulary}
+    return sorted(tokens)
 
 
 def _spelled(symbol: str) -> Iterable[str]:

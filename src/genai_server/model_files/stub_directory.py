@@ -53,14 +53,14 @@ def _stub(graph: onnx.GraphProto) -> bytes:
         itemsize = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
         raw = bytes(int(np.prod(shape)) * itemsize)
         constants.append(TensorProto(name=output.name, data_type=kind.elem_type, dims=shape, raw_data=raw))
-    for given in graph.input:
+    for value in graph.input:
         # The processor makes tensors of the graph's type. numpy has no such numbers; the engine converts them.
-        if given.type.tensor_type.elem_type == TensorProto.BFLOAT16:
-            given.type.tensor_type.elem_type = TensorProto.FLOAT
+        if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
     made = onnx.helper.make_graph([], "without weights", list(graph.input), list(graph.output), initializer=constants)
     opset = onnx.helper.make_opsetid("", 21)
-    found: bytes = onnx.helper.make_model(made, opset_imports=[opset], ir_version=10).SerializeToString()
-    return found
+    content: bytes = onnx.helper.make_model(made, opset_imports=[opset], ir_version=10).SerializeToString()
+    return content
 
 
 def _link(source: Path, target: Path) -> None:

@@ -105,10 +105,10 @@ def medium_of(model_dir: Path) -> Medium | None:
     Also None if a configuration is not valid; the engine reports that.
     """
     try:
-        found = read_vision_model(model_dir)
+        model = read_vision_model(model_dir)
     except ModelDirectoryError:
         return None
-    return None if found is None else found.medium
+    return None if model is None else model.medium
 
 
 def any_takes_media(model_dirs: Iterable[str]) -> bool:

@@ -126,8 +126,8 @@ def scaling(replicas: str, target: int) -> dict[str, Any]:
 
 
 def _bounds(replicas: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", replicas)
-    minimum, maximum = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    match = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", replicas)
+    minimum, maximum = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if minimum > maximum:
         raise ConfigurationError(f"replicas={replicas}: expected a number such as 2, or least and most such as 1:4")
     return minimum, maximum

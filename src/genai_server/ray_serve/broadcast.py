@@ -30,7 +30,7 @@ async def ask_replicas(
     """
     ends = time.monotonic() + seconds
     calls = await asyncio.gather(*(_calls(handle, request, named, seconds) for handle in handles))
-    asked = {task: call for found in calls for task, call in found.items()}
+    asked = {task: call for replica_calls in calls for task, call in replica_calls.items()}
     waiting, answers = set(asked), dict[asyncio.Task[Any], ReplicaAnswer]()
     try:
         while waiting and not any(map(is_enough, answers.values())):

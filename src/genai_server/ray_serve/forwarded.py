@@ -65,8 +65,8 @@ class ReplicaAnswer:
     @property
     def content_type(self) -> str:
         """The media type of the body, in lower case and without parameters."""
-        found = next((value for name, value in self.headers if name.lower() == b"content-type"), b"")
-        return found.partition(b";")[0].strip().lower().decode("latin-1")
+        header = next((value for name, value in self.headers if name.lower() == b"content-type"), b"")
+        return header.partition(b";")[0].strip().lower().decode("latin-1")
 
 
 def body_fields(body: bytes) -> dict[str, Any]:
@@ -92,22 +92,22 @@ def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
 
 def prompt_text(fields: Mapping[str, Any]) -> str:
     """Return the beginning of a prompt's texts, joined in order, by which the request router compares prompts."""
-    length, found = 0, []
+    length, texts = 0, []
     for text in _texts([fields.get(name) for name in _PROMPT_FIELDS]):
-        found.append(text)
+        texts.append(text)
         length += len(text)
         if length >= _MAX_COMPARED:
             break
     # Half of a surrogate pair, which JSON may have, cannot be sent to the router's tree.
-    return "\n".join(found)[:_MAX_COMPARED].encode(errors="replace").decode()
+    return "\n".join(texts)[:_MAX_COMPARED].encode(errors="replace").decode()
 
 
 def with_header(message: Message, name: str, value: str) -> Message:
     """Return the start message of a response with one header replaced. An empty value removes the header."""
     encoded = name.encode("latin-1")
-    kept = [header for header in message["headers"] if header[0].lower() != encoded]
+    others = [header for header in message["headers"] if header[0].lower() != encoded]
     added = [(encoded, value.encode("latin-1"))] if value else []
-    return {**message, "headers": [*kept, *added]}
+    return {**message, "headers": [*others, *added]}
 
 
 def _texts(value: Any) -> Iterator[str]:

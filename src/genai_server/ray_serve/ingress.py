@@ -279,11 +279,11 @@ class _IngressApp:
 
         It is cached for a moment, because load balancers ask often.
         """
-        checked, kept = self._health
-        if kept is None or time.monotonic() - checked > _HEALTH_LASTS:
-            kept = _best(await self._ask_all(READINESS, _LOOK, is_enough=_is_success))
-            self._health = time.monotonic(), kept
-        return kept
+        checked, state = self._health
+        if state is None or time.monotonic() - checked > _HEALTH_LASTS:
+            state = _best(await self._ask_all(READINESS, _LOOK, is_enough=_is_success))
+            self._health = time.monotonic(), state
+        return state
 
 
 # Calls about what runs on any replica; that of the readers of answers is one of them.

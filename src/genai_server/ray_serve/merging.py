@@ -88,10 +88,10 @@ class _Families(Collector):
 
 
 def _entries(answer: ReplicaAnswer, name: str) -> list[Any]:
-    found = _fields(answer).get(name)
+    values = _fields(answer).get(name)
     return [
         {**entry, "replica": answer.replica} if isinstance(entry, dict) else entry
-        for entry in (found if isinstance(found, list) else [])
+        for entry in (values if isinstance(values, list) else [])
     ]
 
 

@@ -82,10 +82,10 @@ class PrefixRouter(PrefixCacheAffinityRouter):
         Ray's method raises KeyError, and while the tree restarts RayActorError. Either would leave the request waiting.
         """
         try:
-            found: list[list[Any]] = await super()._prefix_match_best_replicas(pending_request, candidate_replicas)
+            ranked: list[list[Any]] = await super()._prefix_match_best_replicas(pending_request, candidate_replicas)
         except (KeyError, RayActorError):
             return [[]]
-        return found
+        return ranked
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
         """Add the prompt to the tree of prefixes, unless the tree is restarting: the replica has the request

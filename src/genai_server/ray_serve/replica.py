@@ -99,11 +99,11 @@ class Replica:
                 while not sent.empty():
                     messages.append(sent.get_nowait())
                 has_ended = messages[-1] is None
-                found = [message for message in messages if message is not None]
-                if found and found[0]["type"] == "http.response.start":
-                    found[0] = with_header(found[0], REPLICA_HEADER, self._id)
-                if found:
-                    yield found
+                batch = [message for message in messages if message is not None]
+                if batch and batch[0]["type"] == "http.response.start":
+                    batch[0] = with_header(batch[0], REPLICA_HEADER, self._id)
+                if batch:
+                    yield batch
             await task
         finally:
             has_left.set()

@@ -214,8 +214,8 @@ class MemoryBudget:
 
     def _memory(self, about: ModelStatus) -> ModelMemory:
         """Return the estimated memory of a model, including its draft model."""
-        found: ModelMemory = self._read_once(Path(about.path), about.serial)
-        return found.with_draft_model(self._read_once(Path(about.draft_model), 0)) if about.draft_model else found
+        memory: ModelMemory = self._read_once(Path(about.path), about.serial)
+        return memory.with_draft_model(self._read_once(Path(about.draft_model), 0)) if about.draft_model else memory
 
     @staticmethod
     def _num_host_engines(about: ModelStatus) -> int:
@@ -231,15 +231,15 @@ def divided(total: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
     low, high = 0, max(total, *(minimum for minimum, _ in ranges), 0) if ranges else 0
     while low < high:  # the highest level that the total can pay for
         level = (low + high + 1) // 2
-        if sum(_within(level, found) for found in ranges) <= total:
+        if sum(_within(level, size_range) for size_range in ranges) <= total:
             low = level
         else:
             high = level - 1
-    return [_within(low, found) for found in ranges]
+    return [_within(low, size_range) for size_range in ranges]
 
 
-def _within(level: int, found: tuple[int, int]) -> int:
-    minimum, maximum = found
+def _within(level: int, size_range: tuple[int, int]) -> int:
+    minimum, maximum = size_range
     return max(minimum, min(level, maximum))
 
 

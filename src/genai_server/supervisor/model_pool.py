@@ -81,15 +81,15 @@ class ManagedModel:
         """Return the status of the model's engines for API processes, including engines that could not be
         created.
         """
-        about, found = self.about, [engine.status for engine in self.engines]
-        if not found and self._failed:
-            found = [
+        about, statuses = self.about, [engine.status for engine in self.engines]
+        if not statuses and self._failed:
+            statuses = [
                 EngineStatus(device, EngineState.FAILED, error=self._failed, model=about.name, serial=about.serial)
                 for device in about.devices
             ]
         if self._unloading_until is None:
-            return found
-        return [msgspec.structs.replace(status, state=EngineState.UNLOADING) for status in found]
+            return statuses
+        return [msgspec.structs.replace(status, state=EngineState.UNLOADING) for status in statuses]
 
     def change(self, **changes: object) -> None:
         """Change fields of the model's status."""
@@ -202,11 +202,11 @@ class ModelPool:
 
     def find(self, name: str, *, param: str = "name") -> ManagedModel:
         """Return the model with this name or alias. Raises ModelNotFound, which names `param`."""
-        found = self._models.get(name) or next((model for model in self if name in model.about.aliases), None)
-        if found is None or found.about.leaving:
+        wanted = self._models.get(name) or next((model for model in self if name in model.about.aliases), None)
+        if wanted is None or wanted.about.leaving:
             known = ", ".join(self._models) or "none"
             raise ModelNotFound(f"no model {quoted(name)} is served; known models: {known}", param=param)
-        return found
+        return wanted
 
     def add(self, model: ManagedModel) -> None:
         """Add a model that is not loaded, or replace one that is neither loaded nor about to be.

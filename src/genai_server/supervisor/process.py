@@ -35,10 +35,10 @@ def main() -> None:
     """Run the supervisor until no API process is left."""
     ignore_group_signals()
     output = private_standard_output()
-    given = sys.stdin.buffer.read()
-    if not given:  # `serve` has refused its settings
+    content = sys.stdin.buffer.read()
+    if not content:  # `serve` has refused its settings
         return
-    launch = msgspec.json.decode(given, type=SupervisorLaunch)
+    launch = msgspec.json.decode(content, type=SupervisorLaunch)
     settings = Settings.model_validate(launch.settings)
     configure_logging(settings.log_level, settings.log_format)
     folder = Path(launch.folder)

@@ -16,11 +16,11 @@ def control_groups(root: Path, controller: str) -> list[Path]:
     except OSError:
         lines = []
     trees = {"": top, controller: top / controller}
-    found = list(trees.values())
+    folders = list(trees.values())
     for line in lines:
         _, controllers, path = line.split(":", 2)
         for name in controllers.split(","):
             if name in trees:
                 own = trees[name] / path.lstrip("/")
-                found += [own, *own.parents][: len(Path(path).parts) - 1]
-    return found
+                folders += [own, *own.parents][: len(Path(path).parts) - 1]
+    return folders

@@ -32,11 +32,11 @@ def open_runtime_folder(pid: int) -> Path:
     folder = Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{pid}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise ConfigurationError(f"{folder} cannot be made: {error.strerror}") from None
     if sys.platform != "win32" and (
-        not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077
+        not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077
     ):
         raise ConfigurationError(f"{folder} must be a folder that belongs to this user, with mode 0700")
     return folder

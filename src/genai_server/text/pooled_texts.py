@@ -77,7 +77,7 @@ class PooledTexts:
         Special tokens in texts are encoded as special tokens. Raises InvalidField and PromptTooLong, naming `param`.
         """
         with blaming(param):
-            texts = [[prompt + given] for given in inputs if isinstance(given, str)]
+            texts = [[prompt + value] for value in inputs if isinstance(value, str)]
             for (text,) in texts:
                 text.encode()
         encoded = iter(self._tokenizer.encode_each(texts))
@@ -85,18 +85,18 @@ class PooledTexts:
         if texts:
             _check_room(limit, len(before) + len(after), 1)
         num_left_out = len(before) + len(self._tokenizer.encode(prompt)) if prompt else 0
-        found = []
-        for number, given in enumerate(inputs):
+        results = []
+        for number, value in enumerate(inputs):
             path = param if len(inputs) == 1 else f"{param}[{number}]"
-            if isinstance(given, str):
+            if isinstance(value, str):
                 tokens = [*before, *_cut(next(encoded), limit.truncate_to, len(before) + len(after)), *after]
                 left_out = min(num_left_out, len(tokens) - 1)
             else:
-                tokens, left_out = _cut(given, limit.truncate_to, 0), 0
+                tokens, left_out = _cut(value, limit.truncate_to, 0), 0
             _check_length(len(tokens), limit, path)
-            found.append(EncodedText(tokens, PooledText(len(tokens), 0, left_out)))
-        _check_total(sum(text.about.num_tokens for text in found), param)
-        return found
+            results.append(EncodedText(tokens, PooledText(len(tokens), 0, left_out)))
+        _check_total(sum(text.about.num_tokens for text in results), param)
+        return results
 
     def encode_pairs(
         self, pairs: Sequence[Pair], limit: TextLimit, *, instruction: str | None = None, param: str = "documents"
@@ -120,7 +120,7 @@ class PooledTexts:
         num_around = len(self._tokenizer.framed_pair([], [])[0])
         _check_room(limit, num_around, 2)
         _check_queries({queries[query]: num_around + len(tokens) for query, tokens in of_query.items()}, limit)
-        found = []
+        results = []
         total = 0
         for pair, document in zip(pairs, encoded[len(queries) :], strict=True):
             first, last = of_query[pair.query], document[: limit.document]
@@ -131,8 +131,8 @@ class PooledTexts:
             _check_total(total, param)
             tokens, begins = self._tokenizer.framed_pair(first, last)
             second = begins if self._model.has_types else 0
-            found.append(EncodedText(tokens, PooledText(len(tokens), second)))
-        return found
+            results.append(EncodedText(tokens, PooledText(len(tokens), second)))
+        return results
 
     def _written(
         self,
@@ -159,29 +159,29 @@ class PooledTexts:
         )
         # Keyed by query, because some templates place the query after the document.
         ends: dict[str, list[int]] = {}
-        found = []
+        results = []
         for tokens, pair in zip(encoded, pairs, strict=True):
             if limit.truncate_to is not None and len(tokens) > limit.truncate_to:
                 if (end := ends.get(pair.query)) is None:
                     end = ends[pair.query] = self._after_document(write(pair.query, _DOCUMENT))
                 tokens = [*_cut(tokens, limit.truncate_to, len(end)), *end]
             _check_length(len(tokens), limit, pair.document_path)
-            found.append(EncodedText(tokens, PooledText(len(tokens))))
-        _check_total(sum(text.about.num_tokens for text in found), param)
-        return found
+            results.append(EncodedText(tokens, PooledText(len(tokens))))
+        _check_total(sum(text.about.num_tokens for text in results), param)
+        return results
 
     def _after_document(self, pieces: Sequence[str]) -> list[int]:
         """Return the tokens that follow the placeholder _DOCUMENT in a prompt, given as pieces of text.
 
         The pieces after the placeholder contain no special tokens of the request.
         """
-        found: list[str] = []
+        parts: list[str] = []
         for piece in reversed(pieces):
             _, document, rest = piece.rpartition(_DOCUMENT)
-            found.insert(0, rest)
+            parts.insert(0, rest)
             if document:
                 break
-        return self._tokenizer.encode(*found)
+        return self._tokenizer.encode(*parts)
 
     def _template(self, instruction: str | None, param: str) -> Callable[[str, str], list[str]]:
         """Return a function that renders the prompt for a query and a document as pieces of text.

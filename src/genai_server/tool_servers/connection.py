@@ -211,7 +211,7 @@ class ToolServerConnection:
             self._tools = None
 
     async def _list(self, client: Client) -> list[ToolInfo]:
-        found: dict[str, ToolInfo] = {}
+        tools: dict[str, ToolInfo] = {}
         unusable: list[str] = []
         num_bytes = 0
         cursor: str | None = None
@@ -225,13 +225,13 @@ class ToolServerConnection:
                 has_name = _TOOL_NAME.fullmatch(tool.name) and without_secrets(tool.name, self._server) == tool.name
                 description = without_secrets(tool.description or "", self._server)[:_MAX_DESCRIPTION]
                 size = len(parameters) + len(description.encode(errors="replace"))
-                is_usable = has_name and tool.name not in found and len(parameters) <= _MAX_SCHEMA
-                if not is_usable or len(found) == _MAX_TOOLS or num_bytes + size > _MAX_LIST:
+                is_usable = has_name and tool.name not in tools and len(parameters) <= _MAX_SCHEMA
+                if not is_usable or len(tools) == _MAX_TOOLS or num_bytes + size > _MAX_LIST:
                     unusable.append(tool.name)
                     continue
                 num_bytes += size
                 is_read_only = tool.annotations is not None and tool.annotations.read_only_hint is True
-                found[tool.name] = ToolInfo(tool.name, description, parameters, is_read_only)
+                tools[tool.name] = ToolInfo(tool.name, description, parameters, is_read_only)
             if (cursor := page.next_cursor) is None:
                 break
         if unusable:
@@ -245,7 +245,7 @@ class ToolServerConnection:
                 _MAX_LIST // 1024,
                 named,
             )
-        return list(found.values())
+        return list(tools.values())
 
     def _cut(self, text: str) -> str:
         """Return an output for the model: secrets are removed, and text beyond the maximum size is cut off."""
@@ -253,8 +253,8 @@ class ToolServerConnection:
         limit = self._server.max_output_bytes
         if len(data) <= limit:
             return data.decode()
-        kept = data[:limit].decode(errors="ignore")
-        return f"{kept}\n[{len(data) - limit} bytes left out: an output may have {limit} bytes (max_output_bytes)]"
+        beginning = data[:limit].decode(errors="ignore")
+        return f"{beginning}\n[{len(data) - limit} bytes left out: an output may have {limit} bytes (max_output_bytes)]"
 
 
 def _text_of(result: types.CallToolResult) -> str:

@@ -115,8 +115,8 @@ class ToolServers:
 
     def _listed(self, name: str) -> "ToolServerConnection":
         """Return the connection to a server of the configuration file, which is started if necessary."""
-        if (found := self._usable(name)) is not None:
-            return found
+        if (connection := self._usable(name)) is not None:
+            return connection
         server = self._servers.get(name)
         if server is None:
             raise ToolServerUnavailable(f"tool server {name}: the supervisor does not know it")
@@ -150,8 +150,8 @@ class ToolServers:
         self._old.add(connection)
 
     def _usable(self, key: _Key) -> "ToolServerConnection | None":
-        found = self._connections.get(key)
-        return found if found is not None and found.is_usable else None
+        connection = self._connections.get(key)
+        return connection if connection is not None and connection.is_usable else None
 
     def _new(self, key: _Key, server: ToolServer) -> "ToolServerConnection":
         """Open a connection and store it under `key`, in place of a former one that cannot be used."""
@@ -194,18 +194,18 @@ class HeldRequests:
 
         If the question gives a name that several requests have, they are returned but not ended.
         """
-        found = {
+        matches = {
             key: _aged(*held)
             for key, held in self._held.items()
             if question.model_devices is None or _is_at(held[0], question.model_devices)
         }
         if question.name is not None:
-            unique = {key: held for key, held in found.items() if held.state.unique_id == question.name}
-            found = unique or {key: held for key, held in found.items() if held.state.request_id == question.name}
-        if question.end is not None and (question.name is None or len(found) == 1):
-            for send, id in found:
+            unique = {key: held for key, held in matches.items() if held.state.unique_id == question.name}
+            matches = unique or {key: held for key, held in matches.items() if held.state.request_id == question.name}
+        if question.end is not None and (question.name is None or len(matches) == 1):
+            for send, id in matches:
                 send(EndRequest(id, question.end))
-        return list(found.values())
+        return list(matches.values())
 
 
 def _is_at(request: ToolRequest, model_devices: list[tuple[str, str]]) -> bool:

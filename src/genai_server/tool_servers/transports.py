@@ -209,10 +209,10 @@ class _Checked(httpx2.AsyncBaseTransport):
         host = request.url.host
         port = request.url.port or (443 if request.url.scheme == "https" else 80)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise httpx2.ConnectError(f"{host}: {error.strerror or error}") from None
-        addresses = [str(each[4][0]) for each in found]
+        addresses = [str(each[4][0]) for each in infos]
         if not addresses or not all(map(self._may_connect, addresses)):
             raise httpx2.ConnectError(f"{host} leads to this machine or its networks, which needs private = true")
         # The connection goes to the checked address: the name may resolve to another one a moment later.

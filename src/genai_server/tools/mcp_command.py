@@ -153,8 +153,8 @@ class Operator:
         """
         wanted = {"model": model, "device": device, "request_id": request_id, "max_seconds": seconds}
         slow = {} if at_once else {"slow_token_ratio": ratio, "next_tokens": tokens}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        begun = self._ask("/v1/admin/profiles", {"prefix": "mcp", "max_tokens": tokens, **given, **slow})
+        limits = {name: value for name, value in wanted.items() if value is not None}
+        begun = self._ask("/v1/admin/profiles", {"prefix": "mcp", "max_tokens": tokens, **limits, **slow})
         path = f"/v1/admin/profiles/{quote(str(begun['id']), safe='')}"
         due = time.monotonic() + seconds + _TIMEOUT
         while (session := self._ask(path))["state"] != _ENDED and time.monotonic() < due:
@@ -167,12 +167,12 @@ class Operator:
         """Return the JSON object that the server answers."""
         answer = self._text(path, None if body is None else json.dumps(body).encode())
         try:
-            found = json.loads(answer)
+            value = json.loads(answer)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            value = None
+        if not isinstance(value, dict):
             raise ServerUnusable(f"{self._url} is not a genai-server")
-        return found
+        return value
 
     def _text(self, path: str, body: bytes | None = None) -> str:
         method = "GET" if body is None else "POST"

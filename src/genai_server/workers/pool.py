@@ -168,7 +168,7 @@ class WorkerPool:
         if self._is_closed:
             return entries[0].kind.unavailable(_STOPPING) if entries else None
         waiting = [entry for queue in self._queues.values() for entry in queue.waiting]
-        for unit, given in _costs(entries).items():
+        for unit, cost in _costs(entries).items():
             owner = entries[0].task.owner
             same = [
                 entry
@@ -177,11 +177,11 @@ class WorkerPool:
             ]
             before = _costs(same)[unit]
             limit = getattr(self._limits, unit.limit)
-            if before and before + given > limit:
+            if before and before + cost > limit:
                 return QueueFull(
                     f"{unit.things} with {before} {unit.name} wait to be prepared for "
                     f"{'this API key' if owner.tenant else 'clients without an API key'} already: {unit.setting} lets "
-                    f"{limit} wait, given {given} more"
+                    f"{limit} wait, given {cost} more"
                 )
         return None
 
@@ -444,8 +444,8 @@ def _sort(kind: TaskKind, spec: Mapping[str, Any]) -> str:
 
 def _costs(entries: Sequence[_Entry]) -> Counter[CostUnit]:
     """Return the total cost of tasks by cost unit."""
-    found: Counter[CostUnit] = Counter()
+    costs: Counter[CostUnit] = Counter()
     for entry in entries:
         if entry.kind.unit is not None:
-            found[entry.kind.unit] += entry.task.cost
-    return found
+            costs[entry.kind.unit] += entry.task.cost
+    return costs

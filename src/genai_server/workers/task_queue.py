@@ -157,20 +157,20 @@ class TaskQueue(Generic[T]):
     def _present(self, of_tenant: str | None = None, *, low_priority: bool) -> set[str]:
         """Return the tenants with waiting or running tasks, or with `of_tenant` such requests of one tenant."""
         waiting = self._waiting[low_priority]
-        found = set(waiting if of_tenant is None else waiting.get(of_tenant, ()))
-        return found | self._in_flight(of_tenant, low_priority=low_priority).keys()
+        users = set(waiting if of_tenant is None else waiting.get(of_tenant, ()))
+        return users | self._in_flight(of_tenant, low_priority=low_priority).keys()
 
     def _in_flight(self, of_tenant: str | None = None, *, low_priority: bool) -> dict[str, float]:
         """Return the seconds that running tasks have used so far, by tenant, or with `of_tenant` by request of
         that tenant.
         """
-        now, found = self._clock(), dict[str, float]()
+        now, seconds = self._clock(), dict[str, float]()
         for running in self._running.values():
             owner = running.owner
             if owner.low_priority == low_priority and of_tenant in (None, owner.tenant):
                 user = owner.tenant if of_tenant is None else owner.request
-                found[user] = found.get(user, 0.0) + now - running.since + _JUST_BEGUN
-        return found
+                seconds[user] = seconds.get(user, 0.0) + now - running.since + _JUST_BEGUN
+        return seconds
 
     def _forget(self, owner: TaskOwner) -> None:
         """Remove the fair-queue accounts of a finished task's request and tenant if nothing else of them is

@@ -99,13 +99,13 @@ def model_store(settings: Settings) -> ModelStore:
 
     def variants(source: str) -> list[Variant]:
         try:
-            found = models_of(Hub().repository(checked_name(source), None))
+            selections = models_of(Hub().repository(checked_name(source), None))
         except ConfigurationError as error:
             raise PullFailed(error.message) from None
-        fitting = suitable(found, kind)
+        fitting = suitable(selections, kind)
         return [
             Variant(selection.folder, selection.size, fitting[selection.folder], int(LOADED * selection.size) + RUNTIME)
-            for selection in found
+            for selection in selections
         ]
 
     def stored() -> list[StoredModel]:

@@ -87,9 +87,9 @@ def check_models(settings: Settings) -> ReadTexts:
         try:
             codecs = load_text(path, settings.devices, settings.chat_template_of(name))
         except ModelDirectoryError as error:
-            given = f"GENAI_MODELS: {name}=" if settings.models else "GENAI_MODEL_DIR="
+            setting = f"GENAI_MODELS: {name}=" if settings.models else "GENAI_MODEL_DIR="
             remedy = "" if Path(path).is_dir() else f"; {how_to_get(path, settings.models_path)}"
-            raise ConfigurationError(f"{given}{path}: {error}{remedy}") from None
+            raise ConfigurationError(f"{setting}{path}: {error}{remedy}") from None
         except ChatTemplateError as error:
             raise ConfigurationError(f"GENAI_CHAT_TEMPLATE: {error}") from None
         except ConfigurationError:

@@ -88,8 +88,8 @@ def _context(settings: Settings, path: str, length: int, shortest: EngineStatus 
     except (ModelDirectoryError, LookupError, TypeError, ValueError):
         return ""
     if shortest is None or shortest.max_length >= length > 0:
-        found = settings.within(length or None)
-        return f", context {found} tokens" if found else ""
+        max_tokens = settings.within(length or None)
+        return f", context {max_tokens} tokens" if max_tokens else ""
     of = f" of the model's {length}" if length else ""
     return f", context {shortest.max_length} tokens{of} ({shortest.limited_by})"
 

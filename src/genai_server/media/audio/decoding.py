@@ -130,12 +130,12 @@ def _resample(resampler: Any, frame: Any) -> list[Any]:
     if resampler is None:
         return []
     try:
-        found: list[Any] = resampler.resample(frame)
+        frames: list[Any] = resampler.resample(frame)
     except (av.FFmpegError, ValueError) as error:
         _raise_for_memory(error)
         name = "its channels" if frame is None else f"its {frame.layout.nb_channels} channels ({frame.layout.name})"
         raise UnusableRecording(f"has audio that cannot be mixed from {name}") from None
-    return found
+    return frames
 
 
 def _raise_for_memory(error: Exception) -> None:
@@ -179,5 +179,5 @@ class _Writer:
 
     def refuse(self, seconds: float | None) -> NoReturn:
         """Raise UnusableRecording because of the length. `seconds` is the length if the file declares it."""
-        given = "more" if seconds is None else f"{seconds:.0f} s"
-        raise UnusableRecording(f"may be at most {self._max_seconds} s long (GENAI_MAX_AUDIO_SECONDS), given {given}")
+        length = "more" if seconds is None else f"{seconds:.0f} s"
+        raise UnusableRecording(f"may be at most {self._max_seconds} s long (GENAI_MAX_AUDIO_SECONDS), given {length}")

@@ -44,8 +44,8 @@ class SpeechFeatures:
         named = self._processor(
             [_PROMPT], audios=self._library.Audios.open_bytes(wav_file(samples.astype("<i2").tobytes()))
         )
-        found: npt.NDArray[np.float32] = named[FEATURES].as_numpy().astype(np.float32)
-        return found
+        features: npt.NDArray[np.float32] = named[FEATURES].as_numpy().astype(np.float32)
+        return features
 
 
 def wav_file(pcm: bytes) -> bytes:

@@ -52,12 +52,12 @@ class Recording:
         """
         sample = max(0, round(start * SAMPLE_RATE))
         while sample < self._decoded.num_samples:
-            found = await self._recordings.read_window(
+            result = await self._recordings.read_window(
                 self._model, self._decoded, sample, self._detection, self._requester, param=self._param
             )
-            if isinstance(found, Window):
-                return found
-            sample = found
+            if isinstance(result, Window):
+                return result
+            sample = result
         return None
 
     def close(self) -> None:

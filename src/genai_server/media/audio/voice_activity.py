@@ -106,8 +106,8 @@ class DetectorState:
         frames[1:, :_CONTEXT] = own[:-1, -_CONTEXT:]
         self._before = own[-1, -_CONTEXT:]
         inputs = {"input": frames, "h": self._hidden, "c": self._cell}
-        found, self._hidden, self._cell = self._run(["speech_probs", "hn", "cn"], inputs)
-        return found.reshape(-1)
+        scores, self._hidden, self._cell = self._run(["speech_probs", "hn", "cn"], inputs)
+        return scores.reshape(-1)
 
 
 def find_speech(
@@ -125,32 +125,32 @@ def find_speech(
     """
     origin = max(0, start - _WARM_UP * _FRAME)
     first_frame = (start - origin) // _FRAME
-    found = np.zeros(0, np.float32)
+    scores = np.zeros(0, np.float32)
     first: int | None = None
     # Number of frames to look at.
     wanted = first_frame + -(-max_silence // _FRAME)
-    while len(found) < wanted and (at := origin + len(found) * _FRAME) < len(samples):
+    while len(scores) < wanted and (at := origin + len(scores) * _FRAME) < len(samples):
         scored = scorer.probabilities(samples[at : at + _BLOCK * _FRAME])
-        if not len(found):
+        if not len(scores):
             scored[:first_frame] = 0
-        found = np.append(found, scored)
-        if first is None and (first := _first_speech(found, detection.threshold)) is not None:
+        scores = np.append(scores, scored)
+        if first is None and (first := _first_speech(scores, detection.threshold)) is not None:
             wanted = first + -(-(limit + 2 * _PAD) // _FRAME)
     if first is None:
-        end = origin + len(found) * _FRAME
+        end = origin + len(scores) * _FRAME
         # Speech may begin in the last frames, or just after them.
         return Silence(len(samples) if end >= len(samples) else end - _FRAMES_OF_SPEECH * _FRAME - detection.padding)
     begin = max(start, origin + first * _FRAME - detection.padding)
     end = min(len(samples), begin + limit)
-    pauses = [(origin + a * _FRAME, origin + b * _FRAME) for a, b in _runs(found < detection.threshold)]
+    pauses = [(origin + a * _FRAME, origin + b * _FRAME) for a, b in _runs(scores < detection.threshold)]
     pauses = [pause for pause in pauses if begin < pause[1] and pause[0] < end]
     return Speech(begin, *_end(pauses, begin, end, len(samples), detection.pause))
 
 
-def _first_speech(found: Probabilities, threshold: float) -> int | None:
+def _first_speech(scores: Probabilities, threshold: float) -> int | None:
     """Return the index of the first frame with speech, None if there is none."""
-    for first, end in _runs(found >= threshold):
-        if end - first >= _FRAMES_OF_SPEECH or found[first:end].max() >= max(_SURE, threshold):
+    for first, end in _runs(scores >= threshold):
+        if end - first >= _FRAMES_OF_SPEECH or scores[first:end].max() >= max(_SURE, threshold):
             return first
     return None
 

@@ -63,12 +63,12 @@ class WindowReader:
         """Answer a question about a recording. Raises OSError if a file cannot be read or written."""
         samples: Samples = np.memmap(question["pcm"], np.int16, "r")
         scorer = self._detector.start(question["peak"])
-        found = find_speech(
+        result = find_speech(
             scorer, samples, question["start"], self._window_samples, _MAX_SILENCE, Detection(*question["detection"])
         )
-        if isinstance(found, Silence):
-            return {"silent_until": found.end}
-        begin, end, is_cut = found
+        if isinstance(result, Silence):
+            return {"silent_until": result.end}
+        begin, end, is_cut = result
         window = samples[begin:end]
         digest = hashlib.sha256(json.dumps([self._model_dir, self._window_samples]).encode() + b"\n")
         digest.update(window.tobytes())

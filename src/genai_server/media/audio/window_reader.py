@@ -64,13 +64,13 @@ class WindowReader:
             (answer,) = self._workers.submit(
                 [Task(READ_WINDOW.name, requester.owner, spec, question, timeout=timeout, target=str(target))]
             )
-            found = await answer
-            if reason := found.get("unavailable", ""):
+            result = await answer
+            if reason := result.get("unavailable", ""):
                 raise AudioReaderUnavailable(f"a recording cannot be read: {reason}")
-            if "silent_until" in found:
-                return int(found["silent_until"])
-            begin, end = (found[name] / SAMPLE_RATE for name in ("begin", "end"))
-            window = Window(begin, end, target, found["digest"], found["is_cut"])
+            if "silent_until" in result:
+                return int(result["silent_until"])
+            begin, end = (result[name] / SAMPLE_RATE for name in ("begin", "end"))
+            window = Window(begin, end, target, result["digest"], result["is_cut"])
             return window
         except ProcessTimeout:
             reason = f"takes longer than {timeout} s to read (GENAI_AUDIO_TIMEOUT)"

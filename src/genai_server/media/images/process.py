@@ -70,8 +70,8 @@ def _process(spec: dict[str, Any]) -> _Process:
 
 def _answer(process: _Process, spec: dict[str, Any], question: dict[str, Any], data: bytes) -> dict[str, Any]:
     try:
-        found = process(data, question["low_detail"], question["max_cost"])
-        if (num_tokens := len(found.expansion)) > spec["max_tokens"]:
+        processed = process(data, question["low_detail"], question["max_cost"])
+        if (num_tokens := len(processed.expansion)) > spec["max_tokens"]:
             raise UnusableImage(
                 f"may have at most {spec['max_tokens']} tokens (GENAI_MAX_MEDIA_TOKENS), given {num_tokens}"
             )
@@ -81,15 +81,15 @@ def _answer(process: _Process, spec: dict[str, Any], question: dict[str, Any], d
         return {"refused": str(error)}
     except MemoryError:
         return {"refused": "needs more memory than it may take"}
-    num_bytes = sum(tensor.nbytes + _FILE_BYTES for tensor in found.tensors.values()) + _FILE_BYTES
+    num_bytes = sum(tensor.nbytes + _FILE_BYTES for tensor in processed.tensors.values()) + _FILE_BYTES
     if num_bytes > question["max_bytes"]:
         return {"bytes": num_bytes}
     try:
         with Path(question["path"]).open("wb") as file:
-            np.savez(file, **found.tensors)  # type: ignore[arg-type]  # the stub takes the names for options
+            np.savez(file, **processed.tensors)  # type: ignore[arg-type]  # the stub takes the names for options
     except OSError as error:
         return {"unavailable": error.strerror or type(error).__name__}
-    return {"expansion": found.expansion, "grid": found.grid}
+    return {"expansion": processed.expansion, "grid": processed.grid}
 
 
 if __name__ == "__main__":

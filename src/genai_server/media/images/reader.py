@@ -153,13 +153,13 @@ class Images:
         self._files.create()
         distinct = list({source.key: source for source in reversed(sources)}.values())[::-1]
         sizes: dict[_Key, int] = {}
-        found = await self._read(model, distinct, sizes, requester)
-        while any(isinstance(image, int) for image in found.values()):  # they take more space than expected
-            sizes |= {key: _num_bytes(image) for key, image in found.items()}
-            del found  # what has been prepared may be removed for others, and is prepared again then
+        prepared = await self._read(model, distinct, sizes, requester)
+        while any(isinstance(image, int) for image in prepared.values()):  # they take more space than expected
+            sizes |= {key: _num_bytes(image) for key, image in prepared.items()}
+            del prepared  # what has been prepared may be removed for others, and is prepared again then
             self._check_bytes(model.medium, sizes, sources)
-            found = await self._read(model, distinct, sizes, requester)
-        images = [image for source in sources if isinstance(image := found[source.key], ReadImage)]
+            prepared = await self._read(model, distinct, sizes, requester)
+        images = [image for source in sources if isinstance(image := prepared[source.key], ReadImage)]
         self._check_tokens(model.medium, images, sources)
         return images
 
@@ -194,8 +194,8 @@ class Images:
                 task.cancel()
             if space is not None:
                 space.close()
-        found = {source.key: image for source, image in zip(own, read, strict=True)}
-        return found | {key: task.result() for key, task in fetching.items()}
+        prepared = {source.key: image for source, image in zip(own, read, strict=True)}
+        return prepared | {key: task.result() for key, task in fetching.items()}
 
     def _parts(
         self, medium: Medium, sources: Sequence[ImageSource], loaded: Sequence[_LoadedImage], sizes: Mapping[_Key, int]
@@ -300,9 +300,9 @@ class Images:
 
         Each new image may use its part of the space.
         """
-        kept = {image.digest: self._files.get(image.digest) for image in images}
+        cached = {image.digest: self._files.get(image.digest) for image in images}
         new = {
-            image.digest: image for image in images if kept[image.digest] is None and image.digest not in self._calls
+            image.digest: image for image in images if cached[image.digest] is None and image.digest not in self._calls
         }
         tasks = {
             digest: self._task(model, image, requester, image.cost, parts[image.source.key])
@@ -312,8 +312,8 @@ class Images:
         answers = {} if space is None else dict(zip(tasks, space.space.submit(list(tasks.values())), strict=True))
 
         async def prepare(image: _LoadedImage) -> _Outcome:
-            if (found := kept[image.digest]) is not None:
-                return _Outcome("read", image=found)
+            if (hit := cached[image.digest]) is not None:
+                return _Outcome("read", image=hit)
             digest = image.digest
             assert space is not None
             return await self._prepare(model, image, pixels, requester, tasks[digest], answers[digest], space)
@@ -360,19 +360,19 @@ class Images:
         """
         timeout = self._settings.media_timeout
         try:
-            found = await answer
-            if (cost := found.get("cost")) is not None:
+            result = await answer
+            if (cost := result.get("cost")) is not None:
                 pixels.add(cost - image.cost, image.source.param)
                 task = self._task(model, image, requester, cost, task.question["max_bytes"])
                 (answer,) = space.space.submit([task])
-                found = await answer
+                result = await answer
         except ProcessTimeout:
             outcome = _Outcome("timed_out", f"takes longer than {timeout} s to prepare (GENAI_MEDIA_TIMEOUT)")
         except ProcessDied:
             purpose = _KINDS[model.medium].purpose
             outcome = _Outcome("crashed", f"crashes the process that {purpose}, or exceeds its memory limit")
         else:
-            outcome = self._outcome(image, Path(task.target), found, space)
+            outcome = self._outcome(image, Path(task.target), result, space)
         if outcome.result:
             self._count(outcome.result)
         return outcome

@@ -207,18 +207,18 @@ async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, 
     shown = f"[{address}]" if ":" in address else address
     url = f"{target.scheme}://{shown}:{target.port}{target.path}"
     async with client.stream("GET", url, headers=headers, extensions={"sni_hostname": target.host}) as response:
-        found = _Response(response.status_code, response.headers.get("location", ""))
-        if found.status != 200:
-            return found
+        head = _Response(response.status_code, response.headers.get("location", ""))
+        if head.status != 200:
+            return head
         size = response.headers.get("content-length", "")
         if size.isdecimal() and int(size) > max_bytes:
-            return found._replace(too_large=size)
+            return head._replace(too_large=size)
         body = bytearray()
         async for part in response.aiter_raw():
             body += part
             if len(body) > max_bytes:
-                return found._replace(too_large=f"more than {max_bytes}")
-        return found._replace(body=bytes(body))
+                return head._replace(too_large=f"more than {max_bytes}")
+        return head._replace(body=bytes(body))
 
 
 @cache
@@ -230,8 +230,8 @@ def _secure() -> ssl.SSLContext:
 async def _addresses(target: _Target, param: str, may_connect: Callable[[str], bool]) -> list[str]:
     """Return the IP addresses of a host. Raises InvalidField if `may_connect` refuses any of them."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+    infos = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(address[0]) for *_, address in infos))
     if refused := next((address for address in addresses if not may_connect(address)), None):
         raise InvalidField(
             param, f"cannot be used: {target.host} resolves to {refused}, which is not a public address; {_AS_DATA}"

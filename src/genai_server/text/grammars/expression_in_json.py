@@ -58,44 +58,44 @@ class Expression:
         return node
 
     def _alternatives(self) -> Node:
-        dots, found = self._dots, [self._sequence()]
+        dots, nodes = self._dots, [self._sequence()]
         while self._text.startswith("|", self._position):
             self._position += 1
-            found.append(self._sequence())
+            nodes.append(self._sequence())
         self._dots = dots
-        if len(found) == 1:
-            return found[0]
-        lexeme = "|".join(node.lexeme for node in found)
-        return Node(lexeme, None if all(node.lark is None for node in found) else " | ".join(map(self._lark, found)))
+        if len(nodes) == 1:
+            return nodes[0]
+        lexeme = "|".join(node.lexeme for node in nodes)
+        return Node(lexeme, None if all(node.lark is None for node in nodes) else " | ".join(map(self._lark, nodes)))
 
     def _sequence(self) -> Node:
-        found: list[Node] = []
+        nodes: list[Node] = []
         while self._position < len(self._text) and self._text[self._position] not in "|)":
-            found.append(self._repeated())
-        if all(node.lark is None for node in found):
-            return Node("".join(node.lexeme for node in found))
+            nodes.append(self._repeated())
+        if all(node.lark is None for node in nodes):
+            return Node("".join(node.lexeme for node in nodes))
         parts: list[str] = []
         plain = ""
-        for node in [*found, Node("", "")]:
+        for node in [*nodes, Node("", "")]:
             if node.lark is None:
                 plain += node.lexeme
                 continue
             parts += [self._chunk(plain)] if plain else []
             parts += [node.lark] if node.lark else []
             plain = ""
-        return Node("".join(node.lexeme for node in found), " ".join(parts))
+        return Node("".join(node.lexeme for node in nodes), " ".join(parts))
 
     def _repeated(self) -> Node:
         node = self._atom()
-        found = _QUANTIFIER.match(self._text, self._position)
-        if found is None:
+        match = _QUANTIFIER.match(self._text, self._position)
+        if match is None:
             return node
-        self._position = found.end()
+        self._position = match.end()
         if node.lark is None:
-            return Node(node.lexeme + found[0])
-        times = found[1]
+            return Node(node.lexeme + match[0])
+        times = match[1]
         run = f"({self._chunk(node.plain + '+')} | {self._chunk(node.escapes)})" if node.plain else f"({node.lark})"
-        return Node(node.lexeme + found[0], (run if times in ("*", "+") else f"({node.lark})") + times)
+        return Node(node.lexeme + match[0], (run if times in ("*", "+") else f"({node.lark})") + times)
 
     def _atom(self) -> Node:
         char = self._next()
@@ -118,16 +118,16 @@ class Expression:
         return self._text[self._position - 1]
 
     def _group(self) -> Node:
-        found, dots, opening = _FLAGS.match(self._text, self._position), self._dots, "("
-        if found is not None:
-            self._position = found.end()
-            if "x" in found[1]:
+        match, dots, opening = _FLAGS.match(self._text, self._position), self._dots, "("
+        if match is not None:
+            self._position = match.end()
+            if "x" in match[1]:
                 raise self._refused("has the flag x")
-            dots = "s" in found[1] or (dots and "s" not in (found[2] or ""))
-            if found[3] == ")":
+            dots = "s" in match[1] or (dots and "s" not in (match[2] or ""))
+            if match[3] == ")":
                 self._dots = dots
-                return Node(f"({found[0]}")
-            opening = f"({found[0]}"
+                return Node(f"({match[0]}")
+            opening = f"({match[0]}"
         before, self._dots = self._dots, dots
         inner = self._alternatives()
         self._dots = before

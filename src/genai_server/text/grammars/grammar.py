@@ -152,9 +152,9 @@ def check_lark(source: str, *, param: str) -> None:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
+    if len(unique := dict(pairs)) < len(pairs):
         raise ValueError
-    return found
+    return unique
 
 
 _SCHEMAS = json.JSONDecoder(object_pairs_hook=_without_doubles)

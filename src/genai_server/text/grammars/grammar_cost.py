@@ -55,13 +55,13 @@ def check_schema(schema: Any, *, param: str) -> None:
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
-            given = value.get("properties")
-            if isinstance(given, dict) and len(given) > MAX_PROPERTIES:
+            properties = value.get("properties")
+            if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
                 raise InvalidField(
                     param,
                     "cannot be used: an object of a schema may have at most",
                     limit=f"{MAX_PROPERTIES} properties",
-                    given=len(given),
+                    given=len(properties),
                 )
             waiting += value.values()
         elif isinstance(value, list):
@@ -125,9 +125,9 @@ class _Joins:
                 self._param, f"cannot be used: references ($ref) may lead to others {_DEEPEST} deep; given more"
             )
         self._open.append(reference)
-        found = self._found[reference] = self._visit(self._target(reference))
+        cost = self._found[reference] = self._visit(self._target(reference))
         self._open.pop()
-        return found
+        return cost
 
     def _target(self, reference: str) -> Any:
         try:

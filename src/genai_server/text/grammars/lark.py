@@ -58,9 +58,9 @@ def expression(pattern: str) -> str:
     return f"/{_TO_ESCAPE.sub(_escaped, pattern)}/"
 
 
-def _escaped(found: re.Match[str]) -> str:
-    what = found[0].removeprefix("\\")
-    return _ESCAPES.get(what, found[0] if what else "")
+def _escaped(match: re.Match[str]) -> str:
+    what = match[0].removeprefix("\\")
+    return _ESCAPES.get(what, match[0] if what else "")
 
 
 def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:

@@ -159,10 +159,10 @@ def _part(token: re.Match[str], param: str) -> _Part:
 def _with_escapes(statements: list[_Statement]) -> set[str]:
     """Return the names of the terminals that contain escapes, directly or through other terminals."""
     terminals = [one for one in statements if one.is_terminal]
-    found = {one.head for one in terminals if any(part.has_escape for part in one.parts)}
-    while more := {one.head for one in terminals for part in one.parts if part.is_name and part.text in found} - found:
-        found |= more
-    return found
+    names = {one.head for one in terminals if any(part.has_escape for part in one.parts)}
+    while more := {one.head for one in terminals for part in one.parts if part.is_name and part.text in names} - names:
+        names |= more
+    return names
 
 
 def _literal(text: str, folded: str, param: str) -> _Part:

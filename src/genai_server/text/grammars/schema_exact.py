@@ -24,8 +24,8 @@ def exact(schema: Mapping[str, Any]) -> tuple[Schema, str]:
 
     Raises InvalidField, without the name of a field, for what cannot be enforced.
     """
-    found = _Exact(dict(schema))
-    return found.whole, _ESCAPES + ("u" if found.has_controls else "")
+    rewriting = _Exact(dict(schema))
+    return rewriting.whole, _ESCAPES + ("u" if rewriting.has_controls else "")
 
 
 def rewritten(schema: Schema, change: Callable[[Schema, Schema], Schema]) -> Schema:
@@ -72,7 +72,7 @@ class _Exact:
         self._steps = keyword_steps(schema)
         self.whole = rewritten(schema, self._change)
         for reference in self._references:
-            if isinstance(found := target(schema, reference), dict) and id(found) not in self._visited:
+            if isinstance(part := target(schema, reference), dict) and id(part) not in self._visited:
                 raise InvalidField(None, f"{quoted(reference)} refers to no schema")
         if self._joins:
             check_together(self._multiples)
@@ -94,8 +94,8 @@ class _Exact:
     def _record(self, schema: Schema) -> None:
         """Record what must be checked for the schema as a whole: control characters, multiples and references."""
         self.has_controls |= any(_has_controls(schema[key]) for key in ("enum", "const") if key in schema)
-        if (found := multiple(schema.get("multipleOf"))) is not None:
-            self._multiples.add(found)
+        if (factor := multiple(schema.get("multipleOf"))) is not None:
+            self._multiples.add(factor)
         if isinstance(schema.get("$ref"), str):
             self._references.append(schema["$ref"])
         self._joins |= any(key in schema for key in ("$ref", "allOf", "anyOf", "oneOf"))
@@ -124,13 +124,13 @@ def relaxed(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
     schema.
     """
     relaxing = _Relaxing(dict(schema))
-    found = rewritten(relaxing.whole, relaxing.change)
+    result = rewritten(relaxing.whole, relaxing.change)
     try:
-        check_schema(found, param="")
-        exact(found)
+        check_schema(result, param="")
+        exact(result)
     except InvalidField:
         return any_value(schema), [EVERYTHING]
-    return found, list(relaxing.left_out)
+    return result, list(relaxing.left_out)
 
 
 class _Relaxing:
@@ -145,13 +145,13 @@ class _Relaxing:
         """Return a schema without those of its keywords that cannot be enforced exactly."""
         written = without_effect(written)
         for words, step in self._steps:
-            if found := words & written.keys():
+            if keywords := words & written.keys():
                 try:
                     step(written)
                 except InvalidField:
-                    if found & _NEVER_LEFT_OUT:
+                    if keywords & _NEVER_LEFT_OUT:
                         raise
-                    written = self._without(written, found)
+                    written = self._without(written, keywords)
         return written
 
     def _reference(self, schema: Schema) -> Schema:
@@ -163,8 +163,8 @@ class _Relaxing:
         self.left_out.update(dict.fromkeys(sorted(words)))
         if words == {"oneOf"}:
             return any_of(schema)
-        kept = {key: value for key, value in schema.items() if key not in words}
-        return {**kept, "additionalProperties": True} if "patternProperties" in words else kept
+        others = {key: value for key, value in schema.items() if key not in words}
+        return {**others, "additionalProperties": True} if "patternProperties" in words else others
 
 
 def any_value(schema: Mapping[str, Any]) -> Schema:

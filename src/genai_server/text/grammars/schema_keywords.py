@@ -138,16 +138,16 @@ def _additional_items(schema: Schema) -> Schema:
 
 def _dependencies(schema: Schema) -> Schema:
     """Rewrite keys that require other keys as `anyOf`: such a key is absent, or the other keys are required."""
-    found = [pair for word in ("dependencies", "dependentRequired") for pair in dict(schema.get(word, {})).items()]
-    if any(not isinstance(needed, list) for _, needed in found):
+    pairs = [pair for word in ("dependencies", "dependentRequired") for pair in dict(schema.get(word, {})).items()]
+    if any(not isinstance(needed, list) for _, needed in pairs):
         raise InvalidField(None, "dependencies may only have lists of keys; schemas are not supported")
-    if len(found) > _MAX_DEPENDENCIES:
+    if len(pairs) > _MAX_DEPENDENCIES:
         raise InvalidField(
-            None, f"at most {_MAX_DEPENDENCIES} keys may require others (dependencies)", given=len(found)
+            None, f"at most {_MAX_DEPENDENCIES} keys may require others (dependencies)", given=len(pairs)
         )
-    alternatives = [{"anyOf": [{"properties": {key: False}}, {"required": needed}]} for key, needed in found if needed]
-    kept = {key: value for key, value in schema.items() if key not in ("dependencies", "dependentRequired")}
-    return _and(kept, *alternatives)
+    alternatives = [{"anyOf": [{"properties": {key: False}}, {"required": needed}]} for key, needed in pairs if needed]
+    others = {key: value for key, value in schema.items() if key not in ("dependencies", "dependentRequired")}
+    return _and(others, *alternatives)
 
 
 def _one_of(whole: Schema, schema: Schema) -> Schema:
@@ -167,20 +167,20 @@ def _one_of(whole: Schema, schema: Schema) -> Schema:
 
 def any_of(schema: Schema) -> Schema:
     """Return the schema with `anyOf` in place of `oneOf`."""
-    kept = {key: value for key, value in schema.items() if key != "oneOf"}
-    return _and(kept, {"anyOf": schema["oneOf"]}) if "anyOf" in kept else {**kept, "anyOf": schema["oneOf"]}
+    others = {key: value for key, value in schema.items() if key != "oneOf"}
+    return _and(others, {"anyOf": schema["oneOf"]}) if "anyOf" in others else {**others, "anyOf": schema["oneOf"]}
 
 
 def _pattern_properties(schema: Schema) -> Schema:
-    given = schema["patternProperties"]
-    if not isinstance(given, dict):
+    by_pattern = schema["patternProperties"]
+    if not isinstance(by_pattern, dict):
         return schema
-    found = {translated(key): inner for key, inner in given.items()}
-    if schema.get("additionalProperties") is not False and any(map(has_property, given)):
+    rewritten = {translated(key): inner for key, inner in by_pattern.items()}
+    if schema.get("additionalProperties") is not False and any(map(has_property, by_pattern)):
         raise InvalidField(None, "patternProperties may have \\p and \\P only if additionalProperties is false")
-    if len(found) < len(given):
+    if len(rewritten) < len(by_pattern):
         raise InvalidField(None, "patternProperties has the same pattern twice")
-    return {**schema, "patternProperties": found}
+    return {**schema, "patternProperties": rewritten}
 
 
 def _translated(pattern: Any) -> Any:
@@ -190,25 +190,25 @@ def _translated(pattern: Any) -> Any:
 
 def _format(schema: Schema) -> Schema:
     """Rewrite `format` as a pattern if llguidance's version of the format deviates from the standard."""
-    given, kinds = schema["format"], schema.get("type", "string")
-    kept = {key: value for key, value in schema.items() if key != "format"}
+    wanted, kinds = schema["format"], schema.get("type", "string")
+    others = {key: value for key, value in schema.items() if key != "format"}
     if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
-        return kept  # of numbers, as OpenAPI has them, which binds texts only
-    name = EQUAL_FORMATS.get(given, given) if isinstance(given, str) else given
+        return others  # of numbers, as OpenAPI has them, which binds texts only
+    name = EQUAL_FORMATS.get(wanted, wanted) if isinstance(wanted, str) else wanted
     if not isinstance(name, str) or name not in KNOWN_FORMATS | FORMATS.keys():
         known = ", ".join(sorted(KNOWN_FORMATS | FORMATS.keys()))
-        raise InvalidField(None, f"format must be one of {known}", given=str(given))
+        raise InvalidField(None, f"format must be one of {known}", given=str(wanted))
     if (pattern := FORMATS.get(name)) is None:
-        return {**kept, "format": name}
-    return _and(kept, {"pattern": pattern}) if "pattern" in kept else {**kept, "pattern": pattern}
+        return {**others, "format": name}
+    return _and(others, {"pattern": pattern}) if "pattern" in others else {**others, "pattern": pattern}
 
 
 def _and(schema: Schema, *more: Schema) -> Schema:
     """Return a schema that requires `schema` and all of `more` (with `allOf`)."""
     if not more:
         return schema
-    given = schema.get("allOf", [])
-    return {**schema, "allOf": [*(given if isinstance(given, list) else [{"allOf": given}]), *more]}
+    conditions = schema.get("allOf", [])
+    return {**schema, "allOf": [*(conditions if isinstance(conditions, list) else [{"allOf": conditions}]), *more]}
 
 
 def are_disjoint(branches: Sequence[Any], whole: dict[str, Any]) -> bool:
@@ -217,12 +217,12 @@ def are_disjoint(branches: Sequence[Any], whole: dict[str, Any]) -> bool:
     The schemas must differ in their types, in their enumerated values, or in the values of one property that all object
     schemas require; other differences are not recognized. References lead to parts of `whole`.
     """
-    found = [_meant(branch, whole) for branch in branches]
-    values = [_values_of(branch) for branch in found]
+    resolved = [_meant(branch, whole) for branch in branches]
+    values = [_values_of(branch) for branch in resolved]
     if all(one is not None for one in values):
         return _all_differ([value for one in values for value in one or ()])
-    objects = [branch for branch in found if isinstance(branch, dict) and branch.get("type") == "object"]
-    marks: list[Hashable] = [mark for branch in found if branch not in objects for mark in _types_of(branch)]
+    objects = [branch for branch in resolved if isinstance(branch, dict) and branch.get("type") == "object"]
+    marks: list[Hashable] = [mark for branch in resolved if branch not in objects for mark in _types_of(branch)]
     if len(objects) == 1:
         marks.append("object")
     elif objects:
@@ -252,8 +252,8 @@ def _values_of(branch: Any) -> list[Hashable] | None:
     """
     if not isinstance(branch, dict):
         return None
-    given = [branch["const"]] if "const" in branch else branch.get("enum")
-    return [_comparable(value) for value in given] if isinstance(given, list) else None
+    values = [branch["const"]] if "const" in branch else branch.get("enum")
+    return [_comparable(value) for value in values] if isinstance(values, list) else None
 
 
 def _comparable(value: Any) -> Hashable:
@@ -269,8 +269,8 @@ def _types_of(branch: Any) -> Sequence[str]:
     """Return the JSON types of values that may match a schema. "integer" counts as "number"."""
     if branch is False:
         return ()
-    given = branch.get("type", TYPES) if isinstance(branch, dict) else TYPES
-    kinds = [given] if isinstance(given, str) else given
+    types = branch.get("type", TYPES) if isinstance(branch, dict) else TYPES
+    kinds = [types] if isinstance(types, str) else types
     return sorted({"number" if kind == "integer" else str(kind) for kind in kinds})
 
 
@@ -282,14 +282,14 @@ def _required_of(branch: dict[str, Any]) -> list[str]:
 
 def _distinguishes(key: str, objects: Sequence[dict[str, Any]]) -> bool:
     """Whether all object schemas require this property and enumerate different values for it."""
-    found: list[Hashable] = []
+    marks: list[Hashable] = []
     for branch in objects:
         properties = branch.get("properties")
         values = _values_of(properties.get(key)) if isinstance(properties, dict) else None
         if values is None or key not in _required_of(branch):
             return False
-        found += values
-    return _all_differ(found)
+        marks += values
+    return _all_differ(marks)
 
 
 def _all_differ(values: Sequence[Hashable]) -> bool:

@@ -117,17 +117,17 @@ def is_number(value: Any) -> bool:
 def _of_integers(bounds: Mapping[str, Number]) -> dict[str, Any]:
     held: dict[str, Any] = {}
     low = {"minimum": math.ceil, "exclusiveMinimum": lambda value: math.floor(value) + 1}
-    if given := {key: low[key](_meant(_finite(key, bounds[key]))) for key in low if key in bounds}:
-        key = max(given, key=lambda key: given[key])
-        if given[key] > MAX_INTEGER:
+    if limits := {key: low[key](_meant(_finite(key, bounds[key]))) for key in low if key in bounds}:
+        key = max(limits, key=lambda key: limits[key])
+        if limits[key] > MAX_INTEGER:
             raise _refused(key, f"at most {MAX_INTEGER} for integers", bounds[key])
-        held["minimum"] = _integer(key, max(given[key], MIN_INTEGER), bounds[key])
+        held["minimum"] = _integer(key, max(limits[key], MIN_INTEGER), bounds[key])
     high = {"maximum": math.floor, "exclusiveMaximum": lambda value: math.ceil(value) - 1}
-    if given := {key: high[key](_meant(_finite(key, bounds[key]))) for key in high if key in bounds}:
-        key = min(given, key=lambda key: given[key])
-        if given[key] < MIN_INTEGER:
+    if limits := {key: high[key](_meant(_finite(key, bounds[key]))) for key in high if key in bounds}:
+        key = min(limits, key=lambda key: limits[key])
+        if limits[key] < MIN_INTEGER:
             raise _refused(key, f"at least {MIN_INTEGER} for integers", bounds[key])
-        held["maximum"] = _integer(key, min(given[key], MAX_INTEGER), bounds[key])
+        held["maximum"] = _integer(key, min(limits[key], MAX_INTEGER), bounds[key])
     return held
 
 

@@ -57,8 +57,8 @@ class _Pattern:
             case "[":
                 return self._set()
             case "\\":
-                kind, found = self._escape(within=False)
-                return _alone(found) if kind == "char" else found if kind == "as it is" else _class(found)
+                kind, text = self._escape(within=False)
+                return _alone(text) if kind == "char" else text if kind == "as it is" else _class(text)
             case "(":
                 return "(" + self._group()
             case "{":
@@ -85,11 +85,11 @@ class _Pattern:
         """
         if not self._text.startswith("?", self._position):
             return ""
-        found = _GROUP.match(self._text, self._position)
-        if found is None:
+        match = _GROUP.match(self._text, self._position)
+        if match is None:
             raise self._refused("has a lookaround assertion or an unsupported kind of group")
-        self._position = found.end()
-        return "?:" if "<" in found[0] else found[0]
+        self._position = match.end()
+        return "?:" if "<" in match[0] else match[0]
 
     def _set(self) -> str:
         r"""Translate a bracketed class.

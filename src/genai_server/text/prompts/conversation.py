@@ -352,35 +352,35 @@ class _Conversion:
         """
         ids = [_id(call) for call in turn.calls]
         left = Counter(ids)
-        found: dict[Any, deque[_Turn]] = {id: deque() for id in left}
+        results_of: dict[Any, deque[_Turn]] = {id: deque() for id in left}
         others: list[_Turn] = []
         for one in following:
-            if one.role != "tool" or one.message.get("tool_call_id") not in found:
+            if one.role != "tool" or one.message.get("tool_call_id") not in results_of:
                 others.append(one)
                 continue
             if others:
                 self._convert(one, "before the messages that precede it")
-            found[one.message.get("tool_call_id")].append(one)
+            results_of[one.message.get("tool_call_id")].append(one)
         results = []
         for id in ids:
             left[id] -= 1
             # Calls with the same id have one result each, and the last of them those that are left.
-            num_results = 1 if left[id] else len(found[id])
-            results.append([found[id].popleft() for _ in range(min(num_results, len(found[id])))])
+            num_results = 1 if left[id] else len(results_of[id])
+            results.append([results_of[id].popleft() for _ in range(min(num_results, len(results_of[id])))])
         return results, others
 
     def _add_missing(self, turn: _Turn, results: list[list[_Turn]]) -> None:
         """Add a result message to each tool call that has none."""
-        for index, (call, found) in enumerate(zip(turn.calls, results, strict=True)):
-            if not found:
+        for index, (call, results_of_call) in enumerate(zip(turn.calls, results, strict=True)):
+            if not results_of_call:
                 message = {"role": "tool", "tool_call_id": _id(call), "content": _NO_RESULT}
-                found.append(_Turn(turn.number, message))
+                results_of_call.append(_Turn(turn.number, message))
                 self._convert(turn, f"with the result {_NO_RESULT}", field=f"tool_calls[{index}]")
 
     def _calls(self, turn: _Turn, results: Sequence[list[_Turn]]) -> None:
         traits = self._traits
         text = turn.content
-        given = turn.calls
+        originals = turn.calls
         if text and traits.text_beside_calls is not TextBesideCalls.WRITTEN:
             if traits.text_beside_calls is TextBesideCalls.BEFORE:
                 self._convert(turn, "as a message of its own", field="content")
@@ -392,12 +392,12 @@ class _Conversion:
         if text and not traits.reasoning_beside_text and REASONING in turn.message:
             self._notes.leave_out(_field(turn, REASONING), "the chat template writes none next to text and calls")
             turn = turn.without(REASONING)
-        calls = [self._converted_call(turn, index) for index in range(len(given))]
-        ids = {_id(old): _id(new) for old, new in zip(given, calls, strict=True)}
-        found = [
+        calls = [self._converted_call(turn, index) for index in range(len(originals))]
+        ids = {_id(old): _id(new) for old, new in zip(originals, calls, strict=True)}
+        results_of_calls = [
             [one.with_fields(tool_call_id=ids.get(one.message.get("tool_call_id"))) for one in some] for some in results
         ]
-        pairs = list(zip(calls, found, strict=True))
+        pairs = list(zip(calls, results_of_calls, strict=True))
         if traits.calls is CallForm.TOGETHER or len(calls) == 1:
             self._append(self._with_reasoning(turn.with_fields(tool_calls=calls)))
             self._write_results(pairs)
@@ -419,10 +419,10 @@ class _Conversion:
         if not isinstance(function, Mapping):
             return call
         arguments = self._arguments(turn, index, function.get("arguments"))
-        found = {**call, "function": {**function, "arguments": arguments}}
+        converted = {**call, "function": {**function, "arguments": arguments}}
         if isinstance(id := call.get("id"), str):
-            found["id"] = self._fitting_id(id, str(function.get("name")))
-        return found
+            converted["id"] = self._fitting_id(id, str(function.get("name")))
+        return converted
 
     def _arguments(self, turn: _Turn, index: int, given: Any) -> Any:
         value = _parsed(given) if isinstance(given, str) else {} if given is None else given
@@ -439,7 +439,7 @@ class _Conversion:
 
     def _fitting_id(self, id: str, name: str) -> str:
         """Return the id of a tool call in the form that the template needs. Equal ids give equal results."""
-        if self._traits.call_ids is CallIds.NAMED and not ((found := _NAMED.fullmatch(id)) and found[1] == name):
+        if self._traits.call_ids is CallIds.NAMED and not ((match := _NAMED.fullmatch(id)) and match[1] == name):
             return f"functions.{name}:{self._num_calls - 1}"
         return self._nine(id)
 

@@ -42,13 +42,13 @@ def plain_content(content: Any, path: str) -> Content:
 
 def joined(*contents: Content) -> Content:
     """Join several message contents to one, with an empty line between texts."""
-    given = [content for content in contents if content]
-    if not given:
+    non_empty = [content for content in contents if content]
+    if not non_empty:
         return ""
-    if all(isinstance(content, str) for content in given):
-        return _BETWEEN.join(str(content) for content in given)
+    if all(isinstance(content, str) for content in non_empty):
+        return _BETWEEN.join(str(content) for content in non_empty)
     parts: list[Any] = []
-    for content in given:
+    for content in non_empty:
         for number, part in enumerate(_parts(content)):
             if number == 0 and parts and not is_medium(part) and not is_medium(parts[-1]):
                 parts[-1] = {**part, "text": f"{parts[-1]['text']}{_BETWEEN}{part['text']}"}

@@ -132,8 +132,8 @@ class PromptWriter:
             _check_that_no_medium_is_given(messages)
         template = self._template(with_tools=bool(tools))
         _check_tools(template, tools or ())
-        given, add_prompt, continues = _options(template, template_kwargs or {})
-        variables = {name: self._guard.cover(value, _KWARGS) for name, value in given.items()}
+        options, add_prompt, continues = _options(template, template_kwargs or {})
+        variables = {name: self._guard.cover(value, _KWARGS) for name, value in options.items()}
         end = {
             "documents": variables.get("documents"),
             "tools": self._guard.cover(tools, "tools") or None,
@@ -154,7 +154,7 @@ class PromptWriter:
             plain = convert(messages, replace(traits, **TEXTS_BY_TURNS), continues=continues)
             if plain.messages != conversation.messages and (written := _unless_refused(write, plain, variables)):
                 return written
-            if given and _unless_refused(write, conversation, {}):
+            if options and _unless_refused(write, conversation, {}):
                 raise InvalidField(_KWARGS, f"cannot be used: {refusal.message}") from None
             raise
 

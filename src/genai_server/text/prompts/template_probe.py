@@ -311,18 +311,18 @@ class _Probe:
         self._traits = replace(self._traits, reasoning_beside_text=is_written)
 
     def _thinking(self) -> ThinkingVariables:
-        found = ThinkingVariables()
+        variables = ThinkingVariables()
         for name, (on, off) in _SWITCHES.items():
             if name in self._template.variables:
                 texts = [self._rendered([_user("useran")], {name: value}) for value in (on, off)]
                 if None not in texts and texts[0] != texts[1]:
-                    found = ThinkingVariables({name: on}, {name: off})
+                    variables = ThinkingVariables({name: on}, {name: off})
                     break
         for name in _EFFORT_VARIABLES:
             if name in self._template.variables:
                 efforts = {effort: self._effort(name, effort) for effort in EFFORTS}
-                return replace(found, effort=name, efforts={one: value for one, value in efforts.items() if value})
-        return found
+                return replace(variables, effort=name, efforts={one: value for one, value in efforts.items() if value})
+        return variables
 
     def _effort(self, variable: str, effort: str) -> str | None:
         """Return the template's name for a reasoning effort; None if the template refuses the effort."""
@@ -343,17 +343,17 @@ class _Probe:
         the last option.
         """
         for option in options:
-            given, self._traits = self._traits, replace(self._traits, **option)
+            before, self._traits = self._traits, replace(self._traits, **option)
             if option is options[-1] or all(
                 self._writes(messages, *markers, is_ordered=is_ordered) for messages, markers in cases
             ):
                 return
-            self._traits = given
+            self._traits = before
 
     def _num_nulls(self, messages: Sequence[Message], empty_content: str | None) -> int:
-        given, self._traits = self._traits, replace(self._traits, empty_content=empty_content)
+        before, self._traits = self._traits, replace(self._traits, empty_content=empty_content)
         text = self._rendered(messages, {}) or ""
-        self._traits = given
+        self._traits = before
         return len(_NULL.findall(text))
 
     def _writes(
@@ -377,9 +377,14 @@ class _Probe:
         if time.thread_time() > self._end:
             raise _TooLong
         converted = convert(messages, self._traits).messages
-        given = {"documents": None, "tools": self._tools or None, "add_generation_prompt": True, **variables}
+        template_variables = {
+            "documents": None,
+            "tools": self._tools or None,
+            "add_generation_prompt": True,
+            **variables,
+        }
         try:
-            return self._rendering.render(converted, self._tools, given, self._traits).text
+            return self._rendering.render(converted, self._tools, template_variables, self._traits).text
         except InvalidField:
             return None
 
@@ -387,10 +392,10 @@ class _Probe:
 def _are_in(text: str, markers: Iterable[str]) -> bool:
     position = 0
     for marker in markers:
-        found = text.find(marker, position)
-        if found < 0:
+        index = text.find(marker, position)
+        if index < 0:
             return False
-        position = found + len(marker)
+        position = index + len(marker)
     return True
 
 
@@ -409,8 +414,8 @@ def _assistant(text: str | None, *values: str) -> Message:
 
 def _call(value: str, arguments: str | None = None) -> Message:
     """Return a tool call whose argument is a marker word, with an id like OpenAI's."""
-    given = json.dumps({"key": value}) if arguments is None else arguments
-    return {"id": f"call_{value}", "type": "function", "function": {"name": _FUNCTION, "arguments": given}}
+    text = json.dumps({"key": value}) if arguments is None else arguments
+    return {"id": f"call_{value}", "type": "function", "function": {"name": _FUNCTION, "arguments": text}}
 
 
 def _result(text: str, value: str) -> Message:

@@ -62,7 +62,7 @@ class TemplateRendering:
         if tools:
             messages = _with_tools(messages, tools, traits.tools_place)
         covered = self._guard.cover_messages(messages, "messages")
-        covered = [_with_types_of_parts(message, given) for message, given in zip(covered, messages, strict=True)]
+        covered = [_with_types_of_parts(message, original) for message, original in zip(covered, messages, strict=True)]
         covered = [_with_marks(message, self.template.constants) for message in covered]
         if traits.calls is CallForm.IN_CONTENT and self._tool_format is not None:
             role = "tool" if "tool" in self.template.constants else self._tool_format.result_role
@@ -84,12 +84,12 @@ def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], position: To
     """Return the messages with the tools in a first system message, if the template reads the tools there."""
     if position is ToolsPlace.VARIABLE:
         return messages
-    given: Any = list(tools)
+    value: Any = list(tools)
     if position is ToolsPlace.JSON_IN_MESSAGE:
-        given = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+        value = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
     has_system = messages and messages[0]["role"] == "system"
     first, *others = messages if has_system else [{"role": "system", "content": ""}, *messages]
-    return [{**first, "tools": given}, *others]
+    return [{**first, "tools": value}, *others]
 
 
 def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
@@ -99,17 +99,17 @@ def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, res
     """
     if message["role"] == "tool":
         return {**message, "role": result_role}
-    given = [call["function"] for call in message.get("tool_calls", [])]
-    if not given:
+    functions = [call["function"] for call in message.get("tool_calls", [])]
+    if not functions:
         return message
-    text = tool_format.write_calls([Call(one["name"], one["arguments"]) for one in given])
+    text = tool_format.write_calls([Call(one["name"], one["arguments"]) for one in functions])
     content = f"{message['content']}\n{text}" if message["content"] else text
     return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
 
 
-def _with_types_of_parts(covered: dict[str, Any], given: Message) -> dict[str, Any]:
+def _with_types_of_parts(covered: dict[str, Any], original: Message) -> dict[str, Any]:
     """Return a covered message with the original `type`s of its content parts, because templates compare them."""
-    if not isinstance(parts := given["content"], list):
+    if not isinstance(parts := original["content"], list):
         return covered
     types = [part["type"] for part in parts]
     return {
@@ -137,8 +137,8 @@ def _mark_reasoning(messages: Sequence[dict[str, Any]], field: str) -> bool:
             continue
         is_marked = True
         mark = chr(0xD900 + (number >> 8 & 0xFF)) + chr(0xDA00 + (number & 0xFF))
-        found = _WITHIN_WORD.search(text)
-        position = found.start() if found else len(text.rstrip())
+        match = _WITHIN_WORD.search(text)
+        position = match.start() if match else len(text.rstrip())
         message[field] = text[:position] + mark + text[position:]
     return is_marked
 

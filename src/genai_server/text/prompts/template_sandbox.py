@@ -147,8 +147,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     @property
     def _meter(self) -> Meter:
         """The limits of the rendering in this thread. Each operation at compile time gets limits of its own."""
-        found: Meter | None = getattr(self._running, "meter", None)
-        return Meter(1 << 20) if found is None else found
+        meter: Meter | None = getattr(self._running, "meter", None)
+        return Meter(1 << 20) if meter is None else meter
 
     def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
         return super()._generate(_Metering(self).visit(source), *arguments, **options)
@@ -271,9 +271,9 @@ class _Metering(NodeTransformer):
         return node if _is_constant(node) else self._filtered(node, "_weighed")
 
     def _filtered(self, node: nodes.Node, name: str) -> nodes.Filter:
-        found = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-        found.set_environment(self._environment)
-        return found
+        call = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+        call.set_environment(self._environment)
+        return call
 
 
 def _is_constant(node: nodes.Expr) -> bool:

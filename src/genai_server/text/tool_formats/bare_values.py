@@ -50,24 +50,24 @@ def _types_of(schema: Any, whole: Mapping[str, Any], known: dict[str, frozenset[
     """
     if not isinstance(schema, Mapping) or not depth:
         return _TYPES
-    found = [_TYPES]
+    options = [_TYPES]
     if isinstance(reference := schema.get("$ref"), str):
         if reference not in known:
             known[reference] = _TYPES  # within itself it says nothing
             with suppress(InvalidField):
                 known[reference] = _types_of(target(whole, reference), whole, known, depth - 1)
-        found.append(known[reference])
-    if (given := schema.get("type")) is not None:
-        found.append(frozenset(kind for kind in _TYPES if kind in (given if isinstance(given, list) else [given])))
+        options.append(known[reference])
+    if (names := schema.get("type")) is not None:
+        options.append(frozenset(kind for kind in _TYPES if kind in (names if isinstance(names, list) else [names])))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        found.append(frozenset(_type_of(json.dumps(value)) for value in values))
+        options.append(frozenset(_type_of(json.dumps(value)) for value in values))
     for keyword in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(keyword), list):
-            found.append(frozenset[str]().union(*(_types_of(each, whole, known, depth - 1) for each in branches)))
+            options.append(frozenset[str]().union(*(_types_of(each, whole, known, depth - 1) for each in branches)))
     if isinstance(parts := schema.get("allOf"), list):
-        found += [_types_of(part, whole, known, depth - 1) for part in parts]
-    return reduce(_joined, found) or _TYPES
+        options += [_types_of(part, whole, known, depth - 1) for part in parts]
+    return reduce(_joined, options) or _TYPES
 
 
 def is_any_text(schema: Any) -> bool:

@@ -114,10 +114,10 @@ def _read_header(text: Lookahead) -> Reader[Header | None]:
     """Read a message's header and the marker before its content. Returns None if the header is invalid."""
     words, channel, in_channel = "", "", False
     while True:
-        found = yield from text.take_all(_WORDS)
+        words_read = yield from text.take_all(_WORDS)
         if in_channel:
-            channel = found
-        words += f" {found} "
+            channel = words_read
+        words += f" {words_read} "
         marker = yield from text.take_any(MESSAGE, CHANNEL, START, CONSTRAIN)
         if marker == MESSAGE:
             recipient = _RECIPIENT.search(words)

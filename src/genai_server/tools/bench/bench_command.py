@@ -177,10 +177,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _plan(arguments: argparse.Namespace) -> Plan:
     names = {field.name for field in fields(Plan)} & vars(arguments).keys()
-    given = {name: getattr(arguments, name) for name in names}
-    given["output_tokens"] = arguments.output_tokens or _OUTPUT_TOKENS[arguments.scenario]
-    given["seed"] = arguments.seed or secrets.token_hex(4)
-    return Plan(**given)
+    values = {name: getattr(arguments, name) for name in names}
+    values["output_tokens"] = arguments.output_tokens or _OUTPUT_TOKENS[arguments.scenario]
+    values["seed"] = arguments.seed or secrets.token_hex(4)
+    return Plan(**values)
 
 
 def _request_options(arguments: argparse.Namespace) -> RequestOptions:

@@ -73,7 +73,7 @@ async def calibrate(server: Server, *key: object) -> Calibration:
     per_word = (counted[1] - counted[0]) / (_PROBES[1] - _PROBES[0])
     if per_word <= 0:
         raise AnswerError(f"usage.prompt_tokens is {counted} for {list(_PROBES)} words, which cannot be right")
-    found = Calibration(counted[0] - per_word * _PROBES[0], per_word)
+    calibration = Calibration(counted[0] - per_word * _PROBES[0], per_word)
     if not is_streamed:
-        server.count_prompt = found.tokens_of
-    return found
+        server.count_prompt = calibration.tokens_of
+    return calibration

@@ -94,8 +94,8 @@ def health_figures(target: TargetInfo) -> Figures | None:
     """Return statistics of all health probes of a server, in seconds; None if it was not probed."""
     if not target.health and not target.health_failed:
         return None
-    found = latencies("health", target.health, 50, 99, 100)
-    return {**found, "probes": len(target.health), "failed": target.health_failed}
+    figures = latencies("health", target.health, 50, 99, 100)
+    return {**figures, "probes": len(target.health), "failed": target.health_failed}
 
 
 def as_parts(report: Report) -> list[str | Rows]:

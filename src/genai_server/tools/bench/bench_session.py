@@ -94,9 +94,9 @@ class Session:
             return await self._measure(step)
         num_before = len(health.samples)
         async with health:
-            found = await self._measure(step)
+            measurements = await self._measure(step)
         probes = latencies("health", health.samples[num_before:], 50, 99, 100)
-        return [replace(each, figures={**each.figures, **probes}) for each in found]
+        return [replace(each, figures={**each.figures, **probes}) for each in measurements]
 
     async def _measure(self, step: _Step) -> list[Measurement]:
         plan = self._plan

@@ -175,7 +175,7 @@ def summarize(measurements: Iterable[Measurement]) -> list[Summary]:
     rounds: dict[tuple[str, Case], list[Measurement]] = {}
     for measurement in measurements:
         rounds.setdefault((measurement.target, measurement.case), []).append(measurement)
-    return [_summary(target, case, found) for (target, case), found in rounds.items()]
+    return [_summary(target, case, of_case) for (target, case), of_case in rounds.items()]
 
 
 def _summary(target: str, case: Case, rounds: Sequence[Measurement]) -> Summary:

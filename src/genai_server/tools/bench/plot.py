@@ -83,11 +83,11 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
 
 def _draw_bars(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
     """Draw a bar for each target and case that has the figure `name`."""
-    found = [(summary, value) for summary in summaries if (value := summary.figures.get(name)) is not None]
+    bars = [(summary, value) for summary in summaries if (value := summary.figures.get(name)) is not None]
     if name == "itl_p95":
-        found = [(summary, value) for summary, value in found if summary.case.streams > 1]
-    values = [value for _, value in found]
-    labels = [f"{summary.target}: {summary.case.name}" for summary, _ in found]
+        bars = [(summary, value) for summary, value in bars if summary.case.streams > 1]
+    values = [value for _, value in bars]
+    labels = [f"{summary.target}: {summary.case.name}" for summary, _ in bars]
     axes.barh(labels, [value.median * scale for value in values], xerr=_errors(values, scale), capsize=3)
     axes.set_xlim(left=0)
     axes.invert_yaxis()

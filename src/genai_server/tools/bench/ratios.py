@@ -54,7 +54,7 @@ class Ratio:
 
 def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
     """Return all ratios that can be computed from these measurements, in the order of the cases."""
-    found = []
+    result = []
     figures = {(each.target, each.case, each.round): each.figures for each in measurements}
     rounds = sorted({each.round for each in measurements})
     for title, figure, above, below in _pairs(list(dict.fromkeys((each.target, each.case) for each in measurements))):
@@ -65,8 +65,8 @@ def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
             values.append(_quotient(upper, lower, figure) if is_as_named else None)
         value = spread(values)
         if value is not None:
-            found.append(Ratio(above[0], title, value))
-    return found
+            result.append(Ratio(above[0], title, value))
+    return result
 
 
 def _quotient(upper: Figures, lower: Figures, figure: str) -> float | None:

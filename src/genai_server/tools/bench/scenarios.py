@@ -55,12 +55,12 @@ async def measure_prefix(target: Target, plan: Plan, number: int) -> list[Measur
     Sends a long new prompt, and then a prompt with the same beginning and another end, one request at a time.
     """
     shared, new = target.calibration.words_for(plan.prefix_tokens), target.calibration.words_in(plan.new_tokens)
-    found: dict[str, list[Recording]] = {COLD: [], CACHED: []}
+    by_case: dict[str, list[Recording]] = {COLD: [], CACHED: []}
     for key in _keys(target, plan, number):
-        for name, recordings in found.items():
+        for name, recordings in by_case.items():
             prompt = f"{words(shared, *key)} {words(new, *key, name)}"
             recordings.append(await target.server.ask(prompt, _OUTPUT_TOKENS))
-    return _measurements(target, plan.prefix_tokens + plan.new_tokens, number, found)
+    return _measurements(target, plan.prefix_tokens + plan.new_tokens, number, by_case)
 
 
 async def measure_crowd(target: Target, plan: Plan, number: int) -> list[Measurement]:
@@ -86,15 +86,15 @@ async def measure_fairness(target: Target, plan: Plan, number: int) -> list[Meas
     """Measure how long a short prompt waits behind a long one, compared with waiting next to running streams."""
     server = target.server
     short, long = (target.calibration.words_for(count) for count in (plan.new_tokens, plan.disturbing_tokens))
-    found: dict[str, list[Recording]] = {SHORT_ALONGSIDE: [], SHORT_BEHIND: []}
+    by_case: dict[str, list[Recording]] = {SHORT_ALONGSIDE: [], SHORT_BEHIND: []}
     for key in _keys(target, plan, number):
         _, recording = await _ask_alongside(target, plan, key, words(short, *key, SHORT_ALONGSIDE))
-        found[SHORT_ALONGSIDE].append(recording)
+        by_case[SHORT_ALONGSIDE].append(recording)
         before = asyncio.create_task(server.ask(words(long, *key, "long"), _OUTPUT_TOKENS))
         await asyncio.sleep(_HEAD_START)
-        found[SHORT_BEHIND].append(await server.ask(words(short, *key, SHORT_BEHIND), _OUTPUT_TOKENS))
+        by_case[SHORT_BEHIND].append(await server.ask(words(short, *key, SHORT_BEHIND), _OUTPUT_TOKENS))
         await before
-    return _measurements(target, plan.new_tokens, number, found)
+    return _measurements(target, plan.new_tokens, number, by_case)
 
 
 async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[Measurement]:
@@ -103,14 +103,14 @@ async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[M
     Each repeat sends a prompt alone, and then another prompt while streams are running.
     """
     long = target.calibration.words_for(plan.disturbing_tokens)
-    found: dict[str, list[Recording]] = {ALONE: [], ALONGSIDE: []}
+    by_case: dict[str, list[Recording]] = {ALONE: [], ALONGSIDE: []}
     # In seconds.
     gaps: dict[str, list[float]] = {UNDISTURBED: [], DISTURBED: []}
     errors: dict[str, list[str]] = {UNDISTURBED: [], DISTURBED: []}
     for key in _keys(target, plan, number):
-        found[ALONE].append(await target.server.ask(words(long, *key, ALONE), _OUTPUT_TOKENS))
+        by_case[ALONE].append(await target.server.ask(words(long, *key, ALONE), _OUTPUT_TOKENS))
         streams, recording = await _ask_alongside(target, plan, key, words(long, *key, ALONGSIDE))
-        found[ALONGSIDE].append(recording)
+        by_case[ALONGSIDE].append(recording)
         _add_gaps(gaps, errors, streams, recording)
     measurements = []
     for name in (UNDISTURBED, DISTURBED):
@@ -118,7 +118,7 @@ async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[M
         completed = plan.streams * plan.repeats - len(errors[name])
         figures = latencies("itl", gaps[name], 50, 95, 99)
         measurements.append(Measurement(target.server.label, case, number, figures, completed, tuple(errors[name])))
-    return [*measurements, *_measurements(target, plan.disturbing_tokens, number, found)]
+    return [*measurements, *_measurements(target, plan.disturbing_tokens, number, by_case)]
 
 
 async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Measurement]:
@@ -134,7 +134,7 @@ async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Mea
         texts = {name: words(length, *key, name) for name in (DECISIONS, TEXT_FIRST, QUESTION_FIRST)}
         began = server.clock()
         errors = await _decide(server, texts[DECISIONS], asked[: plan.questions])
-        found = {DECISIONS: (server.clock() - began, plan.questions, errors)}
+        by_case = {DECISIONS: (server.clock() - began, plan.questions, errors)}
         chats = {
             TEXT_FIRST: [f"{texts[TEXT_FIRST]}\n\n{_ASKED} {each}" for each in asked],
             QUESTION_FIRST: [f"{_ASKED} {each}\n\n{texts[QUESTION_FIRST]}" for each in asked],
@@ -144,8 +144,8 @@ async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Mea
             began = server.clock()
             answers = (server.ask(prompt, _MAX_ANSWER, more=_SCHEMA) for prompt in prompts[: plan.streams])
             recordings = await asyncio.gather(*answers)
-            found[name] = server.clock() - began, plan.streams, read_all(recordings).errors
-        for name, (seconds, count, errors) in found.items():
+            by_case[name] = server.clock() - began, plan.streams, read_all(recordings).errors
+        for name, (seconds, count, errors) in by_case.items():
             case = Case(name, count, plan.prefix_tokens, 1)
             figures: Figures = {"seconds_per_question": seconds / count}
             measurements.append(Measurement(server.label, case, number, figures, count - len(errors), tuple(errors)))
@@ -178,12 +178,12 @@ def _keys(target: Target, plan: Plan, number: int) -> Iterator[tuple[object, ...
 
 
 def _measurements(
-    target: Target, prompt_tokens: int, number: int, found: dict[str, list[Recording]]
+    target: Target, prompt_tokens: int, number: int, by_case: dict[str, list[Recording]]
 ) -> list[Measurement]:
     """Return the measurements, by case, of prompts that were sent one at a time."""
     return [
         read_all(recordings).measurement(target.server.label, Case(name, 1, prompt_tokens, _OUTPUT_TOKENS), number)
-        for name, recordings in found.items()
+        for name, recordings in by_case.items()
     ]
 
 

@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = vars(arguments)
     for finding in examine(options):
         failed |= finding.state == FAIL
-        found = in_typed_names(finding.found, options)
-        show((f"{finding.state:<5}", _STYLES[finding.state]), f" {finding.subject}: {found}")
+        text = in_typed_names(finding.found, options)
+        show((f"{finding.state:<5}", _STYLES[finding.state]), f" {finding.subject}: {text}")
         if finding.remedy:
             show(f"      → {in_typed_names(finding.remedy, options)}")
     return 1 if failed else 0

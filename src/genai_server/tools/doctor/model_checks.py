@@ -66,8 +66,8 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
     yield Finding(OK, "settings", f"devices {settings.device}, options are right")
     seen = set()
     for name in settings.served:
-        for device, given in device_options(settings, name).items():
-            for warning in given.warnings:
+        for device, options in device_options(settings, name).items():
+            for warning in options.warnings:
                 if (device, warning) not in seen:
                     seen.add((device, warning))
                     yield Finding(WARN, f"options of {device}", warning, "change or remove it")

@@ -242,20 +242,20 @@ def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[ChatPiece]:
             yield kind(text)
 
 
-def _noted_run(given: Mapping[str, Any], answer: Answer) -> ToolRun:
-    id, rounds = str(given["id"]), answer.rounds
+def _noted_run(item: Mapping[str, Any], answer: Answer) -> ToolRun:
+    id, rounds = str(item["id"]), answer.rounds
     begun = answer.running.get(id)
     if begun is None:
-        run = answer.running[id] = ToolRun(given["server"], given["name"], given["arguments"])
-        if id not in answer.approved and given.get("status") != "incomplete":
+        run = answer.running[id] = ToolRun(item["server"], item["name"], item["arguments"])
+        if id not in answer.approved and item.get("status") != "incomplete":
             if answer.text or not rounds or rounds[-1]["role"] == "tool":
                 rounds.append(Message(role="assistant", content=answer.text or None, tool_calls=[]))
                 answer.text = ""
             function = {"name": f"{run.server}__{run.name}", "arguments": run.arguments}
             rounds[-1]["tool_calls"].append({"id": id, "type": "function", "function": function})
         return run
-    is_error = given.get("status") == "failed"
-    ended = replace(begun, output=str(given.get("output", "")), is_error=is_error)
+    is_error = item.get("status") == "failed"
+    ended = replace(begun, output=str(item.get("output", "")), is_error=is_error)
     text = f"Error: {ended.output}" if is_error else ended.output
     rounds.append(Message(role="tool", content=text, tool_call_id=id))
     return ended

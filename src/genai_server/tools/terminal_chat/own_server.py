@@ -58,9 +58,9 @@ def _start(command: list[str], out: int) -> "subprocess.Popen[bytes]":
 def _ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
     """Wait until the server is ready and return its URL. Raises ChatFailed if it does not start."""
     while process.poll() is None:
-        found = _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace"))
-        if found and _is_ready(found[1]):
-            return found[1]
+        match = _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace"))
+        if match and _is_ready(match[1]):
+            return match[1]
         time.sleep(_POLL)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     why = [line for line in lines if _ERROR.match(line)] or lines[-_LAST_LINES:]

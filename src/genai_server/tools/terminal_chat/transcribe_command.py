@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     target, model = checked_url(arguments.url) if arguments.url else None, arguments.model
     if target is None and model is not None and _is_here(model):
         target, model = model, None
-    given = {"model": model, "language": arguments.language, "prompt": arguments.prompt}
-    fields = {name: value for name, value in given.items() if value} | {"response_format": arguments.format}
+    values = {"model": model, "language": arguments.language, "prompt": arguments.prompt}
+    fields = {name: value for name, value in values.items() if value} | {"response_format": arguments.format}
     if arguments.format == _TEXT:
         fields["stream"] = "true"
     try:

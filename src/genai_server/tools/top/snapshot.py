@@ -114,12 +114,12 @@ class Poller:
     def _object(self, path: str, field: str) -> dict[str, Any]:
         """Return the JSON object at a path, which must have this field."""
         try:
-            found = json.loads(self._ask(path))
+            value = json.loads(self._ask(path))
         except ValueError:
-            found = None
-        if not isinstance(found, dict) or field not in found:
+            value = None
+        if not isinstance(value, dict) or field not in value:
             raise ServerUnusable(f"{self._url} is not a genai-server")
-        return found
+        return value
 
 
 def _samples(text: str) -> dict[tuple[str, ModelDevice], float]:
@@ -127,11 +127,11 @@ def _samples(text: str) -> dict[tuple[str, ModelDevice], float]:
 
     Values are summed over all other labels; adapters count toward their model.
     """
-    found: dict[tuple[str, ModelDevice], float] = {}
+    values: dict[tuple[str, ModelDevice], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if not sample.name.endswith("_bucket"):
                 model = sample.labels.get("model_name", "").partition(":")[0]
                 key = (sample.name.partition(":")[2], ModelDevice(model, sample.labels.get("device", "")))
-                found[key] = found.get(key, 0.0) + sample.value
-    return found
+                values[key] = values.get(key, 0.0) + sample.value
+    return values

@@ -67,8 +67,8 @@ class Choice:
         field, _, is_descending = ORDERS[self.order]
 
         def value(request: Mapping[str, Any]) -> Any:
-            found = request.get(field)
-            return "" if found is None else found
+            field_value = request.get(field)
+            return "" if field_value is None else field_value
 
         return sorted(requests, key=value, reverse=is_descending)
 
@@ -98,19 +98,19 @@ def view(
     if interval.now.refused is not None:
         return Group(*above, f"requests are not shown: {interval.now.refused}")
     choice = choice or Choice()
-    found = choice.sorted(interval.now.requests)
+    ordered = choice.sorted(interval.now.requests)
     max_rows = _MAX_REQUESTS if height is None else max(_MIN_REQUESTS, height - len(rows) - 9)
-    first = next((index for index, each in enumerate(found) if each["unique_id"] == choice.request), 0)
-    first = max(0, min(first - max_rows // 2, len(found) - max_rows))
-    shown = found[first : first + max_rows]
+    first = next((index for index, each in enumerate(ordered) if each["unique_id"] == choice.request), 0)
+    first = max(0, min(first - max_rows // 2, len(ordered) - max_rows))
+    shown = ordered[first : first + max_rows]
     has_keys = any(each.get("key_name") for each in interval.now.requests)
     left_out = {*(() if with_model else ("model",)), *(() if has_keys else ("key",))}
     columns = [name for name in _REQUEST_COLUMNS if name not in left_out]
     _, sorted_by, _ = ORDERS[choice.order]
-    title = f"{len(found)} request{'s' * (len(found) != 1)}{f', sorted by {sorted_by}' if width else ''}"
+    title = f"{len(ordered)} request{'s' * (len(ordered) != 1)}{f', sorted by {sorted_by}' if width else ''}"
     marked = next((number for number, each in enumerate(shown) if each["unique_id"] == choice.request), None)
     requests = _table(title, columns, [_request(each) for each in shown], width, marked=marked)
-    more = [f"and {len(found) - max_rows} more"] if len(found) > max_rows else [""]
+    more = [f"and {len(ordered) - max_rows} more"] if len(ordered) > max_rows else [""]
     keys = [] if width is None else [choice.notice or _KEYS]
     return Group(*above, requests, *more, *keys)
 
@@ -160,14 +160,14 @@ def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> tuple[S
     """
     length = _NAME_LENGTHS[0]
     for length in _NAME_LENGTHS:
-        found = [_shortened(row, length) for row in rows]
-        if _width(columns, found) <= width:
-            return columns, found
+        fitted = [_shortened(row, length) for row in rows]
+        if _width(columns, fitted) <= width:
+            return columns, fitted
         if length < _NAME_LENGTHS[1]:
             for name in _LEFT_OUT:
                 columns = [column for column in columns if column != name]
-                if _width(columns, found) <= width:
-                    return columns, found
+                if _width(columns, fitted) <= width:
+                    return columns, fitted
     return columns, [_shortened(row, length) for row in rows]
 
 
