@@ -165,6 +165,7 @@ def test_engine_ignores_signals_meant_for_the_server() -> None:
             process.wait(0.5)
 
 
+@pytest.mark.slow
 def test_hung_engine_is_restarted_and_an_idle_one_is_not() -> None:
     devices = "scripted:0,scripted:1"
     with supervised(Supervisor(settings(device=devices, step_timeout="3"))) as supervisor:
