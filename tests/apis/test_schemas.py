@@ -11,10 +11,9 @@ from genai_server.apis.messages.schemas import MessagesRequest
 from genai_server.apis.own_chat.routes import ChatRequest
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.tokens.schemas import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
-from genai_server.generation.parameters.base import Wire
+from genai_server.generation.parameters.base import OTHER_FIELDS, Wire
 from genai_server.generation.parameters.chat_messages import ImagePart, ImageUrl
 from genai_server.generation.parameters.completion_body import CompletionRequest
-from genai_server.generation.parameters.other_servers import OTHER_FIELDS
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from genai_server.engine.image_worker import ImageWorker
+from genai_server.engine.encoder_worker import ImageWorker
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance

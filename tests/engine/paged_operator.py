@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.graph_rewriting.paged_attention import OPERATOR
 from genai_server.engine.graph_rewriting.ragged import make_ragged
-from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place
+from genai_server.engine.kv_cache.paged_buffers import MemoryDevice, PagedBuffers
 from genai_server.engine.model import session
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
@@ -25,7 +25,7 @@ from tests.running_server import DEMO
 
 # Tokens of a block, for tests.
 BLOCK = 16
-ON_CPU = Place("cpu", 0, "CPUExecutionProvider")
+ON_CPU = MemoryDevice("cpu", 0, "CPUExecutionProvider")
 
 
 class Expansion:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.image_worker import ImageWorker
+from genai_server.engine.encoder_worker import ImageWorker
 from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.error import ErrorInfo

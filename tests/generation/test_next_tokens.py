@@ -10,7 +10,7 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import RunnerFailed
 from genai_server.generation.dependencies import Deadline, RequestContext
 from genai_server.generation.next_tokens import NextTokens, NextTokenScorer
-from genai_server.generation.parameters.result_fields import ResultFields
+from genai_server.generation.parameters.base import ResultFields
 from genai_server.generation.prompts import EncodedPrompt
 from genai_server.http.leniency import Leniency
 from genai_server.http.request_state import begin_request, request_state

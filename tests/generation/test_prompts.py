@@ -1,7 +1,7 @@
-"""The template's variables for effort and thinking, and prompts that begin alike."""
+"""The template's variables for effort and thinking, prompts that begin alike, and prompts with a suffix."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ import pytest
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import Deadline, RequestContext
 from genai_server.generation.parameters.chat_messages import ChatParameters
-from genai_server.generation.prompts import encode_alike, encode_chat, template_variables
+from genai_server.generation.parameters.completion_body import CompletionRequest
+from genai_server.generation.prompts import encode_alike, encode_chat, infill_tokens, template_variables, with_suffix
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, LeftOut, Leniency
 from genai_server.http.request_state import begin_request, request_state
+from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
@@ -164,3 +166,50 @@ def test_prompts_begin_alike_where_the_end_of_a_text_has_other_tokens_alone(tmp_
     common, _ = asyncio.run(_encoded_alike(codec, "hi", ["hi", "ho"]))
     assert common == 0
     codec.close()
+
+
+@pytest.fixture
+def codec() -> Iterator[TextCodec]:
+    """A codec whose tokens are bytes."""
+    found = load_text_codec(DEMO, "scripted")
+    yield found
+    found.close()
+
+
+def prompts(codec: TextCodec, **fields: Any) -> CompletionRequest:
+    body = CompletionRequest.model_validate({"prompt": "ab", "suffix": "c", **fields})
+    return asyncio.run(with_suffix(body, codec, TaskOwner()))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+        ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+        ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ],
+)
+def test_the_prompt_comes_before_the_suffix_and_the_middle_last(codec: TextCodec, names: tuple[str, ...]) -> None:
+    codec.opaque_tokens = {"<s>": 299, **{name: 300 + place for place, name in enumerate(names)}}
+    assert prompts(codec).prompts == [[300, *b"ab", 301, *b"c", 302]]
+
+
+def test_each_prompt_has_the_suffix_and_ids_are_as_good_as_text(codec: TextCodec) -> None:
+    codec.opaque_tokens = {"<fim_prefix>": 300, "<fim_suffix>": 301, "<fim_middle>": 302}
+    assert prompts(codec, prompt=["a", "b"]).prompts == [[300, *text, 301, *b"c", 302] for text in (b"a", b"b")]
+    assert prompts(codec, prompt=list(b"ab")).prompts == prompts(codec).prompts
+
+
+def test_infill_tokens_end_the_middle(codec: TextCodec) -> None:
+    codec.opaque_tokens = {"▁<PRE>": 300, "▁<SUF>": 301, "▁<MID>": 302, "▁<EOT>": 303, "other": 304}
+    assert prompts(codec, stop_token_ids=[7]).stop_token_ids == [7, 300, 301, 302, 303]
+
+
+@pytest.mark.parametrize("known", [{}, {"<fim_prefix>": 300, "<fim_suffix>": 301}])
+def test_a_model_without_all_tokens_has_none(codec: TextCodec, known: dict[str, int]) -> None:
+    codec.opaque_tokens = known
+    assert infill_tokens(codec) == []
+    with pytest.raises(InvalidField, match="suffix is not supported") as refused:
+        prompts(codec)
+    assert refused.value.param == "suffix"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
-from genai_server.engine.profiling.session import ProfileSession
+from genai_server.engine.profiling.sessions import ProfileSession
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -98,13 +98,13 @@ class AdminCalls:
         the number of answers whose reasoning is ended.
         """
         sequences = self._requests.named(message.name, is_unique=message.is_unique, tenant=message.tenant)
-        thoughts = [sequence.thought for sequence in sequences if sequence.thought is not None]
+        trackers = [sequence.reasoning for sequence in sequences if sequence.reasoning is not None]
         found = [sequence.describe() for sequence in sequences]
         if len(_requests_of(sequences)) != 1:
             return admin.ReasoningEnded(message.call, found)
-        for thought in thoughts:
-            thought.end()
-        return admin.ReasoningEnded(message.call, found, len(thoughts))
+        for tracker in trackers:
+            tracker.end()
+        return admin.ReasoningEnded(message.call, found, len(trackers))
 
     def _profile_sessions(
         self, message: admin.StartProfile | admin.EndProfile | admin.ListProfiles

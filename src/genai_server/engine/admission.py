@@ -16,7 +16,7 @@ from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.sampling.grammar import Compiled, Guidance
-from genai_server.engine.sampling.thoughts import Thought
+from genai_server.engine.sampling.reasoning import ReasoningTracker
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, InvalidField, RunnerFailed, SessionTerminated
 from genai_server.messages.generation_request import GenerationRequest
@@ -74,7 +74,7 @@ class Admission:
                 if each.request.adapter is not None:
                     sequence.adapter = self._loaded.adapters.find(each.request.adapter)
                 self._give_guide(sequence)
-                self._give_thought(sequence)
+                self._give_reasoning(sequence)
                 self._give_inputs(sequence)
         except GenaiServerError as error:
             for sequence in taken:
@@ -233,7 +233,7 @@ class Admission:
                 low_priority=sequence.low_priority,
             )
 
-    def _give_thought(self, sequence: Sequence) -> None:
+    def _give_reasoning(self, sequence: Sequence) -> None:
         """Make the reasoning of a sequence be tracked if its request asks for that.
 
         Raises InvalidField if the request limits the reasoning, but the tokenizer gives no text of tokens to track it
@@ -243,7 +243,7 @@ class Admission:
         if rules is None:
             return
         if self._guidance.knows_text:
-            sequence.thought = Thought(rules, self._guidance.token_bytes, len(sequence.request.prompt))
+            sequence.reasoning = ReasoningTracker(rules, self._guidance.token_bytes, len(sequence.request.prompt))
         elif rules.budget is not None:
             raise InvalidField(
                 "thinking_token_budget", "cannot be followed with this model: its tokenizer gives no text of tokens"

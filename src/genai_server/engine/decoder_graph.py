@@ -28,7 +28,7 @@ class LayerState:
 
     past: str
     present: str
-    # Of one row. A convolution of width K keeps [K - 1, channels], the last inputs in their order.
+    # The shape for one sequence. A convolution of width K keeps [K - 1, channels], the last inputs in their order.
     shape: tuple[int, ...]
     # A numpy type.
     type: Any
@@ -52,14 +52,14 @@ class LowRankPath:
 
 @dataclass(frozen=True)
 class VisionFiles:
-    """The encoder and embedding graphs of a model that reads images or audio (engine/model/vision_files.py)."""
+    """The encoder and embedding graphs of a model that reads images or audio (engine/model/graph.py)."""
 
     vision: Path
     embedding: Path
     # The token whose embeddings are replaced by features.
     image_token: int
     hidden_size: int
-    # Whether the images are sounds.
+    # Whether the inputs are audio instead of images.
     has_audio: bool
     # Patches on each side of a feature.
     merge_size: int
@@ -124,7 +124,7 @@ class DecoderGraph:
     # The states of convolutions, and of linear attention.
     conv_states: tuple[LayerState, ...] = ()
     recurrent_states: tuple[LayerState, ...] = ()
-    # Keys and values of what an encoder made of a sound, which a decoder only reads.
+    # Keys and values of encoded audio, which a decoder only reads.
     cross_states: tuple[LayerState, ...] = ()
     # The states of tokens [rows, tokens, hidden_size] that a head for multi-token prediction reads besides the tokens,
     # and those that the graph gives to such a head; "" without.

@@ -1,26 +1,29 @@
 """Encodes the images or audio of requests in a separate thread, and caches what was encoded recently.
 
 Other sequences continue to generate meanwhile. The result for a request reaches the engine's loop as a message.
+`ImageWorker` is for models whose prompts contain features of images or audio, `AudioWorker` for transcription.
 """
 
 import logging
+import time
 import zipfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import count
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.encoded_audio import EncodedAudio
-from genai_server.engine.host.priority import let_others_go_first
-from genai_server.engine.prompt_images import EncodedImage, PromptImages
+from genai_server.engine.encoded_inputs import EncodedAudio, EncodedImage, PromptImages
+from genai_server.engine.host.resources import let_others_go_first
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.engine.worker_thread import WorkerThread
-from genai_server.errors import GenaiServerError, RunnerFailed
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.errors import GenaiServerError, InvalidField, RunnerFailed
+from genai_server.messages.generation_request import Alignment, GenerationRequest
 
 log = logging.getLogger(__name__)
 # The tensors of an input, by the library's names.
@@ -44,16 +47,16 @@ class EncoderWorker(ABC, Generic[One]):
     encoder's own threads, so that decoding comes first. The constructor raises what `open_encoder` raises.
     """
 
-    # One of them, with its article.
+    # A word for one input with its article, for messages.
     noun: str
 
     def __init__(self, open_encoder: Callable[[], Callable[..., Any]], max_bytes: int) -> None:
-        # Inputs encoded up to now, without those that were kept.
+        # Inputs encoded up to now, without those taken from the cache.
         self.num_encoded = 0
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, One] = OrderedDict()
-        # The present requests that have been given their inputs, with the digests of these.
-        self._given: list[tuple[Sequence, str]] = []
+        self._cached: OrderedDict[str, One] = OrderedDict()
+        # Unfinished requests that have got encoded inputs, with the digests of the inputs.
+        self._in_use: list[tuple[Sequence, str]] = []
         self._thread = WorkerThread("encoder", let_others_go_first)
         self._encode = self._thread.submit(open_encoder).result()
 
@@ -101,29 +104,152 @@ class EncoderWorker(ABC, Generic[One]):
         """
         if sequence.state is SequenceState.ENDED:
             raise RequestEnded
-        found = self._kept.get(digest)
+        found = self._cached.get(digest)
         if found is None:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as tensors:
                 found = self._made(digest, dict(tensors), sequence.request)
             self.num_encoded += 1
-            self._kept[digest] = found
-        self._kept.move_to_end(digest)
-        self._given.append((sequence, digest))
+            self._cached[digest] = found
+        self._cached.move_to_end(digest)
+        self._in_use.append((sequence, digest))
         self._drop_unused()
         return found
 
     def _num_present(self) -> int:
         """Number of encoded inputs that unfinished requests have."""
-        self._given = [given for given in self._given if given[0].state is not SequenceState.ENDED]
-        return len(self._given)
+        self._in_use = [used for used in self._in_use if used[0].state is not SequenceState.ENDED]
+        return len(self._in_use)
 
     def _drop_unused(self) -> None:
         """Drop encoded inputs that no unfinished request has, the least recently used first, down to `max_bytes`."""
         self._num_present()
-        present = {digest for _, digest in self._given}
-        unused = [digest for digest in self._kept if digest not in present]
-        num_bytes = sum(self._kept[digest].num_bytes for digest in unused)
+        present = {digest for _, digest in self._in_use}
+        unused = [digest for digest in self._cached if digest not in present]
+        num_bytes = sum(self._cached[digest].num_bytes for digest in unused)
         for digest in unused:
             if num_bytes <= self._max_bytes:
                 return
-            num_bytes -= self._kept.pop(digest).num_bytes
+            num_bytes -= self._cached.pop(digest).num_bytes
+
+
+# Images whose ids are remembered, so that cached prefixes with them are found after their features were dropped.
+_MAX_SERIALS = 100_000
+
+
+class ImageWorker(EncoderWorker[EncodedImage]):
+    """Encodes images, one at a time, into features [features, hidden_size], which take the place of token embeddings.
+
+    With `has_audio`, the inputs are audio instead of images.
+    """
+
+    noun = "an image"
+
+    def __init__(
+        self,
+        open_encoder: Callable[[], Callable[[Tensors], NDArray[Any]]],
+        image_token: int,
+        max_bytes: int,
+        *,
+        has_audio: bool = False,
+    ) -> None:
+        super().__init__(open_encoder, max_bytes)
+        self._nouns = "images"
+        if has_audio:
+            self.noun, self._nouns = "a sound", "sounds"
+        # The token that the model has for all features of images.
+        self.image_token = image_token
+        numbers = count()
+        # Gives each digest a number that no other image has had.
+        self._serial = lru_cache(_MAX_SERIALS)(lambda digest: next(numbers))
+
+    def has_inputs(self, request: GenerationRequest) -> bool:
+        return bool(request.images)
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidField if the prompt has image tokens outside of images, or if the request has audio to
+        transcribe.
+
+        Each image token needs a feature. For the same reason the prediction, `logit_bias` and `allowed_token_ids` of a
+        request must not make the model generate one.
+        """
+        if request.sound is not None:
+            raise InvalidField("sound", "cannot be read by this model")
+        token = self.image_token
+        own = sum(request.prompt[image.start : image.start + image.num_tokens].count(token) for image in request.images)
+        if (given := request.prompt.count(token)) != own:
+            raise InvalidField(
+                "prompt", f"has {given - own} tokens that stand for {self._nouns} (id {token}) and belong to none"
+            )
+        if token in request.prediction:
+            raise InvalidField("prediction", f"must not have the token {token}, which stands for {self._nouns}")
+        if request.sampling.logit_bias.get(token, 0) > 0:
+            raise InvalidField("logit_bias", f"must not have the token {token}, which stands for {self._nouns}")
+        allowed = request.sampling.allowed_tokens
+        if allowed and allowed[token // 8] >> token % 8 & 1:
+            raise InvalidField("allowed_token_ids", f"must not have the token {token}, which stands for {self._nouns}")
+
+    def _encode_all(self, sequence: Sequence) -> PromptImages:
+        request = sequence.request
+        encoded = [self._encoded(sequence, image.digest, image.path) for image in request.images]
+        return PromptImages(request.prompt, request.images, encoded, self.image_token)
+
+    def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> EncodedImage:
+        return EncodedImage(self._serial(digest), self._encode(tensors))
+
+
+# Seconds between two checks of the requests that have encoded audio.
+_POLL = 0.01
+# Returns the times of a transcript's tokens.
+Align = Callable[[Alignment, EncodedAudio], list[float]]
+
+
+class AudioWorker(EncoderWorker[EncodedAudio]):
+    """Encodes windows of recordings for a speech recognition model."""
+
+    noun = "a sound"
+
+    def __init__(
+        self,
+        open_encoder: Callable[[], Callable[[Tensors], EncodedAudio]],
+        max_bytes: int,
+        max_ahead: int,
+        open_aligner: Callable[[], Align] | None = None,
+    ) -> None:
+        """`max_ahead` limits the number of unfinished requests whose audio is encoded. Other requests wait for these.
+
+        `open_aligner` is called when the first request needs token times; None if the model has none.
+        """
+        super().__init__(open_encoder, max_bytes)
+        self._open_aligner = open_aligner
+        self._align: Align | None = None
+        self._max_ahead = max_ahead
+
+    def has_inputs(self, request: GenerationRequest) -> bool:
+        return request.sound is not None
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InvalidField for a request without audio, with images, or with unsupported alignment."""
+        if request.images:
+            raise InvalidField("images", "cannot be read by this model")
+        if request.sound is None:
+            raise InvalidField("sound", "is required: this model transcribes speech only")
+        if request.alignment is not None and self._open_aligner is None:
+            raise InvalidField("alignment", "is not supported: this model does not report when tokens are spoken")
+
+    def _encode_all(self, sequence: Sequence) -> EncodedAudio:
+        sound = sequence.request.sound
+        assert sound is not None
+        # Encoded audio takes much more memory than a prompt, so the queue must not be full of it.
+        while sequence.state is not SequenceState.ENDED and self._num_present() >= self._max_ahead:
+            time.sleep(_POLL)
+        found = self._encoded(sequence, sound.digest, sound.path)
+        alignment = sequence.request.alignment
+        if alignment is None or self._open_aligner is None:
+            return found
+        if self._align is None:
+            self._align = self._open_aligner()
+        return replace(found, token_times=self._align(alignment, found))
+
+    def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> EncodedAudio:
+        found: EncodedAudio = self._encode(tensors)
+        return found

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from genai_server.engine.admin import AdminCalls
 from genai_server.engine.admission import Admission
-from genai_server.engine.heartbeat import Heartbeat
+from genai_server.engine.host.supervisor_link import Heartbeat
 from genai_server.engine.interrupts import Interrupts
 from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox, Message, Outbox, Send
 from genai_server.engine.meter import Meter

@@ -4,7 +4,7 @@ from collections import Counter, abc
 
 import numpy as np
 
-from genai_server.engine.audio_worker import AudioWorker
+from genai_server.engine.encoder_worker import AudioWorker
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.loaded_model import LoadedModel
@@ -115,7 +115,7 @@ class Meter:
         """All counters of the engine, for the metrics."""
         running, encoder, disk = scheduler.running, loaded.encoder, loaded.disk_cache
         num_encoded = 0 if encoder is None else encoder.num_encoded
-        are_sounds = isinstance(encoder, AudioWorker)
+        is_audio = isinstance(encoder, AudioWorker)
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
             kv_capacity=loaded.kv_capacity,
@@ -127,8 +127,8 @@ class Meter:
             cache_hits=self._cache_hits,
             drafted=self._drafted,
             accepted=self._accepted,
-            encoded_images=0 if are_sounds else num_encoded,
-            encoded_sounds=num_encoded if are_sounds else 0,
+            encoded_images=0 if is_audio else num_encoded,
+            encoded_sounds=num_encoded if is_audio else 0,
             low_priority_preemptions=self._low_priority_preemptions,
             preemptions=self._preemptions,
             terminated=requests.num_terminated,

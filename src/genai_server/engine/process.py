@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from genai_server.engine.heartbeat import Heartbeat
 from genai_server.engine.host.pinning import keep_on
-from genai_server.engine.host.supervisor_link import SupervisorLink
+from genai_server.engine.host.supervisor_link import Heartbeat, SupervisorLink
 from genai_server.engine.ipc.connections import Connections, Listener, listen
 from genai_server.engine.kv_cache.kv_events import KvEventPublisher
 from genai_server.engine.loop import EngineLoop
@@ -149,16 +148,22 @@ def serve(
 def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineReport:
     """Report of an engine to its supervisor after it has loaded its model."""
     model = loaded.main.model
-    least, most = loaded.kv_range if on_cpu(spec) else (0, 0)
+    min_bytes, max_bytes = loaded.kv_range if on_cpu(spec) else (0, 0)
     if spec.kv_cache_bytes:  # set by the operator
-        least = most = min(most, spec.kv_cache_bytes)
+        min_bytes = max_bytes = min(max_bytes, spec.kv_cache_bytes)
     return EngineReport(
-        address, "", model.max_length, model.limited_by, least, max(least, most), cores=cores_in_use(spec)
+        address,
+        "",
+        model.max_length,
+        model.limited_by,
+        min_bytes,
+        max(min_bytes, max_bytes),
+        cores=cores_in_use(spec),
     )
 
 
 def cores_in_use(spec: EngineSpec) -> EngineCores | None:
-    """Where the threads of an engine on a CPU run, as the system says; None on other devices and systems."""
+    """CPUs on which the threads of an engine run, as Linux reports them; None on other devices and systems."""
     if sys.platform == "linux" and on_cpu(spec):
         from genai_server.engine.model.session_options import num_threads
 

@@ -94,7 +94,7 @@ class RequestTable:
             sequence.profile.num_tokens,
             sequence.num_drafted,
             sequence.num_accepted,
-            [] if sequence.sound is None else list(sequence.sound.token_times),
+            [] if sequence.audio is None else list(sequence.audio.token_times),
         )
         if self._end(sequence, finished):
             self.num_terminated += reason is FinishReason.TERMINATED

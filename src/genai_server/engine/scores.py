@@ -26,14 +26,14 @@ class Best:
     shares: Logits
     scales: Logits
     # The positions among those of the pass.
-    places: range
+    positions: range
     # Copies all logits of some of these [positions, vocab_size] from the device. Raises RunnerFailed.
     fetch: Callable[[range], Logits]
 
     def at(self, some: slice) -> "Best":
         """The best logits of some of the positions only."""
-        places, shares, scales = self.places[some], self.shares[some], self.scales[some]
-        return Best(self.logits[some], self.tokens[some], shares, scales, places, self.fetch)
+        positions, shares, scales = self.positions[some], self.shares[some], self.scales[some]
+        return Best(self.logits[some], self.tokens[some], shares, scales, positions, self.fetch)
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Scores:
     @cached_property
     def logits(self) -> Logits:
         """All logits [positions, vocab_size], copied from the device if they are there."""
-        return self.given if self.best is None else self.best.fetch(self.best.places)
+        return self.given if self.best is None else self.best.fetch(self.best.positions)
 
     @cached_property
     def last(self) -> Logits:
         """All logits [vocab_size] after the last token, copied from the device if they are there."""
-        last: Logits = (self.given if self.best is None else self.best.fetch(self.best.places[-1:]))[-1]
+        last: Logits = (self.given if self.best is None else self.best.fetch(self.best.positions[-1:]))[-1]
         return last
 
     def at(self, position: int) -> "Scores":

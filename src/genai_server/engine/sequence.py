@@ -1,19 +1,29 @@
 """A sequence: one request inside the engine."""
 
 import math
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
-from genai_server.engine.encoded_audio import EncodedAudio
-from genai_server.engine.loaded_adapter import LoadedAdapter
-from genai_server.engine.prompt_images import PromptImages
+from genai_server.engine.encoded_inputs import EncodedAudio, PromptImages
 from genai_server.engine.sampling.grammar import Guide
+from genai_server.engine.sampling.reasoning import ReasoningTracker
 from genai_server.engine.sampling.sampler import Sampler
-from genai_server.engine.sampling.thoughts import Thought
 from genai_server.engine.scheduling.drafts import FindText, TextDrafts
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import GenerationRequest, Phases
 from genai_server.timing import Clock
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedAdapter:
+    """A loaded LoRA adapter. It stays in memory as long as requests may choose it or a sequence uses it."""
+
+    # Of the file's content. Keys and values depend on it.
+    digest: str
+    # What the runner has loaded of the file.
+    loaded: Any
 
 
 class SequenceState(StrEnum):
@@ -21,7 +31,7 @@ class SequenceState(StrEnum):
 
     PREPARING = "preparing"  # not accepted yet; worker threads compile its grammar or encode its inputs
     WAITING = "waiting"  # accepted, and ready to run
-    RUNNING = "running"  # has one of the places on the device
+    RUNNING = "running"  # has a slot on the device
     ENDED = "ended"  # has left the table of requests
 
 
@@ -69,16 +79,16 @@ class Sequence:
         self.max_length = min(request.max_length, len(request.prompt) + request.max_tokens)
         self.sampler = Sampler(request.sampling, request.prompt)
         self.guide = guide  # the grammar's state; None without a grammar
-        self.thought: Thought | None = None  # ends its thoughts; None if these have no known format
+        self.reasoning: ReasoningTracker | None = None  # ends the reasoning; None if the model has no known format
         self.adapter = adapter  # None without one
         self.reuses_past = reuses_past  # whether it may reuse a cached prefix
         self.state = SequenceState.WAITING
         self.num_preparations = 0  # things that other threads prepare for it
-        self.tokens = list(request.prompt)  # the prompt's and those produced
+        self.tokens = list(request.prompt)  # the tokens of the prompt and of the answer
         # The prompt's, with ids of their own for the features of images.
         self.prompt = request.prompt
         self.images: PromptImages | None = None  # until they are encoded, and without any
-        self.sound: EncodedAudio | None = None  # the same
+        self.audio: EncodedAudio | None = None  # until it is encoded, and without any
         self.num_read = 0  # how many of these the runner has read
         self.num_texts = 0  # how many texts of the prompt the runner has read, where texts are pooled
         self.num_cached = 0  # tokens of the prompt from a cached prefix
@@ -87,12 +97,12 @@ class Sequence:
         self.batched = False  # whether it runs in the batch, or on the generator's runner
         # Whether another thread is choosing its next token; it takes part in no step until then.
         self.is_choosing = False
-        # Whether another thread is loading its prefix; the same.
+        # Whether another thread is loading its prefix; it takes part in no step until then.
         self.is_loading = False
         # Finds the text of earlier answers, from which its drafts may come; None without one.
         self.earlier_answers: FindText | None = None
-        self.num_drafted = 0  # tokens of drafts
-        self.num_accepted = 0  # and those of them that the answer has
+        self.num_drafted = 0  # draft tokens that passes have verified
+        self.num_accepted = 0  # draft tokens that were accepted
         self.num_preemptions = 0  # how often it has given its slot up for others
         self.was_interrupted = False  # whether its last chunk was interrupted, and none has been read since
         self.profile = SequenceProfile()
@@ -154,7 +164,7 @@ class Sequence:
     def take(self, encoded: PromptImages | EncodedAudio) -> None:
         """Set the encoded images or audio of the request, before anything of the prompt is read."""
         if isinstance(encoded, EncodedAudio):
-            self.sound = encoded
+            self.audio = encoded
             return
         self.images, self.prompt = encoded, encoded.prompt
         self.tokens = list(encoded.prompt)

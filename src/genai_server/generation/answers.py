@@ -262,7 +262,7 @@ class RunningAnswer(Answer):
         return Piece(parts, tokens)
 
     async def _echoed(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
-        """The first piece, which starts with the echoed prompt."""
+        """The first piece of an answer with `echo`: the prompt, followed by these parts and tokens."""
         echo, self._echo = self._echo, None
         assert echo is not None
         scored = await asyncio.to_thread(
@@ -284,7 +284,7 @@ class Generation:
     sampling: Sampling
     # Identifies the model and how it is served.
     fingerprint: str = ""
-    # Tokens of the prompts' images, or sounds.
+    # Tokens of the prompts' images, or audio.
     num_media_tokens: int = 0
     medium: Medium = Medium.IMAGE
 

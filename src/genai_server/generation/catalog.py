@@ -352,7 +352,7 @@ class Catalog:
 
 
 def _forms(name: str | None) -> list[str]:
-    """The forms in which a name is looked up, in order."""
+    """Forms of a name by which a model is looked up, in order: as given, and as its `plain_name`."""
     return [] if name is None else list(dict.fromkeys((name, plain_name(name))))
 
 

@@ -133,7 +133,7 @@ class ChatConstraint:
             wanted = replace(wanted, grammar=built)
         forced = self._body.tool_choice not in (None, "none", "auto")
         chosen = _chosen(self._body.tool_choice, tools)
-        parts = [self._part(place, tool, asks=forced or wanted is not None) for place, tool in enumerate(chosen)]
+        parts = [self._part(index, tool, asks=forced or wanted is not None) for index, tool in enumerate(chosen)]
         held = [tool for tool, _ in parts]
         whole = wanted
         if forced:  # the response format applies to text answers only
@@ -171,7 +171,7 @@ class ChatConstraint:
             built = grammar.json_schema(schema, param=field)
         return Constraint(built, field, _SCHEMA, is_promised=is_promised or field in self._loose, name=field)
 
-    def _part(self, place: int, tool: GivenTool, *, asks: bool) -> tuple[Tool, Constraint]:
+    def _part(self, index: int, tool: GivenTool, *, asks: bool) -> tuple[Tool, Constraint]:
         """A function and the constraint of its arguments. `asks` says whether the request demands a call or format."""
         function = tool.function
         parameters: Mapping[str, Any] | None = function.parameters
@@ -180,7 +180,7 @@ class ChatConstraint:
             if function.strict is False and not asks:
                 parameters = ANY_OBJECT
             elif parameters is not None:
-                parameters = self._relaxed(parameters, function.name, f"tools[{place}].parameters" if asks else None)
+                parameters = self._relaxed(parameters, function.name, f"tools[{index}].parameters" if asks else None)
                 parameters = parameters if grammar.is_object(parameters) else ANY_OBJECT
         held = Tool(function.name, parameters, is_promised=is_promised)
         rule = f"must have supported JSON schemas as their parameters; those of {quoted(held.name)} are not"

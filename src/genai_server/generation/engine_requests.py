@@ -103,7 +103,7 @@ class EngineRequests:
         self.deadline = context.deadline
         # Set when an engine has accepted the first request.
         self.accepted = asyncio.Event()
-        # The engine of the last request, and the digest of its sound.
+        # The engine of the last request, and the digest of its audio.
         self._engine: EngineClient | None = None
         self._digest = ""
         self._figures: SummedFigures | None = None

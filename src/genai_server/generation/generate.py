@@ -14,8 +14,6 @@ from genai_server.errors import DeadlinePassed, InvalidField, PromptTooLong
 from genai_server.generation.answers import Generation, RunningAnswer
 from genai_server.generation.constraint import Constraint
 from genai_server.generation.dependencies import EngineChoice, RequestContext, Services, choose_engine, within
-from genai_server.generation.excluded_tokens import known_tokens, with_exclusions
-from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.parameters.completion_body import CompletionRequest
@@ -26,8 +24,10 @@ from genai_server.generation.prompts import (
     encode_prediction,
     encode_prompts,
     engine_images,
+    with_suffix,
 )
-from genai_server.generation.thoughts import thought_rules, with_default_budget
+from genai_server.generation.reasoning import reasoning_rules, with_default_budget
+from genai_server.generation.sampling_values import known_tokens, nth_choice, to_sampling, with_exclusions
 from genai_server.media.images.image_files import ReadImage
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, ThoughtRules
 from genai_server.model_files.pooling_model import Task
@@ -39,8 +39,6 @@ from genai_server.text.prompts.prompt import CONTINUE
 from genai_server.timing import Stopwatch
 
 Body = ChatParameters | CompletionRequest
-# Fields that have the same names and values in a body.
-_SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"seed", "logit_bias", "allowed_tokens", "bad_words"}
 
 
 async def generate(
@@ -223,7 +221,7 @@ async def _prepare(
         output_spec = replace(output_spec, only_complete_calls=only_complete_calls)
         context.leniency.note(output_spec.left_out)
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
-        thoughts = await thought_rules(body, codec, prompts[0], context)
+        thoughts = await reasoning_rules(body, codec, prompts[0], context)
 
     # Build an engine request, and what reads its tokens, for each answer.
     cache_salt = context.cache_salt(body.cache_salt)
@@ -377,24 +375,3 @@ def _prompt_logprobs(body: GenerationFields, model: ModelInfo) -> bool:
             "prune_lm_head, for example)",
         )
     return is_requested
-
-
-def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
-    """The request's sampling values, with the model's defaults for absent fields. Raises InvalidField.
-
-    Excluded tokens are missing; `with_exclusions` adds them.
-    """
-    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
-    bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
-    known_tokens(bias, model, "logit_bias")
-    # The engine's seeds are non-negative; OpenAI's may be negative.
-    seed = None if body.seed is None else body.seed % 2**64
-    return structs.replace(model.defaults, **given, seed=seed, logit_bias=bias)
-
-
-def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
-    """The request for one of several answers to the same prompt, with a seed of its own."""
-    seed = request.sampling.seed
-    if index == 0 or seed is None:
-        return request
-    return structs.replace(request, sampling=structs.replace(request.sampling, seed=(seed + index) % 2**64))

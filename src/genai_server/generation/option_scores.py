@@ -28,7 +28,7 @@ from genai_server.text.codec import TextCodec
 
 # Maximum number of tokens of all prompts of one HTTP request. A beginning that several prompts share counts once.
 MAX_TOKENS = 1024 * 1024
-# Maximum number of images and sounds in all prompts of one HTTP request.
+# Maximum number of images and audio parts in all prompts of one HTTP request.
 MAX_IMAGES = 128
 # A text before which nothing is put, and which no tokenizer joins with what follows.
 _ANCHOR = "a"

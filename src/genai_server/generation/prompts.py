@@ -1,4 +1,7 @@
-"""Renders and encodes a request's prompts with their images, and keeps their text if the answer repeats it (`echo`)."""
+"""Renders and encodes a request's prompts with their images, and keeps their text if the answer repeats it (`echo`).
+
+A completion with a suffix becomes a fill-in-the-middle prompt of the tokens that code models were trained on.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -127,9 +130,9 @@ async def encode_alike(
         return codec.encode_ends(written)
 
     encoded = await context.in_turn(tails, is_long=True)
-    place = len(first.tokens) - len(encoded[0])
-    if first.tokens[place:] == encoded[0]:
-        return AlikePrompts(EncodedPrompt(first.tokens[:place], first.images), encoded)
+    num_common = len(first.tokens) - len(encoded[0])
+    if first.tokens[num_common:] == encoded[0]:
+        return AlikePrompts(EncodedPrompt(first.tokens[:num_common], first.images), encoded)
     # The tokenizer does not encode the end of a text on its own as it does within the text.
     others = [await encode_chat(services, chat, codec, context) for chat in chats[1:]]
     return AlikePrompts(EncodedPrompt([], first.images), [prompt.tokens for prompt in (first, *others)])
@@ -177,13 +180,13 @@ def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]
     found: dict[Medium, list[ImageSource]] = {Medium.IMAGE: [], Medium.AUDIO: []}
     for number, message in enumerate(messages):
         for index, part in message.media:
-            place = f"messages[{number}].content[{index}]"
+            field = f"messages[{number}].content[{index}]"
             if part.type == "image_url":
                 url, is_small = part.image_url.url, part.image_url.detail == "low"
-                found[Medium.IMAGE].append(ImageSource(url, is_small, f"{place}.image_url.url"))
+                found[Medium.IMAGE].append(ImageSource(url, is_small, f"{field}.image_url.url"))
             else:
                 url = f"data:;base64,{part.input_audio.data}"
-                found[Medium.AUDIO].append(ImageSource(url, False, f"{place}.input_audio.data"))
+                found[Medium.AUDIO].append(ImageSource(url, False, f"{field}.input_audio.data"))
     return found
 
 
@@ -201,11 +204,11 @@ def _leave_out(
         for index, part in enumerate(message["content"] if isinstance(message.get("content"), list) else ()):
             if part["type"] != _PART_TYPES[medium]:
                 continue
-            place = f"messages[{number}].content[{index}]"
+            field = f"messages[{number}].content[{index}]"
             leave_out = leniency.leave_out if number == asked else leniency.leave_out_of_history
-            if not leave_out(place, f" ({medium})"):
+            if not leave_out(field, f" ({medium})"):
                 which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
-                raise InvalidField(place, f"is {_NOUNS[medium]}, and this model reads {reads}; {which} read it")
+                raise InvalidField(field, f"is {_NOUNS[medium]}, and this model reads {reads}; {which} read it")
             part.update(type="text", text=f"[{medium} left out: this model reads {reads}]")
 
 
@@ -305,3 +308,56 @@ def template_variables(body: ChatParameters, codec: TextCodec, leniency: Lenienc
     if chosen.effort not in (None, effort):
         leniency.convert_value("reasoning_effort", effort, f" (as {quoted(chosen.effort)})")
     return {**chosen.values, **variables}
+
+
+# The tokens that precede prefix, suffix and middle.
+_FAMILIES = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma, Granite
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    ("<PRE>", "<SUF>", "<MID>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+)
+# Tokens that models write after a middle, in addition to the usual end tokens.
+_ENDS = (
+    "<|endoftext|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<|file_separator|>",
+    "<file_sep>",
+    "▁<EOT>",
+    "<EOT>",
+)
+
+
+def infill_tokens(codec: TextCodec) -> list[int]:
+    """The tokens that precede prefix, suffix and middle; empty if the tokenizer has none."""
+    known = codec.opaque_tokens
+    return next(([known[name] for name in names] for names in _FAMILIES if known.keys() >= set(names)), [])
+
+
+async def with_suffix(body: CompletionRequest, codec: TextCodec, owner: TaskOwner) -> CompletionRequest:
+    """The body with fill-in-the-middle prompts, in the order prefix, suffix, middle.
+
+    `owner` is the request's owner of tasks. Raises InvalidField if the tokenizer has no tokens for fill-in-the-middle.
+    """
+    marks = infill_tokens(codec)
+    if not marks:
+        raise InvalidField(
+            "suffix", "is not supported by this model: its tokenizer has no tokens such as <|fim_prefix|>"
+        )
+    before, between, after = marks
+    suffix = await codec.encode_text(body.suffix or "", add_special=False, param="suffix", owner=owner)
+    prompts = []
+    for given in body.prompts:
+        prefix = given
+        if isinstance(given, str):
+            prefix = await codec.encode_text(given, add_special=False, owner=owner)
+        tokens = [before, *prefix, between, *suffix, after]
+        is_framed = isinstance(given, str) and body.add_special_tokens is not False
+        prompts.append(codec.tokenizer.framed(tokens) if is_framed else tokens)
+    ends = [codec.opaque_tokens[name] for name in _ENDS if name in codec.opaque_tokens]
+    stop_token_ids = [*(body.stop_token_ids or []), *marks, *ends]
+    return body.model_copy(update={"prompt": prompts, "suffix": None, "stop_token_ids": stop_token_ids})

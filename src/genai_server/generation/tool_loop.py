@@ -269,7 +269,7 @@ async def generate_with_tools(
 
 
 class ToolLoop(Answer):
-    """The answer of all rounds."""
+    """One answer that consists of several rounds of generation, between which the server runs tools."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class ToolLoop(Answer):
         # What came before the first round: approved calls and their results.
         self._before: list[Part] = []
         self._num_before = 0
-        # The answer of the round that runs, and the tokens of those before.
+        # The answer of the current round, that of the first round, and the tokens of all earlier rounds.
         self._round: Answer
         self._first: Answer
         self._spent = Usage(0)
@@ -344,17 +344,17 @@ class ToolLoop(Answer):
 
             # Its calls that the server runs. The client runs, or approves, the others.
             self._services.tools.client.update(self._held, _described(self._context, self._model, self.usage))
-            ours = [place for place, call in enumerate(calls) if self._tools.of(call.id, call.name) is not None]
+            ours = [index for index, call in enumerate(calls) if self._tools.of(call.id, call.name) is not None]
             results: dict[int, ToolOutput] = {}
-            async for place, result in self._run([(place, calls[place]) for place in ours]):
-                results[place] = result
-                yield Piece([ToolResult(num_calls + place, result.text, result.is_error)], [])
+            async for index, result in self._run([(index, calls[index]) for index in ours]):
+                results[index] = result
+                yield Piece([ToolResult(num_calls + index, result.text, result.is_error)], [])
             if len(results) < len(calls) or self._stopped.is_set():
                 return
 
             # The next round.
             num_calls += len(calls)
-            if not await self._continue(answer, [results[place] for place in range(len(calls))]):
+            if not await self._continue(answer, [results[index] for index in range(len(calls))]):
                 return
 
     @property
@@ -402,7 +402,7 @@ class ToolLoop(Answer):
             self._round.end()
 
     async def _generate(self, chat: ChatParameters, *, while_connected: bool = True) -> Generation:
-        """Start a round."""
+        """Start the generation of a round, for the chat up to this round."""
         return await generate(
             self._services,
             chat,
@@ -418,14 +418,14 @@ class ToolLoop(Answer):
         running = [asyncio.create_task(self._result(call)) for _, call in calls]
         stopping = asyncio.create_task(self._stopped.wait())
         try:
-            for (place, _), task in zip(calls, running, strict=True):
+            for (index, _), task in zip(calls, running, strict=True):
                 seconds = self._context.deadline.seconds_left
                 await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
                 if not task.done():
                     if not self._stopped.is_set():
                         self._reason = FinishReason.TIMEOUT
                     return
-                yield place, task.result()
+                yield index, task.result()
         finally:
             stopping.cancel()
             for task in running:

@@ -129,10 +129,10 @@ class Report(Struct, frozen=True):
 
     @property
     def total_us(self) -> int:
-        """The time of all passes."""
+        """Total time of all passes."""
         return sum(phase.total_us for phase in self.phases)
 
     @property
     def other_us(self) -> int:
-        """The time of all passes outside kernels."""
+        """Total time of all passes in which no kernel ran."""
         return sum(phase.other_us for phase in self.phases)

@@ -48,12 +48,12 @@ class _Tracks:
             self.fresh.append(_Event("process_name", "M", pid, args={"name": name}))
         return self._processes[name]
 
-    def thread(self, pid: int, name: str, place: int) -> int:
-        """The number of the thread with this name, which is shown at position `place` of its process."""
+    def thread(self, pid: int, name: str, position: int) -> int:
+        """The number of the thread with this name, which is shown at this position of its process."""
         if (pid, name) not in self._threads:
             tid = self._threads[pid, name] = len(self._threads) + 1
             self.fresh.append(_Event("thread_name", "M", pid, tid, args={"name": name}))
-            self.fresh.append(_Event("thread_sort_index", "M", pid, tid, args={"sort_index": place}))
+            self.fresh.append(_Event("thread_sort_index", "M", pid, tid, args={"sort_index": position}))
         return self._threads[pid, name]
 
 
@@ -87,13 +87,13 @@ def _events(profile: Profile) -> Iterator[_Event]:
 def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks) -> Iterator[_Event]:
     """The events of a pass for the trace. The first of `events` is the pass itself."""
     run = events[0]
-    name, place = _track(index, one)
+    name, position = _track(index, one)
     pid = tracks.process("profile" if one.record is None else f"request {one.record.request_id}")
     others = {tid: number for number, tid in enumerate(sorted({event.tid for event in events} - {run.tid}), 2)}
     within: dict[int, list[int]] = defaultdict(list)
     for event in sorted(events, key=lambda event: (event.ts, event is not run, -event.dur)):
         track = name if event.tid == run.tid else f"{name}, thread {others[event.tid]}"
-        tid = tracks.thread(pid, track, place * _MAX_THREADS + others.get(event.tid, 0))
+        tid = tracks.thread(pid, track, position * _MAX_THREADS + others.get(event.tid, 0))
         yield from tracks.fresh
         tracks.fresh.clear()
         begin = event.ts - run.ts + one.start
@@ -123,6 +123,6 @@ def _fit(ends: list[int], begin: int, duration: int) -> int:
 
 
 def _about(one: ForwardPass) -> dict[str, Any]:
-    """Information on a pass, as arguments of its event."""
+    """What the trace shows about a pass: file, phase, tokens and time outside kernels, as arguments of its event."""
     known = {"file": one.file, "phase": one.phase, "tokens read": one.num_tokens, "not in kernels (µs)": one.other_time}
     return known if one.record is None else known | {"position": one.record.position}

@@ -31,7 +31,7 @@ class Arguments(Struct):
 
 
 class Event(Struct):
-    """An event of a file."""
+    """An event in a profile that ONNX Runtime has written."""
 
     name: str
     cat: str = ""

@@ -14,12 +14,11 @@ import pytest
 from genai_server.config.sources import engine_spec
 from genai_server.engine.disk_cache import disk_cache
 from genai_server.engine.disk_cache.disk_cache import DiskCache, open_disk_cache
-from genai_server.engine.disk_cache.segment_file import write_segment
+from genai_server.engine.disk_cache.segment_file import SlotMemory, write_segment
 from genai_server.engine.disk_cache.segment_folder import SegmentFolder
-from genai_server.engine.disk_cache.slot_memory import SlotMemory
+from genai_server.engine.encoded_inputs import EncodedImage
 from genai_server.engine.kv_cache.buffers import CpuBuffers
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.prompt_images import EncodedImage
 from genai_server.engine.runners.base import open_bare
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.load_batched import load_batched

@@ -19,8 +19,7 @@ from genai_server.engine.graph_rewriting.native_attention import (
     to_native_cross,
 )
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.speech_files import read_cross_decoder
+from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
 from tests.engine.graph_rewriting.attention_node import attention
 from tests.engine.hybrids import BUILT
 from tests.running_server import DEMO
@@ -97,7 +96,7 @@ def test_attention_to_a_sound_reads_all_of_its_slot_and_writes_nothing() -> None
     ("more", "attributes"), [([(3, "bias")], {}), ([(1, "keys")], {}), ([], {"unidirectional": 1})]
 )
 def test_another_attention_to_sounds_is_refused(more: list[tuple[int, str]], attributes: dict[str, int]) -> None:
-    with pytest.raises(DoesNotFit, match="attention to sounds"):
+    with pytest.raises(DoesNotFit, match="attention to audio"):
         to_native_cross(to_sound(*more, **attributes), SPEECH)
 
 

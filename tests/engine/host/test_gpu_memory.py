@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.host.gpu_memory import free_gpu_memory
+from genai_server.engine.host.resources import free_gpu_memory
 
 
 class Runtime:

@@ -18,7 +18,7 @@ from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
 from genai_server.engine.kv_cache.buffers import CpuBuffers, buffers_on
 from genai_server.engine.kv_cache.layout import Layout, Row
-from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place
+from genai_server.engine.kv_cache.paged_buffers import MemoryDevice, PagedBuffers
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
@@ -372,7 +372,7 @@ def test_a_device_that_onnx_runtime_lacks_is_named(graph: DecoderGraph) -> None:
     if has_cuda():
         pytest.skip("there is a CUDA device")
     with pytest.raises(RuntimeError, match="(?i)cuda"):
-        PagedBuffers(Place("cuda", 0, "CUDAExecutionProvider"), 1000, graph, ROWS, LENGTH)
+        PagedBuffers(MemoryDevice("cuda", 0, "CUDAExecutionProvider"), 1000, graph, ROWS, LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_a_device_that_onnx_runtime_lacks_is_named(graph: DecoderGraph) -> None:
 def test_buffers_are_on_the_providers_device_number(device: str, sections: dict[str, Any], number: int) -> None:
     made = buffers_on(device, check_device(sections, device), 9)
     assert isinstance(made, partial)
-    assert (made.func, made.args) == (PagedBuffers, (Place("cuda", number, "CUDAExecutionProvider"), 9))
+    assert (made.func, made.args) == (PagedBuffers, (MemoryDevice("cuda", number, "CUDAExecutionProvider"), 9))
 
 
 def test_the_cpus_buffers_are_its_own() -> None:

@@ -11,14 +11,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import open_bare, run_pass
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.sequence import LoadedAdapter, Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.messages.generation_request import Adapter
 from tests.demo_device import prompt

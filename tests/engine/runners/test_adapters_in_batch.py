@@ -12,14 +12,13 @@ from _models.adapter_graph import random_weights, save_adapter
 from numpy.typing import NDArray
 
 from genai_server.engine.kv_cache.layout import Layout
-from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import open_bare, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.sequence import LoadedAdapter, Sequence
 from genai_server.errors import AdapterLoadFailed
 from tests.engine.model_runners import batched_runner
 from tests.tokens import text

@@ -15,14 +15,15 @@ from _models.driven import Driven
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
 from genai_server.engine import process
-from genai_server.engine.audio_worker import AudioWorker
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.encoder_worker import AudioWorker
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
+from genai_server.engine.host import resources
 from genai_server.engine.kv_cache import buffers, paged_buffers
 from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens
-from genai_server.engine.kv_cache.paged_buffers import Place
+from genai_server.engine.kv_cache.paged_buffers import MemoryDevice
 from genai_server.engine.model import graph as graph_module
-from genai_server.engine.model import native_library, processor, session, session_options
+from genai_server.engine.model import native_library, session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners import batched as batched_module
@@ -322,19 +323,19 @@ def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPat
         return open_expanded(graph, offers_best=True)
 
     monkeypatch.setattr(session, "open_session", on_the_cpu)
-    made: list[Place] = []
+    made: list[MemoryDevice] = []
 
-    def place(device_type: str, device_id: int, provider: str) -> Place:
-        made.append(Place(device_type, device_id, provider))
-        return Place("cpu", 0, "CPUExecutionProvider")
+    def memory_device(device_type: str, device_id: int, provider: str) -> MemoryDevice:
+        made.append(MemoryDevice(device_type, device_id, provider))
+        return MemoryDevice("cpu", 0, "CPUExecutionProvider")
 
-    monkeypatch.setattr(paged_buffers, "Place", place)
+    monkeypatch.setattr(paged_buffers, "MemoryDevice", memory_device)
     options = check_device({}, "cuda:1")
     graph = read_decoder_graph(DEMO)
     kv_cache_bytes = 3 * BLOCK_TOKENS * graph.bytes_per_token // 2  # in 16 bits
     runner = batch(spec(128, kv_cache_bytes=kv_cache_bytes, device="cuda:1", options=options))
     assert runner.abilities.max_rows == 3
-    assert made == [Place("cuda", 1, "CUDAExecutionProvider")]
+    assert made == [MemoryDevice("cuda", 1, "CUDAExecutionProvider")]
     assert [provider.name for provider in opened[0].providers] == ["cuda"]
     driven = Driven(runner)
     assert driven.open(1, [1, 2, 3], 64) == 0
@@ -505,7 +506,7 @@ SPEECH = ROOT / "tests" / "built_models" / "whisper"
 def test_the_encoder_of_speech_gets_8_bit_weights_where_these_are_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, has_vnni: bool, is_packed: bool
 ) -> None:
-    monkeypatch.setattr(processor, "has_vnni", lambda: has_vnni)
+    monkeypatch.setattr(resources, "has_vnni", lambda: has_vnni)
     given = spec(100, model_dir=SPEECH, cache_dir=str(tmp_path / "cache"), encoder_weights=weights)
     found, plain = (choose._audio_encoder(each, SPEECH) for each in (given, spec(100, model_dir=SPEECH)))
     features = {FEATURES: np.random.default_rng(1).standard_normal((1, 80, 3000)).astype(np.float32)}
@@ -518,7 +519,7 @@ def test_the_encoder_runs_as_it_is_without_the_native_operators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(processor, "has_vnni", lambda: True)
+    monkeypatch.setattr(resources, "has_vnni", lambda: True)
     monkeypatch.setattr(native_library, "why_not_native", lambda *_: "its kernels are wrong here")
     encode = choose._audio_encoder(spec(100, cache_dir=str(tmp_path)), SPEECH)
     assert encode({FEATURES: np.zeros((1, 80, 3000), np.float32)}).states
@@ -526,7 +527,7 @@ def test_the_encoder_runs_as_it_is_without_the_native_operators(
 
 
 def test_packed_encoder_is_found_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "has_vnni", lambda: True)
+    monkeypatch.setattr(resources, "has_vnni", lambda: True)
     model = model_in_folders(tmp_path / "model")
     found = choose._packed_encoder(spec(100, model_dir=model, cache_dir=str(tmp_path / "cache")), "vision")
     assert found is not None

@@ -15,11 +15,10 @@ import pytest
 from _models.adapter_graph import random_weights, save_adapter, write_adapted
 from numpy.typing import NDArray
 
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.encoded_inputs import EncodedImage, PromptImages
+from genai_server.engine.model.encoders import ImageEncoder
+from genai_server.engine.model.graph import read_decoder_graph, read_vision_files
 from genai_server.engine.model.session import open_session
-from genai_server.engine.model.vision import ImageEncoder
-from genai_server.engine.model.vision_files import read_vision_files
-from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits

@@ -10,8 +10,7 @@ import pytest
 
 from genai_server.engine.kv_cache.buffers import page_tokens
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.speech_files import read_cross_decoder
+from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
 from genai_server.engine.runners import lengths
 from genai_server.engine.runners.lengths import (
     allowed,

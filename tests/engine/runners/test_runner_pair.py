@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.sequence import LoadedAdapter, Sequence
 from genai_server.messages.generation_request import Batching, GenerationRequest
 from tests.demo_device import prompt as question
 from tests.engine.model_runners import batched_runner

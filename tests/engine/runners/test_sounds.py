@@ -13,10 +13,10 @@ import onnxruntime_genai as og
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.encoded_audio import EncodedAudio
-from genai_server.engine.model.audio_encoder import AudioEncoder
+from genai_server.engine.encoded_inputs import EncodedAudio
+from genai_server.engine.model.encoders import AudioEncoder
+from genai_server.engine.model.graph import read_cross_decoder, read_encoder_files
 from genai_server.engine.model.session import open_session
-from genai_server.engine.model.speech_files import read_cross_decoder, read_encoder_files
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.lengths import BatchLimits

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import KvBudget, KvMemory, StepPolicy
-from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.engine.sequence import LoadedAdapter, Sequence, SequenceState
 from genai_server.errors import QueueFull
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Capacity

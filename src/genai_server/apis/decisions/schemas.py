@@ -9,6 +9,7 @@ from genai_server.apis.responses.item_schemas import Input, InputImage, InputTex
 from genai_server.generation.parameters.base import (
     ByType,
     NonEmptyText,
+    ResultFields,
     Text,
     Wire,
     WithoutEffect,
@@ -17,7 +18,6 @@ from genai_server.generation.parameters.base import (
     writable,
 )
 from genai_server.generation.parameters.chat_messages import MAX_PARTS
-from genai_server.generation.parameters.result_fields import ResultFields
 from genai_server.generation.parameters.sampling_parameters import MAX_SALT_LENGTH
 from genai_server.http.json_response import JsonObject
 

@@ -7,9 +7,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from genai_server.generation.parameters.base import ByType, NonEmptyText, Wire, elements, field_error, writable
+from genai_server.generation.parameters.base import (
+    ByType,
+    NonEmptyText,
+    ResultFields,
+    Wire,
+    elements,
+    field_error,
+    writable,
+)
 from genai_server.generation.parameters.chat_messages import ImageUrl
-from genai_server.generation.parameters.result_fields import ResultFields
 from genai_server.http.json_response import JsonObject
 
 # Maximum number of JSON values in a list that stands in place of a text.

@@ -11,7 +11,7 @@ from genai_server.apis.messages.errors import speaks_anthropic
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import Services, ServicesDep
-from genai_server.generation.infill import infill_tokens
+from genai_server.generation.prompts import infill_tokens
 from genai_server.http.json_response import JsonObject
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import ANY_NAME, ModelState, ModelStatus

@@ -4,9 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from genai_server.generation.parameters.base import NonEmptyText, Text, elements, field_error
+from genai_server.generation.parameters.base import NonEmptyText, ResultFields, Text, elements, field_error
 from genai_server.generation.parameters.completion_body import Tokens, form_of_texts
-from genai_server.generation.parameters.result_fields import ResultFields
 from genai_server.generation.parameters.sampling_parameters import MAX_SALT_LENGTH
 from genai_server.http.json_response import JsonObject
 

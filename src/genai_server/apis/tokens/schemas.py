@@ -4,10 +4,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
-from genai_server.generation.parameters.base import Text, elements
+from genai_server.generation.parameters.base import NullFields, Text, elements
 from genai_server.generation.parameters.chat_messages import Messages, Tools
 from genai_server.generation.parameters.completion_body import MAX_TOKENS
-from genai_server.generation.parameters.other_servers import NullFields
 
 _SOURCES = ("prompt", "content", "messages")
 _ONLY_WITH = {

@@ -18,8 +18,7 @@ from genai_server.config.setting_form import environment_variable
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options
 from genai_server.config.tool_servers import tool_servers
-from genai_server.engine.model.draft_model_files import check_draft_model
-from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
+from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE, check_draft_model
 from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError, in_one_line
 from genai_server.http.api_keys import load_keys

@@ -11,9 +11,9 @@ import numpy as np
 from genai_server import __version__
 from genai_server.engine.disk_cache.prefix_loader import PrefixLoader
 from genai_server.engine.disk_cache.prefix_storer import PrefixStorer
+from genai_server.engine.disk_cache.segment_file import SlotMemory
 from genai_server.engine.disk_cache.segment_folder import SegmentFolder
-from genai_server.engine.disk_cache.slot_memory import SlotMemory
-from genai_server.engine.host.priority import let_others_go_first
+from genai_server.engine.host.resources import let_others_go_first
 from genai_server.engine.kv_cache.buffers import CpuBuffers
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.model.native_library import library_key

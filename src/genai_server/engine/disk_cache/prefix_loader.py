@@ -11,9 +11,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from math import inf
 
-from genai_server.engine.disk_cache.segment_file import root_key, storable
+from genai_server.engine.disk_cache.segment_file import SlotMemory, root_key, storable
 from genai_server.engine.disk_cache.segment_folder import Segment, SegmentFolder
-from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.kv_slots import KvSlots, Slot
 from genai_server.engine.kv_cache.row_states import Saved
 from genai_server.engine.sequence import Sequence, common_length

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from genai_server.engine.disk_cache.segment_file import root_key, segment_key, storable
+from genai_server.engine.disk_cache.segment_file import SlotMemory, root_key, segment_key, storable
 from genai_server.engine.disk_cache.segment_folder import Segment, SegmentFolder
-from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.kv_cache.kv_slots import KvSlots, Slot
 from genai_server.engine.kv_cache.row_states import Saved
 from genai_server.engine.sequence import common_length
@@ -117,7 +116,7 @@ class PrefixStorer:
 
     def _store(self, prefix: _Prefix) -> None:
         segments = list(self._segments(prefix))
-        lacking = [place for place in segments if not self._folder.has(place[1])]
+        lacking = [entry for entry in segments if not self._folder.has(entry[1])]
         states = {
             segment.key: prefix.checkpoints[start + segment.num_tokens]
             for start, segment in segments
@@ -145,8 +144,8 @@ class PrefixStorer:
         """
         tokens = storable(prefix.tokens[: prefix.length])
         parent, full = prefix.root, self._memory.segment_tokens
-        most = int(_MAX_SHARE * self._folder.limit) // self._memory.bytes_per_token
-        for start in range(0, min(len(tokens), most), full):
+        max_tokens = int(_MAX_SHARE * self._folder.limit) // self._memory.bytes_per_token
+        for start in range(0, min(len(tokens), max_tokens), full):
             ends = [length for length in prefix.checkpoints if start < length < start + full and length <= len(tokens)]
             if start + full <= len(tokens):
                 ends.append(start + full)

@@ -1,7 +1,8 @@
-"""File format of a segment of a stored prefix: the KV cache of consecutive tokens, or recurrent states after them.
+"""File format of a segment of a stored prefix, and its conversion from and to KV cache slots in memory.
 
-A file is a magic number, the length of a MessagePack header, the header and the arrays, one after the other. The header
-has the tokens and a checksum of the arrays, so that a damaged file, or one that belongs to other tokens, is noticed.
+A segment has the KV cache of consecutive tokens, or recurrent states after them. A file is a magic number, the length
+of a MessagePack header, the header and the arrays, one after the other. The header has the tokens and a checksum of the
+arrays, so that a damaged file, or one that belongs to other tokens, is noticed.
 """
 
 import os
@@ -16,6 +17,8 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from genai_server.engine.kv_cache.row_states import RowStates
 
 _MAGIC = b"GENAIKV2"
 _LENGTH_BYTES = 4
@@ -68,7 +71,7 @@ def storable(tokens: Sequence[int]) -> Sequence[int]:
 
     Features of images have negative ids, which other engine processes cannot interpret.
     """
-    return tokens[: next((place for place, token in enumerate(tokens) if token < 0), len(tokens))]
+    return tokens[: next((index for index, token in enumerate(tokens) if token < 0), len(tokens))]
 
 
 def _digest(*parts: bytes) -> str:
@@ -145,3 +148,46 @@ def _check_owner(file: BinaryIO) -> None:
         raise UnusableSegment("it is not a regular file")
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         raise UnusableSegment("it belongs to another user")
+
+
+# Segments have about this many bytes, because a sequence that ends waits until the one being copied is complete.
+_SEGMENT_BYTES = 4 * 1024 * 1024
+_MIN_TOKENS, _MAX_TOKENS = 16, 256
+
+
+class SlotMemory:
+    """Copies the KV cache of tokens between slots and arrays of the files' data type, [kv_heads, tokens, head_size].
+
+    `arrays` are the KV cache buffers of all slots, each [rows, kv_heads, length, head_size].
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        states: RowStates | None,
+        stored_type: Any,
+        segment_bytes: int = _SEGMENT_BYTES,
+    ) -> None:
+        self._arrays = arrays
+        self._type = np.dtype(stored_type)
+        self.bytes_per_token: int = sum(array.shape[1] * array.shape[3] * self._type.itemsize for array in arrays)
+        fitting = max(1, segment_bytes // self.bytes_per_token)
+        # A power of two: whole groups of tokens, and whole blocks of KV events.
+        self.segment_tokens = max(_MIN_TOKENS, min(_MAX_TOKENS, 1 << (fitting.bit_length() - 1)))
+        self.has_states = states is not None
+        self.state_layout = [
+            ArrayLayout(array.shape[1:], array.dtype) for array in ([] if states is None else states.arrays)
+        ]
+
+    def layout(self, num_tokens: int) -> list[ArrayLayout]:
+        """Shapes and types of the arrays that a file has for this number of tokens."""
+        return [ArrayLayout((array.shape[1], num_tokens, array.shape[3]), self._type) for array in self._arrays]
+
+    def read(self, slot: int, first: int, end: int) -> list[NDArray[Any]]:
+        """Copy the KV cache of the tokens `first` to `end` of a slot, one array for each layer's keys and values."""
+        return [array[slot, :, first:end].astype(self._type) for array in self._arrays]
+
+    def write(self, slot: int, first: int, end: int, values: Sequence[NDArray[Any]], skipped: int) -> None:
+        """Write KV cache arrays, without their first `skipped` tokens, to the tokens `first` to `end` of a slot."""
+        for array, part in zip(self._arrays, values, strict=True):
+            array[slot, :, first:end] = part[:, skipped : skipped + end - first]

@@ -2,18 +2,27 @@
 
 Each layer has two attentions: self-attention, as other decoders have, and cross-attention over the keys and values of
 the encoded audio. The builder writes both as MultiHeadAttention, with positions that are the same for all rows of a
-batch. The rewritten graph has the form that the rest of the engine knows: GroupQueryAttention for self-attention,
-positions as an input, and the keys and values of the audio as read-only states of each row.
+batch. For decoding, the graph is rewritten to the form that the rest of the engine knows: GroupQueryAttention for
+self-attention, positions as an input, and the keys and values of the audio as read-only states of each row
+(`use_known_operators`).
+
+To find when tokens were spoken, the graph is rewritten to return its cross-attention scores, which are products of
+queries and keys (`score_heads`). It then ends with the last layer that has one of the wanted heads, so neither later
+layers nor the output head are loaded.
 """
 
+from typing import Any
+
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit
+from genai_server.engine.graph_rewriting.nodes import drop_unread, replace
 
 CROSS_ATTENTION = "MultiHeadAttention"
 # Inputs of a MultiHeadAttention.
-_SOUND, _PAST = slice(1, 3), slice(6, 8)
+_AUDIO, _PAST = slice(1, 3), slice(6, 8)
 _FORMS = {"num_heads", "scale", "unidirectional", "mask_filter_value"}
 # The input of a rewritten graph, int64 [1, tokens].
 POSITIONS = "genai_server.positions"
@@ -25,7 +34,7 @@ def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     inputs[decoder.input_ids].type.tensor_type.elem_type = TensorProto.INT64
     positions = find_positions(graph)
     graph.input.append(helper.make_tensor_value_info(POSITIONS, TensorProto.INT64, [1, "tokens"]))
-    sounds = {state.past for state in decoder.cross_states}
+    audio_states = {state.past for state in decoder.cross_states}
     for node in graph.node:
         if node.op_type != CROSS_ATTENTION:
             continue
@@ -33,15 +42,15 @@ def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         if not attributes.keys() <= _FORMS:
             raise DoesNotFit(f"its {CROSS_ATTENTION} has attributes that the runner does not know")
         given = [*node.input, *[""] * (_PAST.stop - len(node.input))]
-        if sounds.issuperset(given[_SOUND]):
+        if audio_states.issuperset(given[_AUDIO]):
             continue
-        if not attributes.get("unidirectional") or not all(given[_PAST]) or any(given[_SOUND.stop : _PAST.start]):
+        if not attributes.get("unidirectional") or not all(given[_PAST]) or any(given[_AUDIO.stop : _PAST.start]):
             raise DoesNotFit(f"its {CROSS_ATTENTION} has a form that the runner does not know")
         heads = attributes["num_heads"]
         scale = {"scale": attributes["scale"]} if "scale" in attributes else {}
         known = helper.make_node(
             ATTENTION,
-            [*given[: _SOUND.stop], *given[_PAST]],
+            [*given[: _AUDIO.stop], *given[_PAST]],
             list(node.output),
             node.name,
             domain="com.microsoft",
@@ -63,3 +72,65 @@ def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
         raise DoesNotFit("its graph has no table of positions")
     node: onnx.NodeProto = found[0]
     return node
+
+
+_PREFIX = "genai_server.scores."
+# Inputs of a MultiHeadAttention.
+_QUERIES, _KEYS = 0, 1
+
+
+def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, list[int]]) -> list[str]:
+    """Rewrite a graph to return only the cross-attention scores of some heads, float32 [1, heads, tokens, frames].
+
+    `heads` has the numbers of the wanted heads by layer. Returns the names of the outputs, one for each layer. Raises
+    DoesNotFit.
+    """
+    keys = {state.past: layer for layer, state in enumerate(decoder.cross_states[::2])}
+    made: dict[int, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        if node.op_type == CROSS_ATTENTION and (layer := keys.get(node.input[_KEYS])) in heads:
+            made[layer] = _scores(graph, node, layer, heads[layer], decoder.head_size)
+    if missing := sorted(heads.keys() - made.keys()):
+        raise DoesNotFit(f"its layer {missing[0]} has no attention to the audio")
+    graph.node.extend(node for layer in sorted(made) for node in made[layer])
+    names = [f"{_PREFIX}{layer}" for layer in sorted(made)]
+    replace(graph.output, [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names])
+    drop_unread(graph)
+    read = {name for node in graph.node for name in node.input}
+    for field in (graph.input, graph.initializer):
+        replace(field, [value for value in field if value.name in read])
+    del graph.value_info[:]
+    return names
+
+
+def _scores(
+    graph: onnx.GraphProto, node: onnx.NodeProto, layer: int, heads: list[int], head_size: int
+) -> list[onnx.NodeProto]:
+    """Nodes that multiply queries [1, tokens, width] with keys [1, heads, frames, head_size] of some heads."""
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    name = f"{_PREFIX}{layer}"
+    scale = attributes.get("scale", head_size**-0.5)
+    constants = {
+        "shape": np.array([0, 0, attributes["num_heads"], head_size]),
+        "heads": np.array(sorted(heads)),
+        "scale": np.float32(scale),
+    }
+    graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), f"{name}.{key}") for key, value in constants.items()
+    )
+
+    def apply(kind: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
+        inputs = [each.replace("~", f"{name}.") for each in inputs]
+        return helper.make_node(kind, inputs, [f"{name}{output}"], **attributes)
+
+    return [
+        apply("Cast", [node.input[_QUERIES]], ".queries", to=TensorProto.FLOAT),
+        apply("Reshape", ["~queries", "~shape"], ".split"),
+        apply("Gather", ["~split", "~heads"], ".chosen", axis=2),
+        apply("Transpose", ["~chosen"], ".rows", perm=[0, 2, 1, 3]),
+        apply("Gather", [node.input[_KEYS], "~heads"], ".keys", axis=1),
+        apply("Cast", ["~keys"], ".cast", to=TensorProto.FLOAT),
+        apply("Transpose", ["~cast"], ".columns", perm=[0, 1, 3, 2]),
+        apply("MatMul", ["~rows", "~columns"], ".products"),
+        apply("Mul", ["~products", "~scale"], ""),
+    ]

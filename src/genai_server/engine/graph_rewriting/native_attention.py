@@ -19,22 +19,22 @@ from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.graph_rewriting.paged_attention import shared_attributes
 
 OPERATOR = "RaggedAttention"
-# Begins the names of inputs: those of keys, values and states of all slots have the graph's names behind it.
+# Prefix of input names. The keys, values and states of all slots have this prefix before the graph's names.
 NATIVE = "genai_server.native."
 # Inputs of a pass over R rows, int32: [R + 1] where each row's flat tokens begin, and where the last ones end; [R] the
 # lengths of their pasts; [R] their slots; [R] how many of their tokens change the states of the slots.
 STARTS, PASTS, SLOTS, COMMITTED = (f"{NATIVE}{name}" for name in ("starts", "pasts", "slots", "committed"))
 # Head sizes are multiples of this, up to the largest.
 _HEAD_STEP, _MAX_HEAD = 16, 1024
-# The operator's own attributes: ONNX Runtime's that say the same.
+# The operator's attributes, which have the same names in ONNX Runtime.
 _ATTRIBUTES = {
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "rotary_interleaved", "qk_norm_epsilon"),
 }
-# Inputs of a GroupQueryAttention that the operator has at other places.
+# Inputs of a GroupQueryAttention that the operator has at other indices.
 _COS, _SIN, _POSITIONS, _SINKS, _QUERY_NORM, _KEY_NORM = 7, 8, 9, 11, 14, 15
 _QUANTIZED = (12, 13)
 # Inputs of a MultiHeadAttention.
-_QUERIES, _SOUND = 0, slice(1, 3)
+_QUERIES, _AUDIO = 0, slice(1, 3)
 
 
 def native_inputs() -> list[onnx.ValueInfoProto]:
@@ -58,12 +58,12 @@ def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
     """The RaggedAttention that replaces a GroupQueryAttention over flat tokens [1, tokens, …]. Raises DoesNotFit."""
     attributes = {attribute.name: attribute for attribute in shared_attributes(node)}
     given = [*node.input, *[""] * (_KEY_NORM + 1 - len(node.input))]
-    if any(given[place] for place in _QUANTIZED):
+    if any(given[index] for index in _QUANTIZED):
         raise DoesNotFit("its keys and values are quantized")
     _check_head_size(decoder.head_size)
     rotates = bool(attributes["do_rotary"].i) if "do_rotary" in attributes else False
-    ropes = [given[place] if rotates else "" for place in (_COS, _SIN, _POSITIONS)]
-    rest = [given[place] for place in (_SINKS, _QUERY_NORM, _KEY_NORM)]
+    ropes = [given[index] if rotates else "" for index in (_COS, _SIN, _POSITIONS)]
+    rest = [given[index] for index in (_SINKS, _QUERY_NORM, _KEY_NORM)]
     inputs = [*given[:3], *(NATIVE + name for name in given[PAST]), STARTS, PASTS, SLOTS, *ropes, *rest]
     found = helper.make_node(OPERATOR, inputs, node.output[:1], node.name, domain=DOMAIN)
     found.attribute.extend(attribute for name, attribute in attributes.items() if name in _ATTRIBUTES)
@@ -74,15 +74,15 @@ def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
 
 def to_native_cross(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
     """The RaggedAttention that replaces a MultiHeadAttention over encoded audio. Raises DoesNotFit."""
-    given = {place for place, name in enumerate(node.input) if name}
-    sounds = {state.past: state for state in decoder.cross_states}
+    given = {index for index, name in enumerate(node.input) if name}
+    audio_states = {state.past: state for state in decoder.cross_states}
     attributes: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    if given != {0, 1, 2} or not sounds.keys() >= set(node.input[_SOUND]) or attributes.get("unidirectional"):
-        raise DoesNotFit("its attention to sounds has a form that the runner does not know")
-    _check_head_size(sounds[node.input[1]].shape[2])
+    if given != {0, 1, 2} or not audio_states.keys() >= set(node.input[_AUDIO]) or attributes.get("unidirectional"):
+        raise DoesNotFit("its attention to audio has a form that the runner does not know")
+    _check_head_size(audio_states[node.input[1]].shape[2])
     given_heads: dict[str, Any] = {"num_heads": attributes["num_heads"], "kv_num_heads": attributes["num_heads"]}
     scale = {"scale": attributes["scale"]} if "scale" in attributes else {}
-    inputs = [node.input[_QUERIES], "", "", *(NATIVE + name for name in node.input[_SOUND]), STARTS, PASTS, SLOTS]
+    inputs = [node.input[_QUERIES], "", "", *(NATIVE + name for name in node.input[_AUDIO]), STARTS, PASTS, SLOTS]
     return helper.make_node(
         OPERATOR, inputs, node.output[:1], node.name, domain=DOMAIN, causal=0, **given_heads, **scale
     )

@@ -1,7 +1,9 @@
-"""Helper that all modules for graph rewriting use."""
+"""Edits of graphs that several modules for graph rewriting share."""
 
 from collections.abc import Iterable
 from typing import Any
+
+import onnx
 
 
 def replace(field: Any, values: Iterable[Any]) -> None:
@@ -9,3 +11,15 @@ def replace(field: Any, values: Iterable[Any]) -> None:
     values = list(values)
     del field[:]
     field.extend(values)
+
+
+def drop_unread(graph: onnx.GraphProto) -> None:
+    """Remove nodes whose outputs nothing reads, such as those that took lengths from the attention mask."""
+    wanted = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(graph.node):  # in a graph each node follows the nodes that it reads
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(node.input)
+            wanted.update(name for a in node.attribute for inner in a.g.node for name in inner.input)
+    replace(graph.node, kept[::-1])

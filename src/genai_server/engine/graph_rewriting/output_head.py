@@ -39,11 +39,11 @@ class Head:
 
     def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
         """Insert the node `selection` between the hidden states and the product that reads them."""
-        place = next(index for index, node in enumerate(graph.node) if self.states in node.input)
+        first_reader = next(index for index, node in enumerate(graph.node) if self.states in node.input)
         for position, name in enumerate(self.reader.input):
             if name == self.states:
                 self.reader.input[position] = selection.output[0]
-        graph.node.insert(place, selection)
+        graph.node.insert(first_reader, selection)
 
 
 def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:

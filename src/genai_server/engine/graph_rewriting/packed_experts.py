@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from genai_server.engine.graph_rewriting.constants import FLOATS, Constants
-from genai_server.engine.graph_rewriting.data_file import DataFile, InlineData
 from genai_server.engine.graph_rewriting.packed_weights import (
     FloatMatrix,
     Matrix,
@@ -22,7 +21,7 @@ from genai_server.engine.graph_rewriting.packed_weights import (
     unpacked,
     with_whole_panels,
 )
-from genai_server.engine.graph_rewriting.stored_weights import Weights
+from genai_server.engine.graph_rewriting.stored_weights import DataFile, InlineData, Weights
 
 _FLOATS, _QUANTIZED = "MoE", "QMoE"
 EXPERTS = (_FLOATS, _QUANTIZED)
@@ -126,7 +125,7 @@ class _Tensors(NamedTuple):
     """Weights of one product of all experts, with the dimensions [experts, outputs, …]."""
 
     weights: NDArray[Any]
-    # Of quantized weights, and of those with zero points. float32 [experts, outputs, blocks]
+    # float32 [experts, outputs, blocks]: scales of quantized weights, and zero points if they have any.
     scales: NDArray[Any] | None
     zeros: NDArray[np.float32] | None
     bias: NDArray[Any] | None

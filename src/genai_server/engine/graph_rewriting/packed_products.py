@@ -18,7 +18,6 @@ from onnx import TensorProto, helper
 
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.graph_rewriting.constants import FLOATS, Constants
-from genai_server.engine.graph_rewriting.data_file import DataFile, InlineData
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.nodes import replace
 from genai_server.engine.graph_rewriting.packed_experts import EXPERTS, pack_experts, why_not_experts
@@ -33,7 +32,7 @@ from genai_server.engine.graph_rewriting.packed_weights import (
     quantized_matrix,
     rounded,
 )
-from genai_server.engine.graph_rewriting.stored_weights import Weights
+from genai_server.engine.graph_rewriting.stored_weights import DataFile, InlineData, Weights
 from genai_server.engine.graph_rewriting.widening import widen
 
 PACKED, PACKED_EXPERTS = "PackedMatMul", "PackedExperts"
@@ -95,7 +94,7 @@ def _why_not_quantized(node: onnx.NodeProto, constants: Constants) -> str | None
     if given.get("weight_prepacked"):
         return "its weights are in the order of another device"
     inputs = _padded(node, _BIAS + 1)
-    types = [constants.kind(inputs[place]) for place in (_WEIGHTS, _SCALES, _ZEROS, _ORDER) if inputs[place]]
+    types = [constants.kind(inputs[index]) for index in (_WEIGHTS, _SCALES, _ZEROS, _ORDER) if inputs[index]]
     known = [TensorProto.UINT8, *FLOATS, TensorProto.INT32]
     if any(kind not in known for kind in types) or types[1] not in FLOATS:
         return f"the weights of {node.name or node.output[0]} are of types that genai-server-native does not know"
@@ -206,16 +205,16 @@ class PackedProducts:
         assert rows is not None and scales is not None
         rows, scales = rows.reshape(num_outputs, -1), scales.reshape(num_outputs, -1)
         matrix = quantized_matrix(rows, scales, zeros, bits, num_inputs, block)
-        places = None
+        permutation = None
         if order is not None and (order[:num_inputs] != np.arange(num_inputs) // block).any():
-            places = np.argsort(order[:num_inputs], kind="stable")
-            if (order[places] != np.arange(num_inputs) // block).any():
+            permutation = np.argsort(order[:num_inputs], kind="stable")
+            if (order[permutation] != np.arange(num_inputs) // block).any():
                 raise DoesNotFit(f"the groups of weights of {node.name or node.output[0]} differ in size")
-            columns = np.concatenate([places, np.arange(num_inputs, matrix.weights.shape[1])])
+            columns = np.concatenate([permutation, np.arange(num_inputs, matrix.weights.shape[1])])
             matrix = matrix._replace(weights=matrix.weights[:, columns])
         # With an order of its own, ONNX Runtime computes in floats at each level.
         is_rounded = given.get("accuracy_level") == _INT8_ACTIVATIONS and order is None
-        return _Product(node.input[0], matrix, 8 if is_rounded else 32, inputs[_BIAS], places)
+        return _Product(node.input[0], matrix, 8 if is_rounded else 32, inputs[_BIAS], permutation)
 
     def _gated_product(self, node: onnx.NodeProto, group: "_Gated") -> onnx.NodeProto | None:
         if any(_why_not(one, self._constants) for one in (group.gate, group.values)):

@@ -132,8 +132,8 @@ def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
         return rows
     per_byte = 8 // bits
     values = np.empty((len(rows), per_byte * rows.shape[1]), np.uint8)
-    for place in range(per_byte):
-        values[:, place::per_byte] = rows >> bits * place & ((1 << bits) - 1)
+    for offset in range(per_byte):
+        values[:, offset::per_byte] = rows >> bits * offset & ((1 << bits) - 1)
     return values
 
 

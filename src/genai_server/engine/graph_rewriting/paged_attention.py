@@ -30,7 +30,7 @@ _SHARED = {
 }
 # Attributes of GroupQueryAttention alone that change nothing here. The first says how a short buffer is used.
 _WITHOUT_EFFECT = {"sliding_window_cache", "kv_cache_bit_width", "qk_output"}
-# The values of others for which the operators compute the same.
+# Other attributes, with the values for which both operators compute the same.
 _SAME = {"smooth_softmax": (-1, 0), "causal": (1,), "unidirectional": (1,)}
 
 
@@ -62,15 +62,15 @@ def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         raise DoesNotFit("its attention is given positions, which paged attention counts itself")
     attributes = shared_attributes(node)
     inputs = [""] * (_BOUNDS + 1)
-    for place, name in enumerate(node.input):
-        if place in _INPUTS:
-            inputs[_INPUTS[place]] = name
+    for index, name in enumerate(node.input):
+        if index in _INPUTS:
+            inputs[_INPUTS[index]] = name
     axis, flat = f"{node.output[0]}.axis", f"{node.output[0]}.flat"
     made = [helper.make_node("Constant", [], [axis], value_ints=[0])]
-    for place in range(3):
-        if name := inputs[place]:
-            inputs[place] = f"{node.output[0]}.{place}"
-            made.append(helper.make_node("Squeeze", [name, axis], [inputs[place]]))
+    for index in range(3):
+        if name := inputs[index]:
+            inputs[index] = f"{node.output[0]}.{index}"
+            made.append(helper.make_node("Squeeze", [name, axis], [inputs[index]]))
     inputs[_PAST] = [PAGED + name for name in inputs[_PAST]]
     inputs[_STARTS], inputs[_PASTS], inputs[_BLOCKS], inputs[_BOUNDS] = STARTS, PASTS, BLOCKS, BOUNDS
     outputs = [flat, *(PAGED + name for name in node.output[1:3])]
@@ -84,7 +84,7 @@ def shared_attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
 
     Raises DoesNotFit if the node has other attributes or inputs that change what it computes.
     """
-    given = {place for place, name in enumerate(node.input) if name}
+    given = {index for index, name in enumerate(node.input) if name}
     if _BIAS in given:
         raise DoesNotFit("its attention has a bias")
     attributes = {attribute.name: attribute for attribute in node.attribute}

@@ -25,7 +25,7 @@ from genai_server.engine.graph_rewriting.native_attention import (
     to_native,
     to_native_cross,
 )
-from genai_server.engine.graph_rewriting.nodes import replace
+from genai_server.engine.graph_rewriting.nodes import drop_unread, replace
 from genai_server.engine.graph_rewriting.output_head import find_head
 from genai_server.engine.graph_rewriting.paged_attention import paged_inputs, pool, to_paged
 from genai_server.engine.graph_rewriting.ragged_states import StateLayers
@@ -226,15 +226,3 @@ def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProt
             node.input[position] = halved[name]
     node.output[0] += _HALF
     return made
-
-
-def drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove nodes whose outputs nothing reads, such as those that took lengths from the attention mask."""
-    wanted = {value.name for value in graph.output}
-    kept = []
-    for node in reversed(graph.node):  # in a graph each node follows the nodes that it reads
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(node.input)
-            wanted.update(name for a in node.attribute for inner in a.g.node for name in inner.input)
-    replace(graph.node, kept[::-1])

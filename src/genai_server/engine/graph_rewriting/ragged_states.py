@@ -132,7 +132,7 @@ class StateLayers:
         gates = _RULES.get(attributes["update_rule"])
         if gates is None or attributes["state_window"] or given[_PAST] not in self._recurrent:
             raise DoesNotFit(f"its operator {RECURRENCE} has a form that the runner does not know")
-        optional = [given[place] if place in gates else "" for place in (_DECAY, _RATE)]
+        optional = [given[index] if index in gates else "" for index in (_DECAY, _RATE)]
         operator = self._operator(
             helper.make_node(
                 _NATIVE_RECURRENCE,
@@ -151,7 +151,7 @@ class StateLayers:
 
     def _operator(self, node: onnx.NodeProto, tokens: tuple[int, ...]) -> onnx.NodeProto:
         """Return an operator's node, and record which of its inputs are tokens."""
-        self.read |= dict.fromkeys(name for place, name in enumerate(node.input) if name and place in tokens)
+        self.read |= dict.fromkeys(name for index, name in enumerate(node.input) if name and index in tokens)
         return node
 
 

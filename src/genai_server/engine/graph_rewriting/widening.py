@@ -80,8 +80,8 @@ def _matrices(graph: onnx.GraphProto) -> set[str]:
             turned[node.output[0]] = node.input[0]
     others = {value.name for value in [*graph.input, *graph.output]}
     for node in graph.node:
-        places = _MATRICES.get(node.op_type, ())
-        others |= {name for place, name in enumerate(node.input) if place not in places}
+        indices = _MATRICES.get(node.op_type, ())
+        others |= {name for index, name in enumerate(node.input) if index not in indices}
     # What others read is widened, turned or not.
     others |= {source for name, source in turned.items() if name in others}
     kept = halves - others

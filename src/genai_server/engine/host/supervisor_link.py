@@ -1,4 +1,7 @@
-"""Standard streams of an engine process, which connect it to the supervisor and end the engine with the supervisor."""
+"""Standard streams of an engine process, which connect it to the supervisor and end the engine with the supervisor.
+
+Over these streams the engine also sends heartbeats, by whose absence the supervisor notices that the engine hangs.
+"""
 
 import contextlib
 import ctypes
@@ -13,6 +16,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from genai_server.messages.launch import (
+    BEAT_SECONDS,
     Beat,
     EngineLaunch,
     FromEngine,
@@ -23,6 +27,7 @@ from genai_server.messages.launch import (
 )
 from genai_server.messages.protocol import encode_frame
 from genai_server.system.child_process import private_standard_output
+from genai_server.timing import Clock
 
 # Seconds for `close` before the exit; the supervisor allows some more.
 _CLOSING = 3.0
@@ -127,3 +132,32 @@ def _exit_from_native_code() -> None:
         number = signal.SIGSTKFLT  # a signal that nothing else sends
         library.signal(number, ctypes.cast(library.alarm, ctypes.c_void_p))
         library.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
+
+
+class Heartbeat:
+    """Sends heartbeats. Used by the thread of the engine's loop only.
+
+    A heartbeat is sent before each pass, because native code may hold the GIL during the pass. As each one wakes the
+    supervisor, a heartbeat with the same content as the last one is left out for BEAT_SECONDS. `send` must not block.
+    """
+
+    def __init__(self, send: Callable[[Beat], None] = lambda beat: None, clock: Clock = time.monotonic) -> None:
+        self._send = send
+        self._clock = clock
+        self._last = Beat()
+        # When a beat with the same content as the last one is sent again.
+        self._next = clock()
+        # The bytes of keys and values in memory.
+        self.kv_bytes = 0
+
+    def beat(self, tokens: int, requests: int, arrived: int) -> None:
+        """Report that a pass with this number of tokens in all rows begins, or with 0 that none begins.
+
+        `requests` is the number of running and waiting requests, `arrived` of all that have ever arrived.
+        """
+        last, now = self._last, self._clock()
+        if now < self._next and tokens == last.tokens and bool(requests) == bool(last.requests):
+            return
+        self._last = Beat(last.number + 1, tokens, requests, arrived, self.kv_bytes)
+        self._next = now + BEAT_SECONDS
+        self._send(self._last)

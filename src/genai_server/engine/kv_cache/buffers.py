@@ -124,7 +124,7 @@ def buffers_on(device: str, options: DeviceOptions, max_blocks: int) -> MakeBuff
     memory = PROVIDERS[device.partition(":")[0]].memory
     if memory == "cpu":
         return CpuBuffers
-    from genai_server.engine.kv_cache.paged_buffers import PagedBuffers, Place  # loads ONNX Runtime
+    from genai_server.engine.kv_cache.paged_buffers import MemoryDevice, PagedBuffers  # loads ONNX Runtime
 
-    place = Place(memory, device_id(options), provider(_COPIES[memory]).onnxruntime)
-    return partial(PagedBuffers, place, max_blocks)
+    memory_device = MemoryDevice(memory, device_id(options), provider(_COPIES[memory]).onnxruntime)
+    return partial(PagedBuffers, memory_device, max_blocks)

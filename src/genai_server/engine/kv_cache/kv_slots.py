@@ -52,13 +52,13 @@ class Slot:
     checkpoints: dict[int, Saved] = field(default_factory=dict)
     # Tokens that another slot begins with, too; more prompts may begin with these. Their checkpoint is always kept.
     num_common: int = 0
-    # The sequence that has it, or had it last.
+    # The sequence that has the slot, or had it last.
     owner: int | None = None
-    # The tenant of that; None for one of low priority, whose prefixes are in nobody's share.
+    # The tenant of the owner; None for a low-priority sequence, whose prefixes belong to no share.
     tenant: str | None = ""
     # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
     used: int = 0
-    # The clock's time of that.
+    # The clock's time of the last release or reuse.
     used_at: float = 0.0
 
     @property
@@ -96,7 +96,7 @@ class KvPages:
         self._memory = memory
         self._give_back = give_back
         self._clock = clock
-        self._pages = [0] * len(slots)  # the pages that each row has, without those of checkpoints
+        self._pages = [0] * len(slots)  # the pages that each slot has, without those of checkpoints
 
     @property
     def num_bytes(self) -> int:
@@ -144,19 +144,19 @@ class KvPages:
 
     def make_room(self, num_pages: int, *keep: Slot) -> None:
         """Free memory until `num_pages` pages are free. The tokens of running slots and of the slots `keep` stay."""
-        most = self._memory.num_pages - num_pages
+        maximum = self._memory.num_pages - num_pages
         for slot in self._slots:
-            if self.num_used <= most:
+            if self.num_used <= maximum:
                 return
             self._trim(slot)
         for slot in self.cached():
-            if self.num_used <= most:
+            if self.num_used <= maximum:
                 return
             if slot not in keep:
                 slot.empty()
                 self._trim(slot)
         for slot in self._slots:
-            if self.num_used <= most:
+            if self.num_used <= maximum:
                 return
             slot.checkpoints = {}
 
@@ -199,13 +199,13 @@ class KvPages:
             held[newcomer] = (1, 0)
         if len(held) < 2:
             return set()
-        most_slots, most_pages = max(1, len(self._slots) // len(held)), self._memory.num_pages // len(held)
+        max_slots, max_pages = max(1, len(self._slots) // len(held)), self._memory.num_pages // len(held)
         found: set[int] = set()
         for slot in (*running, *recent):
             num_slots, num_pages = held[slot.tenant]
             num_pages += max(self._pages[slot.index], self._needed(slot))
             held[slot.tenant] = num_slots, num_pages = num_slots + 1, num_pages
-            if slot.sequence is None and num_slots <= most_slots and num_pages <= most_pages:
+            if slot.sequence is None and num_slots <= max_slots and num_pages <= max_pages:
                 found.add(slot.index)
         return found
 
@@ -352,8 +352,8 @@ class KvSlots:
         """
         slot = self._running[sequence]
         source, length, slot.num_common = self._longest_past(prompt, slot.salt, is_long=slot.is_long)
-        least = len(slot.tokens) + self._min_copied
-        if source is None or source is slot or length < least or not self._pages.can_copy(source, length):
+        minimum = len(slot.tokens) + self._min_copied
+        if source is None or source is slot or length < minimum or not self._pages.can_copy(source, length):
             return len(slot.tokens)
         self._copy(source, slot, length)
         return length
@@ -494,13 +494,13 @@ class KvSlots:
         prompt with any slot. Only slots with this salt and this `is_long` count. Of equally good slots, an idle one is
         preferred, because it can be taken over.
         """
-        most = max(0, len(prompt) - 2)
+        maximum = max(0, len(prompt) - 2)
         best: tuple[Slot | None, int] = (None, 0)
         longest = 0
         for slot in sorted(self.slots, key=lambda slot: slot.sequence is not None):
             if (slot.salt, slot.is_long) != (salt, is_long):
                 continue
-            common = min(most, common_length(prompt, slot.tokens))
+            common = min(maximum, common_length(prompt, slot.tokens))
             length, longest = self._usable(slot, common), max(longest, common)
             if length > best[1]:
                 best = (slot, length)

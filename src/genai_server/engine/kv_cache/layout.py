@@ -127,7 +127,7 @@ def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, ND
     """Inputs of genai-server-native's operators that describe the rows."""
     ranks = [(0, 0) if row.ranks is None else row.ranks for row in rows]
     return {
-        native_attention.STARTS: np.array([0, *(place.stop for place in tokens)], np.int32),
+        native_attention.STARTS: np.array([0, *(span.stop for span in tokens)], np.int32),
         native_attention.PASTS: np.array([row.num_cached for row in rows], np.int32),
         native_attention.SLOTS: np.array([row.slot for row in rows], np.int32),
         native_attention.COMMITTED: np.array([len(row.tokens) - row.num_drafted for row in rows], np.int32),
@@ -140,7 +140,7 @@ def _paged_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDA
     """Inputs of paged attention that describe the lengths of the rows."""
     longest = max(row.num_cached + len(row.tokens) for row in rows)
     return {
-        paged_attention.STARTS: np.array([0, *(place.stop for place in tokens)], np.int32),
+        paged_attention.STARTS: np.array([0, *(span.stop for span in tokens)], np.int32),
         paged_attention.PASTS: np.array([row.num_cached for row in rows], np.int32),
         paged_attention.BOUNDS: np.array([max(len(row.tokens) for row in rows), longest, longest], np.int32),
     }
@@ -148,9 +148,9 @@ def _paged_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDA
 
 def _hidden(rows: Sequence[Row], tokens: Sequence[slice], num_tokens: int, graph: DecoderGraph) -> NDArray[Any]:
     found = np.zeros((1, num_tokens, graph.hidden_size), graph.logits_type)
-    for row, places in zip(rows, tokens, strict=True):
+    for row, span in zip(rows, tokens, strict=True):
         if row.hidden is not None:
-            found[0, places] = row.hidden
+            found[0, span] = row.hidden
     return found
 
 

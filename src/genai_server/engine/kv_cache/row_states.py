@@ -61,9 +61,9 @@ Saved = list[NDArray[Any]]
 class _Drafted(NamedTuple):
     """Draft tokens of a row. Until some are accepted, the row's states are those before the draft."""
 
-    # The first one's place among the flat tokens of the pass.
+    # Index of the first draft token among the flat tokens of the pass.
     first: int
-    # What the pass gave, as OrtValues [1, T, …] by their names.
+    # Intermediate outputs of the pass, as OrtValues [1, tokens, …] by name.
     values: Mapping[str, Any]
 
 
@@ -82,7 +82,7 @@ class RowStates:
         }
         # Tokens whose keys and values take as much memory as a row's states.
         self.tokens_worth = graph.bytes_per_row // graph.bytes_per_token
-        # What is saved of each row.
+        # The arrays that a checkpoint copies.
         self.arrays = list(self._states.values())
         self._operators = operators
         # Names of the outputs that a pass with drafts must give: what the operators have read of its tokens.
@@ -126,9 +126,9 @@ class RowStates:
 
         The outputs are those named in `read`.
         """
-        for row, places in zip(layout.rows, layout.tokens, strict=True):
+        for row, span in zip(layout.rows, layout.tokens, strict=True):
             if row.num_drafted:
-                self._waiting[row.slot] = _Drafted(places.stop - row.num_drafted, values)
+                self._waiting[row.slot] = _Drafted(span.stop - row.num_drafted, values)
 
     def accept(self, row: int, num_tokens: int) -> None:
         """Advance the states of a row over the first `num_tokens` tokens of its draft. Does nothing without a draft."""

@@ -1,7 +1,9 @@
-"""Finds when the tokens of a transcript were spoken, with a part of the decoder's graph.
+"""Finds when the tokens of a transcript were spoken, by a decoder's attention to the audio (openai/whisper, timing.py).
 
-The graph returns the cross-attention scores over the audio, for the heads that follow the speech
-(engine/graph_rewriting/attention_scores.py). It reads a transcript at once, without a KV cache.
+A part of the decoder's graph returns the cross-attention scores over the audio, for the heads that follow the speech
+(engine/graph_rewriting/cross_attention.py). It reads a transcript at once, without a KV cache. Of all paths through the
+scores that only go forward in time, the one with the largest sum says for each token where in the audio it is (dynamic
+time warping).
 """
 
 from pathlib import Path
@@ -9,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
-from genai_server.engine.encoded_audio import EncodedAudio
-from genai_server.engine.graph_rewriting.attention_scores import score_heads
+from genai_server.engine.encoded_inputs import EncodedAudio
+from genai_server.engine.graph_rewriting.cross_attention import score_heads
+from genai_server.engine.model.graph import read_cross_decoder
 from genai_server.engine.model.session_options import open_encoder
-from genai_server.engine.model.speech_files import read_cross_decoder
-from genai_server.engine.token_times import token_times
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.messages.generation_request import Alignment
 from genai_server.model_files.json_file import read_object
@@ -39,17 +41,19 @@ class Aligner:
         given = {value.name for value in self._session.get_inputs()}
         shape = (1, decoder.num_kv_heads, 0, decoder.head_size)
         self._empty = {name: np.zeros(shape, decoder.cache_type) for name in decoder.past_names if name in given}
-        self._sounds = [state.past for state in decoder.cross_states]
+        self._audio_states = [state.past for state in decoder.cross_states]
         self._given = given
         self._input_ids = decoder.input_ids
 
-    def times(self, alignment: Alignment, sound: EncodedAudio) -> list[float]:
+    def times(self, alignment: Alignment, audio: EncodedAudio) -> list[float]:
         """Seconds from the start of the window at which each token of a transcript begins. Raises RunnerFailed.
 
         The first `num_before` tokens of the alignment come before the transcript and have no times.
         """
         inputs: dict[str, Any] = {self._input_ids: np.array([alignment.tokens], np.int32), **self._empty}
-        inputs |= {name: values for name, values in zip(self._sounds, sound.states, strict=True) if name in self._given}
+        inputs |= {
+            name: values for name, values in zip(self._audio_states, audio.states, strict=True) if name in self._given
+        }
         try:
             found = self._session.run(self._outputs, inputs)
         except Exception as error:  # ONNX Runtime's errors have no base of their own
@@ -92,3 +96,68 @@ def alignment_heads(model_dir: Path, decoder: DecoderGraph) -> dict[int, list[in
     if not found:
         raise DoesNotFit(f"{GENERATION} has no {_HEADS}")
     return found
+
+
+Weights = NDArray[np.float32]
+# Each weight becomes the median of this number of frames.
+_MEDIAN = 7
+_TINY = 1e-6
+
+
+def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> list[float]:
+    """Times in seconds at which tokens begin.
+
+    `scores` [heads, tokens, frames] are attention scores before softmax, for each token that was read. The first token
+    stands before the text, and the weights of a token are those with which the next one was chosen. Only the first
+    `num_frames` have audio.
+    """
+    heads = (_followed(head) for head in scores[:, :, : max(1, num_frames)])
+    found = sum(heads, np.zeros(1, np.float32))
+    tokens, frames = _path(-found)
+    begins = np.flatnonzero(np.diff(tokens, prepend=-1))
+    times: list[float] = (frames[begins] * seconds_per_frame).tolist()
+    return times
+
+
+def _followed(scores: Weights) -> Weights:
+    """How much more than other tokens each token attends to each frame, [tokens, frames], by the scores of one head."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return _smooth((weights - weights.mean(axis=0)) / (weights.std(axis=0) + _TINY))
+
+
+def _smooth(weights: Weights) -> Weights:
+    """Median of each weight over neighboring frames, with the ends reflected."""
+    half = _MEDIAN // 2
+    num_frames = weights.shape[-1]
+    if num_frames <= half:
+        return weights
+    padded = np.pad(weights, ((0, 0), (half, half)), mode="reflect")
+    neighbors = [padded[:, first : first + num_frames] for first in range(_MEDIAN)]
+    # Sorted by exchanging neighbors: numpy's median takes several times as long for so few.
+    for turn in range(_MEDIAN):
+        for low in range(turn % 2, _MEDIAN - 1, 2):
+            pair = neighbors[low], neighbors[low + 1]
+            neighbors[low : low + 2] = np.minimum(*pair), np.maximum(*pair)
+    return neighbors[half]
+
+
+def _path(costs: Weights) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of the cheapest path from the first to the last cell, with steps to the right, down, or both."""
+    num_rows, num_columns = costs.shape
+    total = np.empty((num_rows, num_columns))
+    total[0] = np.cumsum(costs[0], dtype=np.float64)
+    for row in range(1, num_rows):
+        above = total[row - 1]
+        best = np.minimum(above, np.concatenate(([np.inf], above[:-1])))
+        # From the left is cheaper where a sum along the row began lower: that needs no loop over the columns.
+        along = np.cumsum(costs[row], dtype=np.float64)
+        total[row] = np.minimum.accumulate(best - along + costs[row]) + along
+    row, column = num_rows - 1, num_columns - 1
+    cells = [(row, column)]
+    while row or column:
+        steps = [(row - 1, column - 1), (row - 1, column), (row, column - 1)]
+        row, column = min((each for each in steps if min(each) >= 0), key=total.__getitem__)
+        cells.append((row, column))
+    rows, columns = np.array(cells[::-1]).T
+    return rows, columns

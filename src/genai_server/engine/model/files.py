@@ -1,4 +1,7 @@
-"""Checks the files of a model directory before anything is loaded, and reads its configuration."""
+"""Checks the files of a model directory before anything is loaded, and reads its configuration.
+
+A draft model for speculative decoding is checked, too: it must have the same tokens as the model it drafts for.
+"""
 
 import json
 import os
@@ -9,9 +12,10 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from genai_server.engine.model.external_files import external_files
-from genai_server.errors import ModelDirectoryError, quoted
+from genai_server.errors import ConfigurationError, ModelDirectoryError, quoted
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.messages.profile_plan import PREFIX
+from genai_server.model_files.json_file import read_object
 from genai_server.model_files.pooling_model import (
     MODULES,
     PoolingModel,
@@ -33,12 +37,12 @@ VECTORS = ("sentence_embedding", "text_embeds", "pooled_embeddings")
 # The message about a model without a chat template.
 NO_CHAT_TEMPLATE = "has no chat template: it takes raw prompts (/v1/completions), and chats get a 400"
 GIVE_A_TEMPLATE = "set one with GENAI_CHAT_TEMPLATE or --chat-template: a file, or a name such as chatml"
-# The messages about a model that also takes images or sound in its original form.
-TEXT_ONLY = "is served for text only: what the original has for images or sound is left out"
-NO_SOUND = "is served for text and images: what the original has for sound is left out"
+# The messages about a model that also takes images or audio in its original form.
+TEXT_ONLY = "is served for text only: what the original has for images or audio is left out"
+NO_AUDIO = "is served for text and images: what the original has for audio is left out"
 # The end of such a model's type, and the one type with this end that has no other parts.
 _TEXT_PART, _WHOLE = "_text", "gemma3_text"
-# Sections of a model's configuration for images and sound.
+# Sections of a model's configuration for images and audio.
 _VISION, _SPEECH = "vision", "speech"
 # Keys of the configuration whose values are files that onnxruntime-genai reads.
 _FILE_KEYS = ("filename", "config_filename", "adapter_filename")
@@ -158,7 +162,7 @@ def what_is_left_out(directory: Path) -> str:
     model = read_config(directory)["model"]
     kind = str(model.get("type", ""))
     if (found := read_vision_model(directory)) is not None:
-        return NO_SOUND if _SPEECH in model and found.medium is Medium.IMAGE else ""
+        return NO_AUDIO if _SPEECH in model and found.medium is Medium.IMAGE else ""
     is_part = kind.endswith(_TEXT_PART) and kind != _WHOLE
     return TEXT_ONLY if is_part or _VISION in model or _SPEECH in model else ""
 
@@ -350,3 +354,55 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         double = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"it has {quoted(double)} twice in one object")
     return found
+
+
+def check_draft_model(model: Path, draft: Path) -> ModelInfo:
+    """Check the files of a draft model, and that it has the same tokens as another, checked model.
+
+    Returns the draft model's data. The models may be padded to different vocabulary sizes, and their texts may be split
+    by different rules, because a draft model reads and writes token ids only. Raises ConfigurationError, whose message
+    begins with the path `draft` and says what differs.
+    """
+    try:
+        info = check_model_directory(draft)
+        if task_of(draft) is not Task.GENERATE:
+            raise ConfigurationError(f"{draft}: it does not generate text")
+        (own, own_special), (other, special) = _tokens(model), _tokens(draft)
+    except ModelDirectoryError as error:
+        raise ConfigurationError(f"{draft}: {error.message}") from None
+    fault = _first_difference("special token", own_special, special) or _first_difference("token", own, other)
+    if fault:
+        raise ConfigurationError(f"{draft}: it must have the tokenizer of {model}: {fault}")
+    if info.vocab_size < len(own):
+        raise ConfigurationError(
+            f"{draft}: its vocabulary has {info.vocab_size} tokens (vocab_size), the tokenizer has {len(own)}"
+        )
+    return info
+
+
+def _first_difference(kind: str, wanted: dict[int, str], found: dict[int, str]) -> str:
+    """Description of the first token of a kind that differs between two vocabularies, by id; "" if none differs."""
+    if wanted == found:
+        return ""
+    token = min(id for id in wanted.keys() | found.keys() if wanted.get(id) != found.get(id))
+    here, there = (quoted(tokens[token]) if token in tokens else "missing" for tokens in (found, wanted))
+    return f"{kind} {token} is {here} and not {there}; it has {len(found)} {kind}s and not {len(wanted)}"
+
+
+def _tokens(directory: Path) -> tuple[dict[int, str], dict[int, str]]:
+    """All tokens, and the special tokens, of a directory's tokenizer by id. Raises ModelDirectoryError."""
+    tokenizer = read_object(directory / TOKENIZER)
+    try:
+        vocabulary = tokenizer["model"]["vocab"]
+        # Unigram models have a list of texts with their scores.
+        pairs = (
+            enumerate(entry[0] for entry in vocabulary)
+            if isinstance(vocabulary, list)
+            else ((int(id), text) for text, id in vocabulary.items())
+        )
+        added = {int(token["id"]): str(token["content"]) for token in tokenizer.get("added_tokens", ())}
+        return {id: str(text) for id, text in pairs} | added, {
+            int(token["id"]): str(token["content"]) for token in tokenizer.get("added_tokens", ()) if token["special"]
+        }
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ModelDirectoryError(f"{directory / TOKENIZER} cannot be read: it has a wrong {error}") from None

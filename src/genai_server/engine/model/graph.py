@@ -1,19 +1,26 @@
-"""Describes a decoder's ONNX graph for the batched runner, or explains why that runner cannot run the graph."""
+"""Describes the graphs of a model directory: the decoder for the batched runner, and the encoders of images and audio.
+
+If the batched runner cannot run a decoder, DoesNotFit says why. The decoder of a speech recognition model is described
+in the form to which engine/graph_rewriting/cross_attention.py rewrites it. A model that reads images or audio has
+further graphs: a vision or speech graph that makes features [features, hidden_size], and an embedding graph that makes
+embeddings of tokens, with the features in place of image tokens.
+"""
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit, LayerState, local_window
+from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit, LayerState, VisionFiles, local_window
+from genai_server.engine.graph_rewriting.cross_attention import POSITIONS, find_positions
 from genai_server.engine.graph_rewriting.low_rank import find_paths
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed
 from genai_server.engine.model.adapter_file import optional_inputs
 from genai_server.engine.model.files import CONFIG, read_config
-from genai_server.engine.model.vision_files import read_vision_files
+from genai_server.model_files.vision_model import Medium, read_vision_model
 
 # The part of a configuration that describes a head for multi-token prediction.
 MTP = "mtp"
@@ -156,7 +163,7 @@ def _layer_names(
 
     conv, recurrent = states("conv"), states("recurrent")
     attending = [layer for layer in layers if layer not in conv and layer not in recurrent]
-    past, present = (tuple(part[place] % layer for layer in attending for part in parts) for place in (0, 1))
+    past, present = (tuple(part[side] % layer for layer in attending for part in parts) for side in (0, 1))
     return past, present, tuple(conv.values()), tuple(recurrent.values())
 
 
@@ -253,3 +260,96 @@ def _switch(graph: onnx.GraphProto, attention_mask: str) -> int | None:
             raise DoesNotFit("its graph branches, so that the rows of a batch might depend on each other")
         limits.append(limit)
     return min(limits, default=None)
+
+
+# The library's default.
+_MERGE_SIZE = 2
+
+
+def read_vision_files(model_dir: Path) -> VisionFiles | None:
+    """Description of the encoder and embedding graphs in a checked model directory; None for text-only models."""
+    known = read_vision_model(model_dir)
+    if known is None:
+        return None
+    model = read_config(model_dir)["model"]
+    has_audio = known.medium is Medium.AUDIO
+    vision, embedding = model["speech" if has_audio else "vision"], model["embedding"]
+    parts = [part.get(kind) or {} for part in (vision, embedding) for kind in ("inputs", "outputs")]
+    names = {name: graph_name for part in parts for name, graph_name in part.items()}
+    return VisionFiles(
+        model_dir / vision["filename"],
+        model_dir / embedding["filename"],
+        known.image_token_id,
+        int(model["decoder"]["hidden_size"]),
+        has_audio,
+        merge_size=int(vision.get("spatial_merge_size", _MERGE_SIZE)),
+        has_adapter="adapter_filename" in vision,
+        names=names,
+    )
+
+
+@dataclass(frozen=True)
+class EncoderFiles:
+    """The graph that encodes audio into keys and values for cross-attention."""
+
+    path: Path
+    # The input [1, mels, frames].
+    features: str
+    # The outputs [1, heads, …, head_size], in the order of `DecoderGraph.cross_states`.
+    presents: tuple[str, ...]
+
+
+def read_encoder_files(model_dir: Path) -> EncoderFiles:
+    """Description of the encoder in a checked model directory of a speech recognition model."""
+    encoder = read_config(model_dir)["model"]["encoder"]
+    inputs, outputs = encoder.get("inputs", {}), encoder.get("outputs", {})
+    layers = range(int(read_config(model_dir)["model"]["decoder"]["num_hidden_layers"]))
+    parts = [outputs.get(f"cross_present_{part}_names", f"present_{part}_cross_%d") for part in ("key", "value")]
+    presents = tuple(part % layer for layer in layers for part in parts)
+    return EncoderFiles(model_dir / encoder["filename"], inputs.get("audio_features", "audio_features"), presents)
+
+
+def read_cross_decoder(model_dir: Path) -> DecoderGraph:
+    """Description of the decoder in a checked model directory of a speech recognition model. Raises DoesNotFit.
+
+    It describes the graph after `use_known_operators` has rewritten it.
+    """
+    decoder = read_config(model_dir)["model"]["decoder"]
+    graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph
+    inputs = {value.name: value.type.tensor_type for value in graph.input}
+    outputs = {value.name: value.type.tensor_type for value in graph.output}
+    given, made = decoder.get("inputs", {}), decoder.get("outputs", {})
+    layers = range(int(decoder["num_hidden_layers"]))
+
+    def names(found: dict[str, str], key: str, default: str) -> tuple[str, ...]:
+        patterns = [found.get(key % part, default % part) for part in ("key", "value")]
+        return tuple(pattern % layer for layer in layers for pattern in patterns)
+
+    past = names(given, "past_%s_names", "past_%s_self_%%d")
+    present = names(made, "present_%s_names", "present_%s_self_%%d")
+    cross = names(given, "cross_past_%s_names", "past_%s_cross_%%d")
+    input_ids, logits = given.get("input_ids", "input_ids"), made.get("logits", "logits")
+    if inputs.keys() != {input_ids, *past, *cross}:
+        raise DoesNotFit(f"its graph has other inputs than tokens, keys and values: {', '.join(sorted(inputs))}")
+    if missing := sorted({logits, *present} - outputs.keys()):
+        raise DoesNotFit(f"its graph lacks {', '.join(missing)}")
+    kind = inputs[past[0]].elem_type
+    cross_states = layer_states([(name, "") for name in cross], inputs)
+    if any(len(state.shape) != 3 for state in cross_states):
+        raise DoesNotFit("its keys and values of audio have an unknown form")
+    find_positions(graph)
+    return DecoderGraph(
+        path=model_dir / decoder["filename"],
+        input_ids=input_ids,
+        attention_mask="",
+        position_ids=POSITIONS,
+        logits=logits,
+        past_names=past,
+        present_names=present,
+        num_kv_heads=inputs[past[0]].shape.dim[1].dim_value,
+        head_size=inputs[past[0]].shape.dim[3].dim_value,
+        cache_type=float_type("cache", kind),
+        logits_type=float_type("logits", outputs[logits].elem_type),
+        cross_states=cross_states,
+        has_packed_products_only=why_not_packed(graph) is None,
+    )

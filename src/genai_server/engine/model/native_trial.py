@@ -56,9 +56,9 @@ def main(instruction_set: str) -> None:
     _check("the matrices of an adapter", *_low_rank(), _MAX_FLOAT_ERROR)
 
 
-def _check(what: str, found: NDArray[Any], expected: NDArray[Any], most: float) -> None:
+def _check(what: str, found: NDArray[Any], expected: NDArray[Any], max_error: float) -> None:
     error = float(np.abs(found - expected).max() / expected.std())
-    if not error <= most:
+    if not error <= max_error:
         raise ValueError(f"{what} is wrong by {error:.2g} of its standard deviation")
 
 

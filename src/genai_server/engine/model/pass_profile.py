@@ -16,7 +16,7 @@ import onnxruntime
 from genai_server.errors import RunnerFailed
 
 _LIBRARIES = ("libonnxruntime.so*", "libonnxruntime.*.dylib", "onnxruntime.dll")
-# The first version with the function, and places in the table of functions, which later versions only append to.
+# The first version with the function, and indices in the table of functions, which later versions only append to.
 _API_VERSION = 25
 _GET_VERBOSITY, _GET_SEVERITY, _ENABLE_PROFILING = 43, 44, 415
 _TRIED = 12_345, 3
@@ -67,8 +67,8 @@ def _functions() -> ctypes.Array[ctypes.c_size_t]:
     functions = (ctypes.c_size_t * (_ENABLE_PROFILING + 1)).from_address(table)
     options, seen = onnxruntime.RunOptions(), ctypes.c_int()
     options.log_verbosity_level, options.log_severity_level = _TRIED
-    for place, expected in zip((_GET_VERBOSITY, _GET_SEVERITY), _TRIED, strict=True):
-        if _GetNumber(functions[place])(_address(options), ctypes.byref(seen)) or seen.value != expected:
+    for index, expected in zip((_GET_VERBOSITY, _GET_SEVERITY), _TRIED, strict=True):
+        if _GetNumber(functions[index])(_address(options), ctypes.byref(seen)) or seen.value != expected:
             raise RunnerFailed(f"the C API of onnxruntime {onnxruntime.__version__} cannot read Python's run options")
     return functions
 

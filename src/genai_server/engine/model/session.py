@@ -38,9 +38,9 @@ def open_session(
     `profile_prefix`, ONNX Runtime profiles the session from load to end. Raises DoesNotFit, and ConfigurationError for
     options that name something missing.
     """
-    least = _MIN_PAGED if graph.block_tokens else _MIN_VERSION
-    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < least:
-        needed = ".".join(map(str, least))
+    minimum = _MIN_PAGED if graph.block_tokens else _MIN_VERSION
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < minimum:
+        needed = ".".join(map(str, minimum))
         raise DoesNotFit(f"a batch needs onnxruntime {needed}, and {onnxruntime.__version__} is installed")
     found = session_options(options, threads, profile_prefix=profile_prefix)
     if graph.has_states and found.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:

@@ -1,11 +1,13 @@
 """Gives the options of a device to ONNX Runtime, as SessionOptions, and to onnxruntime-genai, as configuration.
 
 The two libraries contain separate copies of ONNX Runtime in one process. No thread pool spans both, and a provider's
-library must be registered with each.
+library must be registered with each. For a provider that is missing, errors say what to install.
 """
 
 import importlib
+import importlib.metadata
 import logging
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,14 @@ import msgspec
 import numpy as np
 import onnxruntime
 
+from genai_server.engine.host.resources import has_vnni
 from genai_server.engine.model.native_library import native_library
-from genai_server.engine.model.processor import has_vnni
-from genai_server.engine.model.provider_advice import how_to_get
 from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.providers import CPU, PROVIDERS, provider
 from genai_server.system.cores import usable_cores, usable_cpus
+from genai_server.system.installation import this_installation
 
 log = logging.getLogger(__name__)
 _LEVELS = {
@@ -274,3 +276,40 @@ def node_shares(opened: Any) -> dict[str, int]:
     for part in opened.get_provider_graph_assignment_info():
         counts[ours.get(part.ep_name, part.ep_name)] += len(part.get_nodes())
     return dict(counts.most_common())
+
+
+# The package of the extra `directml`, whose last version on the package index loads no current model.
+_OLD_DIRECTML = "onnxruntime-genai-directml"
+
+
+def how_to_get(name: str) -> str:
+    """End of an error message about a missing provider, which says what to install; "" where nothing is known."""
+    known = provider(name)
+    if known.package:
+        package = known.package.replace("_", "-")
+        return f'; pip install {package}, and write package = "{known.package}" in [provider.{name}]'
+    if known.extra == "winml" and sys.platform != "win32":
+        return "; DirectML is for Windows only"
+    if known.extra and _version(f"onnxruntime-genai-{known.extra}") is None:
+        return f"; the extra {known.extra} has it: {this_installation().device_command(known.extra)}"
+    return ""
+
+
+def newer_directml() -> str:
+    """End of an error message about a model that cannot be loaded: advice to replace an outdated DirectML package.
+
+    "" if that package is not installed.
+    """
+    version = _version(_OLD_DIRECTML)
+    if version is None:
+        return ""
+    command = this_installation().device_command("winml")
+    return f"; {_OLD_DIRECTML} {version} is the last of its kind, the extra winml has today's library: {command}"
+
+
+def _version(package: str) -> str | None:
+    """Version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -20,11 +20,11 @@ from filelock import FileLock
 
 from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed, write_packed_model
+from genai_server.engine.host.resources import processor
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.files import CONFIG, named_files, read_config
 from genai_server.engine.model.graph import MTP
-from genai_server.engine.model.processor import processor
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.providers import CPU
@@ -147,7 +147,7 @@ def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
 
 
 def _optimize(source: Path, target: Path, given: DeviceOptions) -> None:
-    """Write a graph as ONNX Runtime optimizes it for this processor, with packed weights."""
+    """Write the graph at `source` as ONNX Runtime optimizes it for this processor, with packed weights, to `target`."""
     options = session_options(given, 0)
     options.log_severity_level = _ERRORS  # it would warn that the graph is for this processor only, which is intended
     options.optimized_model_filepath = str(target)

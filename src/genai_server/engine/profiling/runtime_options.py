@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder, wait_for_next_file_name
 from genai_server.engine.profiling.manifest import ProfileManifest
-from genai_server.engine.profiling.session import ProfileSession
-from genai_server.engine.profiling.sessions import ProfileSessions
+from genai_server.engine.profiling.sessions import ProfileSession, ProfileSessions
 from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
@@ -97,7 +96,10 @@ class RuntimeOptionState:
         return self._manifest.num_begun if self._has_profiled else 0
 
     def start_session(self, plan: ProfilePlan, sequences: Collection[Sequence]) -> ProfileSession:
-        """Begin a profile session. Raises RequestNotFound, InvalidField, Unavailable and OSError."""
+        """Begin a profile session that follows a plan, for those of the sequences that the plan includes.
+
+        Raises RequestNotFound, InvalidField, Unavailable and OSError.
+        """
         named = [s for s in sequences if plan.request_id in (None, s.request.request_id)]
         if plan.request_id is not None and not named:
             raise RequestNotFound(f"no request {quoted(plan.request_id)} is running or waiting", param="request_id")

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import LowRankPath
 from genai_server.engine.kv_cache.layout import Ranks
-from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.engine.runners.base import Runner
+from genai_server.engine.sequence import LoadedAdapter
 from genai_server.errors import AdapterLoadFailed, ModelNotFound, RunnerFailed, Unavailable, quoted
 from genai_server.messages.generation_request import Adapter
 
@@ -54,7 +54,7 @@ def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
 
 
 @dataclass
-class _Place:
+class _RankRange:
     weights: weakref.ref[AdapterWeights]
     first: int
     rank: int
@@ -70,7 +70,7 @@ class AdapterStack:
     def __init__(self, paths: Sequence[LowRankPath]) -> None:
         self._paths = paths
         # In the order of their ranks.
-        self._places: list[_Place] = []
+        self._entries: list[_RankRange] = []
         self._running: dict[int, AdapterWeights] = {}
         # Changes when the matrices lie elsewhere, which what was bound before does not know.
         self.version = 0
@@ -81,14 +81,14 @@ class AdapterStack:
         weights = self._running.get(sequence)
         if weights is None or not weights.rank:
             return None
-        place = next(place for place in self._places if place.weights() is weights)
-        return place.first, place.rank
+        entry = next(entry for entry in self._entries if entry.weights() is weights)
+        return entry.first, entry.rank
 
     def hold(self, sequence: int, weights: AdapterWeights) -> None:
         """Keep an adapter's weights in the stack until the sequence ends. Raises RunnerFailed."""
         self._running[sequence] = weights
         try:
-            if weights.rank and not any(place.weights() is weights for place in self._places):
+            if weights.rank and not any(entry.weights() is weights for entry in self._entries):
                 self._add(weights)
         except MemoryError as error:
             raise RunnerFailed(f"no memory for an adapter: {error}") from error
@@ -107,23 +107,23 @@ class AdapterStack:
         """Bytes of the stacked matrices, including ranks that no adapter has yet."""
         return sum(matrix.nbytes for matrix in self._matrices.values())
 
-    def _used(self) -> list[_Place]:
+    def _used(self) -> list[_RankRange]:
         running = {id(weights) for weights in self._running.values()}
-        return [place for place in self._places if id(place.weights()) in running]
+        return [entry for entry in self._entries if id(entry.weights()) in running]
 
     def _add(self, weights: AdapterWeights) -> None:
         """Write an adapter's weights to the first gap, or in place of adapters that no row uses, or behind all."""
-        first = self._gap(weights.rank, self._places)
+        first = self._gap(weights.rank, self._entries)
         if first is None:
-            self._places = self._used()
-            first = self._gap(weights.rank, self._places)
+            self._entries = self._used()
+            first = self._gap(weights.rank, self._entries)
         if first is None:
-            self._pack(self._places)
-            first = self._places[-1].end if self._places else 0
+            self._pack(self._entries)
+            first = self._entries[-1].end if self._entries else 0
             if first + weights.rank > self._capacity:
                 self._grow(max(2 * self._capacity, first + weights.rank))
-        self._places.append(_Place(weakref.ref(weights), first, weights.rank))
-        self._places.sort(key=lambda place: place.first)
+        self._entries.append(_RankRange(weakref.ref(weights), first, weights.rank))
+        self._entries.sort(key=lambda entry: entry.first)
         for path in self._paths:
             self._write(path.a, first, weights, transposed=True)
             self._write(path.b, first, weights, transposed=False)
@@ -138,26 +138,26 @@ class AdapterStack:
             part[:rows] = matrix
         part[rows:] = 0
 
-    def _gap(self, rank: int, places: list[_Place]) -> int | None:
+    def _gap(self, rank: int, entries: list[_RankRange]) -> int | None:
         """First of `rank` consecutive ranks that none of these adapters has; None if there is no such gap."""
         first = 0
-        for place in [place for place in places if place.weights() is not None]:
-            if place.first - first >= rank:
+        for entry in [entry for entry in entries if entry.weights() is not None]:
+            if entry.first - first >= rank:
                 return first
-            first = place.end
+            first = entry.end
         return first if first + rank <= self._capacity else None
 
-    def _pack(self, places: list[_Place]) -> None:
+    def _pack(self, entries: list[_RankRange]) -> None:
         """Move the weights of these adapters to the first ranks, and forget all other adapters."""
         first = 0
-        for place in places:
+        for entry in entries:
             for matrix in self._matrices.values():
-                matrix[first : first + place.rank] = matrix[place.first : place.end]
-            place.first, first = first, first + place.rank
-        self._places = places
+                matrix[first : first + entry.rank] = matrix[entry.first : entry.end]
+            entry.first, first = first, first + entry.rank
+        self._entries = entries
 
     def _grow(self, capacity: int) -> None:
-        before, end = self._matrices, self._places[-1].end if self._places else 0
+        before, end = self._matrices, self._entries[-1].end if self._entries else 0
         self._allocate(capacity)
         for name, matrix in self._matrices.items():
             matrix[:end] = before[name][:end]

@@ -12,10 +12,9 @@ from typing import Any
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.kv_cache.kv_slots import KvSlots
-from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.scheduling.scheduler_output import NOTHING_RESERVED, KvBudget, ScheduledChunk
 from genai_server.engine.scores import Scores
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.sequence import LoadedAdapter, Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 
@@ -92,7 +91,7 @@ class Runner(ABC):
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
-        has_inputs = sequence.images is not None or sequence.sound is not None
+        has_inputs = sequence.images is not None or sequence.audio is not None
         if not sequence.batched and (self.is_long(sequence) or has_inputs):
             return max(1, left)
         return left if left <= maximum + 1 else maximum

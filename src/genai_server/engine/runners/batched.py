@@ -21,10 +21,10 @@ from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.layout import Row, lay_out
 from genai_server.engine.kv_cache.row_states import RowStates, before_checkpoint, ends_at_checkpoint, is_common_end
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
+from genai_server.engine.model.encoders import TokenEmbedder
 from genai_server.engine.model.pass_profile import check_pass_profiles
 from genai_server.engine.model.session import open_state_operators
 from genai_server.engine.model.session_options import node_shares
-from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapters import AdapterStack, AdapterWeights, load_weights
 from genai_server.engine.runners.base import Interrupted, Runner
 from genai_server.engine.runners.decoder_session import DecoderSession
@@ -151,8 +151,8 @@ class BatchedRunner(Runner):
     def _give_inputs(self, sequence: Sequence) -> None:
         """Give a sequence that has got its slot its encoded audio and its adapter."""
         self.slots.of(sequence.id).adapter = sequence.adapter_name
-        if sequence.sound is not None:
-            self.states.set_audio(self.slots.of(sequence.id).index, sequence.sound.states)
+        if sequence.audio is not None:
+            self.states.set_audio(self.slots.of(sequence.id).index, sequence.audio.states)
         if self.stack is not None and (weights := self._adapter(sequence)) is not None:
             self.stack.hold(sequence.id, weights)
 
@@ -244,8 +244,8 @@ class BatchedRunner(Runner):
             layout = lay_out(members, self.graph)
             scores = self.session.scores(layout, options, with_hidden=self.take_hidden is not None)
             if self.take_hidden is not None:
-                for row, places in zip(members, layout.tokens, strict=True):
-                    self.take_hidden(by_slot[row.slot], row.num_cached, self.session.hidden[0, places])
+                for row, span in zip(members, layout.tokens, strict=True):
+                    self.take_hidden(by_slot[row.slot], row.num_cached, self.session.hidden[0, span])
             # The next pass overwrites the logits.
             slots = (row.slot for row in members)
             found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)

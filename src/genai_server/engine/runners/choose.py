@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from genai_server.engine.audio_worker import AudioWorker
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.encoded_audio import EncodedAudio
-from genai_server.engine.encoder_worker import EncoderWorker, Tensors
-from genai_server.engine.image_worker import ImageWorker
+from genai_server.engine.encoded_inputs import EncodedAudio
+from genai_server.engine.encoder_worker import AudioWorker, EncoderWorker, ImageWorker, Tensors
 from genai_server.engine.model.adapter_file import adapter_inputs
-from genai_server.engine.model.draft_model_files import check_draft_model
-from genai_server.engine.model.files import check_model_directory, what_is_left_out
+from genai_server.engine.model.files import check_draft_model, check_model_directory, what_is_left_out
 from genai_server.engine.model.graph import MTP, read_decoder_graph
 from genai_server.engine.runners.lengths import (
     allowed,
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
 log = logging.getLogger(__name__)
-# Sounds of waiting requests that are encoded, besides those of running ones.
+# Waiting requests whose audio is encoded, besides the running ones.
 _ENCODED_AHEAD = 2
 _NO_PROFILE_OF_PARTS = (
     "a model for speech cannot be profiled by requests where onnxruntime-genai runs it: the library cannot switch a "
@@ -208,7 +205,7 @@ def _one_by_one(
 def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
     """Load a speech recognition model: in a batch, or sequence by sequence through onnxruntime-genai."""
     from genai_server.engine.model.aligner import Aligner, why_no_times
-    from genai_server.engine.model.audio_encoder import unencoded
+    from genai_server.engine.model.encoders import unencoded
 
     model = check_model_directory(model_dir)
     max_bytes, max_ahead = spec.encoder_cache_bytes, spec.max_batch_size + _ENCODED_AHEAD
@@ -228,8 +225,8 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
 
 
 def _audio_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], EncodedAudio]:
-    from genai_server.engine.model.audio_encoder import AudioEncoder
-    from genai_server.engine.model.speech_files import read_encoder_files
+    from genai_server.engine.model.encoders import AudioEncoder
+    from genai_server.engine.model.graph import read_encoder_files
 
     files = read_encoder_files(model_dir)
     options = reaching(spec.options, Reach.BATCHED)
@@ -238,8 +235,8 @@ def _audio_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], Enc
 
 def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
     """Path of an encoder graph for images or audio with packed products; None if the original graph is to be run."""
+    from genai_server.engine.host.resources import has_vnni
     from genai_server.engine.model.native_library import why_not_native
-    from genai_server.engine.model.processor import has_vnni
     from genai_server.engine.model.weights import packed_encoder
 
     directory = cache_dir(spec)
@@ -253,8 +250,8 @@ def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
 
 def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     """The worker that encodes images or audio; None for a model that reads text only."""
-    from genai_server.engine.model.vision import ImageEncoder
-    from genai_server.engine.model.vision_files import read_vision_files
+    from genai_server.engine.model.encoders import ImageEncoder
+    from genai_server.engine.model.graph import read_vision_files
 
     files = read_vision_files(model_dir)
     if files is None:

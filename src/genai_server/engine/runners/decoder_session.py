@@ -17,8 +17,8 @@ from genai_server.engine.kv_cache.buffers import BatchBuffers
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.kv_cache.row_states import RowStates
+from genai_server.engine.model.encoders import TokenEmbedder
 from genai_server.engine.model.pass_profile import profile_pass
-from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapters import AdapterStack
 from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted
 from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
@@ -98,14 +98,14 @@ class DecoderSession:
             scales = layout.inputs[SCALES][:, 0]
             every = range(layout.num_logits)
             found = Best(best[0], tokens[0], shares[0, :, 0], scales, every, partial(self._read, left))
-            return [Scores(best=found.at(places)) for places in layout.logits]
+            return [Scores(best=found.at(positions)) for positions in layout.logits]
         logits = self._without_images(self._logits(layout, wanted, options))
-        return [Scores(logits[places]) for places in layout.logits]
+        return [Scores(logits[positions]) for positions in layout.logits]
 
-    def _read(self, left: Any, places: range) -> Logits:
+    def _read(self, left: Any, positions: range) -> Logits:
         """Copy some of the logits that a pass has left on a device."""
         assert isinstance(self._buffers, PagedBuffers)  # else the session does not offer the best
-        return self._without_images(self._buffers.read(left, places))
+        return self._without_images(self._buffers.read(left, positions))
 
     def _without_images(self, logits: Logits) -> Logits:
         """Exclude, in place, the token that stands for features of images. Returns the logits."""
@@ -198,9 +198,9 @@ class DecoderSession:
         binding = self._bindings.get(keeps_read)
         if binding is None:
             binding = self._bindings[keeps_read] = self.session.io_binding()
-            if self.offers_best:  # first, so that its place among the outputs is known
+            if self.offers_best:  # first, so that its index among the outputs is known
                 self._buffers.keep(binding, self._graph.logits)
-            if keeps_read:  # first, so that their places among the outputs are known
+            if keeps_read:  # first, so that their indices among the outputs are known
                 for name in self._states.read:
                     self._buffers.keep(binding, name)
             self._buffers.bind(binding)

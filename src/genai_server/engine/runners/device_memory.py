@@ -8,12 +8,12 @@ import numpy as np
 from msgspec import structs
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.host.gpu_memory import free_gpu_memory
+from genai_server.engine.host.resources import free_gpu_memory
 from genai_server.engine.kv_cache.buffers import buffers_on
 from genai_server.engine.kv_cache.layout import Row, lay_out
 from genai_server.engine.kv_cache.paged_buffers import num_blocks
 from genai_server.engine.kv_cache.row_states import RowStates
-from genai_server.engine.model.vision import TokenEmbedder
+from genai_server.engine.model.encoders import TokenEmbedder
 from genai_server.engine.runners.batched import MAX_POSITIONS
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.lengths import DEVICE_CHUNK, IDLE_CHUNK, with_limit

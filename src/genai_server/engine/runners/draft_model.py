@@ -74,7 +74,7 @@ class DraftModel:
 
         It is 0 for a sequence with images or audio, and if there is no slot or memory for the sequence's copy.
         """
-        if sequence.images is not None or sequence.sound is not None:
+        if sequence.images is not None or sequence.audio is not None:
             return 0
         if sequence.id not in self._copies and not self._can_open(sequence):
             return 0
@@ -163,9 +163,9 @@ class DraftModel:
 
     def _num_common(self, copy: Copy, tokens: list[int]) -> int:
         """Number of a sequence's tokens that its copy has read. At least the newest one always counts as unread."""
-        most = min(copy.sequence.num_read, len(tokens) - 1)
-        common = min(copy.num_sure, most)
-        while common < most and copy.sequence.tokens[common] == tokens[common]:
+        maximum = min(copy.sequence.num_read, len(tokens) - 1)
+        common = min(copy.num_sure, maximum)
+        while common < maximum and copy.sequence.tokens[common] == tokens[common]:
             common += 1
         return common
 

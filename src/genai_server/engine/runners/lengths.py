@@ -10,7 +10,7 @@ from msgspec import structs
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
-from genai_server.engine.host.gpu_memory import free_gpu_memory
+from genai_server.engine.host.resources import free_gpu_memory
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import MTP, has_head, read_decoder_graph
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
@@ -173,15 +173,17 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     from genai_server.engine.kv_cache.buffers import can_reserve, page_tokens
 
     memory = allowed(spec)
-    most = spec.max_batch_size
+    max_slots = spec.max_batch_size
     wanted = with_limit(model, spec.max_length).max_length
-    shares = graph.block_tokens > 0 or can_reserve(graph, most, wanted)
+    shares = graph.block_tokens > 0 or can_reserve(graph, max_slots, wanted)
     if shares:
         tokens = graph.block_tokens or page_tokens(graph)
         slot_bytes = tokens * graph.bytes_per_token + graph.bytes_per_row
-        many, one = (_tokens_of(memory.bytes - rows * slot_bytes, graph) for rows in (most, 1))
+        many, one = (_tokens_of(memory.bytes - rows * slot_bytes, graph) for rows in (max_slots, 1))
     else:
-        many, one = (_tokens_of(memory.bytes // rows - graph.bytes_per_row, graph) for rows in (min(most, _WHOLE), 1))
+        many, one = (
+            _tokens_of(memory.bytes // rows - graph.bytes_per_row, graph) for rows in (min(max_slots, _WHOLE), 1)
+        )
     affordable = max(many, min(SHORT, one))
     if affordable > _ROUND:
         affordable -= affordable % _ROUND
@@ -191,20 +193,20 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     page_bytes = graph.bytes_per_token * tokens
     shared = max_length // tokens if shares else 0  # pages of the longest sequence, without its slot's own
     slot_bytes = page_bytes + graph.bytes_per_row
-    least = shared * page_bytes + slot_bytes
-    num_slots = min(most, (memory.bytes - shared * page_bytes) // slot_bytes)
+    min_bytes = shared * page_bytes + slot_bytes
+    num_slots = min(max_slots, (memory.bytes - shared * page_bytes) // slot_bytes)
     kept = "keys, values and states" if graph.bytes_per_row else "keys and values"
-    need = f"{kept} of {max_length} tokens ({model.limited_by}) need {least} bytes"
+    need = f"{kept} of {max_length} tokens ({model.limited_by}) need {min_bytes} bytes"
     if num_slots < 1 and spec.kv_cache_bytes:
         raise ConfigurationError(
-            f"GENAI_KV_CACHE_BYTES={memory.bytes}: at least {least} are needed for a request: {need}"
+            f"GENAI_KV_CACHE_BYTES={memory.bytes}: at least {min_bytes} are needed for a request: {need}"
         )
     need += f", {memory.source} is {memory.bytes}"
     if num_slots < 1:
         raise DoesNotFit(need)
     if not shared:
-        if num_slots < most:
-            log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, most, need)
+        if num_slots < max_slots:
+            log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, max_slots, need)
         own = num_slots * slot_bytes
         if not graph.has_states:
             return BatchLimits(num_slots, max_length, KvMemory(UNSHARED.page_tokens, 0, own_bytes=own)), model
@@ -223,7 +225,7 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
         max_pages=num_slots * (shared + _CHECKPOINTS * checkpoint_pages),
     )
     assert pages.pages(max_length) <= pages.num_pages  # else a request would wait for ever
-    if (longest := pages.num_pages // shared) < most:
+    if (longest := pages.num_pages // shared) < max_slots:
         log.info("%d of the longest requests run at once, and up to %d shorter ones: %s", longest, num_slots, need)
     return BatchLimits(num_slots, max_length, pages), model
 

@@ -32,7 +32,7 @@ class LoadedModel:
     batch: Runner | None = None
     # Why there is no batch.
     reason: str | None = None
-    # Encodes images or sounds; None if the model reads text only.
+    # Encodes images or audio; None if the model reads text only.
     encoder: EncoderWorker[Any] | None = None
     # Drafts for sequences of the batch; None without one.
     draft_model: "DraftModel | None" = None
@@ -75,8 +75,8 @@ class LoadedModel:
     def kv_range(self) -> tuple[int, int]:
         """Minimum and maximum number of bytes that `resize` can give the KV cache."""
         shares = [(runner.abilities.memory, share) for runner, share in self._shares()]
-        least = max(math.ceil(memory.min_bytes / share) for memory, share in shares)
-        return least, max(math.ceil(memory.max_bytes / share) for memory, share in shares)
+        min_bytes = max(math.ceil(memory.min_bytes / share) for memory, share in shares)
+        return min_bytes, max(math.ceil(memory.max_bytes / share) for memory, share in shares)
 
     def resize(self, num_bytes: int) -> None:
         """Change the memory budget of the KV cache. The caller must then call `fit_memory`."""

@@ -19,12 +19,17 @@ from numpy.typing import NDArray
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file, private_copy
+from genai_server.engine.model.encoders import features_graph
 from genai_server.engine.model.files import check_model_directory, read_config
-from genai_server.engine.model.graph import rope_switch
-from genai_server.engine.model.provider_advice import how_to_get, newer_directml
-from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device, preload_cuda
-from genai_server.engine.model.vision import features_graph
-from genai_server.engine.model.vision_files import read_vision_files
+from genai_server.engine.model.graph import read_vision_files, rope_switch
+from genai_server.engine.model.session_options import (
+    configure_providers,
+    genai_overlay,
+    how_to_get,
+    missing_device,
+    newer_directml,
+    preload_cuda,
+)
 from genai_server.engine.runners.base import Runner, Terminated
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
@@ -88,7 +93,7 @@ class OgGeneratorRunner(Runner):
         self.model = check_model_directory(model_dir)
         self.model_dir = model_dir
         self._vision = read_vision_files(model_dir)
-        # The features that a model for speech reads where a sequence has no sound, [1, mels, frames].
+        # The features that a model for speech reads where a sequence has no audio, [1, mels, frames].
         self._silence = _silence(model_dir) if transcribes(model_dir) else None
         # Of a model that takes images, the library does not give the adapter to the decoder, and reports no error.
         self.abilities = Abilities("generator", adapters=self._vision is None)
@@ -136,7 +141,7 @@ class OgGeneratorRunner(Runner):
         token of its answer is read in a pass of its own, as when it was produced.
         """
         left = len(sequence.prompt) - sequence.num_read
-        has_inputs = sequence.images is not None or sequence.sound is not None
+        has_inputs = sequence.images is not None or sequence.audio is not None
         if not sequence.request.exact:
             return super().fit_chunk(sequence, maximum)
         if left <= 0:
@@ -200,10 +205,10 @@ class OgGeneratorRunner(Runner):
 
     def _with_audio(self, chunk: ScheduledChunk, silence: NDArray[np.float32]) -> Any:
         """Inputs of onnxruntime-genai for a prompt whose audio it encodes itself. `silence` is used without audio."""
-        sound = chunk.sequence.sound
+        audio = chunk.sequence.audio
         inputs = self.library.NamedTensors()
         inputs["input_ids"] = np.array([chunk.model_tokens], np.int32)
-        inputs[FEATURES] = silence if sound is None else sound.features
+        inputs[FEATURES] = silence if audio is None else audio.features
         return inputs
 
     def _positions(self, generator: Any, num_tokens: int) -> Logits:

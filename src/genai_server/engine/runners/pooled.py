@@ -170,28 +170,28 @@ class PooledRunner(Runner):
     def _read(self, ids: abc.Sequence[Ids], texts: abc.Sequence[PooledText], options: Any) -> Logits:
         """Read some texts in one pass with these run options. Returns their vectors or scores, [texts, numbers]."""
         lengths = np.array([text.num_tokens for text in texts])
-        places = np.arange(lengths.max())
-        mask = (places < lengths[:, np.newaxis]).astype(np.int64)
+        positions = np.arange(lengths.max())
+        mask = (positions < lengths[:, np.newaxis]).astype(np.int64)
         filled = np.full(mask.shape, self._pooling.pad_token, np.int64)
         filled[mask == 1] = np.concatenate(ids)
-        result = self._run(self._feed(filled, mask, texts, places), options)
+        result = self._run(self._feed(filled, mask, texts, positions), options)
         if self._pooling.task is Task.RERANK:
             scores = self._scores(result)
             # Without overflow for very negative logits.
             return np.exp(-np.logaddexp(0.0, -scores)).astype(np.float32) if self._pooling.has_sigmoid else scores
         if result.ndim == 3:
             left_out = np.array([0 if self._pooling.includes_prompt else text.num_left_out for text in texts])
-            result = pool(result, mask * (places >= left_out[:, np.newaxis]), self._pooling.modes)
+            result = pool(result, mask * (positions >= left_out[:, np.newaxis]), self._pooling.modes)
         return normalized(result) if self._pooling.normalizes else result
 
-    def _feed(self, ids: Ids, mask: Ids, texts: abc.Sequence[PooledText], places: Ids) -> dict[str, NDArray[Any]]:
+    def _feed(self, ids: Ids, mask: Ids, texts: abc.Sequence[PooledText], positions: Ids) -> dict[str, NDArray[Any]]:
         """Inputs of the graph, by name, for padded rows of tokens."""
         feed: dict[str, NDArray[Any]] = {}
         for name, value in self._inputs.items():
             if name == _TYPES:
                 # A single text, and what fills a row up, are of the first type.
-                seconds = np.array([text.second or len(places) for text in texts])
-                feed[name] = mask * (places >= seconds[:, np.newaxis])
+                seconds = np.array([text.second or len(positions) for text in texts])
+                feed[name] = mask * (positions >= seconds[:, np.newaxis])
             elif name.startswith(_PAST):
                 _, heads, _, width = value.shape
                 width = width if isinstance(width, int) else self._pooling.head_size
@@ -200,7 +200,7 @@ class PooledRunner(Runner):
                 lasts = mask.sum(axis=1) - 1
                 feed[name] = np.stack([np.arange(len(ids)), lasts], axis=1)[:, np.newaxis]
             else:
-                found = {_IDS: ids, _MASK: mask, _POSITIONS: np.broadcast_to(places, ids.shape)}[name]
+                found = {_IDS: ids, _MASK: mask, _POSITIONS: np.broadcast_to(positions, ids.shape)}[name]
                 feed[name] = np.ascontiguousarray(found, NUMPY_TYPES[value.type])
         return feed
 

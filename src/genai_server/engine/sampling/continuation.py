@@ -155,8 +155,8 @@ def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     """The next token of a sequence; None if the grammar allows only the end."""
     guide = sequence.guide
-    if sequence.thought is not None:
-        closing = sequence.thought.next_token(
+    if sequence.reasoning is not None:
+        closing = sequence.reasoning.next_token(
             sequence.tokens, lambda token: guide is None or _fits(sequence, guide, token, eos)
         )
         if closing is not None:

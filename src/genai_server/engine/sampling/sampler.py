@@ -71,7 +71,7 @@ class Penalties:
             np.array(penalized if self._repetition != 1.0 else [], np.int64), return_counts=True
         )
         self._answer_counts = np.zeros(self._tokens.size)
-        self._places = {token: place for place, token in enumerate(self._tokens.tolist())}
+        self._entries = {token: entry for entry, token in enumerate(self._tokens.tolist())}
         # Whether a token may become likelier.
         self.raises = self._repetition < 1.0 or self._frequency < 0.0 or self._presence < 0.0
 
@@ -83,11 +83,11 @@ class Penalties:
         presence penalties") for tokens of the answer: `logit -= count · frequency + (count > 0) · presence`. Of prompt
         and answer together, only the last `repeat_last_n` tokens count.
         """
-        indices, places = self._tokens, np.arange(self._tokens.size)
+        indices, entries = self._tokens, np.arange(self._tokens.size)
         if tokens is not None:
-            pairs = enumerate(self._places.get(token, -1) for token in tokens.tolist())
-            indices, places = np.array([pair for pair in pairs if pair[1] >= 0], np.int64).reshape(-1, 2).T
-        scores, counts, answer_counts = logits[indices], self._counts[places], self._answer_counts[places]
+            pairs = enumerate(self._entries.get(token, -1) for token in tokens.tolist())
+            indices, entries = np.array([pair for pair in pairs if pair[1] >= 0], np.int64).reshape(-1, 2).T
+        scores, counts, answer_counts = logits[indices], self._counts[entries], self._answer_counts[entries]
         repeated = np.where(scores > 0, scores / self._repetition, scores * self._repetition)
         scores = np.where(counts > 0, repeated, scores)
         penalty = answer_counts * self._frequency + (answer_counts > 0) * self._presence
@@ -95,25 +95,25 @@ class Penalties:
 
     def count(self, token: int) -> None:
         """Count a token of the answer."""
-        place = self._places.setdefault(token, self._tokens.size)
-        if place == self._tokens.size:
+        entry = self._entries.setdefault(token, self._tokens.size)
+        if entry == self._tokens.size:
             self._tokens = np.append(self._tokens, token)
             self._counts = np.append(self._counts, 0)
             self._answer_counts = np.append(self._answer_counts, 0.0)
         if self._window is not None:
             self._drop_oldest(self._window)
             self._window.append((token, True))
-        self._counts[place] += 1
-        self._answer_counts[place] += 1
+        self._counts[entry] += 1
+        self._answer_counts[entry] += 1
 
     def _drop_oldest(self, window: deque[tuple[int, bool]]) -> None:
         """Stop counting the oldest token of a full window, which the next token replaces."""
         if len(window) == window.maxlen:
             token, is_of_answer = window[0]
             # Without a repetition penalty the prompt's tokens are not counted.
-            if (place := self._places.get(token)) is not None and (is_of_answer or self._repetition != 1.0):
-                self._counts[place] -= 1
-                self._answer_counts[place] -= is_of_answer
+            if (entry := self._entries.get(token)) is not None and (is_of_answer or self._repetition != 1.0):
+                self._counts[entry] -= 1
+                self._answer_counts[entry] -= is_of_answer
 
 
 class BadWords:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 # Maximum length of a match in tokens, and maximum number of earlier positions that are compared.
 MAX_MATCH = 16
-_MAX_PLACES = 16
+_MAX_POSITIONS = 16
 # Maximum number of positions with the same hash, most of which have other tokens. A full segment has one on average.
 _MAX_LINKS = 64
 # Separates unrelated texts; not a token. Features of images, whose ids are negative, become gaps.
@@ -74,13 +74,13 @@ class Segment:
             return
         text, gram = self.text, self._gram
         for token in tokens:
-            place = self.size
-            text[place] = max(token, GAP)
-            self.size = place + 1
-            if place >= gram - 1:
-                bucket = _hash(text[place + 1 - gram : place + 1]) >> self.shift
-                self.links[place] = self.heads[bucket]
-                self.heads[bucket] = place + 1
+            position = self.size
+            text[position] = max(token, GAP)
+            self.size = position + 1
+            if position >= gram - 1:
+                bucket = _hash(text[position + 1 - gram : position + 1]) >> self.shift
+                self.links[position] = self.heads[bucket]
+                self.heads[bucket] = position + 1
 
     def _extend_at_once(self, tokens: NDArray[np.int64]) -> None:
         """Vectorized version of `extend`."""
@@ -113,7 +113,7 @@ class Match(NamedTuple):
     """A position in a text, and the number of tokens up to there that equal the end of another text."""
 
     segment: Segment
-    place: int
+    position: int
     length: int
 
 
@@ -164,19 +164,19 @@ class TextIndex:
         best: Match | None = None
         longest = gram - 1
         if followed is not None:
-            length = _common(followed.segment, followed.place, end)
+            length = _common(followed.segment, followed.position, end)
             if length:
-                best, longest = Match(followed.segment, followed.place, length), max(longest, length)
+                best, longest = Match(followed.segment, followed.position, length), max(longest, length)
         if longest == MAX_MATCH:
             return best
         hashed, last = _hash(end[-gram:]), end[-1]
-        places, links = _MAX_PLACES, _MAX_LINKS
+        num_positions, links = _MAX_POSITIONS, _MAX_LINKS
         for segment in reversed(self._segments):
             number = segment.heads[hashed >> segment.shift]
-            while number and places and links:
+            while number and num_positions and links:
                 links -= 1
                 if segment.text[number - 1] == last:  # most other tokens with such a hash end here
-                    places -= 1
+                    num_positions -= 1
                     length = _common(segment, number - 1, end)
                     if length > longest:
                         best, longest = Match(segment, number - 1, length), length
@@ -188,7 +188,7 @@ class TextIndex:
 
         At the end of the text, the tokens that follow are repeated.
         """
-        segment, first = match.segment, match.place + 1
+        segment, first = match.segment, match.position + 1
         found: list[int] = segment.text[first : min(first + number, segment.size)].tolist()
         if min(found) < 0:
             return list(takewhile(lambda token: token >= 0, found))
@@ -197,7 +197,7 @@ class TextIndex:
         return found
 
     def _open(self, num_tokens: int) -> None:
-        """Begin a segment for at least `num_tokens`."""
+        """Begin a new segment with room for at least `num_tokens` tokens."""
         known = sum(segment.size for segment in self._segments)
         carried: list[int] = []
         if self._segments:
@@ -210,13 +210,13 @@ class TextIndex:
         self.num_bytes += segment.num_bytes
 
 
-def _common(segment: Segment, place: int, end: Sequence[int]) -> int:
+def _common(segment: Segment, position: int, end: Sequence[int]) -> int:
     """Number of tokens up to a position that equal the end of a text; 0 if no token follows the position."""
-    if place + 1 >= segment.size or segment.text[place + 1] < 0:
+    if position + 1 >= segment.size or segment.text[position + 1] < 0:
         return 0
     text, length = segment.text, 0
-    most = min(len(end), place + 1)
-    while length < most and text[place - length] == end[-1 - length] >= 0:
+    maximum = min(len(end), position + 1)
+    while length < maximum and text[position - length] == end[-1 - length] >= 0:
         length += 1
     return length
 
@@ -242,8 +242,8 @@ class AnswerMemory:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         # Rounded down, because segments have powers of two of tokens.
-        most = max(1, max_bytes // (_MAX_SHARE * TOKEN_BYTES))
-        self._max_segment = 1 << (most.bit_length() - 1)
+        maximum = max(1, max_bytes // (_MAX_SHARE * TOKEN_BYTES))
+        self._max_segment = 1 << (maximum.bit_length() - 1)
         self._texts: dict[str, TextIndex] = {}  # the least recently used first
         self.num_bytes = 0  # of all texts
 
@@ -325,7 +325,7 @@ class Acceptance:
 class Draft:
     """Tokens that may follow a sequence's newest one: proposed tokens, or a number that a draft model would propose."""
 
-    # Empty if they are not made yet.
+    # Empty if a draft model has yet to make them.
     tokens: Sequence[int]
     # The chance that a token is accepted, if those before it are.
     share: float = 0.0
@@ -342,7 +342,7 @@ class Draft:
     @property
     def expected(self) -> float:
         """Number of the draft's tokens that are expected to be accepted."""
-        return sum(self.share**place for place in range(1, self.length + 1))
+        return sum(self.share**position for position in range(1, self.length + 1))
 
 
 NO_DRAFT = Draft(())
@@ -361,22 +361,22 @@ def fit_drafts(
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
     chances = [
-        (chance, row, place)
+        (chance, row, position)
         for row, draft in enumerate(drafts)
-        for place in range(1, draft.length + 1)
-        if (chance := draft.share**place) >= _MIN_CHANCE
+        for position in range(1, draft.length + 1)
+        if (chance := draft.share**position) >= _MIN_CHANCE
     ]
     chances.sort(key=lambda chance: -chance[0])
     del chances[max(0, len(seconds) - 1 - num_rows) :]
     best, per_second, accepted, made = 0, num_rows / seconds[num_rows], 0.0, 0.0
     gain = _MIN_GAIN * per_second
-    passes = [0] * (MAX_LENGTH + 1)  # tokens of the draft model's passes, by the place of the token that they make
-    for number, (chance, row, place) in enumerate(chances, 1):
+    passes = [0] * (MAX_LENGTH + 1)  # tokens of the draft model's passes, by the position of the token that they make
+    for number, (chance, row, position) in enumerate(chances, 1):
         accepted += chance
         if num_unread := drafts[row].num_unread:
-            made -= _seconds(passes[place], drafting)
-            passes[place] += num_unread if place == 1 else 1
-            made += _seconds(passes[place], drafting)
+            made -= _seconds(passes[position], drafting)
+            passes[position] += num_unread if position == 1 else 1
+            made += _seconds(passes[position], drafting)
         if (found := (num_rows + accepted) / (seconds[num_rows + number] + made)) > gain:
             best, gain, per_second = number, found, found
     lengths = [0] * num_rows
@@ -390,8 +390,8 @@ def _seconds(num_tokens: int, times: Sequence[float]) -> float:
 
     A longer pass takes proportionally longer than the longest one.
     """
-    most = len(times) - 1
-    return times[min(num_tokens, most)] * max(1.0, num_tokens / most) if num_tokens and most > 0 else 0.0
+    maximum = len(times) - 1
+    return times[min(num_tokens, maximum)] * max(1.0, num_tokens / maximum) if num_tokens and maximum > 0 else 0.0
 
 
 class TextDrafts:
@@ -456,7 +456,7 @@ class TextDrafts:
             followed = None
             if number in self._followed:  # as if the text had continued in the same way
                 last, num_tokens = self._followed[number]
-                followed = last._replace(place=last.place + self._num_known - num_tokens)
+                followed = last._replace(position=last.position + self._num_known - num_tokens)
             match = text.longest_match(end, followed)
             if match is not None:
                 self._followed[number] = match, self._num_known

@@ -173,7 +173,7 @@ class Speculation:
 def _from_text(sequence: Sequence) -> Draft:
     """Draft for a sequence from texts: the forced end of its reasoning, its grammar, or earlier text."""
     try:
-        forced = [] if sequence.thought is None else sequence.thought.forced
+        forced = [] if sequence.reasoning is None else sequence.reasoning.forced
         if not forced and sequence.guide is not None:
             forced = sequence.guide.forced()
         return sequence.text_drafts.propose(sequence.tokens, sequence.num_left - 1, forced)

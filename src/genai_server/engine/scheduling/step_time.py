@@ -20,7 +20,7 @@ _KEPT, _MAX_AGE = 5, 256
 _HALF_LIFE = 16
 # What a further token costs before passes of more tokens are measured, as a share of a pass of one token.
 _SHARE_PER_TOKEN = 0.2
-# How much slower a pass may become by tokens of background sequences, as a share of its time; their maximum number.
+# How much slower a pass may become by tokens of low-priority sequences, as a share of its time; their maximum number.
 _MAX_SLOWDOWN, _MAX_BESIDE = 0.03, 64
 # Maximum number of tokens of a pass with drafts: longer ones take as much time for each token as a prompt.
 MAX_DRAFTED = 64

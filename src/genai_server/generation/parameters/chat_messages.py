@@ -47,7 +47,7 @@ TextParts = Annotated[list[TextPart], elements(MAX_PARTS)]
 
 
 class ImageUrl(Wire):
-    """Where an image is, and how closely the model looks at it."""
+    """The URL of an image, and the level of detail at which the model reads the image."""
 
     url: NonEmptyText = Field(
         description="A data URL, such as data:image/png;base64,…, or the address of an image on an allowed host."
@@ -208,9 +208,9 @@ class ChatMessage(Wire):
             fields["content"] = [_for_template(part) for part in self.content]
         if self.reasoning is not None:
             fields.setdefault("reasoning_content", self.reasoning)
-        for place, call in enumerate(self.tool_calls or ()):
+        for index, call in enumerate(self.tool_calls or ()):
             if isinstance(call, CustomToolCall):
-                fields["tool_calls"][place] = ToolCall(id=call.id, function=call.function).model_dump()
+                fields["tool_calls"][index] = ToolCall(id=call.id, function=call.function).model_dump()
         return {"content": None if self.tool_calls else "", **fields}
 
 
@@ -373,12 +373,12 @@ class ResponseFormat(Wire):
 def _with_ids(messages: list[ChatMessage]) -> list[ChatMessage]:
     """Convert OpenAI's older function calls to tool calls. They have no ids; a result belongs to the preceding call."""
     id = ""
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message.function_call is not None:
-            id = f"call{place:05}"  # Mistral's templates require ids of this length
+            id = f"call{index:05}"  # Mistral's templates require ids of this length
             message.tool_calls, message.function_call = [ToolCall(id=id, function=message.function_call)], None
         elif message.role == "function":
-            message.role, message.tool_call_id = "tool", id or f"call{place:05}"
+            message.role, message.tool_call_id = "tool", id or f"call{index:05}"
     return messages
 
 

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from genai_server.generation.parameters.base import (
     NonEmptyText,
+    NullFields,
     Text,
     Wire,
     WithoutEffect,
@@ -13,7 +14,6 @@ from genai_server.generation.parameters.base import (
     field_error,
     members,
 )
-from genai_server.generation.parameters.other_servers import NullFields
 
 # More than OpenAI's four: clients send the stop texts of a template, of an evaluation or of an editor's language.
 MAX_STOP_STRINGS = 64

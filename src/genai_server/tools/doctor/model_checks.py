@@ -26,10 +26,9 @@ from genai_server.engine.model.files import (
     check_model_directory,
     weight_bytes,
 )
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
 from genai_server.engine.model.inventory import inventory
 from genai_server.engine.model.native_library import NOT_INSTALLED, is_installed
-from genai_server.engine.model.speech_files import read_cross_decoder
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
 from genai_server.media.audio import decoder_library
 from genai_server.messages.server_status import EngineState

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from genai_server.engine.prompt_images import EncodedImage, PromptImages
+from genai_server.engine.encoded_inputs import EncodedImage, PromptImages
 from genai_server.messages.generation_request import Image
 
 TOKEN = 9

@@ -1,4 +1,4 @@
-"""Runs the graphs next to the decoder of a model that reads images or audio: the encoder and the token embeddings."""
+"""Runs the graphs next to the decoder: the encoders of images and audio, and the token embeddings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from genai_server.engine.decoder_graph import VisionFiles
+from genai_server.engine.encoded_inputs import EncodedAudio
+from genai_server.engine.model.graph import EncoderFiles
 from genai_server.engine.model.session_options import NUMPY_TYPES, open_encoder, open_with, session_options
 from genai_server.errors import RunnerFailed, in_one_line
+from genai_server.model_files.speech_model import FEATURES
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
 Features = NDArray[Any]
@@ -33,7 +36,7 @@ def features_graph(files: VisionFiles) -> bytes:
     lengths = (
         [helper.make_tensor_value_info(files.name(_LENGTHS), onnx.TensorProto.INT64, [1])] if files.has_audio else []
     )
-    # Those of a sound have an axis for sounds, which the library takes away.
+    # Features of audio have an axis for recordings, which the library removes.
     shape = rows if len(wanted.shape.dim) == len(rows) and not files.has_audio else [1, *rows]
     graph = helper.make_graph(
         [
@@ -97,7 +100,7 @@ class TokenEmbedder:
         self._grouped = len(inputs[self._features].shape) > 2
         kinds = {name: NUMPY_TYPES[value.type] for name, value in inputs.items()}
         self._no_features = np.zeros((0, files.hidden_size), kinds[self._features])
-        # Such as features of sounds, which no prompt has.
+        # Such as features of audio, which no prompt has.
         others = kinds.keys() - {self._ids, self._features}
         self._others = {name: self._no_features.astype(kinds[name]) for name in others}
 
@@ -115,6 +118,43 @@ class TokenEmbedder:
         inputs = {self._ids: ids, self._features: given[np.newaxis] if self._grouped else given, **self._others}
         try:
             embeddings: NDArray[Any] = self._session.run([self._output], inputs)[0]
-        except Exception as error:  # as above
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
             raise RunnerFailed(f"tokens cannot be embedded: {in_one_line(error)}") from error
         return embeddings
+
+
+def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
+    """Audio features that onnxruntime-genai will encode itself. Raises RunnerFailed if the tensors lack them."""
+    if FEATURES not in tensors:
+        raise RunnerFailed(f"a sound has no {FEATURES}")
+    return EncodedAudio(tensors[FEATURES], [])
+
+
+class AudioEncoder:
+    """Runs the graph of the encoder, or, if `packed` is given, the graph with packed products at that path."""
+
+    def __init__(
+        self,
+        files: EncoderFiles,
+        threads: int,
+        options: DeviceOptions = DEFAULT_OPTIONS,
+        packed: Path | None = None,
+    ) -> None:
+        self._files = files
+        self._session: Any = open_encoder(packed or files.path, threads, options, is_packed=packed is not None)
+        (features,) = self._session.get_inputs()
+        self._type = NUMPY_TYPES[features.type]
+        # Mels and frames.
+        self.shape: tuple[int, ...] = tuple(features.shape[1:])
+
+    def encode(self, tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
+        """Encode the features of one window of a recording. Raises RunnerFailed."""
+        features = tensors.get(FEATURES)
+        if features is None or features.shape != (1, *self.shape):
+            given = None if features is None else features.shape
+            raise RunnerFailed(f"a sound needs features [1, {', '.join(map(str, self.shape))}], given {given}")
+        try:
+            states = self._session.run(list(self._files.presents), {self._files.features: features.astype(self._type)})
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
+            raise RunnerFailed(f"a sound cannot be encoded: {in_one_line(error)}") from error
+        return EncodedAudio(features, states)

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import VisionFiles
-from genai_server.engine.model.vision import ImageEncoder
-from genai_server.engine.model.vision_files import read_vision_files
+from genai_server.engine.model.encoders import ImageEncoder
+from genai_server.engine.model.graph import read_vision_files
 from genai_server.engine.model.weights import packed_encoder
 from genai_server.errors import RunnerFailed
 from genai_server.options.device import DEFAULT_OPTIONS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from genai_server.apis.own_chat.routes import ChatRequest
-from genai_server.generation.excluded_tokens import with_exclusions
+from genai_server.generation.sampling_values import with_exclusions
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
 from tests.running_server import DEMO

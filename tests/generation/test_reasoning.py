@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.errors import InvalidField
 from genai_server.generation.parameters.chat_messages import ChatParameters
-from genai_server.generation.thoughts import thought_rules, with_default_budget
+from genai_server.generation.reasoning import reasoning_rules, with_default_budget
 from genai_server.http.leniency import IGNORED_HEADER, LeftOut, Leniency
 from genai_server.messages.generation_request import ThoughtRules
 from genai_server.messages.worker_tasks import TaskOwner
@@ -41,7 +41,7 @@ async def rules(
     codec = TextCodec({"default": ChatTemplate(TEMPLATE)}, ByteTokenizer(), dialect or Dialect(reasoning=THINK))
     context: Any = SimpleNamespace(leniency=leniency or Leniency(), owner=TaskOwner())
     try:
-        return await thought_rules(given, codec, list(prompt.encode()), context)
+        return await reasoning_rules(given, codec, list(prompt.encode()), context)
     finally:
         codec.close()
 

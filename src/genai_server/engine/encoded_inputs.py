@@ -1,4 +1,4 @@
-"""Images of a prompt: the ids, features and positions of their tokens.
+"""Encoded images and audio of a prompt: the ids, features and positions of image tokens, and the encoder's states.
 
 In the model's vocabulary, all features of images share one token id. Within the engine each feature has an id of its
 own, which is negative. So equal ids mean an equal KV cache, with images as without, and neither cached prefixes nor
@@ -6,6 +6,7 @@ drafts need a rule for images.
 """
 
 from collections import abc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,24 +60,24 @@ class PromptImages:
         self._features = {image.serial: image.features for image in encoded}
         for image, found in zip(images, encoded, strict=True):
             end = image.start + image.num_tokens
-            places = [place for place in range(image.start, end) if prompt[place] == image_token]
-            if len(places) != len(found.features):
-                raise ValueError(f"an image has {len(found.features)} features and {len(places)} tokens")
-            for place, id in zip(places, found.ids, strict=True):
-                self.prompt[place] = id
+            indices = [index for index in range(image.start, end) if prompt[index] == image_token]
+            if len(indices) != len(found.features):
+                raise ValueError(f"an image has {len(found.features)} features and {len(indices)} tokens")
+            for index, id in zip(indices, found.ids, strict=True):
+                self.prompt[index] = id
         # Of each token of the prompt, int64 [3, tokens]; None if the positions are those of text.
         self._positions = _positions(len(prompt), images) if self.grids else None
-        # Added to the places of the answer's tokens for their positions.
+        # Added to the index of an answer's token for its position.
         self._behind = 0 if self._positions is None else int(self._positions.max()) + 1 - len(prompt)
 
     def model_tokens(self, tokens: abc.Sequence[int]) -> list[int]:
-        """The tokens, with the model's image token in place of negative ids."""
+        """The tokens, with the model's image token in index of negative ids."""
         return [token if token >= 0 else self._image_token for token in tokens]
 
     def features(self, tokens: abc.Sequence[int]) -> NDArray[Any] | None:
         """Features [features, hidden_size] of the image tokens among these tokens, in order; None if there are none."""
-        places = [divmod(_FIRST_ID - token, _MAX_FEATURES) for token in tokens if token < 0]
-        return np.stack([self._features[serial][index] for serial, index in places]) if places else None
+        keys = [divmod(_FIRST_ID - token, _MAX_FEATURES) for token in tokens if token < 0]
+        return np.stack([self._features[serial][index] for serial, index in keys]) if keys else None
 
     def positions(self, first: int, num_tokens: int) -> NDArray[np.int64] | None:
         """Positions [3, num_tokens] of tokens from token `first` of prompt and answer on.
@@ -98,12 +99,12 @@ def _positions(num_tokens: int, images: abc.Sequence[Image]) -> NDArray[np.int64
     at which the image begins; the text after the image continues from the largest of them.
     """
     parts: list[NDArray[np.int64]] = []
-    place = position = 0
+    index = position = 0
 
     def add_text(end: int) -> None:
-        nonlocal place, position
-        parts.append(np.broadcast_to(np.arange(position, position + end - place), (3, end - place)))
-        place, position = end, position + end - place
+        nonlocal index, position
+        parts.append(np.broadcast_to(np.arange(position, position + end - index), (3, end - index)))
+        index, position = end, position + end - index
 
     for image in images:
         grid = image.grid
@@ -111,6 +112,24 @@ def _positions(num_tokens: int, images: abc.Sequence[Image]) -> NDArray[np.int64
             continue
         add_text(image.start)
         parts.append(np.indices(grid).reshape(3, -1) + position)
-        place, position = image.start + image.num_tokens, position + max(grid)
+        index, position = image.start + image.num_tokens, position + max(grid)
     add_text(num_tokens)
     return np.concatenate(parts, axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedAudio:
+    """One window of a recording, as the encoder made it for the decoder."""
+
+    # What the encoder reads, float32 [1, mels, frames].
+    features: NDArray[Any]
+    # What it makes of them: keys and values [1, heads, frames, head_size], in the order of `DecoderGraph.cross_states`.
+    # Empty if the library runs the encoder.
+    states: list[NDArray[Any]]
+    # For one request: when each token of its alignment begins, in seconds.
+    token_times: Sequence[float] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays in memory."""
+        return self.features.nbytes + sum(array.nbytes for array in self.states)

@@ -1,4 +1,7 @@
-"""The tokens that a request excludes from its answers: all but `allowed_token_ids`, and those of `bad_words`."""
+"""The sampling values of a request for the engine: with all defaults, and with the tokens that answers must not have.
+
+A request excludes tokens by `allowed_token_ids`, which excludes all others, and by `bad_words`.
+"""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -8,10 +11,33 @@ from msgspec import structs
 
 from genai_server.errors import InvalidField
 from genai_server.generation.parameters.sampling_parameters import SamplingFields
-from genai_server.messages.generation_request import ModelInfo, Sampling
+from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 from genai_server.text.tokenizer import Tokenizer
 
 Tokens = TypeVar("Tokens", bound=Collection[int])
+# Fields that have the same names and values in a body.
+_SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"seed", "logit_bias", "allowed_tokens", "bad_words"}
+
+
+def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
+    """The request's sampling values, with the model's defaults for absent fields. Raises InvalidField.
+
+    Excluded tokens are missing; `with_exclusions` adds them.
+    """
+    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
+    known_tokens(bias, model, "logit_bias")
+    # The engine's seeds are non-negative; OpenAI's may be negative.
+    seed = None if body.seed is None else body.seed % 2**64
+    return structs.replace(model.defaults, **given, seed=seed, logit_bias=bias)
+
+
+def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
+    """The request for one of several answers to the same prompt, with a seed of its own."""
+    seed = request.sampling.seed
+    if index == 0 or seed is None:
+        return request
+    return structs.replace(request, sampling=structs.replace(request.sampling, seed=(seed + index) % 2**64))
 
 
 async def with_exclusions(sampling: Sampling, body: SamplingFields, tokenizer: Tokenizer, model: ModelInfo) -> Sampling:
@@ -54,7 +80,7 @@ def _encoded(words: Sequence[str], tokenizer: Tokenizer, model: ModelInfo) -> li
     Words that the model cannot write are left out. Special tokens in a word are encoded as such, so that they can be
     banned.
     """
-    forms = [(f"bad_words[{place}]", form) for place, word in enumerate(words) for form in _forms(word)]
+    forms = [(f"bad_words[{index}]", form) for index, word in enumerate(words) for form in _forms(word)]
     encoded = tokenizer.encode_each([[form] for _, form in forms])
     for (param, _), tokens in zip(forms, encoded, strict=True):
         if not tokens:

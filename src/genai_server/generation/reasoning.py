@@ -14,8 +14,6 @@ from genai_server.text.codec import TextCodec
 _BUDGET, _MESSAGE = "thinking_token_budget", "reasoning_budget_message"
 # The value of a budget for any number of tokens.
 _NO_LIMIT = -1
-
-
 # The budgets of efforts, for templates that know none. Others have no limit.
 _BUDGETS = {"minimal": 512, "low": 1024, "medium": 4096}
 
@@ -29,7 +27,7 @@ def with_default_budget(body: ChatParameters, default: int | None, codec: TextCo
     return body if default is None else body.model_copy(update={_BUDGET: default})
 
 
-async def thought_rules(
+async def reasoning_rules(
     body: ChatParameters, codec: TextCodec, prompt: list[int], context: RequestContext
 ) -> ThoughtRules | None:
     """How the engine finds and ends the reasoning of an answer to this prompt; None if the model has no known format.
@@ -41,12 +39,12 @@ async def thought_rules(
     if reasoning is None:
         for name, value in ((_BUDGET, budget), (_MESSAGE, message)):
             if value not in (None, 0, _NO_LIMIT) and not context.leniency.leave_out(name):
-                raise InvalidField(name, "has no effect with this model, whose thoughts have no known format")
+                raise InvalidField(name, "has no effect with this model, whose reasoning has no known format")
         return None
     said: list[int] = []
     if message:
         if reasoning.closing in message:
-            raise InvalidField(_MESSAGE, f"must not have {reasoning.closing}, which ends a thought", given=message)
+            raise InvalidField(_MESSAGE, f"must not have {reasoning.closing}, which ends reasoning", given=message)
         said = await codec.encode_text(
             message, add_special=False, parse_special=False, param=_MESSAGE, owner=context.owner
         )

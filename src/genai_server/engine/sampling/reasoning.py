@@ -13,13 +13,13 @@ from genai_server.messages.generation_request import ThoughtRules
 
 # How many of an answer's last characters are searched for a marker. No marker is longer, nor the header of a message.
 _SEARCHED = 512
-# Characters of an answer, whitespace at its beginning aside, without a marker that show that it has no thought.
+# Characters of an answer, whitespace at its beginning aside, without a marker that show that it has no reasoning.
 _PLAIN = 64
 # The end of a sentence or line; a dot behind a digit may belong to a number.
 _SENTENCE_END = re.compile(r"""((?<!\d)\.|[!?…。！？]|\n)["'”’»)\]*_`]*\s*\Z""")
 
 
-class Thought:
+class ReasoningTracker:
     """Tracks the reasoning of one answer, whose tokens begin at index `first` of the sequence.
 
     Without a budget, nothing of the answer is examined. `token_bytes` returns the text of a token. Only one thread at a
@@ -27,11 +27,11 @@ class Thought:
     """
 
     def __init__(self, rules: ThoughtRules, token_bytes: Callable[[int], bytes], first: int = 0) -> None:
-        # Whether the answer is within a thought, and whether it can have no further one.
+        # Whether the answer is within reasoning, and whether no further reasoning can follow.
         self._is_open, self._is_over = rules.is_open, False
         # The next tokens, if these are not chosen by the model.
         self._forced: deque[int] = deque()
-        # Tokens of all thoughts, and their limit, if any.
+        # Tokens of all reasoning, and their limit, if any.
         self._num_tokens, self._budget = 0, rules.budget
         self._rules = rules
         self._ending: Sequence[int] = rules.end

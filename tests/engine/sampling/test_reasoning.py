@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from genai_server.engine.sampling.continuation import choose_next_token
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.sampling.thoughts import Thought
+from genai_server.engine.sampling.reasoning import ReasoningTracker
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.grammar_checker.compiler import byte_tokenizer
@@ -33,7 +33,7 @@ def rules(form: ReasoningFormat = THINK, **fields: Any) -> ThoughtRules:
     return ThoughtRules(form.opening_pattern, form.closing_pattern, **values | fields)
 
 
-def written(thought: Thought, tokens: list[int], text: bytes, *, allowed: bool = True) -> bytes:
+def written(thought: ReasoningTracker, tokens: list[int], text: bytes, *, allowed: bool = True) -> bytes:
     """Add the bytes of a text to the tokens of an answer, and before each those of the thought; returns what is new."""
     first = len(tokens)
     for byte in text:
@@ -45,7 +45,7 @@ def written(thought: Thought, tokens: list[int], text: bytes, *, allowed: bool =
 
 def answer(text: str, budget: int | None, form: ReasoningFormat = THINK, **fields: Any) -> str:
     prompt = list(b"Hi</think>")
-    thought = Thought(rules(form, budget=budget, **fields), lambda token: bytes([token]), len(prompt))
+    thought = ReasoningTracker(rules(form, budget=budget, **fields), lambda token: bytes([token]), len(prompt))
     return written(thought, prompt, text.encode()).decode()
 
 
@@ -98,14 +98,14 @@ def test_a_later_message_without_an_end_before_it_is_found() -> None:
 
 
 def test_a_thought_goes_on_where_the_grammar_does_not_let_it_end() -> None:
-    thought = Thought(rules(budget=2), lambda token: bytes([token]))
+    thought = ReasoningTracker(rules(budget=2), lambda token: bytes([token]))
     tokens: list[int] = []
     assert written(thought, tokens, b"abcd", allowed=False) == b"abcd"
     assert written(thought, tokens, b"ef") == b"\n</think>\n\nef"
 
 
 def test_a_thought_can_be_ended_from_outside() -> None:
-    thought = Thought(rules(budget=None), lambda token: bytes([token]))
+    thought = ReasoningTracker(rules(budget=None), lambda token: bytes([token]))
     tokens: list[int] = []
     assert written(thought, tokens, b"abc") == b"abc"
     thought.end()
@@ -119,7 +119,7 @@ def test_tokens_of_any_text_have_the_same_end(text: str, budget: int, cuts: int)
     """Markers are found however tokens cut them: what differs is only how many tokens a thought has had by then."""
     data = text.encode()
     pieces = [data[start : start + cuts] for start in range(0, len(data), cuts)]
-    thought = Thought(rules(budget=budget), pieces.__getitem__)
+    thought = ReasoningTracker(rules(budget=budget), pieces.__getitem__)
     own = 0
     for token in range(len(pieces)):
         if thought.next_token(range(token), lambda _: True) is not None:
@@ -165,7 +165,7 @@ def test_grammars_hold_where_markers_are_tokens(form: ReasoningFormat, answer_gr
     ends = {"end": encoded(form.end("")), "later_end": encoded(form.later_end(""))}
     request = GenerationRequest("r", [1, 2], grammar=grammar, max_tokens=80, max_length=200)
     sequence = Sequence(0, (0, 0), request, lambda: 0.0, guide(guidance, grammar))
-    sequence.thought = Thought(rules(form, budget=8, **ends), guidance.token_bytes, 2)
+    sequence.reasoning = ReasoningTracker(rules(form, budget=8, **ends), guidance.token_bytes, 2)
     logits = np.zeros((1, 256 + len(SPECIAL)), np.float32)
     logits[0, [ord("a"), IDS[harmony.CHANNEL], ord("7")]] = 9, 8, 7
     while choose_next_token(sequence, Scores(logits), EOS).reason is None:
