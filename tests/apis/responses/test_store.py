@@ -423,12 +423,14 @@ async def test_cancelling_elsewhere_works_though_an_engine_is_silent(two_process
     async def end(request: str) -> None:
         await here.finish(record("a", "cancelled"))
         if replies == "never":
-            await asyncio.Event().wait()
+            await is_over.wait()
         raise NoEngineReady("the engine of device cuda has not answered for 20 s")
 
+    is_over = asyncio.Event()
     here, there = two_processes(end)
     await here.begin_background(Background(_running()))
     assert (await there.cancel("a")).response["status"] == "cancelled"
+    is_over.set()
 
 
 async def test_response_that_ends_before_its_cancellation_is_unchanged(two_processes: TwoProcesses) -> None:
