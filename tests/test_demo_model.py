@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.runners.lengths import IDLE_CHUNK
+from genai_server.engine.runners.kv_cache_limits import IDLE_CHUNK
 from tests.apis.admin.test_requests import listed
 from tests.running_server import RunningServer, last_event, wait_until
 

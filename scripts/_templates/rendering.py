@@ -28,8 +28,8 @@ from genai_server.generation.dependencies import Deadline, RequestContext, Servi
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import encode_chat
 from genai_server.http.body_route import BodyRoute
-from genai_server.http.dialect import FieldNames
 from genai_server.http.error_responses import from_findings, named
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.text.answers.dialect import read_dialect

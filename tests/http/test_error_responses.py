@@ -25,13 +25,13 @@ from genai_server.errors import (
     ServerStopping,
 )
 from genai_server.generation.dependencies import while_connected
-from genai_server.http.dialect import DEFAULT, Dialect, ErrorParts, FieldNames
 from genai_server.http.error_responses import (
     error_body,
     error_response,
     from_findings,
     http_status,
 )
+from genai_server.http.error_wording import DEFAULT, Dialect, ErrorParts, FieldNames
 from genai_server.http.leniency import Leniency
 from genai_server.http.request_state import begin_request
 from tests.running_server import RunningServer

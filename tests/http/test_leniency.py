@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.leniency import IGNORED_HEADER, LeftOut, Leniency, objects_at, remove, replace_media
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.generation.parameters.base import ByType, Wire
 from genai_server.generation.parameters.chat_messages import ChatMessage
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency, remove_unknown_keys
 from tests.running_server import RunningServer
 

@@ -105,7 +105,10 @@ async def score_options(
 
 
 def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
-    """The tokens with which options continue, by each common prefix after which they branch, the shortest first."""
+    """Map each prefix that several options share, but continue differently, to the tokens that follow it in any option.
+
+    Prefixes are in order of length.
+    """
     following: dict[Prefix, dict[int, None]] = {}
     for option in options:
         for length, token in enumerate(option):
@@ -117,9 +120,11 @@ def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
 def _scores(
     options: Sequence[Sequence[int]], logprobs: Mapping[Prefix, Mapping[int, float]], temperature: float
 ) -> OptionScores:
-    """The scores of options, from the log probabilities of the tokens with which they continue where they branch.
+    """Return the probability of each option, normalized over the options, and the probability that the model says any.
 
-    `logprobs` has these by the common prefix, the tokens before the branch.
+    An option's probability is the product of its tokens' probabilities at each prefix after which options branch, taken
+    at the temperature and normalized over the tokens that continue an option there. Tokens elsewhere count as certain.
+    `logprobs` maps each such prefix to the model's log probabilities of the tokens that continue an option.
     """
     shares = {prefix: log_shares(tokens, temperature) for prefix, tokens in logprobs.items()}
 

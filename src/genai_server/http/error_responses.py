@@ -1,7 +1,7 @@
 """Maps errors to HTTP statuses and error bodies, which are the same in a response and in a stream that has begun.
 
 Each error is rendered once: in the format and words of the request's API, and with the client's names of fields
-(http/dialect.py).
+(http/error_wording.py).
 """
 
 import json
@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from genai_server import errors
 from genai_server.errors import GenaiServerError, InvalidField, escaped
-from genai_server.http.dialect import DEFAULT, ErrorParts, FieldNames
+from genai_server.http.error_wording import DEFAULT, ErrorParts, FieldNames
 from genai_server.http.request_state import request_state
 
 if TYPE_CHECKING:

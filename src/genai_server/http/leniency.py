@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from genai_server.errors import quoted
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from genai_server.http.api_keys import Access
 from genai_server.http.body_budget import HeldBody
-from genai_server.http.dialect import DEFAULT, Dialect
+from genai_server.http.error_wording import DEFAULT, Dialect
 from genai_server.http.leniency import Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.http.upload import Upload

@@ -16,7 +16,7 @@ from genai_server.engine.model.encoders import ImageEncoder
 from genai_server.engine.model.graph import read_decoder_graph, read_vision_files
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.lengths import BatchLimits
+from genai_server.engine.runners.kv_cache_limits import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scheduling.scheduler_output import UNSHARED
 from genai_server.engine.sequence import Sequence

@@ -13,7 +13,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners import device_memory
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.device_memory import with_memory_left
-from genai_server.engine.runners.lengths import allowed
+from genai_server.engine.runners.kv_cache_limits import allowed
 from genai_server.errors import RunnerFailed
 from tests.engine.paged_operator import BLOCK, ON_CPU, open_expanded
 from tests.engine.runners.test_choose import spec

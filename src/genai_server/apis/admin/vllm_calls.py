@@ -14,7 +14,7 @@ from genai_server.apis.admin.schemas import AdapterName, LoadAdapterRequest, Ser
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.dependencies import ServicesDep
 from genai_server.generation.parameters.base import Wire
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.request_state import request_state
 from genai_server.messages.kv_events import event_target
 

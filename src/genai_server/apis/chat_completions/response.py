@@ -33,7 +33,7 @@ from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.parameters.custom_tools import text_of
 from genai_server.generation.parameters.sampling_parameters import StreamFields
 from genai_server.generation.tool_loop import NO_TOOLS, ServedTool, ServedTools, generate_with_tools
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.streams import EventStream
 from genai_server.http.telemetry.usage import Usage

@@ -31,7 +31,7 @@ from genai_server.generation.dependencies import RequestContext, Services, choos
 from genai_server.generation.next_tokens import NextTokenScorer
 from genai_server.generation.option_scores import AskedChat, OptionScores, encode_asked, score_options
 from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.usage import Usage
 from genai_server.model_files.pooling_model import Task

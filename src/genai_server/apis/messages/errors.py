@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from genai_server.http.dialect import Dialect, ErrorParts
+from genai_server.http.error_wording import Dialect, ErrorParts
 
 _PATH = re.compile(r"(/v1)?/messages(/.*)?")
 # Paths of OpenAI's API, too, distinguished by the header that Anthropic's clients send.

@@ -10,7 +10,7 @@ from genai_server.errors import InvalidField, ThreadUnsupported
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatParameters, Tool
 from genai_server.generation.parameters.sampling_parameters import SamplingFields
 from genai_server.generation.tool_loop import ServedTool, ServedTools
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import Leniency
 

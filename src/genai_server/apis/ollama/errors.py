@@ -2,7 +2,7 @@
 
 import re
 
-from genai_server.http.dialect import Dialect
+from genai_server.http.error_wording import Dialect
 
 # Excludes LM Studio's model lists, whose errors have OpenAI's format.
 _PATH = re.compile(r"/api/(?!v[01]/).*", re.DOTALL)

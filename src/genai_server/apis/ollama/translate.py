@@ -14,7 +14,7 @@ from genai_server.apis.ollama.schemas import (
 from genai_server.apis.shared.media_locations import MediaLocation, media_names
 from genai_server.generation.parameters.chat_messages import ChatParameters, NamedFunction
 from genai_server.generation.parameters.completion_body import CompletionRequest
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject
 
 _SCHEMA = "response_format.json_schema.schema"

@@ -37,7 +37,7 @@ from genai_server.errors import InvalidField, quoted
 from genai_server.generation.parameters.base import WithoutEffect
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, ChatMessage, ChatParameters, Tool
 from genai_server.generation.parameters.sampling_parameters import GenerationFields
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import Leniency
 from genai_server.messages.generation_request import Sampling

@@ -17,7 +17,7 @@ from genai_server.apis.responses.store import LatestResponse
 from genai_server.apis.responses.store_access import TurnReceipt
 from genai_server.errors import InvalidField, OriginForbidden, RequestError
 from genai_server.http.body_budget import BODY_KEY
-from genai_server.http.dialect import DEFAULT, ErrorParts
+from genai_server.http.error_wording import DEFAULT, ErrorParts
 from genai_server.http.inner_request import InnerResponse, disconnect_at
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER

@@ -13,7 +13,7 @@ from genai_server.generation.next_tokens import NextTokens, NextTokenScorer
 from genai_server.generation.option_scores import AskedChat, OptionScores, encode_asked, log_shares, score_options
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import EncodedPrompt
-from genai_server.http.dialect import FieldNames
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import ModelInfo

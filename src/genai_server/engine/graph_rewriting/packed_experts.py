@@ -204,7 +204,11 @@ def pack_experts(
 
 
 def _first_layer(experts: _Experts, weights: Weights, bits: int) -> tuple[list[Matrix], NDArray[Any] | None]:
-    """Matrices of the experts' first layer, padded to whole panels of outputs, and the biases, None without biases."""
+    """Return one matrix of the first layer for each expert, and the biases [experts, outputs] or None.
+
+    Gate and up projection alternate in a matrix. Outputs of matrices and biases are padded with zeros to a multiple of
+    what the kernel computes at once (`with_whole_panels`).
+    """
     first = _load(experts.first, weights, bits, experts.block)
     numbers = range(len(first.weights))
     if not experts.has_gates:

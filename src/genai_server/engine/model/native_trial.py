@@ -157,7 +157,7 @@ def _attention() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _rows(slots: int = 1) -> dict[str, NDArray[Any]]:
-    """Inputs that describe one row with all tokens, in the last of some slots."""
+    """The operators' inputs that describe a pass of one sequence of `_TOKENS` tokens, in the last of the slots."""
     given = {"starts": [0, _TOKENS], "slots": [slots - 1], "committed": [_TOKENS]}
     return {name: np.array(numbers, np.int32) for name, numbers in given.items()}
 

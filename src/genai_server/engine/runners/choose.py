@@ -17,7 +17,7 @@ from genai_server.engine.encoder_worker import AudioWorker, EncoderWorker, Image
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.files import check_draft_model, check_model_directory, what_is_left_out
 from genai_server.engine.model.graph import MTP, read_decoder_graph
-from genai_server.engine.runners.lengths import (
+from genai_server.engine.runners.kv_cache_limits import (
     allowed,
     batch_limits,
     draft_share,

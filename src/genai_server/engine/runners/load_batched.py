@@ -14,7 +14,7 @@ from genai_server.engine.model.files import session_profile
 from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
 from genai_server.engine.profiling.folder import profile_folder
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.lengths import batch_limits, on_cpu, with_cache_type
+from genai_server.engine.runners.kv_cache_limits import batch_limits, on_cpu, with_cache_type
 from genai_server.engine.runners.runner_rules import check_reach, never_batched
 from genai_server.errors import ConfigurationError, RunnerFailed, in_one_line
 from genai_server.messages.generation_request import ModelInfo

@@ -21,8 +21,8 @@ from genai_server.errors import (
     TooManyConnections,
     quoted,
 )
-from genai_server.http.dialect import Dialect
 from genai_server.http.error_responses import FOR_BROWSERS, error_response, internal_error
+from genai_server.http.error_wording import Dialect
 from genai_server.http.request_state import HttpRequestState, begin_request, request_id_headers, request_state
 from genai_server.http.telemetry.request_record import Observer, RequestRecord
 from genai_server.timing import Clock, Timings, request_clock

@@ -15,7 +15,7 @@ from genai_server.config.settings import Settings
 from genai_server.errors import AsIs, ImageReaderUnavailable, InvalidField
 from genai_server.media.images.image_files import ImageFiles, ReadImage, RequestSpace
 from genai_server.media.images.image_header import MAX_KEPT_PIXELS, declared_size
-from genai_server.media.images.sources import SourceLimits, is_data_url, load_image
+from genai_server.media.images.sources import MAX_PARALLEL_FETCHES, SourceLimits, is_data_url, load_image
 from genai_server.messages.worker_tasks import Task
 from genai_server.model_files.speech_model import longest_audio
 from genai_server.model_files.vision_model import Medium, VisionModel
@@ -29,9 +29,6 @@ from genai_server.workers.workers import Answer, Requester, Workers
 
 log = logging.getLogger(__name__)
 
-# Maximum number of images that are fetched, or fetched and not prepared yet, at a time: they take memory that no limit
-# of bodies counts.
-_FETCHES = 8
 # Bytes that a prepared image is expected to take: for anything, and for each of its pixels. Qwen's models take 24 for a
 # pixel. Gemma 3 makes 10 MB of each image.
 _IMAGE_BYTES, _PIXEL_BYTES = 12 * 1024 * 1024, 24
@@ -127,7 +124,7 @@ class Images:
         self._folder = folder
         self._files = ImageFiles(own_folder(folder, _FOLDER), settings.encoder_cache_bytes, self._run_soon)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._fetches = asyncio.Semaphore(_FETCHES)
+        self._fetches = asyncio.Semaphore(MAX_PARALLEL_FETCHES)
         self._calls: SharedCalls[_Outcome] = SharedCalls()
         self._serials = itertools.count()
 

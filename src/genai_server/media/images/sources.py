@@ -24,6 +24,9 @@ from genai_server.system.addresses import DEFAULT_PORTS, MAX_URL, has_url_charac
 if TYPE_CHECKING:
     import httpx
 
+# Maximum number of images that are fetched, or fetched and not prepared yet, at a time in one API process: they take
+# memory that no limit of bodies counts.
+MAX_PARALLEL_FETCHES = 8
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _BLANKS = str.maketrans("", "", " \t\r\n")
 _AS_DATA = "send the image as data:image/png;base64,…"

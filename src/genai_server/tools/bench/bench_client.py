@@ -58,7 +58,7 @@ class Server:
     """A server to be measured.
 
     `label` names it in reports, `url` is its address without a path, and `body` has fields of each request. `clock`
-    returns the times of recordings in seconds.
+    returns the current time in seconds; each event of a stream is recorded with the time at which it arrived.
     """
 
     def __init__(

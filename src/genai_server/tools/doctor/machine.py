@@ -27,7 +27,7 @@ from genai_server.config.sources import device_options, engine_spec
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.model.files import check_model_directory, weight_bytes
 from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
-from genai_server.engine.runners.lengths import batch_limits
+from genai_server.engine.runners.kv_cache_limits import batch_limits
 from genai_server.errors import ConfigurationError
 from genai_server.messages.server_status import EngineCores, ModelStatus
 from genai_server.model_files.speech_model import transcribes
