@@ -45,6 +45,10 @@ def run(script: str, *arguments: str) -> str:
             ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
             ["| 6 | prefix |", "tokens found in the cache"],
         ),
+        (
+            ["simulate_engines", "--engines", "2", "--clients", "2", "--conversations", "1", "--turns", "5"],
+            ["| 2 | by load |", "s to the first token"],
+        ),
         pytest.param(
             ["measure_server", str(DEMO), "--starts", "1", "--requests", "3"],
             ["packed once, mapped", "by the session", "API", "supervisor", "engine"],

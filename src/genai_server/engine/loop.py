@@ -20,6 +20,7 @@ from genai_server.engine.admission import Admission
 from genai_server.engine.host.supervisor_link import Heartbeat
 from genai_server.engine.interrupts import Interrupts
 from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox, Message, Outbox, Send
+from genai_server.engine.kv_cache.cached_blocks import CachedBlocks
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
@@ -40,7 +41,16 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.launch import BEAT_SECONDS, Resize
-from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens, Vectors
+from genai_server.messages.protocol import (
+    CachedPrefixes,
+    Cancel,
+    Progress,
+    PromptLogprobs,
+    Stop,
+    Submit,
+    Tokens,
+    Vectors,
+)
 from genai_server.system.process_memory import release_free_memory
 from genai_server.timing import Clock
 
@@ -177,6 +187,8 @@ class EngineLoop:
                 self._loaded.fit_memory()
             case Connected():
                 self._outbox.connect(connection)
+                if self._loaded.cached_blocks is not None:
+                    self._send(connection, CachedPrefixes(list(self._loaded.cached_blocks.hashes), []))
                 self._next_figures = self._clock()  # it has none yet
             case Disconnected():
                 self._outbox.disconnect(connection)
@@ -339,6 +351,14 @@ class EngineLoop:
 
     def _deliver(self) -> None:
         self._requests.send_load(terminated=self._options.terminated)
+        if self._loaded.cached_blocks is not None:
+            self._send_prefixes(self._loaded.cached_blocks)
         self._outbox.deliver()
         if self._loaded.kv_events is not None:
             self._loaded.kv_events.publish()
+
+    def _send_prefixes(self, blocks: CachedBlocks) -> None:
+        changes = blocks.changes()
+        added = [block for stored in changes.stored for block in stored.hashes]
+        if added or changes.removed:
+            self._outbox.send_all(CachedPrefixes(added, changes.removed))

@@ -15,6 +15,7 @@ from msgspec import structs
 from genai_server.engine.host.pinning import keep_on
 from genai_server.engine.host.supervisor_link import Heartbeat, SupervisorLink
 from genai_server.engine.ipc.connections import Connections, Listener, listen
+from genai_server.engine.kv_cache.cached_blocks import CachedBlocks, prefix_digest
 from genai_server.engine.kv_cache.kv_events import KvEventPublisher
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import CONFIG, session_profile
@@ -75,6 +76,8 @@ def main() -> None:
         loading = guidance_loader.submit(load_guidance, spec, model)
         if not loaded.main.abilities.pools:
             loaded.kv_events = publisher(spec, loaded.main)
+            if spec.reports_prefixes and loaded.main.slots is not None:
+                loaded.cached_blocks = CachedBlocks(loaded.main.slots.slots, prefix_digest)
             warm_up(loaded, prefill_chunk(spec, loaded.main))
             model = structs.replace(model, scores_prompts=scores_prompts(loaded))
             loaded.disk_cache = disk_cache(spec, loaded.main)

@@ -5,7 +5,7 @@ The requests on a connection are in in_flight.py, and the tokens of one answer i
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,9 @@ from genai_server.messages.admin import AdminReply, Call
 from genai_server.messages.connection import connect
 from genai_server.messages.figures import Figures
 from genai_server.messages.generation_request import Batching, ModelInfo
+from genai_server.messages.kv_events import BLOCK_TOKENS
 from genai_server.messages.protocol import (
+    CachedPrefixes,
     Capacity,
     Hello,
     Load,
@@ -39,6 +41,12 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
 # Gives the newest status of the server, as the supervisor has reported it.
 ReadStatus = Callable[[], ServerStatus]
+# A further request on an engine counts as much as this number of prompt tokens that are not in its prefix cache.
+# scripts/simulate_engines.py compares other numbers.
+TOKENS_PER_REQUEST = 128
+# How many requests an engine may have more than another one that has less of a prompt cached, at most. A beginning that
+# many prompts share, such as an agent's instructions, is then read on that engine, too, and afterwards found on both.
+MAX_MORE_REQUESTS = 3
 # States of an engine that is not restarted.
 _OVER = (EngineState.FAILED, EngineState.STOPPED, EngineState.UNLOADING)
 
@@ -56,6 +64,9 @@ class EngineClient:
         self.batching = Batching()
         # The engine's last report.
         self.load = Load()
+        # Digests of the blocks in the engine's prefix cache (messages/prefix_digests.py); as many as its memory holds.
+        # Empty if the model has no other engine, because nothing depends on it then.
+        self.cached_blocks: set[bytes] = set()
         # None until the engine has reported any.
         self.figures: Figures | None = None
         self.admin = EngineAdmin(self._send)
@@ -150,6 +161,7 @@ class EngineClient:
     def _forget(self) -> None:
         """Handle the loss of the engine: end everything that waits for it."""
         self._writer, self.model, self.load, self.figures = None, None, Load(), None
+        self.cached_blocks = set()
         self.admin.lose(f"the engine of device {self.device} died")
         self.in_flight.lose(self._loss(self._read_status()))
 
@@ -163,6 +175,9 @@ class EngineClient:
                 self.in_flight.resume()
             case Load():
                 self.load = message
+            case CachedPrefixes(added, removed):
+                self.cached_blocks.update(added)
+                self.cached_blocks.difference_update(removed)
             case Figures():
                 self.figures = message
             case _ if isinstance(message, AdminReply):
@@ -221,9 +236,13 @@ class Router:
         return [self.engines[device]]
 
     def pick(
-        self, device: str | None, *, tenant: str = "", low_priority: bool = False
+        self, device: str | None, *, prefix: Iterable[bytes] = (), tenant: str = "", low_priority: bool = False
     ) -> tuple[EngineClient, ModelInfo]:
-        """The engine that a request of a tenant names, or the one with the least work, and its model.
+        """The engine that a request of a tenant names, or the best one for it, and its model.
+
+        That is the engine with the least work, to which the prompt's tokens count that another engine has cached and it
+        has not (TOKENS_PER_REQUEST, MAX_MORE_REQUESTS). `prefix` are the digests of the prompt's blocks
+        (messages/prefix_digests.py), which are only read if there is a choice.
 
         Low-priority work only counts for low-priority requests, and between engines that are equal otherwise.
         A terminated or full engine comes last but can be chosen: only the engine itself knows whether it still is.
@@ -231,17 +250,42 @@ class Router:
         """
         engines = self.select(device)
         running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
+        if len(running) == 1:
+            return running[0]
         if running:
-            return min(running, key=lambda pair: _order(pair[0], tenant, low_priority))
+            cached = _num_cached([engine for engine, _ in running], prefix)
+            longest = max(cached.values())
+            return min(running, key=lambda pair: _order(pair[0], longest - cached[pair[0]], tenant, low_priority))
         states = "; ".join(f"{engine.device} is {describe(engine.status())}" for engine in engines)
         raise NoEngineReady(f"no engine can take work: {states}")
 
 
-def _order(engine: EngineClient, tenant: str, low_priority: bool) -> tuple[bool, bool, int, int]:
-    """The sort key of engines for a request of a tenant; the least is picked."""
-    work, own = engine.work, engine.background_work
-    first = work + own if low_priority else work
-    return engine.load.terminated, engine.load.is_full(tenant) and not low_priority, first, own
+def _num_cached(engines: Sequence[EngineClient], prefix: Iterable[bytes]) -> dict[EngineClient, int]:
+    """How many of a prompt's first tokens each engine's prefix cache holds, in full blocks."""
+    cached = dict.fromkeys(engines, 0)
+    holders = [engine for engine in engines if engine.cached_blocks]
+    if holders:
+        for block in prefix:
+            holders = [engine for engine in holders if block in engine.cached_blocks]
+            if not holders:
+                break
+            for engine in holders:
+                cached[engine] += BLOCK_TOKENS
+    return cached
+
+
+def _order(engine: EngineClient, num_missing: int, tenant: str, low_priority: bool) -> tuple[float, ...]:
+    """The sort key of engines for a request of a tenant; the least is picked.
+
+    Another engine has `num_missing` tokens of the prompt cached that this one has not. Of idle engines, the one with
+    less in its cache gets a new conversation, so that the caches of all are used.
+    """
+    background = engine.background_work
+    work = engine.work + background if low_priority else engine.work
+    is_full = engine.load.is_full(tenant) and not low_priority
+    work_with_missing = work + min(num_missing / TOKENS_PER_REQUEST, MAX_MORE_REQUESTS)
+    in_cache = len(engine.cached_blocks)
+    return engine.load.terminated, is_full, work_with_missing, background, num_missing, in_cache
 
 
 def describe(status: EngineStatus) -> str:

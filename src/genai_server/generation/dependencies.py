@@ -4,11 +4,11 @@ All route dependencies are `async`: FastAPI would run others in threads, two for
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
@@ -32,6 +32,7 @@ from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.media.audio.recordings import Recordings
 from genai_server.media.images.reader import Images
 from genai_server.messages.generation_request import FinishReason, ModelInfo
+from genai_server.messages.prefix_digests import prefix_digests
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.model_files.pooling_model import Task
 from genai_server.text.codec import TextCodec
@@ -304,12 +305,20 @@ class EngineFields(Protocol):
     timeout: float | None
 
 
-# A model, and one of its engines with the model as it runs there.
-EngineChoice = tuple[ChosenModel, ServedModel, EngineClient, ModelInfo, TextCodec]
+class EngineChoice(NamedTuple):
+    """A model, and one of its engines with the model as it runs there."""
+
+    chosen: ChosenModel
+    served: ServedModel
+    engine: EngineClient
+    model: ModelInfo
+    codec: TextCodec
 
 
 async def choose_engine(services: Services, context: RequestContext, body: EngineFields, task: Task) -> EngineChoice:
-    """Choose the model of a request, which may have to be loaded first, and an engine of the model.
+    """Choose the model of a request, which may have to be loaded first, and an engine of the model with capacity.
+
+    Once the prompt is known, `choose_by_prompt` chooses between the model's engines again.
 
     Returns both, with the model's data and tokenizer on the engine's device. Raises ServerDraining, ModelNotFound,
     TaskUnsupported, InvalidField and Unavailable.
@@ -322,7 +331,23 @@ async def choose_engine(services: Services, context: RequestContext, body: Engin
         chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
     engine, info = served.router.pick(body.device, tenant=context.tenant, low_priority=context.low_priority)
     context.record.model, context.record.device = chosen.id, engine.device
-    return chosen, served, engine, info, served.codec_of(engine.device)
+    return EngineChoice(chosen, served, engine, info, served.codec_of(engine.device))
+
+
+def choose_by_prompt(
+    context: RequestContext, choice: EngineChoice, tokens: Sequence[int], *, device: str | None, cache_salt: str | None
+) -> EngineChoice:
+    """The choice with the engine that is best for a prompt, whose prefix an engine may have cached (Router.pick).
+
+    `tokens` are those of the prompt, up to its first image; `device` and `cache_salt` are the body's. Raises
+    NoEngineReady.
+    """
+    adapter = choice.chosen.adapter
+    prefix = prefix_digests(tokens, context.cache_salt(cache_salt), None if adapter is None else adapter.name)
+    router = choice.served.router
+    engine, model = router.pick(device, prefix=prefix, tenant=context.tenant, low_priority=context.low_priority)
+    context.record.device = engine.device
+    return choice._replace(engine=engine, model=model)
 
 
 async def _disconnected(receive: Receive) -> None:

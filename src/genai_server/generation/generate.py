@@ -9,11 +9,19 @@ from functools import partial
 
 from msgspec import structs
 
+from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import DeadlinePassed, InvalidField, PromptTooLong
 from genai_server.generation.answers import Generation, RunningAnswer
 from genai_server.generation.constraint import Constraint
-from genai_server.generation.dependencies import EngineChoice, RequestContext, Services, choose_engine, within
+from genai_server.generation.dependencies import (
+    EngineChoice,
+    RequestContext,
+    Services,
+    choose_by_prompt,
+    choose_engine,
+    within,
+)
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.parameters.completion_body import CompletionRequest
@@ -73,8 +81,9 @@ async def generate(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A request that is ready for an engine."""
+    """A request that is ready for its engine."""
 
+    engine: EngineClient
     # One for each answer; those to the same prompt are adjacent.
     requests: list[GenerationRequest]
     # What reads the tokens of each answer.
@@ -101,7 +110,7 @@ async def _generate(
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
     context.count_answers(num_answers, multiplier)
 
-    # Choose the model, which may have to be loaded first, and the engine.
+    # Choose the model, which may have to be loaded first, and an engine with capacity.
     choice = await choose_engine(services, context, body, Task.GENERATE)
     chosen, served, engine, model, codec = choice
 
@@ -118,7 +127,7 @@ async def _generate(
                 services, body, context, choice, keeps_media=keeps_media, only_complete_calls=only_complete_calls
             )
     except DeadlinePassed:
-        prepared = _unprepared(body, context, model, codec)
+        prepared = _unprepared(body, context, engine, model, codec)
         streams = [TokenStream(lambda: None) for _ in prepared.requests]
         for stream in streams:
             stream.finish(FinishReason.TIMEOUT)
@@ -129,7 +138,7 @@ async def _generate(
             for request in prepared.requests
         ]
         try:
-            streams = await engine.in_flight.submit(*asked, files=prepared.images)
+            streams = await prepared.engine.in_flight.submit(*asked, files=prepared.images)
         except InvalidField as error:
             # The engine does not know the body's fields.
             if error.param == "grammar" and prepared.constraint is not None:
@@ -166,11 +175,11 @@ async def _prepare(
     only_complete_calls: bool,
 ) -> _Prepared:
     """Make all that a request needs before an engine can take it. May have to wait for the work on other requests."""
-    chosen, served, engine, model, codec = choice
+    chosen, served, codec = choice.chosen, choice.served, choice.codec
     num_per_prompt = body.n or 1
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
 
-    # Render and encode the prompts; resolve all defaults.
+    # Render and encode the prompts.
     if isinstance(body, ChatParameters):
         of_model = services.settings.thinking_budget_of(served.name)
         default = of_model if context.thinking_budget is None else context.thinking_budget
@@ -183,6 +192,13 @@ async def _prepare(
             message.drop_media()
         context.release_body()
     prompts = [prompt.tokens for prompt in encoded]
+
+    # Choose the engine again, by what each has cached of the first prompt.
+    reused = [] if body.cache_prompt is False else encoded[0].text
+    choice = choose_by_prompt(context, choice, reused, device=body.device, cache_salt=body.cache_salt)
+    engine, model = choice.engine, choice.model
+
+    # Resolve all defaults.
     prediction = await encode_prediction(body, codec, model, context.owner)
     sampling = await with_exclusions(to_sampling(body, model), body, codec.tokenizer, model)
     limit = model.max_length
@@ -247,10 +263,12 @@ async def _prepare(
     echoes = [echo for echo in echoed for _ in range(num_per_prompt)]
     texts = [_answer_text(body, codec, output_spec, echo, continues=continues) for echo in echoes]
     images = [placed.image for prompt in encoded for placed in prompt.images]
-    return _Prepared(asked, texts, echoes, images, output_spec.constraint)
+    return _Prepared(engine, asked, texts, echoes, images, output_spec.constraint)
 
 
-def _unprepared(body: Body, context: RequestContext, model: ModelInfo, codec: TextCodec) -> _Prepared:
+def _unprepared(
+    body: Body, context: RequestContext, engine: EngineClient, model: ModelInfo, codec: TextCodec
+) -> _Prepared:
     """Substitute for a request whose deadline has passed before it was prepared: answers without any token."""
     request = GenerationRequest(
         context.record.request_id,
@@ -264,7 +282,7 @@ def _unprepared(body: Body, context: RequestContext, model: ModelInfo, codec: Te
         echoed = [EchoedPrompt(given, []) if body.echo and isinstance(given, str) else None for given in body.prompts]
     echoes = [echo for echo in echoed for _ in range(body.n or 1)]
     texts = [_answer_text(body, codec, OutputSpec(), echo, continues=False) for echo in echoes]
-    return _Prepared([request] * len(texts), texts, echoes)
+    return _Prepared(engine, [request] * len(texts), texts, echoes)
 
 
 def _answer_text(

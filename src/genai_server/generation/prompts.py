@@ -68,6 +68,11 @@ class EncodedPrompt:
     tokens: list[int]
     images: Sequence[PlacedImage] = ()
 
+    @property
+    def text(self) -> list[int]:
+        """The tokens before the first image. Engines give the features of images ids that only they know."""
+        return self.tokens[: self.images[0].start] if self.images else self.tokens
+
 
 async def encode_prompts(
     services: Services, body: ChatParameters | CompletionRequest, codec: TextCodec, context: RequestContext

@@ -67,6 +67,8 @@ class EngineSpec(Struct, frozen=True):
     adapters: list[Adapter] = []
     # None disables the events of its prefix cache.
     kv_events: KvEventTarget | None = None
+    # Whether API processes receive what is in its prefix cache, to choose between engines of the same model.
+    reports_prefixes: bool = False
     # Memory for keys and values, unless the settings say it; 0 lets the engine choose.
     kv_bytes: int = 0
     # The directory of the draft model; "" for none.

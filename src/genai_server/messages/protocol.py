@@ -151,6 +151,16 @@ class Load(Struct, frozen=True, tag=True):
         return self.capacity is not None and not self.capacity.num_free(self.present, tenant)
 
 
+class CachedPrefixes(Struct, frozen=True, tag=True):
+    """What was added to and removed from the engine's prefix cache, as digests of messages/prefix_digests.py.
+
+    Sent only by an engine whose model has other engines, too. The first one of a connection has all that is cached.
+    """
+
+    added: list[bytes]
+    removed: list[bytes]
+
+
 # one request and its answer
 
 
@@ -261,7 +271,7 @@ Event = Accepted | Refused | Tokens | PromptLogprobs | Progress | Vectors | Fini
 # frames
 
 ToEngine = Hello | Submit | Cancel | Stop | AdminCall
-ToApi = Welcome | Load | Figures | Event | AdminReply
+ToApi = Welcome | Load | CachedPrefixes | Figures | Event | AdminReply
 
 
 def encode_frame(messages: Sequence[Struct]) -> bytes:

@@ -265,6 +265,7 @@ class Supervisor:
             profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
             adapters=about.adapters,
             kv_events=event_target(events, topic, about, device, num_devices=len(settings.devices)),
+            reports_prefixes=len(about.devices) > 1,
             draft_model=about.draft_model,
             cores=cores,
         )

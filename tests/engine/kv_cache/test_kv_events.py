@@ -25,7 +25,7 @@ from tests.running_server import free_port
 pytest.importorskip("cbor2")
 zmq = pytest.importorskip("zmq")
 
-from genai_server.engine.kv_cache.kv_events import CachedBlocks, KvEventPublisher, block_hash, first_parent  # noqa: E402
+from genai_server.engine.kv_cache.kv_events import BlockEvents, KvEventPublisher, block_hash, first_parent  # noqa: E402
 
 LONG = list(range(1, 5 * BLOCK_TOKENS))
 
@@ -92,7 +92,7 @@ def test_hashes_are_vllms_over_cbor() -> None:
 
 def test_prompt_blocks_are_stored_as_read_and_removed_on_forget() -> None:
     slots = KvSlots(2, NoBuffers())
-    blocks = CachedBlocks(slots.slots)
+    blocks = BlockEvents(slots.slots)
     slots.acquire(1, LONG)
     assert blocks.changes() == []
     slots.append(1, LONG[:40])
@@ -112,7 +112,7 @@ def test_prompt_blocks_are_stored_as_read_and_removed_on_forget() -> None:
 
 def test_a_block_in_several_slots_is_stored_and_removed_once() -> None:
     slots = KvSlots(3, NoBuffers())
-    blocks, router = CachedBlocks(slots.slots), Subscriber()
+    blocks, router = BlockEvents(slots.slots), Subscriber()
     for sequence, end in ((1, 1000), (2, 2000)):
         slots.acquire(sequence, [*LONG, end])
         slots.append(sequence, [*LONG, end][len(slots.of(sequence).tokens) :])
@@ -126,7 +126,7 @@ def test_a_block_in_several_slots_is_stored_and_removed_once() -> None:
 
 def test_the_same_tokens_of_other_salts_are_other_blocks() -> None:
     slots = KvSlots(2, NoBuffers())
-    blocks = CachedBlocks(slots.slots)
+    blocks = BlockEvents(slots.slots)
     for sequence, salt in ((1, "a"), (2, "b")):
         slots.acquire(sequence, LONG, salt=salt)
         slots.append(sequence, LONG)
@@ -138,7 +138,7 @@ def test_the_same_tokens_of_other_salts_are_other_blocks() -> None:
 
 def test_blocks_of_an_adapter_have_its_name() -> None:
     slots = KvSlots(2, NoBuffers())
-    blocks = CachedBlocks(slots.slots, "demo")
+    blocks = BlockEvents(slots.slots, "demo")
     for sequence, salt, adapter in ((1, None, None), (2, ":digest", "lively")):
         slots.acquire(sequence, LONG, salt=salt)
         slots.of(sequence).adapter = adapter
@@ -152,7 +152,7 @@ def test_router_state_always_matches_the_slots(seed: int) -> None:
     chance = random.Random(seed)
     buffers = NoBuffers()
     slots = KvSlots(4, buffers, memory=KvMemory(16, 12))
-    blocks, router = CachedBlocks(slots.slots), Subscriber()
+    blocks, router = BlockEvents(slots.slots), Subscriber()
     prefixes = [[chance.randrange(9) for _ in range(chance.randrange(20, 60))] for _ in range(3)]
     running: dict[int, list[int]] = {}
     for number in range(300):

@@ -27,7 +27,7 @@ from genai_server.apis.decisions.schemas import (
 from genai_server.apis.responses.item_schemas import InputImage
 from genai_server.apis.responses.items import given_items, to_messages
 from genai_server.errors import GenerationFailed, InvalidField
-from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
+from genai_server.generation.dependencies import RequestContext, Services, choose_by_prompt, choose_engine, within
 from genai_server.generation.next_tokens import NextTokenScorer
 from genai_server.generation.option_scores import AskedChat, OptionScores, encode_asked, score_options
 from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters
@@ -193,16 +193,17 @@ async def decide(services: Services, body: DecisionRequest, context: RequestCont
 async def _decide(services: Services, body: DecisionRequest, context: RequestContext) -> Decided:
     context.count_answers(len(body.questions), "questions")
     choice = await choose_engine(services, context, body, Task.GENERATE)
-    chosen, _, engine, model, codec = choice
+    chosen, _, engine, _, codec = choice
     engine.require_capacity(1, param="questions", tenant=context.tenant, low_priority=context.low_priority)
     asked = readings(body)
     with context.leniency.with_names(_NAMES):
         async with within(context.deadline):
             asking = await context.in_turn(partial(asked_chats, body, asked), is_long=True)
             prompts = await encode_asked(services, asking, codec, context)
+    choice = choose_by_prompt(context, choice, prompts[0].head.text, device=body.device, cache_salt=body.cache_salt)
     scorer = NextTokenScorer(services, context, choice, body, param="questions")
     with closing(scorer):
-        scores = await score_options(scorer, prompts, model, temperature=body.temperature or 1.0)
+        scores = await score_options(scorer, prompts, choice.model, temperature=body.temperature or 1.0)
     answers: list[JsonObject] = []
     errors: list[GenerationFailed] = []
     for number, question in enumerate(body.questions):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from genai_server.apis.scoring.schemas import ClassifyRequest, LabelScoreRequest
 from genai_server.errors import GenerationFailed, InvalidField, PromptTooLong
-from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
+from genai_server.generation.dependencies import RequestContext, Services, choose_by_prompt, choose_engine, within
 from genai_server.generation.next_tokens import NextTokens, NextTokenScorer
 from genai_server.generation.option_scores import AskedChat, OptionScores, encode_asked, log_shares, score_options
 from genai_server.generation.parameters.chat_messages import ChatParameters
@@ -65,6 +65,7 @@ async def _label_scores(
     engine.require_capacity(1, param="items", tenant=context.tenant, low_priority=context.low_priority)
     async with within(context.deadline):
         prompts = await _prompts(body, items, codec, model, context)
+    choice = choose_by_prompt(context, choice, prompts[0].head.text, device=body.device, cache_salt=body.cache_salt)
     with closing(NextTokenScorer(services, context, choice, body, param="items")) as scorer:
         found = await scorer.run(prompts)
     normalizes = normalizes if body.apply_softmax is None else body.apply_softmax
@@ -120,14 +121,15 @@ async def _encode(
 async def _classify(services: Services, body: ClassifyRequest, context: RequestContext) -> ScoredTexts:
     context.count_answers(len(body.inputs), "input")
     choice = await choose_engine(services, context, body, Task.GENERATE)
-    chosen, _, engine, model, codec = choice
+    chosen, _, engine, _, codec = choice
     engine.require_capacity(1, param="input", tenant=context.tenant, low_priority=context.low_priority)
     with context.leniency.with_names(_NAMES):
         async with within(context.deadline):
             asked = await context.in_turn(lambda: [_asked(body, *each) for each in enumerate(body.inputs)])
             prompts = await encode_asked(services, asked, codec, context)
+    choice = choose_by_prompt(context, choice, prompts[0].head.text, device=body.device, cache_salt=body.cache_salt)
     with closing(NextTokenScorer(services, context, choice, body, param="input")) as scorer:
-        found = await score_options(scorer, prompts, model)
+        found = await score_options(scorer, prompts, choice.model)
     scores = []
     for one in found:
         if not isinstance(one, OptionScores):

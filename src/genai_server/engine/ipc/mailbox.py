@@ -72,6 +72,11 @@ class Outbox:
                 self._figures[connection] = figures
                 self.send(connection, figures)
 
+    def send_all(self, message: ToApi) -> None:
+        """Add a message to the next delivery to each API process."""
+        for connection in self._loads:
+            self.send(connection, message)
+
     def send_load(self, scheduler: Scheduler, accepted: Collection[Sequence], *, terminated: bool) -> None:
         """Add a load report to the next delivery to each API process for which the load has changed.
 

@@ -8,19 +8,16 @@ bits.
 import hashlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import msgspec
 
+from genai_server.engine.kv_cache.cached_blocks import CachedBlocks, StoredBlocks
 from genai_server.engine.kv_cache.kv_slots import Slot
-from genai_server.engine.sequence import common_length
 from genai_server.errors import ConfigurationError
 from genai_server.messages.kv_events import (
-    BLOCK_TOKENS,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -57,83 +54,35 @@ def _digest(value: object) -> bytes:
     return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
 
 
-@dataclass
-class _Chain:
-    """Full blocks of one slot when the slot was last examined."""
-
-    # The slot's list itself. Slots only append to a list; whatever else they change, they have another list.
-    tokens: list[int] = field(default_factory=list)
-    salt: str | None = None
-    adapter: str | None = None
-    hashes: list[bytes] = field(default_factory=list)
-
-
-class CachedBlocks:
-    """Finds the changes in the blocks that some slots of a model hold. A block that several slots hold counts once."""
+class BlockEvents:
+    """Events about the blocks that some slots of a model hold. A block that several slots hold counts once."""
 
     def __init__(self, slots: Sequence[Slot], model: str = "") -> None:
         self._model = model
-        self._chains = [(slot, _Chain()) for slot in slots]
-        self._first_parent = first_parent()
-        self._holders: Counter[bytes] = Counter()
+        first = first_parent()
+
+        def hash_block(parent: bytes | None, tokens: Sequence[int], slot: Slot) -> bytes:
+            return block_hash(first, tokens, slot.salt) if parent is None else block_hash(parent, tokens, None)
+
+        self._blocks = CachedBlocks(slots, hash_block)
 
     def changes(self) -> list[KvEvent]:
         """Events for the blocks that were stored and removed since the last call."""
-        events: list[KvEvent] = []
-        dropped: list[bytes] = []
-        for slot, chain in self._chains:
-            num_blocks = len(slot.tokens) // BLOCK_TOKENS
-            if slot.tokens is chain.tokens and num_blocks == len(chain.hashes):
-                continue
-            kept = self._num_kept(slot, chain)
-            dropped += chain.hashes[kept:]
-            chain.hashes = chain.hashes[:kept]
-            chain.tokens, chain.salt, chain.adapter = slot.tokens, slot.salt, slot.adapter
-            events += self._add(chain, num_blocks)
-        self._holders.subtract(dropped)
-        if removed := [digest for digest in dict.fromkeys(dropped) if not self._holders[digest]]:
-            for digest in removed:
-                del self._holders[digest]
-            events.append(BlockRemoved([external(digest) for digest in removed]))
-            if not self._holders:
+        changes = self._blocks.changes()
+        events: list[KvEvent] = [self._stored(blocks) for blocks in changes.stored]
+        if changes.removed:
+            events.append(BlockRemoved([external(digest) for digest in changes.removed]))
+            if not self._blocks.hashes:
                 events.append(AllBlocksCleared())
         return events
 
-    def _num_kept(self, slot: Slot, chain: _Chain) -> int:
-        if slot.tokens is chain.tokens:
-            return len(chain.hashes)
-        if slot.salt != chain.salt:
-            return 0
-        return min(len(chain.hashes), common_length(slot.tokens, chain.tokens) // BLOCK_TOKENS)
-
-    def _add(self, chain: _Chain, num_blocks: int) -> list[KvEvent]:
-        """Hash the new blocks of a slot. Returns the event for blocks that no slot had before, or no event.
-
-        If a slot has a block, it has all blocks before that block. So the blocks that no slot had are the last ones.
-        """
-        parent = chain.hashes[-1] if chain.hashes else self._first_parent
-        stored: list[bytes] = []
-        for index in range(len(chain.hashes), num_blocks):
-            tokens = chain.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
-            if min(tokens) < 0:  # a feature of an image; routers do not know its id
-                break
-            digest = block_hash(parent, tokens, None if index else chain.salt)
-            if not self._holders[digest]:
-                stored.append(digest)
-            self._holders[digest] += 1
-            chain.hashes.append(digest)
-            parent = digest
-        if not stored:
-            return []
-        first, end = len(chain.hashes) - len(stored), len(chain.hashes)
-        return [
-            BlockStored(
-                [external(digest) for digest in stored],
-                external(chain.hashes[first - 1]) if first else None,
-                chain.tokens[first * BLOCK_TOKENS : end * BLOCK_TOKENS],
-                lora_name=None if chain.adapter is None else f"{self._model}:{chain.adapter}",
-            )
-        ]
+    def _stored(self, blocks: StoredBlocks) -> BlockStored:
+        return BlockStored(
+            [external(digest) for digest in blocks.hashes],
+            None if blocks.parent is None else external(blocks.parent),
+            blocks.tokens,
+            lora_name=None if blocks.adapter is None else f"{self._model}:{blocks.adapter}",
+        )
 
 
 class KvEventPublisher:
@@ -145,7 +94,7 @@ class KvEventPublisher:
     def __init__(self, target: KvEventTarget, slots: Sequence[Slot], clock: Callable[[], float] = time.time) -> None:
         import zmq
 
-        self._blocks = CachedBlocks(slots, target.model)
+        self._blocks = BlockEvents(slots, target.model)
         self._topic = target.topic.encode()
         self._rank = target.rank
         self._clock = clock

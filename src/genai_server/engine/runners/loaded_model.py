@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from genai_server.engine.encoder_worker import EncoderWorker
+from genai_server.engine.kv_cache.cached_blocks import CachedBlocks
 from genai_server.engine.kv_cache.kv_events import KvEventPublisher
 from genai_server.engine.runners.adapters import Adapters
 from genai_server.engine.runners.base import Runner, run_pass
@@ -38,6 +39,8 @@ class LoadedModel:
     draft_model: "DraftModel | None" = None
     # Publishes what each step changes in the prefix cache; None if that is not wanted.
     kv_events: KvEventPublisher | None = None
+    # The prefix cache as API processes receive it; None if they do not choose between engines.
+    cached_blocks: CachedBlocks | None = None
     # Keeps prefixes on disk; None if that is not wanted or not possible.
     disk_cache: "DiskCache | None" = None
     # Why no sequence can be profiled; empty if sequences can.

@@ -1,0 +1,32 @@
+"""Digests of the beginnings of prompts, by which an API process knows what an engine's KV cache holds.
+
+A prompt is cut into blocks of BLOCK_TOKENS tokens. The digest of a block covers all tokens up to its end, so that equal
+digests mean equal prefixes. It depends on the cache salt and the adapter of the request, too. Tokens cannot be read
+from it.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+from genai_server.messages.kv_events import BLOCK_TOKENS
+
+_DIGEST_BYTES = 8
+
+
+def root_digest(salt: str | None, adapter: str | None) -> bytes:
+    """What precedes the first block of a request's prompt: the digest of its `cache_salt` and its adapter's name."""
+    return blake2b(repr((salt, adapter)).encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of a block of tokens behind the block, or the root, with the digest `parent`."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=_DIGEST_BYTES).digest()
+
+
+def prefix_digests(tokens: Sequence[int], salt: str | None, adapter: str | None) -> Iterator[bytes]:
+    """The digests of a prompt's full blocks, from its beginning; each one is computed when it is asked for."""
+    digest = root_digest(salt, adapter)
+    for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        digest = block_digest(digest, tokens[start : start + BLOCK_TOKENS])
+        yield digest

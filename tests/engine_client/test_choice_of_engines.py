@@ -1,0 +1,124 @@
+"""The router prefers the engine whose prefix cache holds most of a prompt, unless it has too much other work."""
+
+import statistics
+from typing import Any, cast
+
+import pytest
+from simulate_engines import BY_LOAD, ONE_ENGINE, WEIGHTS, EngineSize, PassTimes, Workload, simulate
+
+from genai_server.engine_client.client import MAX_MORE_REQUESTS, TOKENS_PER_REQUEST, EngineClient, Router
+from genai_server.messages.generation_request import ModelInfo, Sampling
+from genai_server.messages.kv_events import BLOCK_TOKENS
+from genai_server.messages.prefix_digests import prefix_digests
+from genai_server.messages.protocol import CachedPrefixes, Capacity, Load
+from genai_server.messages.server_status import NO_SERVER
+
+# A prompt that is worth as much as two requests and a half.
+PROMPT = list(range(5 * TOKENS_PER_REQUEST // 2))
+BLOCKS = list(prefix_digests(PROMPT, "key", None))
+
+
+@pytest.fixture
+def router() -> Router:
+    """Three idle engines without anything in their caches."""
+    router = Router(["a", "b", "c"], lambda: NO_SERVER)
+    for client in router.engines.values():
+        client.model, client._writer = ModelInfo(8, 9, [], Sampling()), cast(Any, object())
+    return router
+
+
+def picked(router: Router, **fields: Any) -> str:
+    return router.pick(None, prefix=iter(BLOCKS), **fields)[0].device
+
+
+def hold(engine: EngineClient, num_tokens: int) -> None:
+    engine._receive(CachedPrefixes(BLOCKS[: num_tokens // BLOCK_TOKENS], []))
+
+
+def test_the_longest_cached_prefix_wins(router: Router) -> None:
+    a, b, c = router.engines.values()
+    assert picked(router) == "a"
+    hold(b, 3 * BLOCK_TOKENS)
+    assert picked(router) == "b"
+    hold(c, 4 * BLOCK_TOKENS)
+    assert picked(router) == "c"
+    c._receive(CachedPrefixes([], BLOCKS[2:4]))
+    assert picked(router) == "b"
+    a._receive(CachedPrefixes(BLOCKS[10:], []))  # a prompt does not begin with these
+    assert picked(router) == "b"
+
+
+def test_work_is_weighed_against_cached_tokens(router: Router) -> None:
+    a, b, c = router.engines.values()
+    hold(c, len(PROMPT))
+    c.load = Load(others=2)
+    assert picked(router) == "c"
+    c.load = Load(others=3)
+    assert picked(router) == "a"
+    a.load, b.load = Load(others=1), Load(others=1)
+    assert picked(router) == "c"
+
+
+def test_what_many_prompts_begin_with_is_read_on_a_second_engine(router: Router) -> None:
+    shared = list(prefix_digests(list(range((MAX_MORE_REQUESTS + 5) * TOKENS_PER_REQUEST)), None, None))
+    a, b, c = router.engines.values()
+    b._receive(CachedPrefixes(shared, []))
+    for work, device in ((MAX_MORE_REQUESTS - 1, "b"), (MAX_MORE_REQUESTS + 1, "a")):
+        b.load = Load(others=work)
+        assert router.pick(None, prefix=iter(shared))[0] is router.engines[device]
+    a._receive(CachedPrefixes(shared[: len(shared) // 2], []))
+    assert router.pick(None, prefix=iter(shared))[0] is a
+    assert router.pick(None, prefix=iter([*shared, b"unknown"]))[0] is a
+
+
+@pytest.mark.parametrize("load", [Load(terminated=True), Load(present={"": 2}, capacity=Capacity(1, 1))])
+def test_a_terminated_or_full_engine_is_not_preferred(router: Router, load: Load) -> None:
+    engine = router.engines["b"]
+    hold(engine, len(PROMPT))
+    assert picked(router) == "b"
+    engine.load = load
+    assert picked(router) == "a"
+
+
+def test_low_priority_work_counts_for_low_priority_requests_only(router: Router) -> None:
+    engine = router.engines["b"]
+    hold(engine, len(PROMPT))
+    engine.load = Load(low_priority_running=3)
+    assert picked(router) == "b"
+    assert picked(router, low_priority=True) == "a"
+
+
+def test_a_named_engine_is_taken_without_any_digest(router: Router) -> None:
+    digests = iter(BLOCKS)
+    hold(router.engines["b"], len(PROMPT))
+    assert router.pick("c", prefix=digests)[0].device == "c"
+    for name in ("a", "b"):
+        router.engines[name]._writer = None
+    assert router.pick(None, prefix=digests)[0].device == "c"
+    assert next(digests) == BLOCKS[0]
+
+
+def test_a_lost_engine_is_known_to_hold_nothing(router: Router) -> None:
+    engine = router.engines["b"]
+    hold(engine, len(PROMPT))
+    engine._forget()
+    assert engine.cached_blocks == set()
+
+
+# Short, so that the test is. docs/scale-out.md has figures of longer ones.
+WORKLOAD = Workload(
+    clients=2, conversations=1, turns=20, system=(50, 400), user=(10, 60), answer=(3, 12), pause=(0.0, 5.0)
+)
+
+
+@pytest.mark.parametrize(("num_engines", "share"), [(2, 0.95), (4, 0.85), (8, 0.8)])
+def test_simulated_conversations_find_their_prefixes(num_engines: int, share: float) -> None:
+    """The more engines there are, the more of them read each system prompt once."""
+    one_engine, by_load, chosen = (
+        simulate(name, num_engines, WORKLOAD, PassTimes(13, 2.8, 1.9), EngineSize(), seed=1)
+        for name in (ONE_ENGINE, BY_LOAD, WEIGHTS)
+    )
+    assert chosen.cached_share >= share * one_engine.cached_share
+    assert chosen.cached_share > by_load.cached_share
+    assert max(chosen.turns) <= 2 * sum(chosen.turns) / num_engines
+    assert statistics.mean(chosen.whole) < statistics.mean(by_load.whole)
