@@ -85,8 +85,8 @@ from genai_server.web.files import API_DOCS, PAGE
 
 @dataclass(frozen=True)
 class Attachment:
-    """How an API process finds its supervisor, and the folder of files that it shares with the server's other
-    processes.
+    """What an API process needs in order to use the engines of its server: a function that finds the supervisor, and
+    the folder for files that the server's processes share.
     """
 
     folder: Path
@@ -101,7 +101,9 @@ Engines = Callable[[], AbstractAsyncContextManager[Attachment]]
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What reads the files of models, and what downloads them."""
+    """Access to the files of models: a function that loads a model's tokenizer and chat template, and the store that
+    lists and downloads models.
+    """
 
     # Reads the text side of a model.
     load_text: LoadText
@@ -111,7 +113,9 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What measures and records the requests of the app."""
+    """The Prometheus registry and counters of an app, the observers that receive the record of each request that has
+    ended, and the clock that times requests.
+    """
 
     # Holds the metrics.
     registry: CollectorRegistry
@@ -299,7 +303,10 @@ async def _start_image_readers(models: Catalog, images: Images) -> None:
 
 @asynccontextmanager
 async def _attached(attachment: Attachment) -> AsyncIterator[SupervisorClient]:
-    """Connect to the supervisor while the block runs. Calls `on_nothing_loaded` if no device could load its model."""
+    """Connect to the supervisor while the block runs. The value is the connection.
+
+    If no device could load its model, `attachment.on_nothing_loaded` is called.
+    """
 
     async def follow() -> None:
         while not supervisor.status.has_nothing:

@@ -69,10 +69,10 @@ def _operations(paths: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
 
 
 def _name_operations(paths: JsonObject) -> None:
-    """Use the name of each operation's function as its id, and as the title of its response.
+    """Use the name of each operation's function as the operation's id, and as the title of its response.
 
-    If several operations have the same name, the one below /v1 gets it. For the others the tag is put in front or, if
-    they have the same tag, `_without_version` is appended.
+    If several operations have the same name, the one below /v1 gets it. The others get the name with their tag in
+    front, or with `_without_version` appended if they have the same tag as the first.
     """
     tags: dict[str, Any] = {}
     for path, method, operation in sorted(_operations(paths), key=lambda one: not one[0].startswith("/v1/")):
@@ -91,7 +91,10 @@ def _name_operations(paths: JsonObject) -> None:
 
 
 def _name_enums(schema: JsonObject, name: str, schemas: JsonObject) -> None:
-    """Replace the enums in a field's schema by references, and add the enums to `schemas` under their names."""
+    """Replace the enums in a field's schema by references, and add the enums to `schemas`.
+
+    An enum that several fields have gets its name in `_SHARED`, any other enum the name `name`.
+    """
     for inner in (*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else ())):
         _name_enums(inner, name, schemas)
     values = tuple(schema.get("enum", ()))

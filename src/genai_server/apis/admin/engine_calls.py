@@ -49,11 +49,11 @@ def admin_router(*codes: int) -> APIRouter:
 async def ask(
     engines: Sequence[EngineClient], make_call: Callable[[int], Call[R]], *, needs_all: bool = False
 ) -> list[tuple[EngineClient, R]]:
-    """Send a call to all running engines and return each engine with its reply. `make_call` makes the call from its
-    number.
+    """Send a call to all running engines and return each engine with its reply.
 
-    An engine that ends before it replies, because it died or its model was unloaded, is skipped unless `needs_all`.
-    Raises NoEngineReady if no engine replies, or if one does not reply in time.
+    `make_call` creates the call from the number that identifies it on the connection. An engine that ends before it
+    replies, because it died or its model was unloaded, is skipped unless `needs_all`. Raises NoEngineReady if no engine
+    replies, or if a running engine does not reply in time.
     """
     running = [engine for engine in engines if engine.is_connected]
     results = await asyncio.gather(
@@ -79,9 +79,11 @@ async def ask(
 
 
 def by_device(replies: Sequence[tuple[EngineClient, T]], convert: Callable[[T], Any]) -> dict[str, Any]:
-    """A response body with the converted reply of each device.
+    """A response body whose field `devices` has the reply of each engine, made JSON by `convert`, by the engine's
+    device.
 
-    If the replies come from several models, `devices` has those of the first model, and `models` has those of all.
+    If the replies come from engines of several models, `devices` has the replies for the first model only, and the
+    additional field `models` has the replies for each model.
     """
     models: dict[str, dict[str, Any]] = {}
     for engine, reply in replies:
@@ -99,12 +101,13 @@ async def ask_about(
     *,
     tenant: str | None = None,
 ) -> tuple[RequestState, list[tuple[EngineClient, Named]]]:
-    """Send a call about one request to the engines; returns the request and all replies.
+    """Send a call about one request to the engines; returns the state of the request, and each engine with its reply.
 
     `name` is the request's unique id, or else an id that only one request has. `make_call` takes the call's number, the
-    name, and whether the name is certainly a unique id. A single engine resolves the name itself, and does nothing if
-    several requests match. With several engines, the unique id is looked up first, only among requests of `tenant` if
-    one is given. Raises RequestNotFound, AmbiguousRequest, whose message lists the unique ids, and NoEngineReady.
+    name, and whether the name is certainly a unique id. A single engine finds the request by the name itself, and does
+    nothing if several requests match. With several engines, the unique id is looked up first, only among requests of
+    `tenant` if one is given. Raises RequestNotFound, AmbiguousRequest, whose message lists the unique ids, and
+    NoEngineReady.
     """
     is_unique = sum(engine.is_connected for engine in engines) > 1
     if is_unique:
@@ -156,10 +159,11 @@ async def end_request_with_tools(
     reason: FinishReason,
     make_call: Callable[[int, str, bool], Call[Named]],
 ) -> RequestState | None:
-    """End a request for which the server runs tools, whether a tool or an engine works on it now; returns the request.
+    """End a request for which the server runs tools, no matter whether a tool or an engine works on it now; returns the
+    state of the request.
 
-    `name` and `make_call` are as in `ask_about`; the call ends the request in an engine. Returns None, and does
-    nothing, if no such request has the name. Raises AmbiguousRequest.
+    `name` and `make_call` are as in `ask_about`; the call ends the request in an engine. Returns None, and ends
+    nothing, if the name is not that of a request for which the server runs tools. Raises AmbiguousRequest.
     """
     held = await tools.find(name)
     if not held:
@@ -181,10 +185,10 @@ async def end_request_with_tools(
 
 
 async def end_reasoning(engines: Sequence[EngineClient], name: str, tenant: str | None) -> tuple[RequestState, bool]:
-    """End the reasoning of a request of any API process, only of `tenant` if one is given.
+    """End the reasoning of a request of any API process, or only of a request of `tenant` (an API key) if it is given.
 
-    Returns the request, and whether the server knows the format of its model's reasoning, without which nothing is
-    done. `name` and the errors raised are as in `ask_about`.
+    Returns the state of the request, and whether the reasoning could be ended: False if the server does not know the
+    format in which the request's model writes reasoning. `name` and the errors raised are as in `ask_about`.
     """
     call = partial(EndReasoning, tenant=tenant)
     ended, replies = await ask_about(engines, name, call, tenant=tenant)

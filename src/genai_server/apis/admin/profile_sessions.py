@@ -55,8 +55,9 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
 
 
 async def _open_sessions(services: ServicesDep) -> Mapping[str, ProfileState]:
-    """The engines' profile sessions that have not ended, by id; empty if no engine runs. Sessions without a plan are
-    not included.
+    """The profile sessions of all engines that have not ended, by id; empty if no engine runs.
+
+    Profiling that was switched on by the runtime option `enable_profiling` is not included, since it has no plan.
     """
     try:
         replies = await ask(services.models.engines(), ListProfiles)
@@ -226,7 +227,10 @@ def _summary(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> d
 
 
 def _download(name: str, media_type: str, write: Callable[[IO[bytes]], object]) -> Response:
-    """A response with what `write` writes. It is buffered in a temporary file, because it may be large."""
+    """A response that downloads as a file `name`. `write` writes the content to the temporary file that it receives.
+
+    The content is not kept in memory, because it may be large.
+    """
     with ExitStack() as stack:
         file = stack.enter_context(tempfile.TemporaryFile())
         write(file)

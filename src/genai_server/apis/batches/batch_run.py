@@ -105,10 +105,10 @@ class BatchRun:
             await results.close()
 
     async def _watch(self, value: JsonObject) -> None:
-        """Store the progress at regular intervals, and stop the batch when it is cancelled or expires.
+        """Store the number of answered requests at regular intervals until cancelled, and stop the batch when it
+        expires or a client has cancelled it.
 
-        `value` is the stored batch. If it was cancelled while an earlier process ran it, it is stopped before its first
-        request.
+        `value` is the batch as it is stored at the beginning. If it was already cancelled then, it is stopped at once.
         """
         is_logged = False
         while True:
@@ -223,7 +223,11 @@ class BatchRun:
                     self._answering.count("failed")
 
     async def _end(self, status: str, **changes: object) -> str:
-        """End the batch with this status. A completed batch has the status `finalizing` before."""
+        """Close the result files and store that the batch has ended with this status and these changes; returns the
+        status.
+
+        A batch that is completed has the status `finalizing` in the meantime.
+        """
         assert self._results is not None
         if status == "completed":
 

@@ -19,7 +19,9 @@ _PAUSE = 5.0
 
 
 class _Usage(msgspec.Struct):
-    """The tokens of a response, with the field names of all endpoints that batches can use."""
+    """The field `usage` of a response body: the union of the fields that the endpoints for batches use for token
+    counts.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -53,7 +55,9 @@ class _Tokens:
     reasoning: int = 0
 
     def add(self, line: bytes) -> None:
-        """Add the tokens in a line with a result, if it has any."""
+        """Add the token counts in a result, which is a line of a result file. A result without token counts adds
+        nothing.
+        """
         try:
             response = msgspec.json.decode(line, type=_Line).response
         except msgspec.DecodeError:

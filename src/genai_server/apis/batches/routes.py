@@ -22,7 +22,7 @@ _TIMES = (
 
 
 async def the_batches(request: Request, files: FilesDep) -> Batches:
-    """The batches of the app; a dependency. Without GENAI_FILES_DIR, its own dependency on files raises an error."""
+    """The Batches of the app; a dependency of FastAPI. Raises UnsupportedEndpoint if GENAI_FILES_DIR is not set."""
     found: Batches = request.app.state.batches
     return found
 

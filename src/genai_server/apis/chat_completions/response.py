@@ -77,7 +77,7 @@ class ChoicesBuilder(ABC):
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def complete(self, choices: Sequence[Any], usage: Usage) -> JsonObject:
-        """The complete object. `choices` has all answers, each as `choice` has built it."""
+        """The complete response object. `choices` has one entry for each answer, made by `choice`."""
         return {**self._common, "object": self.complete_object, "choices": choices, "usage": usage.to_json()}
 
     @abstractmethod
@@ -130,7 +130,7 @@ class RoundTexts:
         self._is_next = False
 
     def end_round(self) -> None:
-        """Note that the round has ended: the next text belongs to another one."""
+        """Note that the round of generation has ended, so that the next text is separated from the texts before it."""
         self._is_next = bool(self._end)
 
     def text(self, text: str) -> str:
@@ -205,9 +205,11 @@ class ChatCompletionBuilder(ChoicesBuilder):
         return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **ended}, usage)
 
     def _is_run(self, delta: JsonObject, part: Part, answer: int) -> bool:
-        """Whether a part of the answer belongs to a tool call that the server runs.
+        """Whether a part of an answer belongs to a tool call that the server runs instead of the client. Also adds the
+        part to `delta`.
 
-        If so, the call, once it is complete, or the call's result is added to the field `genai_tool_runs` of `delta`.
+        A call is added to the field `genai_tool_runs` of `delta` when it is complete, and its result when the tool has
+        ended. `answer` is the index of the answer.
         """
         match part:
             case ToolCallStart(index, id, name) if (tool := self._served.of(id, name)) is not None:
@@ -253,8 +255,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
                     delta.setdefault("tool_calls", []).append(call)
 
     def _place(self, answer: int, index: int) -> int:
-        """The index of a tool call among the calls that the client sees, which do not include calls that the server
-        runs.
+        """Convert the index of a tool call in an answer to the index that the client sees, which does not count the
+        calls that the server runs.
         """
         if not self._served.tools:
             return index
@@ -262,7 +264,9 @@ class ChatCompletionBuilder(ChoicesBuilder):
         return self._places.setdefault((answer, index), before)
 
     def _with_calls(self, found: JsonObject) -> JsonObject:
-        """The message or delta with tool calls in the format that the client uses."""
+        """Convert the tool calls of a message or delta to the format that the client uses. This class returns them
+        unchanged.
+        """
         return found
 
     def _logprobs(self, tokens: list[ScoredToken], *, always: bool = False) -> JsonObject | None:
@@ -308,7 +312,9 @@ def message(answer: WholeAnswer, custom_tools: Collection[str] = (), served: Ser
 
 
 def _joined(answer: WholeAnswer, *, is_reasoning: bool) -> str:
-    """The answer's text, or the reasoning, with the texts of all rounds joined."""
+    """The reasoning (`is_reasoning`) or else the text of an answer, in which the texts of all rounds of generation are
+    joined.
+    """
     texts, found = RoundTexts(), []
     for block in answer.blocks:
         if isinstance(block, WholeText) and block.is_reasoning == is_reasoning:
@@ -319,7 +325,7 @@ def _joined(answer: WholeAnswer, *, is_reasoning: bool) -> str:
 
 
 def _run(id: str, tool: ServedTool, arguments: str = "") -> JsonObject:
-    """An entry of `genai_tool_runs`: a call that the server runs, without status and result."""
+    """An entry of the field `genai_tool_runs`: a tool call that the server runs, still without status and result."""
     return {"id": id, "server": tool.server, "name": tool.info.name, "arguments": arguments}
 
 
@@ -407,7 +413,7 @@ async def choices_response(
 
 
 async def chunks(generation: Generation, build: ChoicesBuilder, body: StreamFields) -> AsyncGenerator[Any]:
-    """The chunks of a stream, followed by "[DONE]". Raises GenerationFailed."""
+    """The chunks of a streamed response, made by `build`, followed by "[DONE]". Raises GenerationFailed."""
     for chunk in build.first(len(generation.answers)):
         yield chunk
     has_running_usage = body.has_running_usage

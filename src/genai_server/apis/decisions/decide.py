@@ -42,8 +42,10 @@ _NAMES = FieldNames({"messages": "input"})
 
 @dataclass(frozen=True)
 class Reading:
-    """A question with its options in one order. A choice whose order must not matter is asked in two orders, whose mean
-    is the answer.
+    """A question together with one order of its options, for which one prompt is written.
+
+    A choice whose answer must not depend on the order of the options has two readings, whose probabilities are
+    averaged.
     """
 
     # The question's index.
@@ -90,7 +92,9 @@ class Reading:
 
 
 def readings(body: DecisionRequest) -> list[Reading]:
-    """All questions of a request, each with every order of options in which it is asked."""
+    """The readings of all questions of a request: one for each question, or two for a choice that is asked in two
+    orders.
+    """
     found = []
     for number, question in enumerate(body.questions):
         orders = [[value for value, _ in options_of(question)]]

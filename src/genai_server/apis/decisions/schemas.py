@@ -37,8 +37,8 @@ def compact(data: Any) -> str:
 
 
 def _with_texts(given: Any) -> Any:
-    """The input with JSON objects replaced by their text, in place of the whole input or of parts of type
-    `input_json`.
+    """The field `input` of a body with its JSON objects converted to text. A JSON object is either the whole input or a
+    content part of type `input_json`; everything else is unchanged.
     """
     if isinstance(given, dict):
         return compact(writable(given))
@@ -118,7 +118,7 @@ Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 def options_of(question: Question) -> list[tuple[Value, str | None]]:
-    """The options of a question, each with its description or None."""
+    """The options of a question in order, each with its description, or with None if it has no description."""
     match question:
         case ChoiceQuestion():
             return [(choice.value, choice.description) for choice in question.choices]
@@ -128,7 +128,9 @@ def options_of(question: Question) -> list[tuple[Value, str | None]]:
 
 
 def key(value: Value) -> tuple[bool, Value]:
-    """A key that differs for a boolean and a text or number that equals or resembles it."""
+    """A dictionary key for the value of an option. Unlike the value itself, it distinguishes true from 1 and false from
+    0.
+    """
     return isinstance(value, bool), value
 
 

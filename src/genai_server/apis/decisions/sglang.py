@@ -83,7 +83,7 @@ class SglangDecisionRequest(ResultFields):
         return self
 
     def openai_form(self, as_text: Any) -> JsonObject:
-        """The body in OpenAI's format. `as_text` converts JSON values to text."""
+        """The body converted to OpenAI's format. `as_text` converts a JSON value to the text that the model reads."""
 
         def text(value: Any) -> str:
             return value if isinstance(value, str) else as_text(value)
@@ -111,7 +111,9 @@ class SglangDecisionRequest(ResultFields):
         return {"input": [{"role": "user", "content": content}], "questions": questions, **fields}
 
     def answers(self, answers: Sequence[Mapping[str, Any]]) -> JsonObject:
-        """The answers in SGLang's format, by the ids of their questions. `answers` has them in OpenAI's format."""
+        """Convert answers from OpenAI's format, in the order of the questions, to SGLang's: an object with the answers
+        by the ids of the questions.
+        """
         return {
             question.id: _answer(question, answer) for question, answer in zip(self.questions, answers, strict=True)
         }

@@ -36,7 +36,9 @@ _TOOLS = "tools"
 
 
 def convert(body: Any) -> list[str]:
-    """Replace blocks of unknown types in a body by their text. Returns the location of each, with its new form."""
+    """Replace blocks of unknown types in a body by text blocks. Returns the location and new form of each change, such
+    as `messages[3].content[0] (search_result as text)`.
+    """
     found: list[str] = []
     for location, message in objects_at(body, "messages[]"):
         if message.get("role") == "system" and "content" not in message and "output_config" in message:
@@ -49,7 +51,9 @@ def convert(body: Any) -> list[str]:
 
 
 def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
-    """Turn blocks into text blocks, except those without a type. Returns their locations."""
+    """Turn blocks, given with their locations, into text blocks in place, except blocks without a type. Returns the
+    location and former type of each changed block.
+    """
     found = []
     for location, block in blocks:
         kind = block.get("type")
@@ -62,8 +66,9 @@ def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
 
 
 def _changes_without_form(location: str, message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
-    """Blocks of a message that add or remove tools and cannot be followed: because only Anthropic's servers have such
-    tools, or because the message is not the system's. Each comes with its location.
+    """The blocks of a message that add or remove tools but have no effect in this server, each with its location.
+
+    A change has no effect if its tool exists only on Anthropic's servers, or if the message is not a system message.
     """
     for inner, block in objects_at(message, "content[]"):
         if block.get("type") not in _CHANGES:
@@ -82,8 +87,8 @@ def _is_change(tool: Any) -> bool:
 
 
 def _remove_changes_without_form(body: Any) -> Iterator[str]:
-    """Remove changes of tools that only Anthropic's servers have from the summaries (`compaction`) of earlier messages.
-    Yields the locations.
+    """Remove from the summaries (blocks of type `compaction`) of earlier messages the additions and removals of tools
+    that exist only on Anthropic's servers. Yields the location of each changed list.
     """
     for location, block in objects_at(body, "messages[].content[]"):
         changes = block.get("tool_changes")
@@ -94,8 +99,8 @@ def _remove_changes_without_form(body: Any) -> Iterator[str]:
 
 
 def _convert_inputs(body: Any) -> Iterator[str]:
-    """Turn inputs of tool calls that are not objects, because the call was cut off, into objects. Yields the
-    locations.
+    """Turn inputs of tool calls that are not objects, because the call was cut off, into objects. Yields the location
+    of each changed input.
     """
     for location, block in objects_at(body, "messages[].content[]"):
         if block.get("type") == "tool_use" and not isinstance(given := block.get("input"), dict):
@@ -126,7 +131,7 @@ _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 def _leave_out_media(body: Any) -> Iterator[str]:
-    """Replace documents and images that this server cannot read by a text. Yields the locations."""
+    """Replace documents and images that this server cannot read by text blocks. Yields the location of each change."""
     for path in _MEDIA_PATHS:
         yield from replace_media(body, DOCUMENTS, "text", f"{path}.source.content[]")
         yield from _leave_out_documents(body, path)
@@ -141,7 +146,9 @@ def _leave_out_tools(body: Any) -> list[str]:
 
 
 def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
-    """Replace documents that are files by a text, and remove `citations` from the others. Yields the locations."""
+    """Replace documents that are files by text blocks, and remove the field `citations` from other documents. Yields
+    the location of each change.
+    """
     for location, block in objects_at(body, path):
         if block.get("type") == "document" and _is_readable(block.get("source")):
             yield from (f"{location}.{field}" for field in remove(block, "citations"))
@@ -160,7 +167,9 @@ def _is_readable(source: Any) -> bool:
 
 
 def _leave_out_images(body: Any) -> list[str]:
-    """Replace images of unsupported kinds by a text, in earlier messages and in tool results. Returns the locations."""
+    """Replace images of unsupported kinds by text blocks, in earlier messages and in tool results. Returns the location
+    of each changed block.
+    """
     found = []
     results = {"messages": body["messages"]} if isinstance(body, dict) and "messages" in body else {}
     for messages, path in (
@@ -187,7 +196,9 @@ def _has_form(source: Any) -> bool:
 
 
 def _leave_out_citations(body: Any) -> list[str]:
-    """Remove citations from text blocks, since they refer to what another server has found. Returns the locations."""
+    """Remove citations from text blocks, since they refer to what another server has found. Returns the location of
+    each removed field.
+    """
     found = []
     for path in (*_MEDIA_PATHS, *_DOCUMENT_PATHS, "system[]"):
         for location, block in objects_at(body, path):
@@ -197,8 +208,8 @@ def _leave_out_citations(body: Any) -> list[str]:
 
 
 def _leave_out_callers(body: Any) -> list[str]:
-    """Remove `allowed_callers` that name anything but the model itself, since only the model calls tools here. Returns
-    the locations.
+    """Remove the field `allowed_callers` of tools if it names other callers than the model itself, since only the model
+    calls tools here. Returns the location of each removed field.
     """
     found = []
     for path in ("tools[]", _DEFINITIONS):
@@ -209,7 +220,9 @@ def _leave_out_callers(body: Any) -> list[str]:
 
 
 def _effort(body: Any) -> list[str]:
-    """Remove `output_config.effort` if thinking is off. Returns the location."""
+    """Remove the field `output_config.effort` if thinking is off. Returns its path in a list, which is empty if nothing
+    was removed.
+    """
     is_off = any(thinking.get("type") in ("disabled", "between_tools") for _, thinking in objects_at(body, "thinking"))
     return remove(body, "output_config.effort") if is_off else []
 

@@ -13,10 +13,11 @@ from genai_server.messages.tool_servers import ServerAddress, ToolInfo
 async def find_server_tools(
     body: CountTokensRequest, services: Services, context: RequestContext
 ) -> Mapping[str, Sequence[ServedTool]]:
-    """The tools of the tool servers that a request names, by server.
+    """The tools of the tool servers that a request names, by the name of the server.
 
-    Servers that the request may not use are left out and reported, and so are tools that need an approval, for which
-    Anthropic's API has no form. Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
+    Servers that the request may not use are left out and reported. So are tools whose calls a client has to approve,
+    because Anthropic's API has no form for approvals. Raises InvalidField, ToolServerUnavailable, ClientLeft and
+    DeadlinePassed.
     """
     usable = usable_servers(services, context)
     toolsets = {each.mcp_server_name: each for each in body.mcp_toolsets or ()}
@@ -65,7 +66,7 @@ def _leave_out(context: RequestContext, path: str, remark: str, name: str) -> No
 
 
 class _Allowed:
-    """A predicate: whether the request lets the model call a tool of this server."""
+    """A callable that returns whether a request lets the model call a given tool of a tool server."""
 
     def __init__(self, server: McpServer, toolset: McpToolset | None) -> None:
         self._older = server.tool_configuration

@@ -106,8 +106,8 @@ class MessageBuilder:
         return {"type": "text", "text": block.text}
 
     def _within(self, block: JsonObject) -> list[JsonObject]:
-        """The events that end the current content block and start `block`; empty if a block of this type is already
-        open.
+        """The stream events after which a content block of the type of `block` is open: they end the current block and
+        start `block`. Empty if a block of this type is already open.
         """
         if self._open == block["type"]:
             return []
@@ -128,7 +128,8 @@ class MessageBuilder:
         return [*signed, {"type": "content_block_stop", "index": self._index}]
 
     def _end(self, ending: Ending, usage: Usage) -> JsonObject:
-        """The stop reason, and `genai_finish_reason` where Anthropic has no matching value.
+        """The fields `stop_reason` and `stop_sequence` of a message, and `genai_finish_reason` where Anthropic has no
+        matching value.
 
         Clients execute the tool calls of a message only if its stop reason is "tool_use".
         """

@@ -22,10 +22,10 @@ _EFFORT, _BUDGET = "reasoning_effort", "thinking_token_budget"
 
 
 class Translation:
-    """The translation of a body to chat parameters, which are in `chat`. `served` has the tools that the server runs,
-    by tool server.
+    """Translates a body of the Messages API to chat parameters, which are then in the attribute `chat`.
 
-    Raises ThreadUnsupported, and InvalidField for errors that concern the whole conversation.
+    `served` has the tools that the server runs, by the name of the tool server. Raises ThreadUnsupported, and
+    InvalidField for errors that concern the whole conversation.
     """
 
     def __init__(self, body: CountTokensRequest, served: Mapping[str, Sequence[ServedTool]] | None = None) -> None:
@@ -68,14 +68,18 @@ class Translation:
             self._left_out += [f"tools[{index}].defer_loading" for index, _ in enumerate(body.tools or [])]
 
     def report(self, leniency: Leniency) -> None:
-        """Report which parts of the body the chat parameters have in another form, and which they do not have."""
+        """Report the parts of the body that were converted to another form in the chat parameters, and the parts that
+        were left out.
+        """
         leniency.note(self._left_out)
         leniency.convert(self._converted)
 
 
 def _names(body: CountTokensRequest, paths: Sequence[str], images: Mapping[str, str]) -> FieldNames:
-    """The body's names for fields of the chat parameters. `paths` are the paths in the body from which the chat's
-    messages come.
+    """Map fields of the chat parameters to the fields of the body from which they come, for error messages.
+
+    `paths` are the paths in the body from which the chat's messages come, in order. `images` maps paths of images in
+    the chat to paths in the body.
     """
     effort_comes_from_thinking = body.output_config is None or body.output_config.effort is None
     output_format = "output_format" if body.output_format is not None else "output_config.format"
@@ -99,7 +103,9 @@ def _generation(body: MessagesRequest) -> JsonObject:
 
 
 def _is_continued(body: CountTokensRequest) -> bool:
-    """Whether the answer continues the assistant's last message. After tool calls it does not: these are complete."""
+    """Whether the answer continues the text of the last message, which the assistant began. False if the assistant's
+    message contains tool calls, since these are complete.
+    """
     last = body.messages[-1]
     calls = ("tool_use", "mcp_tool_use", "mcp_tool_result")
     return last.role == "assistant" and all(block.type not in calls for block in last.blocks)

@@ -39,7 +39,7 @@ _Part = Block | ToolReferenceBlock
 
 @dataclass(frozen=True)
 class _Located:
-    """A block and its location in the body."""
+    """A content block with its location in the body: the path of its message, and its index in the message."""
 
     message: str
     index: int
@@ -51,10 +51,11 @@ class _Located:
 
 
 class Turns:
-    """The conversation of a body as OpenAI's messages, each with the path in the body from which it comes.
+    """The conversation of a body as OpenAI's messages (`messages`), each with the path in the body from which it comes.
 
     Adjacent messages of one role form one turn, as in Anthropic's API. The texts of a turn are joined by newlines, and
-    each tool result becomes a message.
+    each tool result becomes a message of its own. `served` are the names of the tool servers whose calls become calls
+    of functions.
     """
 
     def __init__(self, body: CountTokensRequest, tools: OfferedTools, served: Collection[str] = ()) -> None:
@@ -242,8 +243,9 @@ def _function_name(call: ToolUseBlock | McpToolUseBlock) -> str:
 
 
 def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMessage]]:
-    """The system prompt and the messages, each with its path in the body. Messages that `clear_at` has removed by now
-    are left out.
+    """The system prompt and the messages that the model reads, each with its path in the body.
+
+    Messages that the field `clear_at` removes before the current turn are left out.
     """
     if body.system:
         content: str | list[Block] = body.system if isinstance(body.system, str) else [*body.system]
@@ -289,7 +291,9 @@ def _url(source: Base64Source | UrlSource) -> str:
 
 
 def media_locations(body: CountTokensRequest) -> Iterator[MediaLocation]:
-    """The paths of the images in the body, in the order in which the chat's messages contain the images."""
+    """The locations of the images in the body, in the order in which the chat's messages contain the images: the path
+    of the block and the path of its field with the data or URL.
+    """
     for location, message in _shown_messages(body):
         if location != "system":
             yield from _image_locations(message.blocks, f"{location}.content")

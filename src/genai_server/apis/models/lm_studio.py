@@ -51,7 +51,9 @@ async def list_models_v1(services: ServicesDep) -> dict[str, Any]:
 async def _listed(
     services: Services, entry: Callable[[Services, str, ModelStatus, ModelFiles], JsonObject]
 ) -> list[JsonObject]:
-    """The entries of all usable models, one for each name of a model. `entry` makes an entry."""
+    """The entries of all models that clients may use. A model has an entry for each of its names, including aliases and
+    adapters. `entry` creates the entry for one name.
+    """
     found = []
     for status in services.models.usable():
         if status.task in _TYPES_V0:
@@ -81,8 +83,8 @@ def _in_v0(services: Services, name: str, status: ModelStatus, files: ModelFiles
 
 
 def _in_v1(services: Services, name: str, status: ModelStatus, files: ModelFiles) -> JsonObject:
-    """The entry for a model, which need not be loaded, in the format of /api/v1/models. That format has no value for
-    ONNX.
+    """The entry for a model, which need not be loaded, in the format of /api/v1/models. Its field `format` is null,
+    because LM Studio has no value for ONNX.
     """
     known = model_entry(services, status)
     can, length = known["capabilities"], _context_length(services, known, files)
@@ -107,7 +109,10 @@ def _in_v1(services: Services, name: str, status: ModelStatus, files: ModelFiles
 
 
 def _context_length(services: Services, known: JsonObject, files: ModelFiles) -> int | None:
-    """Maximum number of tokens of prompt and answer together; None if it is unknown until the model is loaded."""
+    """Maximum number of tokens of prompt and answer together; None if it is unknown until the model is loaded.
+
+    `known` is the model's entry in /v1/models, and `files` the fallback for a model that is not loaded.
+    """
     return known.get("max_model_len") or services.settings.within(files.context_length)
 
 

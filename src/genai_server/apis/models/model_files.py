@@ -14,7 +14,9 @@ _CONFIG = "genai_config.json"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What the files of a model reveal about it."""
+    """What can be read from the directory of a model without loading it: size, digest, time of the last change, model
+    family and context length.
+    """
 
     # In bytes.
     size: int
@@ -28,7 +30,7 @@ class ModelFiles:
 
 
 def read_files(status: ModelStatus) -> ModelFiles:
-    """Read the directory of a model. Blocks. A missing directory counts as empty."""
+    """Read the size, dates and configuration of the model's directory. Blocks. A missing directory counts as empty."""
     try:
         stats = {path.name: path.stat() for path in Path(status.path).iterdir() if path.is_file()}
     except (OSError, ValueError):  # a scripted device needs no directory

@@ -56,7 +56,9 @@ async def get_model(model: str, request: Request, services: ServicesDep) -> dict
 
 
 def adapter_entry(services: Services, status: ModelStatus, adapter: Adapter) -> dict[str, Any]:
-    """The entry for a LoRA adapter. `parent` is the name of its model, whose state and limits it has."""
+    """The entry for a LoRA adapter in OpenAI's format. It has the state and limits of the model of the adapter, whose
+    name is in `parent`.
+    """
     id = ChosenModel(status, adapter).id
     return {**model_entry(services, status), "id": id, "root": id, "parent": status.name}
 
@@ -109,7 +111,9 @@ def model_entry(services: Services, status: ModelStatus) -> dict[str, Any]:
 
 
 def _in_format(request: Request, services: Services, status: ModelStatus, entry: dict[str, Any]) -> dict[str, Any]:
-    """The entry in the format of the API whose client has sent the request."""
+    """Convert an entry in OpenAI's format to Anthropic's if the request came from a client of Anthropic's API;
+    otherwise return it unchanged.
+    """
     if not speaks_anthropic(request.scope):
         return entry
     served = services.models.served(status)

@@ -12,10 +12,11 @@ from genai_server.timing import Breakdown
 
 
 def ending(reason: FinishReason, usage: Usage, total: float, breakdown: Breakdown | None) -> JsonObject:
-    """The fields of the last line of an answer, and `genai_finish_reason` where Ollama has no matching value.
+    """The fields that only the last line of an answer has: finish reason, durations and token counts; and
+    `genai_finish_reason` where Ollama has no matching value.
 
-    `total` is the time since the request's first byte, in seconds. Without a `breakdown` of this time, the durations of
-    its phases are the minimum.
+    `total` is the time since the request's first byte, in seconds. `breakdown` divides it into phases; without one, the
+    durations of the phases are reported as 1 ns, the minimum.
     """
     is_cut = reason.is_own
     return {
@@ -42,7 +43,7 @@ class AnswerBuilder:
         self._num_calls = 0
 
     def complete(self, answer: WholeAnswer, end: JsonObject) -> JsonObject:
-        """The complete response. `end` has the fields that `ending` returns."""
+        """The complete response object. `end` has the fields that the function `ending` returns."""
         calls = [self._call(call) for call in answer.tool_calls]
         return self._line(answer.content, answer.reasoning, calls, answer.tokens) | end
 
@@ -54,7 +55,8 @@ class AnswerBuilder:
         return self.complete(more, {})
 
     def last(self, end: JsonObject) -> JsonObject:
-        """The last line. `end` has the fields that `ending` returns."""
+        """The last line of the stream, which contains no text. `end` has the fields that the function `ending` returns.
+        """
         return self._line("", "") | end
 
     def nothing(self, reason: str) -> JsonObject:

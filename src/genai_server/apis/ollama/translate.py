@@ -41,8 +41,8 @@ class Raw(CompletionRequest):
 
 
 class Translation:
-    """The translation of a request to chat or text completion parameters, which are in `body`. `model` is the id of the
-    model to use.
+    """Translates a body of Ollama's API to chat parameters, or to text completion parameters for a raw prompt; these
+    are then in the attribute `body`. `model` is the id of the model to use.
     """
 
     def __init__(self, body: OllamaChatRequest | GenerateRequest, model: str) -> None:
@@ -65,7 +65,9 @@ class Translation:
 
 
 def _names_of_prompt(body: OllamaChatRequest | GenerateRequest) -> dict[str, str]:
-    """The names of the fields from which the chat's messages are made, for a request that has no messages."""
+    """Map paths of the chat's messages, such as `messages[0].content`, to the fields `system` and `prompt` of the body
+    from which the messages were made. Empty for a body that has messages itself.
+    """
     if isinstance(body, OllamaChatRequest):
         return {}
     fields = ["system", "prompt"] if body.system else ["prompt"]
@@ -187,8 +189,10 @@ def _tools(body: OllamaChatRequest) -> JsonObject:
 
 
 def _answered(waiting: dict[str, str], name: str | None) -> str | None:
-    """The id of the call to which a tool result without an id belongs: the first unanswered call of this tool, or else
-    the first unanswered call.
+    """The id of the call to which a tool result without an id belongs: the first unanswered call of the tool `name`, or
+    else the first unanswered call; None if all calls have results.
+
+    `waiting` has the names of the called tools by the ids of the unanswered calls.
     """
     named = [id for id, tool in waiting.items() if tool == name]
     return next(iter(named or waiting), None)

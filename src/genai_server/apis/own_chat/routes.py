@@ -152,7 +152,7 @@ def _builder(body: ChatRequest, context: RequestContext) -> ChatBuilder:
 
 
 def _metrics(generation: Generation, body: ChatRequest) -> JsonObject:
-    """The metrics of the answer. `model` is the model's name as the request gave it."""
+    """The object `metrics` of a response. Its field `model` is the model's name as the request gave it."""
     return {**generation.metrics(), "model": body.model or generation.model}
 
 

@@ -24,7 +24,9 @@ Introduce = Callable[[JsonObject], str]
 
 
 class ClientTool(ABC):
-    """How the tools, calls and outputs of one type are converted from and to functions."""
+    """Converts the tools of one type, and the items with their calls and outputs, to functions and calls of functions,
+    and back.
+    """
 
     tool: ClassVar[type[TypedTool]]
     # The types of the call's and the output's items.
@@ -200,7 +202,9 @@ def _object(required: list[str], **properties: JsonObject) -> JsonObject:
 
 
 def _written(output: JsonObject) -> str:
-    """The output of a command. The exit code is added if the command failed or wrote nothing."""
+    """What a shell command has written, as the model reads it. The exit code is added if the command failed or wrote
+    nothing.
+    """
     outcome = output["outcome"]
     ended = "timed out" if outcome["type"] == "timeout" else f"exit code {outcome.get('exit_code', 0)}"
     texts = [output["stdout"], f"stderr:\n{output['stderr']}" if output["stderr"] else ""]

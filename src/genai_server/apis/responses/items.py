@@ -126,9 +126,11 @@ def referenced_ids(given: str | Sequence[InputItem]) -> list[str]:
 def given_items(
     given: str | Sequence[InputItem], known: Mapping[str, JsonObject], *, field: str = "input"
 ) -> list[JsonObject]:
-    """The items of a request in the form that responses contain. `known` has stored items by id, for item references.
+    """Convert the items of a request to the form that items have in responses. `known` has stored items by id, which
+    replace references to items.
 
-    Raises InvalidField for an unknown reference, and for encrypted content that this server has not created.
+    `field` is the request's field with the items. Raises InvalidField for a reference to an item that is not in
+    `known`, and for encrypted content that this server has not created.
     """
     if isinstance(given, str):
         return [message("user", [input_text(given)])]
@@ -174,7 +176,7 @@ def _given_item(item: Item | ForeignItem, location: str) -> JsonObject:
 
 
 def _fields(item: Item) -> JsonObject:
-    """The fields that are specific to items of this type."""
+    """The fields of an item that are specific to its type, without id, status and others that many types have."""
     without = {"id", "type", "status", "async_", "caller", "created_by", "environment", "role"}
     fields: JsonObject = item.model_dump(exclude=without, exclude_none=True)
     return fields
@@ -267,8 +269,8 @@ def to_messages(conversation: Sequence[JsonObject], introduce: Introduce = lambd
 
 
 def conversions(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, str]]:
-    """The items that `to_messages` converts to another form than OpenAI's API would, each with its form in the
-    prompt.
+    """The items that `to_messages` converts to text although OpenAI's API would not, each with a description of the
+    conversion such as "web_search_call as text".
     """
     for item, is_orphan in _with_orphans(conversation):
         if is_foreign(item) and item["type"] not in _SETTINGS:
@@ -278,15 +280,16 @@ def conversions(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject
 
 
 def without_effect(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, str]]:
-    """The items that `to_messages` leaves out, each with its type."""
+    """The items of a conversation that `to_messages` leaves out, each with its type."""
     return ((item, item["type"]) for item in conversation if item["type"] in _SETTINGS)
 
 
 def _with_orphans(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, bool]]:
-    """Each item, and whether it is the output of a call that is not before it, as in a conversation whose beginning the
-    client has cut off.
+    """Each item of a conversation, and whether it is the output of a tool call that does not come before it. The call
+    is missing if the client has cut off the beginning of the conversation.
 
-    Raises InvalidField for such an output if no message of the user follows, since it is then not part of the history.
+    Raises InvalidField if no message of the user follows such an output, since the model is then to answer the output
+    itself.
     """
     asked = max((n for n, item in enumerate(conversation) if item.get("role") == "user"), default=-1)
     calls: set[str] = set()

@@ -53,18 +53,22 @@ _FOREIGN_SUMMARY = "[summary of earlier turns left out: another server has encry
 
 
 def convert(body: Any) -> list[str]:
-    """Convert parts of the history in the field `input` of a Responses API body to text. Returns their locations."""
+    """Convert items and content parts of unknown types in the field `input` of a Responses API body to text, unless
+    they are part of the user's last message. Returns the location of each change.
+    """
     return _convert(body, "input")
 
 
 def convert_items(body: Any) -> list[str]:
-    """Convert parts of the field `items` of a Conversations API body to text. Returns their locations."""
+    """Convert items and content parts of unknown types in the field `items` of a Conversations API body to text.
+    Returns the location of each change.
+    """
     return _convert(body, "items")
 
 
 def _leave_out_tools(body: Any) -> list[str]:
-    """Remove tools that only OpenAI's servers can run, and replace namespaces by their tools. Returns the locations of
-    what was removed.
+    """Remove tools that only OpenAI's servers can run, and replace each namespace by the tools in it. Returns the
+    location of each removed tool or field.
     """
     found = []
     if not any(
@@ -99,8 +103,8 @@ def _convert(body: Any, field: str) -> list[str]:
 
 
 def _history(body: Any, field: str) -> JsonObject:
-    """A body with only those history items that may have content parts. In the Conversations API all items are
-    history.
+    """A body with only the list `field`, in which all items but those of the conversation history with content parts
+    are replaced by empty objects. In the Conversations API all items are history.
     """
     return _with_parts(body if field == "items" else history_of(body, field), field)
 
@@ -119,8 +123,8 @@ def _leave_out_of_items(body: Any, field: str) -> list[str]:
 
 
 def _leave_out_file(location: str, image: JsonObject) -> Iterator[str]:
-    """Remove the reference to a stored file from an image; an image without a URL is replaced by a text. Yields the
-    location.
+    """Remove the reference to a stored file (`file_id`) from an image. An image without a URL is replaced by a text.
+    Yields the location of the change, which begins with `location`.
     """
     if image.get("image_url"):
         yield from (f"{location}.{field}" for field in remove(image, "file_id"))
@@ -129,8 +133,8 @@ def _leave_out_file(location: str, image: JsonObject) -> Iterator[str]:
 
 
 def _with_parts(body: Any, field: str) -> JsonObject:
-    """A body with only the list `field`, in which items that cannot have content parts are replaced by empty
-    objects.
+    """A body with only the list `field`, in which items of types without content parts are replaced by empty objects.
+    Empty if the body has no such list.
     """
     items = body.get(field) if isinstance(body, dict) else None
     if not isinstance(items, list):
@@ -140,7 +144,7 @@ def _with_parts(body: Any, field: str) -> JsonObject:
 
 
 def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
-    """Remove content that another server has encrypted. Yields the locations."""
+    """Remove encrypted content that another server has created. Yields the location of each removed field."""
     for location, item in objects_at(body, f"{field}[]"):
         kind, content = item.get("type"), item.get("encrypted_content")
         if kind not in ("reasoning", "compaction") or not isinstance(content, str) or is_readable(content):
@@ -154,13 +158,15 @@ def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
 
 
 def _is_loadable(tool: JsonObject) -> bool:
-    """Whether the model may call this tool, which an item of the conversation adds."""
+    """Whether this server supports a tool that an item of the conversation adds, so that the model may call it."""
     kind = tool["type"]
     return kind in _TYPES_OF_TOOLS and (kind not in SERVER_TOOLS or _is_run_by_client(tool))
 
 
 def _leave_out_loaded_tools(location: str, item: JsonObject) -> Iterator[str]:
-    """Remove tools of unsupported types from an item that adds tools. Yields their locations."""
+    """Remove tools of unsupported types from an item that adds tools to the conversation. Yields the location of each
+    removed tool.
+    """
     tools = item.get("tools")
     if item.get("type") not in ("tool_search_output", "additional_tools") or not isinstance(tools, list):
         return
@@ -175,7 +181,9 @@ def _leave_out_loaded_tools(location: str, item: JsonObject) -> Iterator[str]:
 
 
 def _flattened(tool: Any) -> list[Any]:
-    """The tools of a namespace, each with the name of the namespace; any other tool in a list of its own."""
+    """If the tool is a namespace, the tools in it, each with the name of the namespace; otherwise a list with the tool
+    itself.
+    """
     if not isinstance(tool, dict) or tool.get("type") != "namespace" or not isinstance(tool.get("tools"), list):
         return [tool]
     space = {"namespace": tool.get("name")}

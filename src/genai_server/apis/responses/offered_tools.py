@@ -70,7 +70,9 @@ class OfferedTools:
         return CLIENT_TOOLS[tool.type].function(tool, self._deferred)
 
     def introduce(self, item: JsonObject) -> str:
-        """The text for an item that adds tools; "" if the beginning of the prompt defines all of them."""
+        """The text with which the prompt introduces the tools that an item adds; "" if the beginning of the prompt
+        defines all of them.
+        """
         tools = list(_brought(item))
         if item["type"] == "additional_tools" and all(tool.full_name in self._defined for tool in tools):
             return ""
@@ -88,6 +90,6 @@ def _brought(item: JsonObject) -> Iterator[ResponseTool]:
 
 
 def _called(conversation: Sequence[JsonObject]) -> set[str]:
-    """The names of the functions and custom tools that the conversation contains calls of."""
+    """The names of the functions and custom tools whose calls are in the conversation."""
     calls = (item for item in conversation if is_call(item) and "name" in item)
     return {full_name(call["name"], call.get("namespace")) for call in calls}

@@ -197,7 +197,7 @@ class McpCall(OutputItem):
         yield "mcp_call_arguments.delta", {"delta": text}
 
     def called(self) -> Iterator[NamedEvent]:
-        """The event after the last piece of the arguments, before the tool runs."""
+        """The event that all arguments of the call have arrived, before the tool runs."""
         yield "mcp_call_arguments.done", {"arguments": self.text}
 
     def end(self, text: str, *, is_error: bool) -> Iterator[NamedEvent]:
@@ -267,7 +267,9 @@ class McpToolList(OutputItem):
 
 
 class TextItem(OutputItem):
-    """An item with one content part. `kind` is the type of the part and the prefix of the names of its events."""
+    """An output item whose text is its only content part. `kind` is the type of the part, and the prefix of the names
+    of the part's events.
+    """
 
     kind: ClassVar[str]
 
@@ -342,6 +344,8 @@ class Message(TextItem):
 
 
 def _for_event(scored: JsonObject) -> JsonObject:
-    """The log probability of a token in the format of stream events, which do not have the token's bytes."""
+    """The log probability of a token, given in the format of response objects, in the format of stream events, which
+    leaves out the token's bytes.
+    """
     top = [{"token": one["token"], "logprob": one["logprob"]} for one in scored["top_logprobs"]]
     return {"token": scored["token"], "logprob": scored["logprob"], "top_logprobs": top}

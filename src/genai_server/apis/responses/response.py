@@ -44,7 +44,9 @@ def error_of(error: GenaiServerError) -> JsonObject:
 
 
 def stream_error(error: GenaiServerError, number: int) -> JsonObject:
-    """The event that ends a stream with an error, without a response. `number` is its sequence number."""
+    """The event that ends a stream with an error when there is no response object. `number` is the sequence number of
+    the event.
+    """
     fields = {"code": error.code, "message": error.message, "param": error.param}
     return {"type": "error", "sequence_number": number, **fields}
 
@@ -111,8 +113,9 @@ class ResponseBuilder:
         return [self._state("in_progress")]
 
     def add(self, parts: Sequence[Part], tokens: Sequence[ScoredToken]) -> list[JsonObject]:
-        """Add parts of the answer, and return their events. `tokens` are their tokens if the request asks for log
-        probabilities.
+        """Add the next parts of the answer, and return the stream events for them.
+
+        `tokens` are the tokens of the parts with their log probabilities; empty if the request does not ask for these.
         """
         self._tokens += tokens
         events: list[JsonObject] = []
@@ -133,7 +136,9 @@ class ResponseBuilder:
         return events
 
     def _add_call(self, part: ToolCallStart | ToolCallArguments | ToolCallEnd | ToolResult) -> list[JsonObject]:
-        """Add a part of a tool call, and return its events."""
+        """Add the next part of a tool call, or the result of a tool that the server has run, and return the stream
+        events for it.
+        """
         match part:
             case ToolCallStart(index, call_id, name):
                 item = self._call(call_id, name)
@@ -152,9 +157,10 @@ class ResponseBuilder:
         return self._events(called.end(part.text, is_error=part.is_error), called)
 
     def finish(self, ending: Ending, usage: Usage, at: int, **more: Any) -> list[JsonObject]:
-        """End the response because its answer is complete or was cut off, and return the last events.
+        """End the response because its answer is complete or was cut off, and return the last stream events.
 
-        `at` is the time in seconds since 1970. `more` are further fields of this server for the response.
+        `at` is the time of completion in seconds since 1970. `more` are further fields of this server for the response
+        object.
         """
         left = self._close_called()
         if ending.is_cut:
@@ -186,7 +192,9 @@ class ResponseBuilder:
         return self._end("failed", usage, error=error_of(error))
 
     def unstored(self, events: Sequence[JsonObject]) -> list[JsonObject]:
-        """Note in the response that it could not be stored, and return the last events with this response."""
+        """Change the response object to say that it is not stored, because storing has failed. Returns the last stream
+        events `events` with the changed response object.
+        """
         self._begun = {**self._begun, "store": False}
         return [{**event, "response": self.response} if "response" in event else event for event in events]
 
@@ -233,7 +241,8 @@ class ResponseBuilder:
         return self._state(event)
 
     def _close_called(self) -> list[JsonObject]:
-        """End the calls that get no result any more, and return their events."""
+        """End the tool calls whose results will not arrive any more as incomplete, and return their last stream events.
+        """
         events: list[JsonObject] = []
         for called in self._called.values():
             called.status = "incomplete"
@@ -243,7 +252,9 @@ class ResponseBuilder:
         return events
 
     def _events(self, named: Iterable[NamedEvent], item: OutputItem | None = None) -> list[JsonObject]:
-        """Complete stream events about an item, by default about the last one."""
+        """Complete stream events about an output item (by default the last one): add the sequence number, the position
+        of the item, and its id.
+        """
         position = {"output_index": len(self._items) - 1 if item is None else self._items.index(item)}
         item = self._items[-1] if item is None else item
         return [
@@ -259,8 +270,8 @@ class ResponseBuilder:
         return {"type": f"response.{name}", "sequence_number": self._num_events - 1, **fields}
 
     def _tokens_of(self, text: str) -> list[ScoredToken]:
-        """The most recent tokens that make up the text. Tokens before them belong to markers, which are not part of any
-        text.
+        """The most recent tokens that together make up the text. Earlier tokens belong to markers such as those around
+        reasoning, which are part of no text.
         """
         missing, found = len(text.encode(errors="replace")), []
         while missing > 0 and self._tokens:

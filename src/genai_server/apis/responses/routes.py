@@ -180,7 +180,10 @@ def _followed(response: KeptResponse, after: int | None = None) -> EventStream:
 async def _start(
     body: ResponsesRequest, services: Services, context: RequestContext, stored: CallerStore
 ) -> RunningResponse:
-    """Start to generate a response. Raises RequestError with the client's names of fields, and Unavailable."""
+    """Check a request and start to generate the response. Returns when an engine has accepted the request.
+
+    Raises RequestError, whose message has the names of fields that the client used, and Unavailable.
+    """
     store = stored.store
     if not store.is_on:
         for field in ("store", "background", "conversation"):
@@ -240,10 +243,11 @@ async def _start(
 async def _begun(
     begin: Callable[[Sequence[JsonObject]], Awaitable[Generation]], items: list[JsonObject], *, is_shortened: bool
 ) -> tuple[list[JsonObject], Generation]:
-    """Start the answer to a conversation with `begin`; returns the items that were used, and the answer.
+    """Start to answer a conversation of `items` with the function `begin`; returns the items that the prompt contains,
+    and the running answer.
 
     If `is_shortened`, the oldest items are dropped as long as the prompt is too long. Raises PromptTooLong if no more
-    can be dropped, and the errors of `begin`.
+    items can be dropped, and the errors of `begin`.
     """
     while True:
         try:

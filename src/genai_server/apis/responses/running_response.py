@@ -75,14 +75,19 @@ class RunningResponse(Running):
         return given | self._build.find_items(ids)
 
     def begin(self) -> None:
-        """Make the running response available to other requests through the store."""
+        """Make the running response available to other requests, unless the client does not want it to be stored."""
         if self.response["store"]:
             self._stored.store.begin(self)
 
     async def begin_in_background(
         self, counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Continue without a client, in a task that runs within `counting`. When it ends, `counted` is closed."""
+        """Store the response, and continue to generate it in a task that does not depend on the client's connection.
+
+        The task runs within the context manager that `counting` returns, which counts it as running work of the
+        process. `counted` has what is to be released at the end of the request, and is closed when the task ends.
+        Raises the errors of `ResponseStore.begin_background`.
+        """
         try:
             await self._stored.store.begin_background(self)
         except BaseException:
@@ -153,8 +158,8 @@ class RunningResponse(Running):
             await asyncio.wait([self._task])
 
     async def keep(self) -> None:
-        """Store the response when it has ended. Only the first call stores it, and storing continues if the caller is
-        cancelled.
+        """Store the response when it has ended. Only the first call has an effect, and storing continues if the caller
+        is cancelled.
         """
         if self._is_abandoned:
             return
@@ -167,7 +172,9 @@ class RunningResponse(Running):
         return {item["id"]: item for item in self.items}
 
     async def _keep_safely(self) -> None:
-        """Store the response. An unexpected error is logged and noted, so that the response still reaches its end."""
+        """Store the response, and never raise an exception: an unexpected one is logged and becomes the reason why the
+        response was not stored (`not_stored`).
+        """
         try:
             await self._keep()
         except Exception:
@@ -232,7 +239,7 @@ class RunningResponse(Running):
             self._add_event(event)
 
     async def _ended(self, ending: Ending) -> list[JsonObject]:
-        """End the response in the way its answer has ended, and return the last events."""
+        """End the response object as `ending` says how the answer has ended, and return the last stream events."""
         was_ended_elsewhere = (
             ending.reason is FinishReason.CANCELLED
             and self._task is not None
@@ -251,7 +258,9 @@ class RunningResponse(Running):
             self._wake()
 
     def _add_last_events(self, error: GenaiServerError) -> None:
-        """Add the last events to the stored stream: those of this error, unless the response has already ended."""
+        """Add the last events to the stored stream: the event of this error, or the last events of the response if it
+        has already ended.
+        """
         for event in self._missing(self._last_events if self._build.is_ended else [self.fail(error)]):
             self._add_event(event)
 
@@ -281,7 +290,7 @@ class RunningResponse(Running):
         return Record(self.response, self.items, self.owner, events)
 
     def _missing(self, last: list[JsonObject]) -> list[JsonObject]:
-        """Those of the last events that have not been added to the stored stream."""
+        """The events in `last` that are not in the stored stream yet, judged by their sequence numbers."""
         num_events = len(self._events or [])
         return [event for event in last if event["sequence_number"] >= num_events]
 
@@ -292,7 +301,7 @@ class RunningResponse(Running):
 
 @dataclass(frozen=True)
 class Following:
-    """The source of a stream that follows a response, whose generation does not depend on the stream."""
+    """The source of a stream that sends the events of a response which is generated independently of the stream."""
 
     kept: KeptResponse
 

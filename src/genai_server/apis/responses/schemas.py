@@ -216,8 +216,8 @@ class ResponsesRequest(GenerationFields):
         return given.id if isinstance(given, ConversationId) else given
 
     def chosen_names(self) -> list[str]:
-        """The names in the prompt of the tools that `tool_choice` names. Raises a validation error if one of them is
-        not in `tools`.
+        """The names, as they are in the prompt, of the tools that `tool_choice` selects. Raises a validation error if
+        one of them is not in `tools`.
         """
         choice = self.tool_choice
         chosen: Sequence[ChosenTool] = [choice] if isinstance(choice, ChosenTool) else []

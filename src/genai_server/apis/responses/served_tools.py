@@ -75,7 +75,7 @@ class McpTools:
         return ServedTools({tool.name: tool for tool in self.tools}, frozenset(approved))
 
     def lists(self, conversation: Sequence[JsonObject]) -> list[McpToolList]:
-        """An item with the list of tools for each tool server whose tools are not listed in the conversation yet."""
+        """An output item `mcp_list_tools` for each tool server whose tools the conversation does not list yet."""
         known = {item.get("server_label") for item in conversation if item["type"] == "mcp_list_tools"}
         return [
             McpToolList(label, [_listed(tool) for tool in self.tools if tool.server == label])

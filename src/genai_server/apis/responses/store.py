@@ -142,14 +142,14 @@ KeptResponse = Running | StoredResponse
 
 @dataclass
 class LatestResponse:
-    """The latest response on a WebSocket, which the next request on it may continue even if the response is not
-    stored.
+    """The latest response on a WebSocket connection. The next request on the connection may continue this response even
+    if it is not stored.
     """
 
     record: Record | None = None
 
     def forget(self, id: object) -> None:
-        """Forget the response if it has this id, because a request that should continue it has failed."""
+        """Forget the latest response if it has this id, because a request that was to continue it has failed."""
         if self.record is not None and self.record.id == id:
             self.record = None
 
@@ -190,11 +190,11 @@ class ResponseStore:
         self._is_closing = False
 
     async def check(self, owner: str | None) -> None:
-        """Write to the store, to find out whether it works. Raises StoreUnavailable."""
+        """Write to the store on behalf of an owner, to find out whether it works. Raises StoreUnavailable."""
         await self._database.write(owner, lambda rows: rows.execute(f"PRAGMA user_version = {VERSION}"))
 
     def begin(self, running: Running) -> None:
-        """Register a running response."""
+        """Register a running response, so that other requests to this process can find it. It is not stored yet."""
         self._running[running.response["id"]] = running
 
     async def begin_background(self, running: Running) -> None:
@@ -255,7 +255,8 @@ class ResponseStore:
         task.add_done_callback(self._storing.discard)
 
     async def put(self, record: Record, *, is_begun: bool = False) -> None:
-        """Store a record. If `is_begun`, complete one that is stored already, unless it has been deleted.
+        """Store a new record or, if `is_begun`, the final state of a response that was stored while it was running;
+        nothing is stored if that response has been deleted.
 
         Raises StoreUnavailable, and InvalidField if the record is too large.
         """
@@ -458,8 +459,8 @@ class ResponseStore:
                 return
 
     async def _evict(self, owner: str | None) -> set[str]:
-        """Delete records until the limits of the store are met, each in a job of its own. Returns the ids of the
-        deleted records.
+        """Delete records until the limits of the store are met, each in a database job of its own, on behalf of the
+        owner whose record was stored last. Returns the ids of the deleted records.
         """
         evicted = set()
         with suppress(StoreUnavailable):  # the next record continues the eviction
@@ -468,7 +469,9 @@ class ResponseStore:
         return evicted
 
     async def _end_elsewhere(self, running: StoredRecord) -> None:
-        """End the engine request for a response that another process generates."""
+        """End the engine request of a response that another API process generates. Does nothing if the request has
+        already ended.
+        """
         if self._end_request is not None:
             with suppress(NoEngineReady, RequestNotFound):  # the request has ended, perhaps with its engine
                 await self._end_request(running.request)
@@ -492,8 +495,8 @@ class ResponseStore:
         return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
 
     async def _find(self, key: Key, read: Do[T | None]) -> T:
-        """Run a job that reads from a record, and return its result. Raises ResponseNotFound and
-        ConversationNotFound.
+        """Run the job `read`, which reads from the record with this key, and return its result. Raises ResponseNotFound
+        or ConversationNotFound if the job returns None.
         """
         found = await self._database.read(key.owner, read)
         if found is None:
@@ -535,8 +538,8 @@ def _page(items: Sequence[JsonObject], query: InputItemsParameters) -> Page:
 
 
 def _decoded(history: History) -> list[JsonObject]:
-    """The items of a history. If it was shortened, it has the initial instructions, if any, and then begins with a
-    user's message.
+    """The items of a stored history, decoded from JSON. A shortened history consists of the initial instructions, if
+    there are any, and of items from a message of the user on.
     """
     items = [json.loads(item) for item in history.items]
     if history.first is None:

@@ -207,7 +207,7 @@ class McpTool(Wire):
 
     @property
     def full_name(self) -> str:
-        """A name that no tool in a prompt has, since the tools of the tool server have their own names."""
+        """A name for the tool server as a whole that no tool in a prompt has. Its tools have names of their own."""
         return f"mcp:{self.server_label}"
 
     def allows(self, tool: ToolInfo) -> bool:
@@ -227,8 +227,8 @@ class McpTool(Wire):
         return rule != "never"
 
     def without_effect(self, *, has_address: bool) -> list[str]:
-        """The names of the given fields that have no effect. `has_address` says whether the tool server is the one at
-        `server_url`.
+        """The names of the fields in this request that have no effect. `has_address` says whether the tools are those
+        of the server at `server_url`, not those of a configured tool server.
         """
         own = () if has_address else ("server_url", "authorization", "headers")
         return [field for field in (*own, "connector_id", "tunnel_id", "defer_loading") if getattr(self, field)]

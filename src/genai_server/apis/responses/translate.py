@@ -136,9 +136,10 @@ def _mcp_choice(body: ResponsesRequest, choice: NamedMcpTool) -> JsonObject:
 def field_names(
     chat: ChatParameters, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
 ) -> FieldNames:
-    """The request's names for fields of the chat parameters.
+    """Map fields of the chat parameters to the fields of the request from which they come, for error messages.
 
-    `given` are the items of `input`, and `earlier` is the field that refers to all other items of the conversation.
+    `given` are the items in the request's field `input`. `earlier` is the field of the request that refers to all other
+    items of the conversation, such as `previous_response_id`.
     """
     location_of = _location_of(given, earlier)
 
@@ -203,9 +204,11 @@ def new_response(
 def name_conversions(
     leniency: Leniency, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
 ) -> None:
-    """Report the items of a conversation that the prompt leaves out, or has in another form than with OpenAI's API.
+    """Report to `leniency` the items of a conversation that the prompt leaves out, or has in another form than with
+    OpenAI's API.
 
-    `given` are the items of `input`, and `earlier` is the field that refers to all other items of the conversation.
+    `given` are the items in the request's field `input`. `earlier` is the field of the request that refers to all other
+    items of the conversation, such as `previous_response_id`.
     """
     location_of = _location_of(given, earlier)
     leniency.convert(f"{location_of(item)} ({form})" for item, form in conversions(conversation))
@@ -213,7 +216,9 @@ def name_conversions(
 
 
 def _location_of(given: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject], str]:
-    """A function that returns the path of an item in the request."""
+    """A function that returns where an item of the conversation is in the request: such as `input[3]` for an item in
+    `given`, otherwise the field `earlier` with the item's id.
+    """
     locations = {id(item): f"input[{index}]" for index, item in enumerate(given)}
     return lambda item: locations.get(id(item)) or f"{earlier} (item {item['id']})"
 
@@ -263,7 +268,8 @@ def compacted(conversation: Sequence[JsonObject], summary: str) -> list[JsonObje
 
 
 def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObject] | None:
-    """The newest part of a conversation that is too long, with at most this `share` of its text if possible.
+    """The newest part of a conversation that is too long. It has at most the fraction `share` of the conversation's
+    text, if that is possible.
 
     Initial instructions and the user's last message are kept, and calls are not separated from their outputs. None if
     nothing can be dropped.
@@ -275,7 +281,9 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
     last = max((position for position, item in enumerate(rest) if item.get("role") == "user"), default=None)
 
     def users_last(position: int) -> int | None:
-        """The position of the user's last message if it is before `place`, otherwise None."""
+        """The position of the user's last message if that message would be dropped by a cut at `position`, otherwise
+        None.
+        """
         return last if last is not None and last < position else None
 
     def size(position: int) -> int:

@@ -26,7 +26,9 @@ _INSTRUCTIONS = "Choose the label that fits the text."
 
 @dataclass(frozen=True)
 class ScoredTexts:
-    """The probabilities of all labels for each text, in the order of the labels."""
+    """The probability of each label or token for each text: a list for each text, in the order of the labels or tokens
+    in the request.
+    """
 
     # The model's name in responses.
     model: str
@@ -42,10 +44,11 @@ class ScoredTexts:
 async def label_scores(
     services: Services, body: LabelScoreRequest, context: RequestContext, *, normalizes: bool
 ) -> ScoredTexts:
-    """The probabilities of token ids after each prompt. `normalizes` is used if the request does not have
-    `apply_softmax`.
+    """The probabilities of the request's token ids as the next token after each prompt.
 
-    Raises RequestError, Unavailable, GenerationFailed, and ClientLeft when the client disconnects.
+    `normalizes` says whether the probabilities of these tokens are scaled to a sum of 1 if the request does not say so
+    with `apply_softmax`. Raises RequestError, Unavailable, GenerationFailed, and ClientLeft when the client
+    disconnects.
     """
     return await context.run_while_connected(_label_scores(services, body, context, normalizes))
 
@@ -85,8 +88,10 @@ async def _prompts(
     model: ModelInfo,
     context: RequestContext,
 ) -> list[NextTokens]:
-    """The prompts, one for each item. If they all begin with the query, only the first prompt counts the query's
-    tokens.
+    """Encode the prompts, one for each item: the query and the item, in the order that the request asks for.
+
+    If all prompts begin with the query, its tokens are counted as prompt tokens only once. Raises InvalidField for
+    unknown token ids, and PromptTooLong.
     """
     add_special = body.add_special_tokens is not False
     query = await _encode(body.query, "query", codec, context, add_special=add_special)
@@ -139,8 +144,8 @@ async def _classify(services: Services, body: ClassifyRequest, context: RequestC
 
 
 def _asked(body: ClassifyRequest, number: int, text: str) -> AskedChat:
-    """The chat in which the model would choose a label for a text. The part that is the same for all texts comes
-    first.
+    """The chat request in which the model would choose a label for the text with this number. The prompts for all texts
+    begin alike, so that they share a cached prefix.
     """
     labels = "".join(f"\n- {json.dumps(label, ensure_ascii=False)}" for label in body.labels)
     head = f'{body.instructions or _INSTRUCTIONS}{labels}\nAnswer {{"answer": …}} with one of these.'

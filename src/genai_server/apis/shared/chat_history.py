@@ -19,8 +19,8 @@ _PARTS = ("text", "image_url", "input_audio", *FILES)
 
 
 def convert_messages(body: Any) -> list[str]:
-    """Convert parts of the conversation history in the field `messages` of a body to text. Returns the location and new
-    form of each.
+    """Convert parts of the conversation history in the field `messages` of a body that this server does not support to
+    text. Returns the location and new form of each change.
     """
     found = convert_parts(history_of(body, "messages"), "messages[].content[]", _PARTS, "text")
     for location, message in objects_at(body, "messages[]"):
@@ -57,9 +57,11 @@ HISTORY = LeftOut(
 
 
 def convert_parts(history: JsonObject, path: str, known: Collection[str], text_type: str) -> list[str]:
-    """Replace content parts of unknown types at a path of a history by their text. Returns the location of each.
+    """Replace content parts of unknown types in a conversation history by their text. Returns the location and former
+    type of each replaced part.
 
-    Parts with a type in `known` are unchanged. The new parts have the type `text_type`.
+    `path` is where the parts are, such as `messages[].content[]`. Parts with a type in `known` are unchanged. The new
+    parts have the type `text_type`.
     """
     found = []
     for location, part in objects_at(history, path):
@@ -73,7 +75,9 @@ def convert_parts(history: JsonObject, path: str, known: Collection[str], text_t
 
 
 def _add_text(message: JsonObject, text: str) -> bool:
-    """Append a text to the content of a message. Returns False if the text is empty."""
+    """Append a text to the content of a message. Returns whether there was anything to append: False if the text is
+    empty.
+    """
     content = message.get("content")
     if text and isinstance(content, list):
         content.append({"type": "text", "text": text})

@@ -11,8 +11,10 @@ MediaLocation = tuple[str, str]
 
 
 def media_names(messages: Sequence[ChatMessage], locations: Iterable[MediaLocation]) -> dict[str, str]:
-    """The paths in the body for the paths of images and audio in the chat. `locations` has the former, in the same
-    order.
+    """Map the path of each image and audio part in the chat's messages to its path in the body from which the chat was
+    made.
+
+    `locations` are the locations of the images and audio in that body, in the order in which the messages contain them.
     """
     parts = [
         (f"messages[{number}].content[{index}]", "image_url.url" if part.type == "image_url" else "input_audio.data")

@@ -93,8 +93,8 @@ class OtherThinkingFields(ChatParameters):
 
     @property
     def thinking_names(self) -> dict[str, str]:
-        """The names that the client used for `reasoning_effort` and `thinking_token_budget`, by these names, where they
-        differ.
+        """The fields that the client used in place of `reasoning_effort` and `thinking_token_budget`, keyed by these
+        two. A field that was not replaced by another is omitted.
         """
         names = {"reasoning_effort": self._effort_field, "thinking_token_budget": self._budget_field}
         return {field: name for field, name in names.items() if name is not None}

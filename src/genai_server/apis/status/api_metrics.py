@@ -134,7 +134,7 @@ class Instruments:
             self._longest.labels(*labels).observe(max(answer.usage.completion for answer in to_one))
 
     def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str], *, waits: bool) -> None:
-        """Count the tokens of an answer, and its times if a client `waits` for it.
+        """Count the tokens of an answer, and also its times if a client waits for the answer (`waits`).
 
         The times of answers in batches are left out, since they do not show how fast the service is.
         """

@@ -198,8 +198,8 @@ class EngineMetrics(Collector):
         return self._filled(CounterMetricFamily(self._prefix + name, text, labels=_LABELS), values)
 
     def _counter_by_key(self, name: str, text: str, values: Mapping[Labels, Mapping[str, int]]) -> Metric:
-        """A counter whose values are given by API key: with a label for the key if GENAI_METRICS_KEYS is set, otherwise
-        summed up.
+        """A counter metric made from values by API key. It has a label for the key if GENAI_METRICS_KEYS is set;
+        otherwise the values of all keys are summed up.
         """
         if not self._settings.metrics_keys:
             return self._counter(name, text, {labels: sum(by_key.values()) for labels, by_key in values.items()})

@@ -283,8 +283,8 @@ def _detection(form: AudioForm) -> Detection:
 
 
 def _known(code: str, model: SpeechModel, param: str) -> str:
-    """The model's code for a language. A region as in `en-US` is ignored. Raises InvalidField if the model does not
-    know the language.
+    """The code by which the model knows a language, given as in `en` or `en-US` (the region is ignored). Raises
+    InvalidField, which names `param`, if the model does not know the language.
     """
     known = sorted(model.languages) or [ENGLISH]
     found = _SUBTAGS.sub("", code.strip().lower())

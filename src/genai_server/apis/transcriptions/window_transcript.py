@@ -37,7 +37,9 @@ _ANY = Sampling()
 
 @dataclass(frozen=True)
 class TranscriptTask:
-    """How all windows of a recording are to be transcribed."""
+    """How all windows of a recording are to be transcribed: language, translation to English, and the first sampling
+    temperature.
+    """
 
     # Code of the spoken language; "" for a model that only knows English.
     language: str
@@ -75,10 +77,10 @@ class WindowTranscript:
 
 
 class WindowTranscriber:
-    """Transcribes windows with one model.
+    """Transcribes windows of recordings with one model.
 
-    `base` is the template of all engine requests. It has the salt of the prefix cache, and the `max_length` of prompt
-    and transcript together.
+    `base` is the template of all engine requests: it has what is equal in all of them, such as the salt of the prefix
+    cache and `max_length`, the maximum number of tokens of prompt and transcript together.
     """
 
     def __init__(self, model: SpeechModel, codec: TextCodec, requests: EngineRequests, base: GenerationRequest) -> None:
@@ -137,8 +139,8 @@ class WindowTranscriber:
         return (await self._requests.run(request)).token_times
 
     def _before(self, previous: Sequence[int]) -> list[int]:
-        """The tokens at the beginning of a prompt: the text before the window, as far as it fits, and the start of the
-        transcript.
+        """The tokens with which a prompt begins: the text before the window (`previous`), cut to its last tokens if it
+        is too long, and the token that starts a transcript.
         """
         model = self._model
         last = previous[-(self._max_tokens - 1) :] if previous else []
@@ -149,7 +151,9 @@ class WindowTranscriber:
         return math.exp((await self._scores(window, before, [token]))[token])
 
     async def _scores(self, window: Window, before: list[int], tokens: list[int]) -> dict[int, float]:
-        """The log probabilities of these tokens at the first position of the transcript, by token."""
+        """The log probability of each of `tokens` as the next token after the prompt `before`, which defaults to the
+        start of a transcript.
+        """
         prompt = before or [self._model.start_of_transcript]
         # The token that is generated does not matter, but the end would bring no log probabilities.
         chosen = Sampling(logit_bias={self._model.no_speech: _SELECTED})

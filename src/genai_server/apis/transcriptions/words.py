@@ -40,8 +40,8 @@ class _Piece(NamedTuple):
 def words_of(
     tokens: Sequence[int], times: Sequence[float], token_bytes: Callable[[int], bytes], language: str
 ) -> list[Word]:
-    """The words of a text. `times` has the time at which each token begins, and the time at which the last token
-    ends.
+    """Group the tokens of a text into words. `times` has the time at which each token begins, and the time at which the
+    last token ends.
     """
     grouped: list[list[_Piece]] = []
     for piece in _pieces([token_bytes(token) for token in tokens]):
@@ -53,9 +53,10 @@ def words_of(
 
 
 def bounded(words: Sequence[Word], start: float, end: float) -> list[Word]:
-    """The words of a segment, with times at most `_SLACK` seconds outside of the segment's `start` and `end`.
+    """The words of a segment, with their times moved to at most half a second outside of the segment's `start` and
+    `end`.
 
-    Silence before the first word and after the last word is not counted as part of them.
+    Silence before the first word and after the last word is not counted as part of the words.
     """
     if not words:
         return []
@@ -69,7 +70,7 @@ def bounded(words: Sequence[Word], start: float, end: float) -> list[Word]:
 
 
 def _word(pieces: Sequence[_Piece], times: Sequence[float]) -> Word | None:
-    """One word, without the times of punctuation at its ends; None for punctuation alone."""
+    """The word that consists of these pieces, without punctuation at its ends; None if there is only punctuation."""
     text = _AROUND.sub("", "".join(piece.text for piece in pieces))
     spoken = [piece for piece in pieces if not piece.is_mark]
     return Word(text, times[spoken[0].first], times[spoken[-1].last]) if text and spoken else None
