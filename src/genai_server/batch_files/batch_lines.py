@@ -64,9 +64,9 @@ def listed(errors: Iterable[LineError]) -> dict[str, Any]:
 class LineReader:
     """Reads a file of requests in parts. All methods block. Must be closed.
 
-    `max_body` is the maximum size of a request's body in bytes; the rest of a line that is too long is skipped. With an
-    `endpoint`, all requests must be for it; otherwise they may be for any of ENDPOINTS. Raises OSError if the file
-    cannot be read.
+    `max_body` is the maximum size of a request's body in bytes; of a longer line the rest is skipped. With an
+    `endpoint`, all requests must be for that path; without one, each may be for any of ENDPOINTS. Raises OSError if the
+    file cannot be read.
     """
 
     def __init__(self, path: Path, max_body: int, endpoint: str | None = None) -> None:

@@ -30,8 +30,8 @@ class ResultFile:
         self.size = 0
 
     def recovered(self) -> Iterator[tuple[str, bytes]]:
-        """Iterate over the complete lines that the file has already: custom id and text of each. An incomplete line at
-        the end is removed.
+        """Iterate over the complete lines that an earlier process has written to the file: the custom id and the text
+        of each. An incomplete line at the end is removed from the file.
         """
         self.size = 0
         with self._path.open("rb") as file:

@@ -73,8 +73,8 @@ class Access:
 
     @property
     def has_absolute_priority(self) -> bool:
-        """Whether the field `priority` orders the key's requests among those of all keys, instead of only among its
-        own.
+        """Whether the field `priority` of the key's requests is compared with the requests of all keys; if not, it only
+        orders the key's own requests.
         """
         return self.digest is not None and (self.is_admin or (self.key is not None and self.key.has_absolute_priority))
 
@@ -92,8 +92,8 @@ class ApiKeys:
         return iter(self._keys)
 
     def find(self, given: str) -> ApiKey | None:
-        """The API key with this text; None if there is none. The time that this takes does not reveal how much of a key
-        is right.
+        """The API key with this text; None if there is none. The duration of a call does not reveal how much of a wrong
+        text is right.
         """
         digest = hash_key(given)
         found = None
@@ -149,10 +149,10 @@ def make_key() -> str:
 
 
 def line_of(name: str, key: str, concurrent: int | None = None, rate: int | None = None) -> str:
-    """A line for the key file with the key's name, hash and limits. The key cannot be derived from it.
+    """A line for the key file, with the key's name, hash and limits. The key itself cannot be derived from the line.
 
-    `concurrent` is the maximum number of concurrent answers, `rate` that of requests per minute. Raises
-    ConfigurationError for an invalid name or limit.
+    `concurrent` is the maximum number of concurrent answers, `rate` the maximum number of requests per minute; None
+    leaves them to the settings. Raises ConfigurationError for an invalid name or limit.
     """
     if not NAME.fullmatch(name):
         raise ConfigurationError(f"the name of a key must have 1 to 64 {_OF_NAMES}; given {quoted(name)}")

@@ -1,7 +1,7 @@
 """The limit of the memory (or disk space) that all request bodies together may take, shared among API keys.
 
-A key alone may use all of it. When other keys send bodies, too, each key has an equal share. To give a key its share,
-bodies of keys that hold more than theirs are refused while they are still arriving.
+A single key may use the whole limit. As soon as other keys send bodies, too, each key has an equal share. To give a key
+its share, the server refuses bodies, while they are still arriving, of keys that hold more than their share.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,7 +18,7 @@ SMALL = 1024 * 1024
 
 
 class _Pool:
-    """Counts the bytes of all bodies, in total and for each key, against a limit."""
+    """Counts the bytes of request bodies that one limit applies to, in total and for each API key."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -34,7 +34,7 @@ class _Pool:
             self.held[key] = held
 
     def num_keys(self, key: Hashable) -> int:
-        """The number of keys whose bodies are counted, including `key` even if none of its bodies is."""
+        """The number of API keys that hold bytes, counting `key` in any case."""
         return len(self.held.keys() | {key})
 
 
@@ -70,24 +70,24 @@ class HeldBody:
         self.is_arriving = False
 
     def parsed(self) -> None:
-        """Release the body, since only the parsed request is left. A body with images or audio still counts, because
-        the request contains their data.
+        """Stop counting the body because its text has been parsed and dropped. A body with images or audio is counted
+        further, because the parsed request contains their data.
         """
         if not self.has_media:
             self.release()
 
     def release(self) -> None:
-        """Stop counting the body, of which nothing is kept. May be called repeatedly."""
+        """Stop counting the body, because nothing of it is kept any more. May be called repeatedly."""
         self.resize(0)
 
 
 class BodyBudget:
     """Counts the bytes of request bodies while they are held, and shares the limit among API keys.
 
-    There are two limits of `max_bytes`: one for the first MiB of each body and one for the rest, so that large bodies
-    never make small ones fail. A body that is alone is always accepted. Complete bodies cannot be revoked, so all
-    bodies together may reach up to twice a limit while other keys get their shares. `setting` names the limit in
-    messages. Belongs to the event loop.
+    There are two separate limits of `max_bytes` each: one for the first MiB of all bodies, and one for the bytes beyond
+    the first MiB, so that large bodies never make small ones fail. A body is always accepted if it is the only one.
+    Complete bodies cannot be revoked, so all bodies together may reach up to twice a limit while other keys get their
+    shares. `setting` is the name of the setting with the limit, for messages. Belongs to the event loop.
     """
 
     def __init__(self, max_bytes: int, setting: str = "GENAI_MAX_BODIES_BYTES") -> None:
@@ -151,8 +151,8 @@ class BodyBudget:
             victim.on_revoked(error)
 
     def _revocable(self, pool: _Pool, key: Hashable, share: int) -> HeldBody | None:
-        """The body to revoke next in favor of `key`; None if every other key is within its share or has only complete
-        bodies.
+        """The arriving body to revoke next in favor of `key`: the newest one of the other key that holds most; None if
+        each other key is within its share or has only complete bodies.
         """
         holders = sorted(pool.held, key=lambda holder: pool.held[holder], reverse=True)
         index = self._pools.index(pool)
@@ -166,6 +166,8 @@ class BodyBudget:
 
 
 def _parts(num_bytes: int) -> tuple[int, int]:
-    """How many bytes of a body count towards the limit of first bytes, and how many towards the limit of the rest."""
+    """How many bytes of a body count towards the limit of the first MiB of bodies, and how many towards the limit of
+    the bytes beyond.
+    """
     first = min(num_bytes, SMALL)
     return first, num_bytes - first

@@ -34,7 +34,7 @@ class BodyRoute(APIRoute):
     takes_undeclared = False
 
     def leniency(self, request: Request) -> Leniency:
-        """What the route may leave out of this request's body. By default nothing."""
+        """A new Leniency with what the route may leave out of this request's body. This class allows nothing."""
         return Leniency()
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -122,8 +122,8 @@ class _CheckedRequest(Request):
         self._adapter = adapter
 
     async def body(self) -> bytes:
-        """A placeholder for FastAPI, empty if the request has no body. If there is one, FastAPI calls `json` to get the
-        validated body.
+        """A placeholder for FastAPI: `{}` for a request with a body, otherwise empty. FastAPI then calls `json` to get
+        the validated body.
         """
         return b"{}" if self._upload is not None or await super().body() else b""
 

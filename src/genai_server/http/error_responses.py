@@ -123,7 +123,9 @@ def _release_frames(error: BaseException | None) -> None:
 
 
 def plain_error_body(scope: Scope | None, error: ErrorParts) -> dict[str, Any]:
-    """The body of an error that has no exception class, in the format of the request's API."""
+    """The body of an error response in the format of the request's API, for an error that has no exception class, given
+    by its parts. Without a scope, the format is OpenAI's.
+    """
     if scope is None:
         return DEFAULT.error_body(error)
     state = request_state(scope)
@@ -171,7 +173,9 @@ def from_findings(findings: Sequence[Mapping[str, Any]], body: Any) -> GenaiServ
 
 
 def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:
-    """The path in the body that pydantic's error is about, without the names of union members that pydantic inserts."""
+    """The path in the body that an entry of pydantic's error list is about, without the names of union members that
+    pydantic inserts.
+    """
     if finding["loc"][0] != "body":  # in the query
         return list(finding["loc"][1:])
     path: list[str | int] = []

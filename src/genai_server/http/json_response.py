@@ -22,7 +22,9 @@ async def built_response(build: Callable[[], JsonObject], *, is_long: bool) -> R
 
 
 def _in_pieces(body: JsonObject) -> JsonObject:
-    """The body with each list element already encoded, because msgspec holds the GIL for the whole of one call."""
+    """The body with each element of its lists already encoded as JSON. Encoding it is then several short calls, because
+    msgspec holds the GIL during one call.
+    """
     return {
         name: [msgspec.Raw(msgspec.json.encode(part)) for part in value] if isinstance(value, list) else value
         for name, value in body.items()

@@ -51,7 +51,9 @@ _MAX_LOGGED = 500
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The table of what an API's lenient endpoints remove from a body. It is applied in the order of its fields."""
+    """The table of what an API's lenient endpoints remove from a body. Its attributes are applied in the order in which
+    they are listed.
+    """
 
     # Paths of fields without effect, whatever their values; `[]` stands for each element of a list.
     fields: Collection[str] = ()
@@ -82,9 +84,7 @@ def _is_one_of(value: object, values: Iterable[object]) -> bool:
 
 
 class Leniency:
-    """What may be left out of one request, and what has been left out or converted. By default nothing may be left
-    out.
-    """
+    """What may be left out of one request (by default nothing), and what has been left out or converted so far."""
 
     def __init__(
         self,
@@ -127,8 +127,10 @@ class Leniency:
                 self._left_out += table.remove_from(body)
 
     def leave_out(self, path: str, remark: str = "") -> bool:
-        """Report that a field of the chat request is ignored. Returns False, and reports nothing, if that is not
-        allowed.
+        """Report that a field of the chat request is ignored. Returns False, and reports nothing, if fields of the
+        request may not be ignored.
+
+        `remark` is added to the field's name in the report.
         """
         if self._table is None:
             return False
@@ -162,8 +164,8 @@ class Leniency:
         self.convert([(path, f" {self.names.value(path, quoted(given))}{remark}")])
 
     def cap(self, path: str, tokens: int) -> bool:
-        """Report that a limit of the answer is reduced to `tokens`. Returns False, and reports nothing, if that is not
-        allowed.
+        """Report that the maximum number of tokens of an answer, given in the field at `path`, is reduced to `tokens`.
+        Returns False, and reports nothing, if the request may not be changed in this way.
         """
         if self._caps:
             self.note([(path, f" (capped to {tokens})")])
@@ -244,7 +246,9 @@ def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
 
 
 def remove(body: Any, *paths: str) -> list[str]:
-    """Remove the fields at these paths wherever they are present. Returns the locations of those that were not null."""
+    """Remove the fields at these paths from a body, wherever they are present. Returns the locations of the removed
+    fields, without those whose value was null.
+    """
     found = []
     for path in paths:
         parent, _, field = path.rpartition(".")
@@ -257,8 +261,8 @@ def remove(body: Any, *paths: str) -> list[str]:
 def remove_tools(
     body: Any, is_removed: Callable[[str], object], but: Callable[[JsonObject], bool] = lambda tool: False
 ) -> list[str]:
-    """Remove the tools whose type `is_removed` accepts, except those that `but` accepts. Returns the location and type
-    of each.
+    """Remove from a body the tools whose `type` is accepted by `is_removed`, unless `but` accepts the tool. Returns the
+    location and type of each removed tool.
     """
     found = {
         location: tool
@@ -272,10 +276,11 @@ def remove_tools(
 
 
 def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: str) -> list[str]:
-    """Replace images, audio and the like by a text that says which medium was left out. Returns the locations.
+    """Replace images, audio and similar content parts by a text that says which medium was left out. Returns the
+    location of each replaced part.
 
-    Parts at these paths are replaced if their `type` is in `kinds`, which maps it to the name of the medium. The new
-    part has the type `text_type`.
+    Content parts at these paths are replaced if their `type` is in `kinds`, which maps the type to the name of the
+    medium. The new part has the type `text_type`.
     """
     found = []
     for location, part in (located for path in paths for located in objects_at(body, path)):

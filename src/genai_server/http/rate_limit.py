@@ -17,7 +17,7 @@ _LATEST = 0.2
 
 @dataclass
 class _Usage:
-    """How much of its limits a key uses at present."""
+    """How many requests and reads of an API key are running now, and how many have begun in the last minute."""
 
     # Number of running requests, of which those for several answers count as many times.
     running: int = 0

@@ -34,7 +34,7 @@ CountAnswers = Callable[[int, str], None]
 
 
 def _count_nothing(number: int, param: str) -> None:
-    """Counts the answers of requests that have no limits: does nothing."""
+    """Do nothing: the function that counts the answers of requests without limits."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,23 @@ class InTurn(Protocol):
     async def __call__(self, job: Callable[[], T], *, is_long: bool = False) -> T:
         """Run the job and return its result. A long job runs in a thread, where API keys take turns.
 
-        Whether a job is long is estimated by the size of the request's body; `is_long` marks one that takes longer than
-        that.
+        A job is long if the request's body is large, or if `is_long` says that the job takes longer than the body's
+        size suggests.
         """
         ...
 
 
 async def at_once(job: Callable[[], T], *, is_long: bool = False) -> T:
-    """Run a job without waiting for a turn, where nothing else would be delayed by it."""
+    """Run a job at once in the calling thread, and return its result. An InTurn for callers that have no other requests
+    to delay.
+    """
     return job()
 
 
 class KeyTurns:
-    """Gives something that only one request may have at a time to the waiting requests. API keys take turns."""
+    """Lets one request after another have a turn, of which there is only one at a time. API keys with waiting requests
+    alternate.
+    """
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -126,7 +130,7 @@ class KeyTurns:
 
 
 class ParsingThread:
-    """Runs long jobs in a thread, one at a time because each holds the GIL. API keys with waiting jobs take turns."""
+    """Runs long jobs in a thread, one at a time because each holds the GIL. API keys with waiting jobs alternate."""
 
     def __init__(self) -> None:
         self._turns = KeyTurns()
@@ -182,8 +186,8 @@ class HttpRequestState:
         return None if self.access is None else self.access.digest
 
     async def parse(self, job: Callable[[], T], *, num_bytes: int) -> T:
-        """Run a job that reads `num_bytes` of the request's body, and return its result. A long job waits for the turn
-        of the request's key.
+        """Run a job that reads `num_bytes` of the request's body, and return its result. A long job waits until it is
+        the turn of the request's API key.
         """
         return await self.parsing.run(job, num_bytes=num_bytes, key=self.key)
 

@@ -162,7 +162,9 @@ class RequestState(Struct, frozen=True):
 
 
 class RequestList(Reply, frozen=True):
-    """Running and waiting sequences in order of arrival: all of them, or those that match the call's `name`."""
+    """Running and waiting sequences in order of arrival: all of them, or only those that match the field `name` of the
+    call.
+    """
 
     requests: list[RequestState]
 
@@ -189,7 +191,9 @@ class CancelRequest(Call[RequestList], frozen=True):
 
 
 class ReasoningEnded(Reply, frozen=True):
-    """The sequences that match the call's `name`, and the number of those whose reasoning may still have been open."""
+    """The sequences that match the field `name` of the call, and the number of those whose reasoning may still have
+    been open.
+    """
 
     requests: list[RequestState]
     num_ended: int = 0

@@ -205,7 +205,9 @@ class GenerationRequest(Struct, frozen=True):
         return self.unique_id or self.request_id
 
     def after(self, seconds: float) -> "GenerationRequest":
-        """The request with a timeout that is shorter by the `seconds` for which it has waited."""
+        """A copy of the request for sending it again after it has waited for `seconds`: its timeout is shorter by that
+        time.
+        """
         if self.timeout is None:
             return self
         return msgspec.structs.replace(self, timeout=max(0.0, self.timeout - seconds))
@@ -259,7 +261,7 @@ class Phases(Struct, frozen=True):
 
 
 class Batching(Struct, frozen=True):
-    """How an engine runs several sequences at a time."""
+    """How an engine runs several sequences at a time: its scheduler, its number of slots and its abilities."""
 
     # "batched", "generator" or, where texts are pooled, "pooled".
     scheduler: str = "generator"

@@ -78,7 +78,7 @@ class EngineSpec(Struct, frozen=True):
 
     @classmethod
     def is_setting(cls, name: str) -> bool:
-        """Whether the field with this name has its value from the setting with the same name."""
+        """Whether the field with this name is a setting of the same name."""
         num_settings = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
         return name in cls.__struct_fields__[2:num_settings]
 
@@ -145,8 +145,8 @@ BEAT_SECONDS = 0.5
 
 
 class Beat(Struct, frozen=True, tag=True):
-    """A heartbeat of an engine. It contains no times, so that clock changes and a suspended machine do not look like a
-    hang.
+    """A heartbeat of an engine: a counter and the current load. It contains no times, so that clock changes and a
+    suspended machine do not look like a hanging engine.
     """
 
     # Counted from 1 since the process started.

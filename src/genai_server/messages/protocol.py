@@ -64,7 +64,8 @@ class Capacity(Struct, frozen=True):
         return self.running + self.waiting
 
     def num_free(self, present: Mapping[str, int], tenant: str) -> int:
-        """How many more requests of a tenant the device accepts. `present` has the number of its requests by tenant.
+        """How many more requests of a tenant the device accepts. `present` has the number of requests on the device by
+        tenant.
 
         A tenant may always have an equal share of the capacity, however many requests the other tenants have.
         """
@@ -107,8 +108,8 @@ class Capacity(Struct, frozen=True):
         )
 
     def full_of_tokens(self, device: str, num_tokens: int, own: int, retry_after: int | None) -> QueueFull:
-        """The error for a request with a prompt of `own` tokens, with which all waiting prompts together would have
-        `num_tokens` and thereby more than the limit.
+        """The error for a request whose prompt of `own` tokens may not wait, because all waiting prompts would then
+        have `num_tokens`, more than the limit.
         """
         return QueueFull(
             f"the prompts of the requests that wait for {device} would have {num_tokens} tokens with this one's {own}: "

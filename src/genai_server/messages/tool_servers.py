@@ -48,8 +48,8 @@ class RunTool(Struct, frozen=True, tag=True):
 
 
 class StopTool(Struct, frozen=True, tag=True):
-    """The API process no longer waits for the answer to the message with this id; the supervisor stops the work and
-    sends none.
+    """The API process no longer waits for the answer to its message with this id. The supervisor stops the tool or the
+    start of the tool server, and sends no answer.
     """
 
     id: int

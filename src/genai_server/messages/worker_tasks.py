@@ -57,7 +57,9 @@ class RunTasks(Struct, frozen=True, tag=True):
 
 
 class StartProcess(Struct, frozen=True, tag=True):
-    """Start a worker process before its first task arrives, unless a process of this kind or enough others are idle."""
+    """Start a worker process of this kind before its first task arrives. Nothing is started if a process of this kind
+    is idle, or if enough other processes are.
+    """
 
     id: int
     kind: str
@@ -74,7 +76,8 @@ class ReserveSpace(Struct, frozen=True, tag=True):
 
 
 class ResizeSpace(Struct, frozen=True, tag=True):
-    """Reduce a reservation of disk space to this many bytes; 0 ends it, or ends waiting for it. Not answered.
+    """Reduce a reservation of disk space to this many bytes. With 0, the reservation ends, or the wait for it. Not
+    answered.
 
     Bytes into which tasks may still write are freed when those tasks have ended.
     """
@@ -90,7 +93,9 @@ class CancelTask(Struct, frozen=True, tag=True):
 
 
 class Done(Struct, frozen=True, tag=True):
-    """A task's answer. Empty if the id stands for a started process or for reserved disk space."""
+    """The answer to a task. The message also confirms that a process has started or disk space is reserved; its answer
+    is then empty.
+    """
 
     id: int
     answer: dict[str, Any]

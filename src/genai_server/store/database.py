@@ -203,8 +203,8 @@ class Database:
         self._ended.set_result(None)
 
     def _next(self) -> tuple[str, _Job] | None:
-        """Wait for a job, and return it with its owner, whose turn it is; None when the database is being closed and no
-        job is left.
+        """Wait for a job, and return its owner and the job. The owner is the one whose turn it is. None when the
+        database is being closed and no job is left.
         """
         with self._changed:
             while not self._queues:
@@ -229,8 +229,10 @@ class Database:
             job.done.set_result(result)
 
     def _commit(self, connection: sqlite3.Connection, kind: str) -> None:
-        """Commit a transaction. If it was only to read, an error is ignored: it can only lose the time of the last
-        use.
+        """Commit a transaction of this kind, DEFERRED or IMMEDIATE.
+
+        Jobs that only read have the kind DEFERRED. Their one change is the time at which a record was last used, so an
+        error is ignored for them.
         """
         try:
             if connection.in_transaction:
@@ -266,7 +268,9 @@ class Database:
 
 
 def check_version(rows: sqlite3.Connection, known: Set[int]) -> int:
-    """The version of a database file, 0 if the file is new. Raises ValueError if the version is not in `known`."""
+    """The version of the database file behind the connection `rows`, 0 if the file is new. Raises ValueError if the
+    version is not in `known`.
+    """
     (version,) = rows.execute("PRAGMA user_version").fetchone()
     if version not in known:
         supported = sorted(known - {0})

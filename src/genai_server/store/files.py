@@ -160,8 +160,8 @@ class FileStore:
         await asyncio.to_thread(_remove, self.content(id))
 
     def reached_limit(self, rows: sqlite3.Connection, owner: str) -> str:
-        """The name of the setting whose limit the stored files have reached, so that an owner's batches cannot write
-        more results; "" if they can.
+        """The name of the setting whose limit is reached, if the owner's batches may not write more results because the
+        stored files take too many bytes; otherwise "".
         """
         _, own, total = _used(rows, owner)
         if own >= self._limits.per_owner:
@@ -218,15 +218,15 @@ def new_id(prefix: str) -> str:
 
 
 def insert(rows: sqlite3.Connection, file: StoredFile, writer: str = "") -> None:
-    """Add a file to the table. `writer` is the id of a batch that still writes the file, which makes it invisible to
-    requests.
+    """Add a file to the table of files. `writer` is the id of the batch that still writes the file; such a file is
+    invisible to requests. "" for a complete file.
     """
     values = (file.id, file.owner, file.created, file.expires, file.name, file.purpose, file.size, writer)
     rows.execute(f"INSERT INTO files ({_COLUMNS}, writer) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def find(rows: sqlite3.Connection, id: str, owner: str) -> StoredFile | None:
-    """The file with this id if this owner has it and it has not expired; else None."""
+    """The file with this id if it belongs to this owner, is complete and has not expired; otherwise None."""
     row = rows.execute(
         f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND writer = '' AND COALESCE(expires, ?) > ?",
         (id, owner, 2**62, int(time.time())),

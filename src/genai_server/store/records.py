@@ -65,7 +65,7 @@ class Record:
 
 
 class Row(NamedTuple):
-    """One item or stream event of a record, encoded as JSON."""
+    """One item or stream event of a record, encoded as JSON, as it is stored in a row of the database."""
 
     kind: int
     # None for an event.
@@ -116,8 +116,9 @@ class Page:
 
 
 class History(NamedTuple):
-    """The items of a record as JSON, in order, including the output of a response. If it was shortened, `first` is the
-    record's first item.
+    """The items of a record as JSON, in order, including the output of a response.
+
+    If the beginning was left out because the items are too large, `first` is the record's first item.
     """
 
     items: list[bytes]
@@ -126,11 +127,11 @@ class History(NamedTuple):
 
 
 class Records:
-    """Reads and changes records, in transactions of the caller.
+    """Reads and changes records. `rows` is always the connection with a transaction of the caller.
 
-    If the records exceed a limit, the least recently used record of the owner who has most is evicted, so that an owner
-    within an equal share loses none. An item that several records share counts for each of them. A change that makes a
-    single record exceed a limit raises InvalidField.
+    If the records exceed a limit, the least recently used record of the owner who uses most is evicted, so that an
+    owner within an equal share loses none. An item that several records share counts for each of them. A change that
+    makes a single record exceed a limit raises InvalidField.
     """
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
@@ -419,7 +420,7 @@ def _find(rows: sqlite3.Connection, key: Key) -> int | None:
 
 
 def _use(rows: sqlite3.Connection, key: Key) -> int | None:
-    """The primary key of a record, whose time of last use becomes now; None if it does not exist."""
+    """The primary key of a record; None if the record does not exist. Also sets the record's time of last use."""
     record = _find(rows, key)
     if record is not None:
         with suppress(sqlite3.Error):  # a full or read-only disk, or another writer, does not prevent reading
@@ -428,8 +429,8 @@ def _use(rows: sqlite3.Connection, key: Key) -> int | None:
 
 
 def _position(rows: sqlite3.Connection, record: int, owner: str | None, id: str) -> int | None:
-    """The position of the item with this id in a record; None if there is none. If several items have the id, the first
-    one's.
+    """The position in a record of the first item with this id; None if the record has no such item. `record` is the
+    primary key of the record.
     """
     row = rows.execute(
         "SELECT MIN(place) FROM parts WHERE owner = ? AND id = ? AND record = ? AND kind = ?",
@@ -439,7 +440,11 @@ def _position(rows: sqlite3.Connection, record: int, owner: str | None, id: str)
 
 
 def _add_rows(rows: sqlite3.Connection, record: int, owner: str, added: Sequence[Row], position: int = 0) -> None:
-    """Add rows to a record. Items get the positions from `position` on; output items and events get those from 0."""
+    """Add rows to the record with the primary key `record`.
+
+    Items get consecutive positions from `position` on; output items, and also events, get consecutive positions from 0
+    on.
+    """
     ends = {ITEM: position, OUTPUT: 0, EVENT: 0}
     placed = []
     for row in added:

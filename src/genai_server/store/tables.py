@@ -75,10 +75,10 @@ _TAKE_OVER = """
 
 
 def open_store(path: Path, record_bytes: int, files_dir: Path | None = None) -> Database:
-    """Open the store in this file. `record_bytes` is the limit of all responses and conversations, which sets the
-    file's maximum size.
+    """Open the store in the file at `path`. `record_bytes` is the limit of all stored responses and conversations
+    together, from which the maximum size of the file is derived.
 
-    `files_dir` is the folder in which version 0.2.0 may have left a file with the state of files and batches.
+    `files_dir` is the folder for files and batches; version 0.2.0 may have left a file there that lists them.
     """
     max_bytes = _SIZE_FACTOR * record_bytes + (_MIN_BYTES if files_dir is None else _FILES_BYTES)
     return Database(path, partial(prepare, index=None if files_dir is None else files_dir / INDEX_NAME), max_bytes)

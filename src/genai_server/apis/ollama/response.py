@@ -55,8 +55,7 @@ class AnswerBuilder:
         return self.complete(more, {})
 
     def last(self, end: JsonObject) -> JsonObject:
-        """The last line of the stream, which contains no text. `end` has the fields that the function `ending` returns.
-        """
+        """The last line of the stream, without text. `end` has the fields that the function `ending` returns."""
         return self._line("", "") | end
 
     def nothing(self, reason: str) -> JsonObject:

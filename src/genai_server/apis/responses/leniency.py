@@ -53,15 +53,15 @@ _FOREIGN_SUMMARY = "[summary of earlier turns left out: another server has encry
 
 
 def convert(body: Any) -> list[str]:
-    """Convert items and content parts of unknown types in the field `input` of a Responses API body to text, unless
-    they are part of the user's last message. Returns the location of each change.
+    """Convert content parts of unknown types in the field `input` of a Responses API body to text, except in the user's
+    last message. Returns the location and former type of each changed part.
     """
     return _convert(body, "input")
 
 
 def convert_items(body: Any) -> list[str]:
-    """Convert items and content parts of unknown types in the field `items` of a Conversations API body to text.
-    Returns the location of each change.
+    """Convert content parts of unknown types in the field `items` of a Conversations API body to text. Returns the
+    location and former type of each changed part.
     """
     return _convert(body, "items")
 
@@ -144,7 +144,9 @@ def _with_parts(body: Any, field: str) -> JsonObject:
 
 
 def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
-    """Remove encrypted content that another server has created. Yields the location of each removed field."""
+    """Remove encrypted content that another server has created from reasoning items, and replace compaction items that
+    consist of such content by a message that says so. Yields the location of each removed field.
+    """
     for location, item in objects_at(body, f"{field}[]"):
         kind, content = item.get("type"), item.get("encrypted_content")
         if kind not in ("reasoning", "compaction") or not isinstance(content, str) or is_readable(content):

@@ -241,7 +241,8 @@ class ResponseBuilder:
         return self._state(event)
 
     def _close_called(self) -> list[JsonObject]:
-        """End the tool calls whose results will not arrive any more as incomplete, and return their last stream events.
+        """End the tool calls whose results will not arrive any more as incomplete, and return the last events about
+        each.
         """
         events: list[JsonObject] = []
         for called in self._called.values():

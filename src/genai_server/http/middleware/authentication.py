@@ -110,10 +110,10 @@ class Authentication:
         state.counted.enter_context(self._limits.answers(key, number, param))
 
     def _of_holder(self, holder: str | None) -> Access | None:
-        """The access of the API key, or of the admin key, with this id (see `holder_of`); None if the key no longer
-        exists.
+        """The access of the API key or admin key whose id, as made by `holder_of`, is `holder`; None if the key no
+        longer exists.
 
-        `holder` is None for requests without a key.
+        `holder` is None for requests without a key. Such requests have access only if the server requires no key.
         """
         if not self._keys.required:
             return self._access() if holder is None else None
@@ -198,9 +198,7 @@ async def require_admin(request: Request) -> None:
 
 
 def _not_local(request: Request, access: Access) -> str | None:
-    """The reason why a request may have come from elsewhere than a program on this machine; None if there is no such
-    reason.
-    """
+    """The reason why a request cannot be trusted to come from a program on this machine; None if it can."""
     client = request.client.host if request.client else ""
     if not access.on_loopback or not is_loopback(client):
         return "the server is not known to be bound to loopback alone"

@@ -42,7 +42,7 @@ _ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
 
 @dataclass
 class _Reading:
-    """The state of a body that is being received."""
+    """The state of a request body that is being received, such as its limit and the bytes so far."""
 
     # Maximum number of bytes, and the setting that has it.
     limit: int
@@ -64,11 +64,11 @@ class _Reading:
 
 
 class OtherBodies(Protocol):
-    """Receives the bodies of POST requests for certain paths in another way, such as into files."""
+    """Receives the bodies of POST requests for certain paths in place of BodyLimits, for example into files."""
 
     @property
     def paths(self) -> Collection[str]:
-        """The paths of the requests whose bodies are received in this way."""
+        """The paths of the requests whose bodies this object receives."""
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Receive the body and call the app, or refuse the request."""

@@ -47,7 +47,7 @@ def upload_folder(parent: Path) -> Iterator[Path]:
 
 @dataclass
 class _Reading:
-    """The state of a form that is being received."""
+    """The state of an uploaded form that is being received, such as its file and the number of bytes so far."""
 
     # Where the file goes.
     path: Path
@@ -80,8 +80,8 @@ class _Reading:
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """The limits of one form: its size in bytes and the setting with this limit, and the seconds for each MiB and for
-    the whole form.
+    """The limits of one form: the maximum `size` in bytes, the setting that sets the maximum, the `seconds` that each
+    MiB may take to arrive, and the `whole_seconds` that the form may take.
     """
 
     size: int
@@ -195,7 +195,9 @@ class Uploads:
         return True
 
     async def _take(self, reading: _Reading, held: HeldBody, headers: Headers, part: bytes) -> None:
-        """Parse the next part of the form and write it to the file. If that fails, the request is marked as refused."""
+        """Parse the next part of the form, and write the bytes of the file to the disk. If that fails, the request is
+        marked as refused.
+        """
         try:
             if reading.size > self._limits.size:
                 raise self._too_large(f"more than {reading.size}" if reading.more else str(reading.size))

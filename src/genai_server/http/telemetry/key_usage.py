@@ -79,7 +79,7 @@ class KeyUsage:
         self._pending: dict[UsageKey, Counts] = {}
 
     def open(self, path: Path) -> None:
-        """Use this file from now on."""
+        """Open the file, or create it. Until then, numbers are only counted in memory."""
         self._database = Database(path, _prepare, MAX_BYTES)
 
     def observe(self, record: RequestRecord) -> None:

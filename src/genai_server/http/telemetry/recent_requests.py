@@ -41,7 +41,7 @@ class RecentRequests:
         self.first_tokens: dict[tuple[str, str], tuple[int, float]] = {}
 
     def open(self, folder: Path) -> None:
-        """Share the requests in this folder from now on."""
+        """From now on, share the recent requests with the other API processes through files in this folder."""
         self._folder, self._own_file = folder, _FILES.format(os.getpid())
         # A daemon, because a disk that hangs may block it forever.
         threading.Thread(

@@ -42,9 +42,9 @@ class AnswerFigures(Protocol):
 
 
 def usage_of(answers: Sequence[AnswerFigures], num_per_prompt: int) -> Usage:
-    """The tokens of several answers together. Each prompt counts once.
+    """The token counts of several answers together. The tokens of a prompt count once, however many answers it has.
 
-    Answers to the same prompt must be next to each other, `num_per_prompt` of them.
+    Answers to the same prompt must be next to each other. Each prompt has `num_per_prompt` answers.
     """
     usages = [answer.usage for answer in answers]
     return Usage(
@@ -111,7 +111,7 @@ class RequestRecord:
 
     @property
     def only_reads(self) -> bool:
-        """Whether the request only reads."""
+        """Whether the request changes nothing, judged by its method: GET, HEAD or OPTIONS."""
         return self.scope["method"] in ("GET", "HEAD", "OPTIONS")
 
     @property
@@ -146,7 +146,9 @@ def log_request(record: RequestRecord) -> None:
 
 
 def fields_of(record: RequestRecord) -> dict[str, Any]:
-    """The fields of a request's log line. Times are in seconds; of several answers, they are those of the first."""
+    """The fields of a request's log line. Times are in seconds; for several answers, they are the times of the first
+    answer.
+    """
     fields: dict[str, Any] = {
         "id": record.request_id,
         "method": record.scope["method"],

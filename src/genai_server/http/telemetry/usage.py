@@ -21,7 +21,7 @@ class Usage:
     audio: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
-        """The sums of both counts."""
+        """The sum of each token count of the two."""
         return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def to_json(self) -> JsonObject:
@@ -43,7 +43,9 @@ class Usage:
         }
 
     def to_response_json(self) -> JsonObject:
-        """The object `usage` of OpenAI's Responses API. Cache writes are 0 because they are not billed."""
+        """The object `usage` of OpenAI's Responses API. `cache_write_tokens` is always 0, because cache writes are not
+        billed.
+        """
         return {
             "input_tokens": self.prompt,
             "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
