@@ -43,7 +43,9 @@ T = TypeVar("T")
 
 
 class EncodedChat(NamedTuple):
-    """The token ids of a chat's prompt, and the rendered prompt with what PromptWriter reports about it."""
+    """A chat's prompt as token ids and as rendered text, with notes on parts of the conversation that were rewritten or
+    omitted.
+    """
 
     tokens: list[int]
     written: WrittenPrompt
@@ -125,7 +127,8 @@ class TextCodec:
     ) -> WrittenPrompt:
         """Render messages with the chat template and return the prompt as text.
 
-        Raises InvalidField like `encode_chat`.
+        `template_kwargs` are additional variables for the template. Raises InvalidField, which names the field, if the
+        prompt cannot be rendered.
         """
         return self.writer.write(messages, tools, template_kwargs)
 
@@ -133,7 +136,7 @@ class TextCodec:
         """Return, for each of several prompts that begin with the same lines, the token ids of the text after these
         lines.
 
-        Slow for many prompts, so call it in a thread. Raises InvalidField like `encode_chat`.
+        Slow for many prompts, so call it in a thread. Raises InvalidField if a text cannot be encoded.
         """
         position = _end_of_common_lines([one.text for one in written])
         ends = [self._guard.end(one.prompt, position) for one in written]
@@ -285,7 +288,10 @@ def load_text_codec(
 
 
 def _end_of_common_lines(texts: Sequence[str]) -> int:
-    """Return the position after the lines with which all texts begin. No text has whitespace at this position."""
+    """Return the position, in characters, of the end of the lines with which all texts begin.
+
+    The position is chosen so that no text continues with whitespace there.
+    """
     position = len(commonprefix(texts))
     while (position := texts[0].rfind("\n", 0, position) + 1) > 0:
         if all(text[position : position + 1].strip() for text in texts):

@@ -42,7 +42,9 @@ class TextLimit(Struct, frozen=True):
 
 
 class EncodedText(NamedTuple):
-    """The tokens of one text or pair, with the description that the engine needs to pool it."""
+    """The tokens of one text, or of a pair of query and document, and what the engine must know to compute its vector
+    or score.
+    """
 
     tokens: list[int]
     about: PooledText
@@ -74,7 +76,9 @@ class PooledTexts:
     ) -> list[EncodedText]:
         """Encode texts, each prefixed with `prompt`. Inputs that are token ids are used unchanged.
 
-        Special tokens in texts are encoded as special tokens. Raises InvalidField and PromptTooLong, naming `param`.
+        Special tokens in texts are encoded as special tokens. Raises InvalidField for texts without tokens or with
+        invalid Unicode, for a limit without room for a text, and for too many tokens in total, and PromptTooLong for a
+        text beyond the limit. The errors name `param`.
         """
         with blaming(param):
             texts = [[prompt + value] for value in inputs if isinstance(value, str)]
@@ -104,7 +108,8 @@ class PooledTexts:
         """Encode pairs of query and document. Special tokens in queries and documents are encoded as plain text.
 
         `instruction` is a system message for rerankers that are decoders. `param` is the name of the documents' field.
-        Raises InvalidField and PromptTooLong.
+        Raises InvalidField for texts that cannot be encoded and too many tokens in total, and PromptTooLong for a pair
+        beyond the limit.
         """
         queries = {pair.query: pair.query_path for pair in reversed(pairs)}
         for text, path in (*queries.items(), *((pair.document, pair.document_path) for pair in pairs)):
@@ -142,7 +147,10 @@ class PooledTexts:
         instruction: str | None,
         param: str,
     ) -> list[EncodedText]:
-        """Encode pairs as prompts of a reranker that is a decoder. Text after the document is never truncated."""
+        """Encode pairs as prompts of a reranker that is a decoder. Text after the document is never truncated.
+
+        `queries` maps each query to the path of its field, for error messages. Raises InvalidField and PromptTooLong.
+        """
         write = self._template(instruction, param)
         around = self._tokenizer.encode(*write("", ""))
         _check_room(limit, len(around), 2)
@@ -237,7 +245,10 @@ def _cut_pair(first: list[int], second: list[int], max_tokens: int) -> tuple[lis
 
 
 def _check_room(limit: TextLimit, num_around: int, num_texts: int) -> None:
-    """Raise InvalidField if truncation to the limit would not leave at least one token of each text."""
+    """Raise InvalidField if truncation to the limit would not leave at least one token of each of `num_texts` texts.
+
+    `num_around` is the number of tokens that always surround the texts.
+    """
     required = num_around + num_texts
     if limit.truncate_to is not None and limit.truncate_to < required:
         raise InvalidField(
@@ -246,9 +257,9 @@ def _check_room(limit: TextLimit, num_around: int, num_texts: int) -> None:
 
 
 def _check_queries(num_tokens: Mapping[str, int], limit: TextLimit) -> None:
-    """Raise PromptTooLong if a query leaves no space for a document.
+    """Raise PromptTooLong if a query alone exceeds the limit. With truncation no query is too long.
 
-    `num_tokens` is keyed by the query's path in the body.
+    `num_tokens` has the number of tokens of each query with the text around it, keyed by the query's path in the body.
     """
     for path, number in num_tokens.items():
         if limit.truncate_to is None:

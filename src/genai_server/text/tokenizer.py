@@ -175,9 +175,10 @@ class ModelTokenizer(Tokenizer):
         return before, middle, after, 1 in whole.type_ids
 
     def _around_anchor(self, whole: list[int]) -> tuple[list[int], list[int]]:
-        """Return the tokens in `whole` before and after the tokens of the text "a".
+        """Return the tokens that the tokenizer adds before and after a text, given the tokens `whole` of the text "a"
+        with them.
 
-        Raises ModelDirectoryError if the tokens of "a" are not in `whole`.
+        Raises ModelDirectoryError if the tokens of "a" alone are not in `whole`.
         """
         size = len(self._anchor)
         for start in range(len(whole) - size + 1):

@@ -79,7 +79,9 @@ class AnswerParser(PlainParser):
             self._emit(kind(text))
 
     def _emit(self, part: Part) -> None:
-        """Append a part to the parts to return, or join its text with the previous part if both are of one kind."""
+        """Append a part to the parts that `feed` returns next, or join its text with the last of these if both are of
+        one type.
+        """
         self._last = type(part)
         last = self._parts[-1] if self._parts else None
         match last, part:
@@ -109,9 +111,10 @@ class AnswerParser(PlainParser):
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
 
     def _read_calls_here(self, *, new_line: bool = True) -> Reader[bool]:
-        """Read tool calls at the current position and emit them.
+        """Read tool calls at the current position, which is at the beginning of a line if `new_line`, and emit them.
 
-        Returns whether all text read was calls. If not, the text after `emitted_to` was no call.
+        Returns whether all text read was tool calls, of which the end of the answer may have cut off the last one. If
+        not, the text that was read but not emitted belongs to no tool call.
         """
         text, calls = self._text, self._calls
         text.kept_from = calls.emitted_to = text.at

@@ -72,7 +72,7 @@ class AnswerText:
         self._decoded = self._shown = offset
 
     def feed(self, token: int, logprob: TokenLogprob | None = None) -> tuple[list[Part], list[ScoredToken]]:
-        """Decode one token.
+        """Decode the next token of the answer. `logprob` has its log probabilities, if the request asks for them.
 
         Returns the parts that the token completes, and the scored tokens whose text can be shown now.
         """
@@ -126,7 +126,7 @@ class AnswerText:
     def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
         """Convert a token's log probabilities to the form that clients receive.
 
-        `offset` counts characters of the answer.
+        `offset` is the position in the answer, in characters, at which the token's text begins.
         """
         top = [ScoredToken(self._token_bytes(token), max(score, _IMPOSSIBLE)) for token, score in logprob.top]
         return ScoredToken(self._token_bytes(logprob.token), max(logprob.logprob, _IMPOSSIBLE), tuple(top), offset)

@@ -67,9 +67,10 @@ PLAIN = Dialect()
 
 
 def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
-    """Detect the dialect from a chat template. `tool_parser` overrides the tool call format, or disables it.
+    """Detect the reasoning and tool call formats from the source of a chat template.
 
-    Raises ConfigurationError for an unknown name.
+    `tool_parser` is the name of the tool call format; with "auto" the format is detected, and with "none" there is no
+    tool call format. Raises ConfigurationError for an unknown name.
     """
     if tool_parser not in (AUTOMATIC, NO_TOOLS, *TOOL_FORMATS):
         known = ", ".join((AUTOMATIC, NO_TOOLS, *TOOL_FORMATS))

@@ -52,9 +52,9 @@ class Lookahead:
         self.ended = True
 
     def forget(self) -> None:
-        """Allow the text before `at` to be dropped.
+        """Allow the text before `at` to be dropped, except text from the position `kept_from` on.
 
-        It is dropped in large pieces because each time the rest is copied.
+        The text is dropped in large pieces, because each time the remaining text is copied.
         """
         start = self.at if self.kept_from is None else min(self.at, self.kept_from)
         if start - self._offset > _SLACK:
@@ -94,7 +94,7 @@ class Lookahead:
     def take(self, literal: str) -> Reader[bool]:
         """Consume a literal if it comes next, and return whether it did.
 
-        Waits for more text while the literal is possible.
+        Waits for more text while the received text is only a beginning of the literal.
         """
         while True:
             rest = self._text[self.at - self._offset : self.at - self._offset + len(literal)]
@@ -119,7 +119,9 @@ class Lookahead:
         return ""
 
     def take_last(self, literal: str) -> Reader[bool]:
-        """Consume a literal, or a beginning of the literal at the end of the answer. Returns whether one came next."""
+        """Consume a literal, or at the end of the answer a beginning of the literal. Returns whether anything was
+        consumed.
+        """
         if (yield from self.take(literal)):
             return True
         rest = self._text[self.at - self._offset :]

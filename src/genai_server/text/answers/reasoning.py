@@ -77,7 +77,7 @@ class ReasoningFormat:
     def later_end(self, written: str) -> str:
         """Return the text that closes reasoning which the model opened again after the server had closed it once.
 
-        `written` has the same meaning as in `end`.
+        `written` is the text that the chat template writes between reasoning and the answer after it, "" if unknown.
         """
         return self.end(written)
 
@@ -89,7 +89,8 @@ class ReasoningFormat:
     def state_after(self, prompt: str) -> ReasoningState:
         """Return where an answer begins after a rendered prompt.
 
-        The prompt may end with the opening or the closing marker.
+        The answer begins inside reasoning if the prompt ends with the opening marker, after reasoning if the prompt
+        ends with the closing marker, and otherwise before any reasoning.
         """
         end = prompt.rstrip(SPACE)
         if end.endswith(self.opening):
@@ -97,7 +98,9 @@ class ReasoningFormat:
         return ReasoningState.CLOSED if end.endswith(self.closing) else ReasoningState.BEFORE
 
     def state_within(self, message: str) -> ReasoningState:
-        """Return where an answer begins that continues the text of an assistant message."""
+        """Return where an answer begins that continues an assistant message with the text `message`: inside or after
+        reasoning.
+        """
         opened, closed = (message.rfind(marker) for marker in (self.opening, self.closing))
         return ReasoningState.INSIDE if opened > closed else ReasoningState.CLOSED
 
@@ -284,8 +287,8 @@ class ReasoningReader:
             self._held.append(Reasoning(thought))
 
     def _close(self, end: int) -> None:
-        """Handle the closing marker: held tool calls up to position `end` were part of the reasoning and are emitted as
-        such.
+        """Handle the closing marker of the reasoning: emit the held text up to position `end`, with tool calls in it,
+        as reasoning.
         """
         if self._held_from is not None:
             self._emit(Reasoning(self._text.between(self._held_from, end)))

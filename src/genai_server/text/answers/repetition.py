@@ -9,8 +9,9 @@ _EVERY = 16
 
 @dataclass(frozen=True)
 class RepetitionRule:
-    """The repetition that ends an answer: a sequence of tokens that occurs `min_count` times in a row, `min_tokens`
-    in all.
+    """The repetition that ends an answer: a sequence of tokens that occurs at least `min_count` times in a row.
+
+    The sequence has `min_pattern` to `max_pattern` tokens, and all its occurrences together at least `min_tokens`.
     """
 
     # Length in tokens of what is repeated.
@@ -39,8 +40,8 @@ IN_THOUGHTS_AND_CALLS = RepetitionRule(1, 256, 8, min_tokens=512)
 class RepetitionDetector:
     """Checks one answer for repetition while it is generated.
 
-    With a rule in the request, the whole answer is checked with this rule; otherwise only reasoning and tool calls are
-    checked, with the rule `IN_THOUGHTS_AND_CALLS`.
+    With a rule, which a request may have, the whole answer is checked with this rule. Without one, only reasoning and
+    tool calls are checked, with the default rule IN_THOUGHTS_AND_CALLS.
     """
 
     def __init__(self, rule: RepetitionRule | None) -> None:

@@ -39,11 +39,10 @@ _GBNF_ROOT = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
 def find_opaque_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Return the tokens, as a map from text to id, that no text in a grammar matches. `tokenizer` is a parsed
-    tokenizer.json.
+    """Return the token ids, keyed by text, of the tokens that literals and expressions in a grammar never match.
 
-    In llguidance, these are all added tokens that are marked as special or have the form <…>. A grammar must refer to
-    them by id.
+    `tokenizer` is a parsed tokenizer.json. In llguidance, these are all added tokens that are marked as special or have
+    the form <…>. A grammar must refer to them by id.
     """
     return {
         token["content"]: token["id"]
@@ -97,7 +96,7 @@ def _with_texts(source: str) -> str:
 def arguments(schema: Mapping[str, Any], *, param: str) -> str:
     """Return a grammar for JSON that matches the schema of a tool's arguments.
 
-    Raises InvalidField like `json_schema`.
+    Raises InvalidField, naming `param`, if the schema, or a Lark grammar in it, cannot be enforced.
     """
     if (source := lark_of_text(schema)) is None:
         return json_schema(schema, param=param)
@@ -165,8 +164,9 @@ def tool_calls(
 ) -> str:
     """Return a grammar for one tool call (one or more if `parallel`) and no other text.
 
-    AnswerParser recognizes these calls, and their arguments match the tools' parameters. Raises InvalidField if the
-    parameters of a tool do not describe an object.
+    The calls are in the model's `tool_format`, and their arguments match the tools' parameters. `opaque_tokens` maps
+    markers that are special tokens to token ids. Raises InvalidField if the parameters of a tool do not describe an
+    object.
     """
     _check_parameters(tools)
     rules = [tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens), "start: calls"]
@@ -184,12 +184,13 @@ def text_and_calls(
     reasoning: ReasoningFormat | None = None,
     state: ReasoningState = ReasoningState.BEFORE,
 ) -> str:
-    """Return a grammar for free text, or tool calls as in `tool_calls`, each optionally after reasoning.
+    """Return a grammar for free text or calls of the given tools, optionally after reasoning in the format `reasoning`.
 
-    Text and calls may both occur if the format has a marker before calls. The text cannot contain the beginning of a
-    call, so AnswerParser finds no calls that the grammar has not checked; neither can the text begin like reasoning.
-    Without `parallel`, nothing follows a call. Where the prompt has closed the reasoning, the answer may open it again.
-    Raises InvalidField like `tool_calls`.
+    Text and calls may both occur if the tool format has a marker before calls. The text cannot contain the beginning of
+    a call, so AnswerParser finds no calls that the grammar has not checked; neither can the text begin like reasoning.
+    Without `parallel`, nothing follows a call. `state` says whether the prompt has opened or closed the reasoning; an
+    answer may open closed reasoning again. `opaque_tokens` maps markers that are special tokens to token ids. Raises
+    InvalidField if the parameters of a tool do not describe an object.
     """
     _check_parameters(tools)
     opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
@@ -222,7 +223,10 @@ def text_and_calls(
 
 
 def _opening(opening: str, before: str, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
-    """Return the rule for the marker that opens tool calls, after text that matches the terminal `before`."""
+    """Return the Lark rule `opening`, with `suffix` after its name, for the marker that opens tool calls.
+
+    The rule also matches the text before the marker, with the terminal `before`.
+    """
     lazy = "" if opening in opaque_tokens else "[lazy]"
     return f"opening{suffix}{lazy}: {before} {marker(opening, opaque_tokens)}"
 
@@ -313,7 +317,7 @@ def _check_parameters(tools: Sequence[Tool]) -> None:
 
 
 def is_object(schema: Mapping[str, Any] | None) -> bool:
-    """Whether the `type` of a schema permits objects. None stands for a tool without parameters."""
+    """Whether the `type` of a schema permits objects. True without a type, and for None (a tool without parameters)."""
     kinds = (schema or {}).get("type", "object")
     return kinds == "object" or "object" in (kinds if isinstance(kinds, list) else ())
 

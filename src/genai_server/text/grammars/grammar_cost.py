@@ -77,9 +77,9 @@ def _digits(number: str) -> int:
 
 
 class _Joins:
-    """Checks the schemas that `allOf` and `$ref` combine, since the compiler processes each combination anew.
+    """Checks the sizes of schemas that `allOf` and `$ref` combine, since the compiler processes each combination anew.
 
-    Limits the number of combined schemas and of combined patterns. The constructor raises InvalidField, naming `param`.
+    Limits how many schemas and how many patterns are combined. The constructor raises InvalidField, naming `param`.
     """
 
     def __init__(self, schema: Any, *, param: str) -> None:
@@ -90,7 +90,11 @@ class _Joins:
         self._visit(schema)
 
     def _visit(self, value: Any) -> tuple[int, frozenset[str]]:
-        """Return the number of schemas within a value and their patterns, including what references lead to."""
+        """Return the number of schemas within a value and the set of their patterns, including schemas that are
+        referred to.
+
+        Raises InvalidField if a combination within the value is too large.
+        """
         number, patterns = 0, frozenset[str]()
         if isinstance(value, dict):
             number = 1
@@ -142,8 +146,8 @@ class _Joins:
 def target(schema: Any, reference: str) -> Any:
     """Return the part of a schema that a local reference such as `#/$defs/NAME` refers to.
 
-    Other references are refused although the compiler supports them, because their targets could not be checked. Raises
-    InvalidField without the name of a field.
+    Raises InvalidField, without the name of a field, if the reference is not local or leads to nothing. The compiler
+    would support other references, but their targets could not be checked.
     """
     value = schema
     try:

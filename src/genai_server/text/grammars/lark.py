@@ -104,8 +104,8 @@ def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
 def fits(schema: Mapping[str, Any]) -> str:
     """Return the Lark expression for JSON that matches a schema.
 
-    If the schema has a Lark grammar for a tool's only argument (see `lark_of_text`), the expression contains that
-    grammar in the form that `lifted` reads.
+    If the schema is that of a custom tool with a Lark grammar (see `lark_of_text`), the expression contains this
+    grammar as quoted text, which `lifted` later replaces by a reference.
     """
     if (source := lark_of_text(schema)) is not None:
         (name,) = schema["properties"]
@@ -128,9 +128,10 @@ def lark_of_text(schema: Mapping[str, Any] | None) -> str | None:
 
 
 def lifted(source: str) -> tuple[str, dict[str, str]]:
-    """Replace the grammars that `fits` has nested in Lark rules by references.
+    """Replace the Lark grammars of custom tools, which `fits` has written into Lark rules, by references.
 
-    Returns the rules, and the nested grammars keyed by the names that the references use.
+    Returns the rules, and the nested grammars, rewritten for text within JSON strings, keyed by the names in the
+    references.
     """
     nested: dict[str, str] = {}
 

@@ -48,7 +48,7 @@ _PLAIN_COMMON = frozenset(
 
 
 def in_json(source: str, *, param: str) -> str:
-    """Return a grammar for the text as it appears between the quotes of a JSON string.
+    """Return a Lark grammar for the texts that `source` matches, as they appear between the quotes of a JSON string.
 
     Raises InvalidField, naming `param`, for syntax that is not supported.
     """
@@ -63,8 +63,8 @@ def in_json(source: str, *, param: str) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of a rule in two forms: for use within one lexeme (`text`), and within a rule of several
-    (`in_rule`).
+    """A piece of a rule in two forms: `text` for use within one lexeme, `in_rule` for use in a rule of several
+    lexemes.
     """
 
     text: str
@@ -90,7 +90,8 @@ class _Statement:
     def rewritten(self, with_escapes: Iterable[str], ignored: Iterable[str]) -> Iterator[str]:
         """Yield the lines of the rewritten statement.
 
-        `with_escapes` are the terminals that become rules, `ignored` those that %ignore statements name.
+        `with_escapes` are the names of terminals that become rules, `ignored` the names of terminals in %ignore
+        statements.
         """
         whole = "".join(part.text for part in self.parts)
         if self.imported or not self.head:

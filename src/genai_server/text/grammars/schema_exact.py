@@ -60,7 +60,10 @@ def _inner(value: Any, change: Callable[[Schema, Schema], Schema]) -> Any:
 
 
 class _Exact:
-    """Rewrites one schema, and records which keywords the schema contains for checks of the whole."""
+    """Rewrites one schema for exact enforcement, and checks keywords that cannot be judged within a part of the schema.
+
+    `whole` is the rewritten schema. The constructor raises InvalidField, without the name of a field.
+    """
 
     def __init__(self, schema: Schema) -> None:
         self._visited: set[int] = set()
@@ -92,7 +95,11 @@ class _Exact:
         return written
 
     def _record(self, schema: Schema) -> None:
-        """Record what must be checked for the schema as a whole: control characters, multiples and references."""
+        """Record what a part of the schema contains and the constructor checks for all parts together at the end.
+
+        This concerns control characters in texts, `multipleOf` values, references, and objects with keys that are not
+        named.
+        """
         self.has_controls |= any(_has_controls(schema[key]) for key in ("enum", "const") if key in schema)
         if (factor := multiple(schema.get("multipleOf"))) is not None:
             self._multiples.add(factor)
@@ -134,7 +141,7 @@ def relaxed(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
 
 
 class _Relaxing:
-    """Relaxes one schema and records the keywords that it leaves out."""
+    """Relaxes one schema: leaves out keywords that cannot be enforced exactly, and records these in `left_out`."""
 
     def __init__(self, whole: Schema) -> None:
         self.whole = whole
@@ -142,7 +149,9 @@ class _Relaxing:
         self._steps = [*keyword_steps(whole), (frozenset({"$ref"}), self._reference)]
 
     def change(self, _: Schema, written: Schema) -> Schema:
-        """Return a schema without those of its keywords that cannot be enforced exactly."""
+        """Return the schema `written`, whose inner schemas are already relaxed, without keywords that cannot be
+        enforced exactly.
+        """
         written = without_effect(written)
         for words, step in self._steps:
             if keywords := words & written.keys():

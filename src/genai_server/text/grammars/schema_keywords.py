@@ -110,9 +110,10 @@ def _multiple(schema: Schema) -> Schema:
 
 
 def _min_properties(schema: Schema) -> Schema:
-    """Check `minProperties`.
+    """Check `minProperties` and return the schema unchanged. Raises InvalidField if the number cannot be enforced.
 
-    llguidance cannot guarantee that keys which the schema does not name differ, so only one of them can be required.
+    llguidance cannot guarantee that keys which the schema does not name differ, so at most one such key can be
+    required.
     """
     minimum, required = schema["minProperties"], schema.get("required")
     if not isinstance(minimum, int) or (
@@ -153,7 +154,7 @@ def _dependencies(schema: Schema) -> Schema:
 def _one_of(whole: Schema, schema: Schema) -> Schema:
     """Rewrite `oneOf` as `anyOf`, which is equal if no value matches two alternatives.
 
-    Raises InvalidField otherwise.
+    References in the alternatives lead to parts of `whole`. Raises InvalidField if a value may match two alternatives.
     """
     branches = schema["oneOf"]
     if not isinstance(branches, list) or not are_disjoint(branches, whole):
@@ -234,7 +235,10 @@ def are_disjoint(branches: Sequence[Any], whole: dict[str, Any]) -> bool:
 
 
 def _meant(branch: Any, whole: dict[str, Any]) -> Any:
-    """Return the schema that a branch refers to if the branch is only a reference, else the branch itself."""
+    """Return the schema in `whole` that `branch` refers to if `branch` is only a reference, else `branch` itself.
+
+    Returns {}, which allows everything, if the reference leads to nothing or to too many further references.
+    """
     for _ in range(_DEEPEST):
         if not isinstance(branch, dict) or set(branch) != {"$ref"} or not isinstance(branch["$ref"], str):
             return branch

@@ -92,8 +92,9 @@ def multiple(value: Any) -> tuple[int, int] | None:
 
 
 def check_together(multiples: set[tuple[int, int]]) -> None:
-    """Raise InvalidField if the least common multiple of `multipleOf` values, from `multiple`, could be too
-    large.
+    """Raise InvalidField if the least common multiple of several `multipleOf` values could be too large for llguidance.
+
+    Each value is given as its digits and its number of decimal places: (25, 2) for 0.25.
     """
     max_places = max((places for _, places in multiples), default=0)
     if (
@@ -205,7 +206,9 @@ def _meant(value: Number) -> Decimal:
 
 
 def _is_held(value: Number) -> bool:
-    """Whether a number equals its nearest double, and that double's shortest notation."""
+    """Whether llguidance stores a number unchanged: it equals the nearest double, and this double's shortest
+    notation.
+    """
     if isinstance(value, float) and (not math.isfinite(value) or not _is_read(value)):
         return False
     if abs(value) < _EXACT:

@@ -128,7 +128,9 @@ class _Pattern:
     def _escape(self, *, within: bool) -> tuple[str, str]:
         """Read an escape after its backslash. Returns the kind and the text of the escape.
 
-        The kinds are "char", "class" and "property", which may occur within brackets, and "as it is".
+        The kinds are "char" (one character), "class" (the members of a class such as all digits), "property" (a Unicode
+        property) and "as it is" (an escape that is not translated). `within` says that the escape stands within
+        brackets.
         """
         if code := _CODE.match(self._text, self._position):
             self._position = code.end()

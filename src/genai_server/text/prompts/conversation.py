@@ -138,7 +138,7 @@ def _with_plain_fields(message: Message, number: int) -> dict[str, Any]:
 
 
 class _Conversion:
-    """Converts one conversation."""
+    """Converts one conversation to messages that a template with the given traits writes, and notes what it changes."""
 
     def __init__(self, traits: TemplateTraits, continued: int | None) -> None:
         self._traits = traits
@@ -228,9 +228,10 @@ class _Conversion:
             del written[0]
 
     def _in_place(self, turn: _Turn) -> _Turn:
-        """Return a later system or developer message in the form in which the template writes it.
+        """Return a message that follows other messages, in the form in which the template writes it there.
 
-        Others stay unchanged.
+        This concerns system and developer messages, some of which become messages of the user. Other messages stay
+        unchanged.
         """
         if turn.role not in _INSTRUCTIONS:
             return turn

@@ -65,7 +65,7 @@ class PromptWriter:
         self._guard = SpecialTokenGuard(special_tokens, constants)
 
     def reads(self, name: str) -> bool:
-        """Whether any of the templates reads a variable."""
+        """Whether any of the templates reads the variable `name`."""
         return any(name in template.variables for template in self._templates.values())
 
     @property

@@ -62,9 +62,10 @@ class SpecialTokenGuard:
             return self._covered(value)
 
     def cover_messages(self, messages: Iterable[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
-        """Return messages covered like values in `cover`, except for the first and last characters of their roles.
+        """Return messages whose texts are changed as in `cover`. Of a role, only the first and last characters may be
+        changed.
 
-        Templates may assemble special tokens of the roles.
+        Templates may assemble special tokens from roles. Raises InvalidField, naming `param`, like `cover`.
         """
         with blaming(param):
             return [
@@ -148,7 +149,11 @@ class SpecialTokenGuard:
         return pieces
 
     def _builds_tokens(self, constants: Collection[str]) -> bool:
-        """Whether a constant of the template contains key characters of a special token, but not the whole token."""
+        """Whether the template may assemble a special token around a variable.
+
+        This is so if one of its constants contains a part of a special token, but not the whole, with one of the
+        characters that are replaced in texts.
+        """
         heads = tuple(filter(self._has_key, _heads(self._tokens)))
         tails = tuple(filter(self._has_key, _tails(self._tokens)))
         whole = "\0".join(self._tokens)

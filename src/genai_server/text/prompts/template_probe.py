@@ -74,7 +74,8 @@ def probe(
 ) -> TemplateTraits:
     """Return what a template writes of conversations with or without tools.
 
-    `tool_format` and `image_marker` have the same meaning as in PromptWriter.
+    `tool_format` is the format of calls that the template cannot write itself, `image_marker` the text for an image
+    that the template cannot write.
     """
     return _Probe(template, tool_format, image_marker, with_tools=with_tools).traits()
 
@@ -84,7 +85,7 @@ class _TooLong(Exception):
 
 
 class _Probe:
-    """Probes one template."""
+    """Finds the traits of one template."""
 
     def __init__(
         self, template: ChatTemplate, tool_format: ToolFormat | None, image_marker: str, *, with_tools: bool
@@ -102,7 +103,7 @@ class _Probe:
         self._end = time.thread_time() + _MAX_SECONDS
 
     def traits(self) -> TemplateTraits:
-        """Answer all questions about the template and return the result."""
+        """Find out all traits of the template and return them; the initial traits if rendering takes too long."""
         try:
             self._place_tools()
             simple = ([_user("useran")], [_system(), _user("useran")])
@@ -272,9 +273,10 @@ class _Probe:
         self._decide("names", ([named], ["namean", "useran"]), is_ordered=False)
 
     def _reasoning(self) -> None:
-        """Find out in which message field the template reads reasoning.
+        """Find out in which message field the template reads the reasoning of an assistant message, and what it writes
+        after it.
 
-        Some templates write it only while reasoning is on.
+        Some templates write reasoning only while reasoning is turned on, so both cases are tried.
         """
         one, two = _user("useran"), _user("userbe")
         result = _result("resultan", "valuean")
@@ -330,7 +332,11 @@ class _Probe:
         return next((name for name in names if self._rendered([_user("useran")], {variable: name}) is not None), None)
 
     def _decide(self, trait: str, *cases: Case, is_ordered: bool = True) -> None:
-        """Set a boolean trait to true if the template then writes the markers of all cases, else to false."""
+        """Set a boolean trait to true if the template then writes the markers of all cases (messages, markers), else to
+        false.
+
+        The markers of a case must appear in the given order if `is_ordered`.
+        """
         self._choose([{trait: True}, {trait: False}], *cases, is_ordered=is_ordered)
 
     def _choose(
@@ -339,8 +345,10 @@ class _Probe:
         *cases: Case,
         is_ordered: bool = True,
     ) -> None:
-        """Set the traits of the first option under which the template writes the markers of all cases, else of
-        the last option.
+        """Set the traits of the first option under which the template writes the markers of all cases (messages,
+        markers).
+
+        If there is none, the traits of the last option are set. Markers must appear in the given order if `is_ordered`.
         """
         for option in options:
             before, self._traits = self._traits, replace(self._traits, **option)

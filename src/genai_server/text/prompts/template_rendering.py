@@ -25,7 +25,9 @@ _WITHIN_WORD = re.compile(r"(?<=\w)(?=\w)")
 
 
 class Rendered(NamedTuple):
-    """A template's output for covered messages, and the indexes of the messages whose reasoning it contains."""
+    """A template's output, in which special tokens of messages are still replaced, and the indexes of the messages
+    whose reasoning the output contains.
+    """
 
     text: str
     with_reasoning: set[int]
@@ -54,9 +56,11 @@ class TemplateRendering:
         *,
         suffix: str = "",
     ) -> Rendered:
-        """Render messages that conversation.py has converted, with `suffix` appended to the last content.
+        """Render messages that conversation.py has converted, with `suffix` appended to the content of the last
+        message.
 
-        Raises InvalidField if a value cannot be rendered, and TemplateRefusal if the template refuses the messages.
+        `traits` says in which form the template reads calls, tools and reasoning. Raises InvalidField if a value cannot
+        be rendered, and TemplateRefusal if the template refuses the messages.
         """
         num_given = len(messages)
         if tools:
@@ -108,7 +112,11 @@ def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, res
 
 
 def _with_types_of_parts(covered: dict[str, Any], original: Message) -> dict[str, Any]:
-    """Return a covered message with the original `type`s of its content parts, because templates compare them."""
+    """Return a message, whose special tokens have been replaced, with the `type`s that the content parts of `original`
+    have.
+
+    Templates compare types, so these must not be replaced.
+    """
     if not isinstance(parts := original["content"], list):
         return covered
     types = [part["type"] for part in parts]
@@ -119,8 +127,9 @@ def _with_types_of_parts(covered: dict[str, Any], original: Message) -> dict[str
 
 
 def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return a message in which each image and audio clip is replaced by a mark, if the template supports none of
-    them.
+    """Return a message whose content is one text, with a mark for each image and audio clip.
+
+    The message stays unchanged if the template supports one of them, as its constants `known` show, or without parts.
     """
     if not isinstance(parts := message["content"], list):
         return message

@@ -76,13 +76,13 @@ class ThinkingVariables:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all template variables about reasoning, including the names under which clients send the
-        switch.
+        """The names of all template variables that control reasoning, and the names by which clients turn reasoning on
+        or off.
         """
         return frozenset({*self.switch_on, self.effort, *THINKING_NAMES})
 
     def variables(self, effort: str) -> ChosenEffort | None:
-        """Return the variables that set an effort, or the nearest effort that the template supports.
+        """Return the variables that set a reasoning effort, or the nearest effort that the template supports.
 
         None if no effort changes the prompt.
         """
@@ -100,7 +100,7 @@ class ThinkingVariables:
 
 @dataclass(frozen=True)
 class TemplateTraits:
-    """What a template writes.
+    """Which parts of a conversation a chat template writes, and in which form it needs them.
 
     The defaults describe a template that writes everything in its original place and form.
     """

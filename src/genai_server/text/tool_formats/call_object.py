@@ -20,7 +20,9 @@ CALL_KEYS = ("name", *_ARGUMENTS, *_IGNORED)
 
 
 def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read at least one call in a JSON array, or one call without array. Returns like `ToolFormat.read_calls`."""
+    """Read at least one call in a JSON array, or one call without array. Returns whether the text was a list of
+    calls.
+    """
     if (yield from text.skip_space()) != "[":
         return (yield from read_call_object(text, calls))
     return (yield from read_list(text, calls, read_call_object))
@@ -29,7 +31,7 @@ def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
 def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
     """Read one tool call, a JSON object with the function's name and arguments, and emit it.
 
-    Returns like `ToolFormat.read_calls`.
+    Returns whether the text was such a call.
     """
     yield from text.skip_space()
     if not (yield from text.take("{")):
@@ -60,7 +62,11 @@ class _Call:
         self._is_emitted = False
 
     def read_member(self, key: str) -> Reader[bool]:
-        """Read the value of a member and emit what it completes. Returns whether the object can still be a call."""
+        """Read the value of the object's member `key`, and emit the arguments if this is their value and the name is
+        known.
+
+        Returns whether the object can still be a call.
+        """
         if key == "name" and not self._named:
             name = yield from _read_text(self._text)
             if name not in self._calls.names:
@@ -73,7 +79,9 @@ class _Call:
         return key in _IGNORED and (yield from read_value(self._text))
 
     def finish(self) -> bool:
-        """Handle the end of the object and emit what is left. Returns whether the object was a call."""
+        """Handle the end of the object: emit arguments that have not been emitted. Returns whether the object was a
+        call.
+        """
         if not self._named:
             return False
         if not self._is_emitted:
@@ -97,7 +105,7 @@ class _Call:
 def read_arguments(text: Lookahead, calls: Calls) -> Reader[bool]:
     """Read the arguments of the open call, a JSON object, emit them and end the call.
 
-    Returns like `ToolFormat.read_calls`.
+    Returns whether the text was a JSON object.
     """
     if (yield from text.skip_space()) != "{" or not (yield from _emit_value(text, calls)):
         return False
@@ -135,9 +143,10 @@ def _read_text(text: Lookahead) -> Reader[str | None]:
 
 
 def _object_text(value: str) -> str | None:
-    """Return the arguments as the text of a JSON object. They may be an object, a string that contains one, or null.
+    """Return the arguments of a call as the text of a JSON object.
 
-    None if a string contains no object.
+    `value` is valid JSON: an object, null (no arguments), or a string that contains an object. None if the string
+    contains no object.
     """
     if value == "null":
         return "{}"

@@ -60,7 +60,12 @@ class Header(NamedTuple):
 
 
 class Harmony(ToolFormat):
-    """The tool call format of gpt-oss. The module docstring describes it."""
+    """The tool call format of gpt-oss: a message on the channel `commentary` to the recipient `functions.NAME`.
+
+        <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
+
+    Text for the user and reasoning are messages, too, which `read_messages` reads.
+    """
 
     name = "harmony"
     shown_tokens = MARKERS

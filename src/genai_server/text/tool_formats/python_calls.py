@@ -81,7 +81,7 @@ class MarkedPython(ToolFormat):
 def read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
     """Read one tool call in Python notation and emit each argument when it is complete.
 
-    Returns like `ToolFormat.read_calls`.
+    Returns whether the text was such a call.
     """
     yield from text.skip_space()
     name = yield from text.take_all(_NAME)
@@ -159,11 +159,12 @@ def lark_python_calls(tools: Sequence[Tool], *, before_first: str = "") -> str:
 
 
 def _lark_arguments(number: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return the Lark rules for the rest of a call after its opening parenthesis. The rules' names contain `number`.
+    """Return the Lark rule `call_NUMBER`, for the rest of a call after its opening parenthesis, with the rules that it
+    uses.
 
-    Arguments appear in the order of the schema's properties. `first_i` matches what may follow from the i-th argument
-    on if no argument came before, `rest_i` if one did. If the schema cannot be split by properties, the arguments are a
-    dictionary after `**`.
+    Arguments appear in the order of the schema's properties. `first_NUMBER_I` matches what may follow from the argument
+    with index I on if no argument came before, `rest_NUMBER_I` if one did. If the schema cannot be split by properties,
+    the arguments are a dictionary after `**`.
     """
     head = f"call_{number}:"
     if schema == ANY_OBJECT:

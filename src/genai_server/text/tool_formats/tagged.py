@@ -113,8 +113,9 @@ class Tagged(ToolFormat):
         return True
 
     def _read_argument(self, text: Lookahead, whole: Mapping[str, Any]) -> Reader[str | None]:
-        """Read an argument. Returns its name and value as the text of a JSON member, None if there is no
-        argument.
+        """Read an argument and return it as the text of a JSON member, `"NAME": VALUE`; None if there is no argument.
+
+        `whole` is the JSON schema of all arguments, which determines the type of the value.
         """
         if not (yield from text.take(self.before_key.strip())):
             return None

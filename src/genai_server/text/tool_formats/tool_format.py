@@ -100,8 +100,10 @@ class ToolFormat(ABC):
         """
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        """Return llguidance Lark rules that start with `calls`, composed of those from `lark_calls` and
-        `lark_called`.
+        """Return llguidance Lark rules that start with `calls`: one call or, if `parallel`, one or more calls of the
+        given tools.
+
+        The rules are those of `lark_calls` and `lark_called`.
         """
         calls = self.lark_calls(parallel=parallel, opaque_tokens=opaque_tokens)
         return f"{calls}\n{self.lark_called(tools, opaque_tokens)}"
@@ -221,7 +223,10 @@ def write_json(value: Any) -> str:
 
 
 def read_list(text: Lookahead, calls: Calls, read_call: Callable[[Lookahead, Calls], Reader[bool]]) -> Reader[bool]:
-    """Read at least one call in brackets, separated by commas. Returns like `ToolFormat.read_calls`."""
+    """Read at least one call in brackets, separated by commas. `read_call` reads and emits one call.
+
+    Returns whether the text was such a list.
+    """
     if not (yield from text.take("[")):
         return False
     while (yield from read_call(text, calls)):
