@@ -175,14 +175,14 @@ class RunningAnswer(Answer):
         return self._stream.take()
 
     def _ends_with(self, token: int) -> bool:
-        """Whether the answer ends with this token, which was just added to its text."""
+        """Whether the answer ends with the token `token`, which was just added to the answer's text."""
         if self._repetition is not None:
             self._repeats = self._repetition.repeats(token, is_within=self._text.is_within)
         return self._is_ended
 
     @property
     def _is_ended(self) -> bool:
-        """Whether the text has ended, by a stop string or repetition, which the engine may not know yet."""
+        """Whether a stop string or repetition has ended the text. The engine may then still be generating."""
         return self._text.is_stopped or self._repeats
 
     @property
@@ -262,7 +262,9 @@ class RunningAnswer(Answer):
         return Piece(parts, tokens)
 
     async def _echoed(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
-        """The first piece of an answer with `echo`: the prompt, followed by these parts and tokens."""
+        """The first piece of an answer to a request with `echo`: the prompt, followed by the given parts and scored
+        tokens.
+        """
         echo, self._echo = self._echo, None
         assert echo is not None
         scored = await asyncio.to_thread(
@@ -314,7 +316,7 @@ class Generation:
                 reader.cancel()
 
     async def whole(self) -> list[WholeAnswer]:
-        """Read all answers to their ends. Raises GenerationFailed."""
+        """Read all answers to their ends and return them in order. Raises GenerationFailed if one of them fails."""
         found = [WholeAnswer() for _ in self.answers]
         async for index, _, piece in self.pieces():
             if piece is not None:
@@ -337,7 +339,7 @@ class Generation:
         return replace(found, audio=tokens) if self.medium is Medium.AUDIO else replace(found, images=tokens)
 
     def metrics(self) -> dict[str, Any]:
-        """Metrics of the first answer with six digits, in the format of generation.parameters.base.Metrics."""
+        """Metrics of the first answer, in the format of generation.parameters.base.Metrics, rounded to six digits."""
         answer = self.answers[0]
         profiled = {"profiled_tokens": answer.num_profiled} if answer.num_profiled else {}
         return {**_rounded(msgspec.to_builtins(answer.timings())), "model": self.model, **profiled}

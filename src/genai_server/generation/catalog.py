@@ -105,9 +105,9 @@ class Catalog:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator["Catalog"]:
-        """Context in which the catalog follows the changes that the supervisor reports.
+        """Context in which the catalog follows the changes that the supervisor reports. The value is the catalog.
 
-        It begins once the tokenizers and templates of all loaded models have been read.
+        The block begins once the tokenizers and templates of all loaded models have been read.
         """
         await self._supervisor.ready()
         self._update()
@@ -128,9 +128,9 @@ class Catalog:
         return self._supervisor.status.models
 
     async def check_text(self, path: str, devices: Sequence[str], chat_template: str) -> None:
-        """Read the tokenizer and chat template of a model that is not served yet, to check them.
+        """Read the tokenizer and chat template of the model directory `path`, which is not served yet, to check them.
 
-        Raises ConfigurationError.
+        Raises ConfigurationError if one of them cannot be used.
         """
         await read_files(path, partial(self._load_text, path, devices, chat_template))
 
@@ -253,7 +253,7 @@ class Catalog:
         return [engine for served in having or loaded for engine in served.router.select(device)]
 
     async def serving(self, chosen: ChosenModel, seconds: float) -> tuple[ChosenModel, ServedModel]:
-        """The chosen model once it is served. A model that is loaded on demand is loaded first, within these seconds.
+        """The chosen model once it is served. A model that is loaded on demand is loaded first, within `seconds`.
 
         After waiting, the choice is made again, because the adapter may have been unloaded. Raises QueueFull,
         NoEngineReady or ModelsBusy if the model is not served in time, and ModelNotFound if it was removed.
@@ -359,7 +359,8 @@ def _forms(name: str | None) -> list[str]:
 def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
     """The model with exactly this name or alias; None if there is none.
 
-    The former default name means the first model, unless a model has that name, or one takes any name.
+    The name FORMER_DEFAULT, which old clients send, stands for the first model, unless a model has this name, or a
+    model has the alias `*`, which takes any name.
     """
     found = next((about for about in models if name == about.name or name in about.aliases), None)
     if found is None and name == FORMER_DEFAULT and not any(ANY_NAME in about.aliases for about in models):

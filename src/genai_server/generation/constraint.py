@@ -50,8 +50,8 @@ class Constraint:
     async def check(self, complain: Complain) -> frozenset[str]:
         """Compile the grammar. Returns the names of the parts that must be relaxed first; empty if it compiles.
 
-        `complain` compiles a grammar and returns an error message or None. Raises InvalidField with that message if the
-        constraint is promised, and what `complain` raises.
+        `complain` compiles a grammar and returns an error message or None; its own errors are passed on. Raises
+        InvalidField with the message if the grammar of a constraint that the request demands does not compile.
         """
         try:
             await self._check(complain)
@@ -67,7 +67,9 @@ class Constraint:
             return frozenset({self.name})
 
     async def _compiles(self, complain: Complain) -> bool:
-        """Whether the grammar of a part compiles. Raises InvalidField if it is promised but does not."""
+        """Whether the grammar of this part compiles. Raises InvalidField if it does not, and the request demands the
+        constraint.
+        """
         try:
             await self._check(complain)
         except InvalidField:
@@ -121,7 +123,8 @@ class ChatConstraint:
         self._best_effort = best_effort
 
     def build(self, tools: list[GivenTool], state: ReasoningState) -> Constraint | None:
-        """The constraint of an answer that begins in this state of reasoning and may call `tools`; None without any.
+        """The constraint of an answer that begins in the reasoning state `state` and may call `tools`; None if nothing
+        is required.
 
         Raises InvalidField if no grammar can be built.
         """
@@ -172,7 +175,12 @@ class ChatConstraint:
         return Constraint(built, field, _SCHEMA, is_promised=is_promised or field in self._loose, name=field)
 
     def _part(self, index: int, tool: GivenTool, *, asks: bool) -> tuple[Tool, Constraint]:
-        """A function and the constraint of its arguments. `asks` says whether the request demands a call or format."""
+        """The function of a tool, and the constraint of the function's arguments. `index` is the tool's index in the
+        request.
+
+        `asks` says whether the request demands a tool call or a format, so that the arguments must match their schema
+        even if it is not strict. Raises InvalidField if the arguments cannot be constrained.
+        """
         function = tool.function
         parameters: Mapping[str, Any] | None = function.parameters
         is_promised = bool(function.strict) or (asks and not self._best_effort)
@@ -196,10 +204,11 @@ class ChatConstraint:
         )
 
     def _relaxed(self, schema: Mapping[str, Any], name: str, field: str | None) -> Mapping[str, Any]:
-        """The supported part of a schema. Keywords that are dropped are recorded with the field, if one is given.
+        """The part of a schema that can be enforced. `name` is the name of the function or field with the schema.
 
-        Raises InvalidField for a response format that is not a schema. A tool whose parameters are not a schema accepts
-        any value, so that the other tools can be used.
+        Keywords that are dropped are recorded with `field`, unless it is None. Raises InvalidField for a response
+        format that is not a schema. A tool whose parameters are not a schema accepts any value, so that the other tools
+        can be used.
         """
         found, left_out = any_value(schema), [EVERYTHING]
         try:
@@ -255,7 +264,11 @@ def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
 
 
 def _schema(given: Any) -> dict[str, Any]:
-    """A schema as a dictionary; it may be given as JSON text. `true` allows any value, `false` none."""
+    """The value `given` of the field `json`, a schema or its JSON text, as a dictionary. True allows any value, false
+    none.
+
+    Raises InvalidField for any other value.
+    """
     field = f"{_STRUCTURE}.json"
     if isinstance(given, str):
         try:
@@ -271,7 +284,7 @@ def _schema(given: Any) -> dict[str, Any]:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Context that adds the field's name to errors without one."""
+    """Context that adds `field` as the field's name to InvalidField errors that name no field."""
     try:
         yield
     except InvalidField as error:

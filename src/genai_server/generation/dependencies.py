@@ -106,7 +106,11 @@ class Deadline:
         self.seconds = float(limit)
 
     def tighten(self, seconds: float, *, param: str) -> None:
-        """Bring the deadline forward to the value of a field or header. Raises InvalidField beyond the limit."""
+        """Bring the deadline forward to `seconds` after the request began, if it is later.
+
+        Raises InvalidField, naming the field or header `param`, if the number is not positive or exceeds
+        GENAI_REQUEST_TIMEOUT.
+        """
         if not 0 < seconds <= self._limit:
             raise InvalidField(
                 param,
@@ -123,9 +127,10 @@ class Deadline:
         return max(0.0, self._began + self.seconds - self._clock())
 
     def require_end(self, reason: FinishReason | None) -> None:
-        """Check why the engine has ended a result that is of no use if it is partial.
+        """Return if the engine ended a result by itself; `reason` says why it ended. A partial result is of no use
+        here.
 
-        Raises DeadlinePassed, SessionTerminated and RequestCancelled if it did not end by itself.
+        Raises DeadlinePassed, SessionTerminated or RequestCancelled if something else ended the result.
         """
         match reason:
             case FinishReason.TIMEOUT:
@@ -191,19 +196,29 @@ class RequestContext:
 
     @property
     def owner(self) -> TaskOwner:
-        """The owner of the request's tasks in worker processes."""
+        """The request as the owner of tasks in worker processes, which serve API keys, and the requests of a key, in
+        turn.
+        """
         return TaskOwner(self.tenant, self.record.unique_id, self.low_priority)
 
     def requester(self, salt: str | None = None) -> Requester:
-        """The owner of something that is prepared for the request, with the cache salt for a body's `cache_salt`."""
+        """The requester of images and grammars that are prepared for the request: the owner of the tasks, and the cache
+        salt.
+
+        `salt` is the `cache_salt` in the body. Prepared images are shared only by requests with equal salts.
+        """
         return Requester(self.owner, self.cache_salt(salt))
 
     def answer_memory(self, salt: str | None) -> str:
-        """Name of the engine's memory of answers for a body's `cache_salt`. No two API keys ever have the same name."""
+        """Name of the store of earlier answers from which the engine takes draft tokens, for the `cache_salt` in the
+        body.
+
+        No two API keys ever have the same name, so no key's answers influence those of another.
+        """
         return _digest(salt, self.key_digest, b"earlier answers")
 
     def detach(self) -> ExitStack:
-        """Let the request count, and be recorded, until the result is closed.
+        """Keep the request counted as running, and its record open, until the returned stack is closed.
 
         This is for answers that outlive their HTTP response.
         """
@@ -213,13 +228,18 @@ class RequestContext:
         return counted
 
     async def run_while_connected(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work while the client is connected, as `while_connected` does. Returns the result of the work."""
+        """Await work while the client is connected and return the result of the work.
+
+        Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server stops.
+        """
         return await while_connected(work, self.receive)
 
     async def run_in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that needs no engine, while the client is connected and until the deadline. Returns its result.
+        """Await work that needs no engine, while the client is connected and until the deadline. Returns the result of
+        the work.
 
-        Raises DeadlinePassed, and the errors of `while_connected`.
+        Raises DeadlinePassed, ClientLeft as soon as the client has disconnected, and ServerStopping when the server
+        stops.
         """
 
         async def limited() -> T:
@@ -238,7 +258,7 @@ def _digest(salt: str | None, key_digest: bytes | None, purpose: bytes) -> str:
 
 @asynccontextmanager
 async def within(deadline: Deadline) -> AsyncGenerator[None]:
-    """Context that ends at the deadline, because its work may take long or wait. Raises DeadlinePassed."""
+    """Context whose work is cancelled at the deadline. Raises DeadlinePassed in this case."""
     try:
         async with asyncio.timeout(deadline.seconds_left):
             yield
@@ -320,8 +340,8 @@ async def choose_engine(services: Services, context: RequestContext, body: Engin
 
     Once the prompt is known, `choose_by_prompt` chooses between the model's engines again.
 
-    Returns both, with the model's data and tokenizer on the engine's device. Raises ServerDraining, ModelNotFound,
-    TaskUnsupported, InvalidField and Unavailable.
+    Returns the choice, the served model, the engine's client, and the model's data and tokenizer on the engine's
+    device. Raises ServerDraining, ModelNotFound, TaskUnsupported, InvalidField and Unavailable.
     """
     services.drain.require_open()
     chosen = services.models.choose_for(body.model, task)

@@ -30,7 +30,7 @@ class EngineAnswer:
 
 
 class SummedFigures(AnswerFigures):
-    """Figures for log, metrics and traces about a result of several engine requests: the sums of these."""
+    """Token counts and times of a result that takes several engine requests, summed up for log, metrics and traces."""
 
     def __init__(self, arrival: Arrival) -> None:
         # A finish reason or an error's code, once it has ended.
@@ -58,16 +58,18 @@ class SummedFigures(AnswerFigures):
             stream.close()
 
     def begin(self, stream: TokenStream, num_tokens: int) -> None:
-        """Record that an engine has accepted a request, of whose prompt `num_tokens` tokens count."""
+        """Record that an engine has accepted a request. `num_tokens` tokens of its prompt are added to the sum."""
         self._streams.add(stream)
         self._stopwatch.input_tokens += num_tokens
 
     def count(self, num_tokens: int) -> None:
-        """Record that tokens have arrived."""
+        """Record that `num_tokens` generated tokens have arrived."""
         self._stopwatch.count(num_tokens)
 
     def end(self, stream: TokenStream, num_counted: int = 0) -> None:
-        """Record the end of a request. The first `num_counted` tokens of its prompt do not count."""
+        """Record the end of a request. `num_counted` prompt tokens, which an earlier request has counted, are not
+        counted as cached.
+        """
         self._stopwatch.stop()
         self._streams.discard(stream)
         if (phases := stream.phases) is None:
@@ -83,9 +85,9 @@ class SummedFigures(AnswerFigures):
 class EngineRequests:
     """Runs the engine requests of one HTTP request, which is recorded once the first one is accepted.
 
-    `pick` returns the engine for the next requests. All requests for one recording go to the same engine, because that
-    one has encoded it. `param` is the field that errors name. Without `generates`, the generated tokens are not counted
-    as output of the HTTP request.
+    `pick` returns the engine for the next requests. All requests about one audio recording go to the same engine,
+    because that engine has encoded the audio. `param` is the field that errors name. Without `generates`, the generated
+    tokens are not counted as output of the HTTP request.
     """
 
     def __init__(
@@ -109,10 +111,11 @@ class EngineRequests:
         self._figures: SummedFigures | None = None
 
     async def run(self, request: GenerationRequest, *, num_counted: int = 0) -> EngineAnswer:
-        """Run a request to its end, with log probabilities.
+        """Run a request to its end and return what the engine has generated, with log probabilities.
 
-        The first `num_counted` tokens of its prompt are counted by an earlier request. A full queue refuses only the
-        first request; the others wait. Raises Unavailable, GenerationFailed, DeadlinePassed and RequestCancelled.
+        The first `num_counted` tokens of the prompt are left out of the token counts, because an earlier request has
+        counted them. A full queue refuses only the first request; the others wait. Raises Unavailable,
+        GenerationFailed, DeadlinePassed and RequestCancelled.
         """
         with self.noting_errors():
             stream = await self._submit(request)
@@ -120,7 +123,10 @@ class EngineRequests:
 
     @contextmanager
     def noting_errors(self) -> Iterator[None]:
-        """Context that records an error as the outcome of the HTTP request, unless more requests follow."""
+        """Context that records an error in the block as the outcome of the HTTP request, and passes the error on.
+
+        A later call of `finish` replaces the outcome.
+        """
         try:
             yield
         except GenaiServerError as error:

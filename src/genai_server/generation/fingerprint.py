@@ -28,9 +28,10 @@ _LIBRARIES = ("onnxruntime*.dist-info", "genai_server_native*.dist-info")
 
 
 def fingerprint(settings: Settings, about: ModelStatus) -> str:
-    """`fp_` and a hash of the model's files, the versions of the server and its libraries, and settings.
+    """The fingerprint of a model as it is served: `fp_` and a hash of what can affect answers.
 
-    Files are identified by name, size and modification time. Slow, so call it in a thread. Raises ConfigurationError.
+    This is the model's files (name, size and modification time), the versions of the server and its libraries, and
+    several settings. Slow, so call it in a thread. Raises ConfigurationError.
     """
     paths = [path for path in (*Path(about.path).glob("*"), Path(about.chat_template)) if path.is_file()]
     parts = {

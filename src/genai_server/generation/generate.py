@@ -174,7 +174,11 @@ async def _prepare(
     keeps_media: bool,
     only_complete_calls: bool,
 ) -> _Prepared:
-    """Make all that a request needs before an engine can take it. May have to wait for the work on other requests."""
+    """Encode the prompts of a request, resolve defaults, check the grammar, and build an engine request for each
+    answer.
+
+    May have to wait for the work on other requests. Raises InvalidField and other errors that refuse the request.
+    """
     chosen, served, codec = choice.chosen, choice.served, choice.codec
     num_per_prompt = body.n or 1
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
@@ -288,7 +292,11 @@ def _unprepared(
 def _answer_text(
     body: Body, codec: TextCodec, output_spec: OutputSpec, echo: EchoedPrompt | None, *, continues: bool
 ) -> AnswerText:
-    """The object that makes the text of one answer from its tokens. `echo` is the prompt before it, if echoed."""
+    """The object that makes the text of one answer from its tokens.
+
+    `echo` is the prompt that the answer repeats at its beginning, if any. `continues` says that the answer continues a
+    text.
+    """
     return AnswerText(
         codec.tokenizer.decoder(output_spec.shown_tokens, continues=continues),
         body.stop_strings,
@@ -320,10 +328,10 @@ def to_generation_request(
     exact: bool = False,
     low_priority: bool = False,
 ) -> GenerationRequest:
-    """The engine request for one prompt, with all defaults resolved. The arguments are fields of GenerationRequest.
+    """The engine request for one prompt, with all defaults resolved.
 
-    `exact` is the default of the body's field. Raises InvalidField and PromptTooLong, which name the field, the limit
-    and the given value.
+    `request_id`, `exact` and `low_priority` become fields of the result; a value of `exact` in the body takes
+    precedence. Raises InvalidField and PromptTooLong, which name the field, the limit and the given value.
     """
     source = "prompt" if isinstance(body, CompletionRequest) else "messages"
     limit, limited_by = model.max_length, model.limited_by

@@ -18,9 +18,9 @@ from genai_server.messages.generation_request import GenerationRequest
 
 @dataclass(frozen=True)
 class NextTokens:
-    """A question how likely some tokens are after a prompt.
+    """The question how likely each of the tokens `tokens` is after a prompt.
 
-    The prompt consists of `head`, which others may share, and `tail`.
+    The prompt consists of `head`, which the prompts of other questions may share, and `tail`.
     """
 
     head: EncodedPrompt
@@ -48,11 +48,11 @@ Logprobs = dict[int, float] | GenerationFailed
 
 
 class NextTokenScorer:
-    """Asks one engine for log probabilities, with at most as many prompts at a time as it runs at once.
+    """Asks one engine for log probabilities of next tokens, for many prompts of one HTTP request.
 
-    Next to requests of others there are fewer. So these prompts never fill the engine's queue, and each API key keeps
-    its share. The first prompt is read alone, so that the others find their common beginning in the cache. Must be
-    closed.
+    The engine gets at most as many of the prompts at a time as it runs at once, and fewer while it has requests of
+    other clients. So the prompts never fill the engine's queue, and each API key keeps its share. The first prompt is
+    processed alone, so that the others find their common beginning in the prefix cache. Must be closed.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class NextTokenScorer:
         return self._requests.usage
 
     async def run(self, asked: Sequence[NextTokens]) -> list[Logprobs]:
-        """The log probabilities for each prompt, in order.
+        """Return the log probabilities for each question, in order; in place of these the error of a question that
+        failed.
 
         Raises Unavailable if the first prompt is refused, DeadlinePassed, SessionTerminated and RequestCancelled.
         """
@@ -122,11 +123,11 @@ class NextTokenScorer:
         return found
 
     def _width(self, num_own: int) -> int:
-        """Maximum number of these prompts that the engine may have at a time, while it has `num_own` of them.
+        """Maximum number of this scorer's prompts that the engine may have at a time, while it has `num_own` of them.
 
-        Next to requests of others there are no more than those requests, but at least two, so that one is read while
-        another is on its way. Otherwise another client's stream would become as slow as if each question came from a
-        client of its own.
+        While the engine has requests of other clients, there are no more prompts than those requests, but at least two,
+        so that one is processed while another is on its way. Otherwise another client's stream would become as slow as
+        if each prompt came from a client of its own.
         """
         num_slots = max(1, self._engine.batching.num_slots)
         num_others = self._engine.work - (0 if self._base.low_priority else num_own)

@@ -48,9 +48,9 @@ class OptionScores:
 
 @dataclass(frozen=True)
 class PromptWithOptions:
-    """A prompt and the tokens of at least two different options.
+    """A prompt and the tokens of at least two different options, one of which is to answer the prompt.
 
-    The prompt consists of `head`, which others may share, and `tail`.
+    The prompt consists of `head`, which other prompts may share, and `tail`.
     """
 
     head: EncodedPrompt
@@ -65,9 +65,10 @@ class PromptWithOptions:
         return len(self.head.tokens) + len(self.tail)
 
     def asked(self, num_counted: int) -> dict[Prefix, NextTokens]:
-        """Questions for an engine, by the common beginnings after which options branch.
+        """Questions for an engine: one for each common beginning of options after which they continue differently.
 
-        The first `num_counted` tokens of the prompt are counted by earlier prompts.
+        The questions are keyed by these beginnings. The first `num_counted` tokens of the prompt are left out of the
+        token counts, because earlier prompts have counted them.
         """
         return {
             prefix: NextTokens(self.head, [*self.tail, *prefix], tokens, self.num_tokens if number else num_counted)
@@ -81,7 +82,7 @@ async def score_options(
     """The scores of each prompt's options, or the error that prevented them.
 
     A temperature above 1 makes the probabilities more alike. Raises PromptTooLong and InvalidField before any work, and
-    the errors of NextTokenScorer.
+    Unavailable, DeadlinePassed, SessionTerminated and RequestCancelled if the engine does not complete the work.
     """
     heads = [prompt.head for prompt in prompts]
     first = {id(head): number for number, head in reversed(list(enumerate(heads)))}
@@ -120,7 +121,8 @@ def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
 def _scores(
     options: Sequence[Sequence[int]], logprobs: Mapping[Prefix, Mapping[int, float]], temperature: float
 ) -> OptionScores:
-    """Return the probability of each option, normalized over the options, and the probability that the model says any.
+    """Return the probability of each option, normalized over the options, and how likely the model begins any of the
+    options.
 
     An option's probability is the product of its tokens' probabilities at each prefix after which options branch, taken
     at the temperature and normalized over the tokens that continue an option there. Tokens elsewhere count as certain.
@@ -137,7 +139,9 @@ def _scores(
 
 
 def log_shares(logprobs: Mapping[int, float], temperature: float = 1.0) -> dict[int, float]:
-    """Log probabilities of tokens, normalized over these tokens."""
+    """Natural logarithms of the tokens' probabilities at a temperature, normalized so that the probabilities sum to
+    1.
+    """
     highest = max(logprobs.values())
     scaled = {token: (logprob - highest) / temperature for token, logprob in logprobs.items()}
     log_of_sum = math.log(math.fsum(map(math.exp, scaled.values())))
@@ -147,7 +151,11 @@ def log_shares(logprobs: Mapping[int, float], temperature: float = 1.0) -> dict[
 def _check_lengths(
     prompts: Sequence[PromptWithOptions], asked: Sequence[tuple[int, NextTokens]], model: ModelInfo
 ) -> None:
-    """Raise PromptTooLong for a prompt that does not fit, and InvalidField for too many tokens in total."""
+    """Raise PromptTooLong for a prompt that exceeds the model's maximum length, and InvalidField for too many tokens in
+    total.
+
+    `asked` has questions, each with the index of its prompt. Tokens that several questions share count once.
+    """
     total = 0
     for number, wanted in asked:
         if wanted.num_tokens >= model.max_length:
@@ -181,8 +189,8 @@ async def encode_asked(
 ) -> list[PromptWithOptions]:
     """The prompts of chats that may differ in the end of their last message. Their common beginning is encoded once.
 
-    Raises the errors of `encode_chat`. Raises InvalidField for too many images in all chats, where common images count
-    once, and for answers that the tokenizer does not distinguish.
+    Raises NoChatTemplate and InvalidField if a prompt cannot be encoded. Raises InvalidField for too many images in all
+    chats, where common images count once, and for answers that the tokenizer does not distinguish.
     """
     num_images = sum(1 for message in asked[0].chat.messages for _ in message.media)
     num_images += sum(one.num_own_images for one in asked[1:])
@@ -210,7 +218,7 @@ async def encode_asked(
 async def _answer_opening(chat: ChatParameters, prompt: list[int], codec: TextCodec, owner: TaskOwner) -> list[int]:
     """The tokens between a chat's prompt and the answer proper, for a model that reasons or that writes on channels.
 
-    Reasoning that the prompt has opened is ended at once.
+    Reasoning that the prompt has opened is ended at once. Empty for other models.
     """
     reasoning = codec.dialect.reasoning
     if reasoning is None:

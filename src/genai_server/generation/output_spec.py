@@ -135,9 +135,9 @@ class CheckedSpecs:
     async def of(
         self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester, in_turn: InTurn = at_once
     ) -> OutputSpec:
-        """The output spec of a chat with this encoded prompt. Raises InvalidField, CheckerUnavailable and QueueFull.
+        """The output spec of a chat, whose encoded prompt is `prompt`, with a grammar that compiles.
 
-        `in_turn` runs work that takes long for large schemas.
+        `in_turn` runs work that takes long for large schemas. Raises InvalidField, CheckerUnavailable and QueueFull.
         """
         if not body.tools and body.response_format is None and body.structured_outputs is None:
             return chat_output_spec(body, codec, prompt, best_effort=self._best_effort)
@@ -166,7 +166,7 @@ class CheckedSpecs:
 
 
 def _key(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> bytes:
-    """Digest that differs for chats with different specs."""
+    """Digest of the body's fields and the reasoning state that determine a chat's output spec."""
     # Pydantic's JSON would turn NaN into null.
     fields = json.dumps(body.model_dump(include=_FIELDS), default=str)
     return hashlib.sha256(f"{reasoning_state(body, codec, prompt)}{fields}".encode()).digest()

@@ -77,7 +77,10 @@ class EncodedPrompt:
 async def encode_prompts(
     services: Services, body: ChatParameters | CompletionRequest, codec: TextCodec, context: RequestContext
 ) -> list[EncodedPrompt]:
-    """Encode each prompt of a body; a chat has one. Raises InvalidField, NoChatTemplate, and as `Images.read`."""
+    """Encode each prompt of a body; a chat has one.
+
+    Raises InvalidField and NoChatTemplate, and ImageReaderUnavailable and QueueFull if images cannot be prepared now.
+    """
     if isinstance(body, ChatParameters):
         return [await encode_chat(services, body, codec, context)]
     encoded = []
@@ -104,7 +107,11 @@ def _check_that_no_token_is_of_images(prompt: Sequence[int], model: VisionModel,
 async def encode_chat(
     services: Services, body: ChatParameters, codec: TextCodec, context: RequestContext
 ) -> EncodedPrompt:
-    """Encode a chat's prompt. Raises NoChatTemplate before any other check, InvalidField, and as `Images.read`."""
+    """Encode a chat's prompt.
+
+    Raises NoChatTemplate before any other check, InvalidField, and ImageReaderUnavailable and QueueFull if images
+    cannot be prepared now.
+    """
     codec.writer.require_template()
     variables = template_variables(body, codec, context.leniency)
     return await encode_messages(
@@ -125,7 +132,8 @@ async def encode_alike(
 ) -> AlikePrompts:
     """Encode the prompts of chats that differ only in the end of their last message, and have the same images.
 
-    The common beginning is encoded once. Each prompt equals that of `encode_chat`, and the same errors are raised.
+    The common beginning is encoded once. Each prompt equals the result of `encode_chat` for the chat. Raises
+    InvalidField, NoChatTemplate, ImageReaderUnavailable and QueueFull.
     """
     first = await encode_chat(services, chats[0], codec, context)
     variables = template_variables(chats[0], codec, Leniency())
@@ -152,11 +160,11 @@ async def encode_messages(
     context: RequestContext,
     cache_salt: str | None = None,
 ) -> EncodedPrompt:
-    """Encode the prompt of messages and `offered` tools. Raises the errors of `encode_chat`.
+    """Encode the prompt of messages and of the tools that `offered` returns.
 
     `variables` are additional variables for the chat template. Images or audio that the model does not take are
     replaced by a note in older messages. In the user's last message they are replaced only for a lenient request, and
-    refused otherwise.
+    refused otherwise. Raises InvalidField, NoChatTemplate, ImageReaderUnavailable and QueueFull.
     """
 
     def to_objects() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -198,10 +206,10 @@ def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]
 def _leave_out(
     messages: Sequence[dict[str, Any]], medium: Medium, codec: TextCodec, leniency: Leniency, able: Sequence[str]
 ) -> None:
-    """Replace images or audio by a note.
+    """Replace images or audio, which the model does not take, by a note in the messages.
 
-    If they are in the user's last message, which the model is asked to read, a strict request raises InvalidField with
-    the names of the models that are `able`.
+    A strict request raises InvalidField if they are in the user's last message, which the model is asked to read. The
+    error names `able`, the models that take them.
     """
     asked = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     reads = "text only" if codec.vision is None else f"text and {codec.vision.medium}s"

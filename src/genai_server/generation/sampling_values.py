@@ -20,9 +20,10 @@ _SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"seed", "logit_bias", "all
 
 
 def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
-    """The request's sampling values, with the model's defaults for absent fields. Raises InvalidField.
+    """The request's sampling values, with the model's defaults for absent fields.
 
-    Excluded tokens are missing; `with_exclusions` adds them.
+    Tokens that the request excludes are not yet part of the result; `with_exclusions` adds them. Raises InvalidField
+    for a `logit_bias` with unknown tokens.
     """
     given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
@@ -65,7 +66,9 @@ def known_tokens(tokens: Tokens, model: ModelInfo, param: str) -> Tokens:
 
 
 def _bits(tokens: list[int], model: ModelInfo) -> bytes:
-    """A bit for each token of the vocabulary, set for these tokens; empty without any."""
+    """A bit for each token of the vocabulary, set for the given tokens; b"" if no tokens are given. Raises
+    InvalidField.
+    """
     if not tokens:
         return b""
     bits = bytearray(-(-model.vocab_size // 8))

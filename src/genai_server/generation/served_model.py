@@ -47,12 +47,12 @@ class ServedModel:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the tokenizer and the chat template have been read."""
+        """Whether the tokenizer and the chat template have been read successfully."""
         return bool(self._codecs)
 
     @property
     def takes_work(self) -> bool:
-        """Whether requests can be sent to an engine."""
+        """Whether the tokenizer has been read and an engine is connected, so that requests can be sent to it."""
         return self.is_readable and any(engine.is_connected for engine in self.router.engines.values())
 
     @property

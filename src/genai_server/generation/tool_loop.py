@@ -191,7 +191,10 @@ async def find_tools(
 
 
 def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_TOKENS) -> ToolRequest:
-    """A request, which has used these tokens, as operators see it while no engine has it."""
+    """The entry in the operators' list of requests for a request whose tools run, so that no engine has it.
+
+    `usage` counts the tokens that the request has used up to now.
+    """
     record, adapter = context.record, model.adapter
     state = RequestState(
         record.request_id,
@@ -209,7 +212,7 @@ def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_T
 
 
 async def _unless(ended: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-    """The result of work; None if the request is ended first, which cancels the work."""
+    """Return the result of `work`; None if the event `ended` is set first, which cancels the work."""
     working = asyncio.ensure_future(work())
     ending = asyncio.create_task(ended.wait())
     try:
@@ -234,7 +237,10 @@ def with_tools(chat: Chat, tools: Iterable[ServedTool]) -> Chat:
 
 
 def served_tools(tools: Iterable[ServedTool], chat: ChatParameters, approved: Iterable[str] = ()) -> ServedTools:
-    """The tools that `with_tools` adds, without those that functions of the chat replace."""
+    """The tools that the server runs for a chat: `tools` without those whose names functions of the chat have.
+
+    `approved` are the ids of tool calls in the conversation that the client has approved.
+    """
     own = {tool.function.name for tool in chat.tools or ()}
     return ServedTools({tool.name: tool for tool in tools if tool.name not in own}, frozenset(approved))
 
@@ -260,9 +266,11 @@ async def generate_with_tools(
     only_complete_calls: bool = False,
     max_calls: int | None = None,
 ) -> Generation:
-    """Start the one answer to a chat, after the calls that the client has approved. Otherwise like `generate`.
+    """Start the one answer to a chat, after running the calls in the conversation that the client has approved.
 
-    The data of images and audio in messages is kept. Without tools, this is the same as `generate`.
+    The server runs calls of `tools`, at most `max_calls` in the whole answer, and continues the answer with their
+    results. When this returns, the engine has accepted the first round. The data of images and audio in messages is
+    kept. Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected, as `generate` does.
     """
     loop = ToolLoop(services, chat, context, tools, max_calls=max_calls)
     return await loop.begin(is_streamed=is_streamed, only_complete_calls=only_complete_calls)
@@ -302,7 +310,9 @@ class ToolLoop(Answer):
         self._held: int
 
     async def begin(self, *, is_streamed: bool, only_complete_calls: bool) -> Generation:
-        """Run the calls that the client has approved, and start the first round."""
+        """Run the calls that the client has approved, and start the first round. Returns a generation with this one
+        answer.
+        """
         self._is_streamed, self._only_complete_calls = is_streamed, only_complete_calls
         if not self._tools.tools:
             return await self._generate(self._chat)
@@ -395,7 +405,7 @@ class ToolLoop(Answer):
         self._round.close()
 
     def _end_for(self, reason: FinishReason) -> None:
-        """End the answer on an operator's behalf, whatever it does now."""
+        """End the answer when an operator demands it, for `reason`, whether it now generates or waits for a tool."""
         self._reason = self._reason or reason
         self._stopped.set()
         if self._has_begun:
@@ -483,9 +493,11 @@ class ToolLoop(Answer):
         return self._tools.results[key]
 
     async def _continue(self, answer: WholeAnswer, results: Sequence[ToolOutput]) -> bool:
-        """Start the next round, after the results of all calls. Returns False if none can follow.
+        """Start the next round, whose prompt ends with the results of all tool calls in `answer`.
 
-        Raises the errors of `generate`. A full queue does not end an answer that has begun.
+        Returns False, and records why the answer ends, if no round can follow: no tokens are left, the prompt is too
+        long, the deadline has passed, or the answer has been ended. A full queue is waited for. Raises the other errors
+        of `generate`.
         """
         self._rounds_left -= 1
         chat = self._next_chat(answer, results)
@@ -557,7 +569,7 @@ def _result_message(call: WholeToolCall, result: ToolOutput) -> ChatMessage:
 
 
 def replace_indexes(piece: Piece, offset: int) -> Piece:
-    """The piece of a later round, with the indexes of its tool calls increased by `offset`."""
+    """The piece, from a later round of an answer, with the indexes of its tool calls increased by `offset`."""
     parts = [
         replace(part, index=part.index + offset)
         if isinstance(part, ToolCallStart | ToolCallArguments | ToolCallEnd)

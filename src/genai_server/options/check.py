@@ -161,7 +161,7 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
 
 
 def on_providers(options: DeviceOptions, device: str) -> DeviceOptions:
-    """The same options, with the default execution providers of the device where the options name no provider."""
+    """A copy of the options, with the default execution providers of the device if the options name no provider."""
     return msgspec.structs.replace(options, providers=options.providers or _providers(None, {}, device))
 
 

@@ -45,8 +45,8 @@ _SESSION_ROWS = names(session.SESSION)
 
 
 def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
-    """A sentence about the first option that has no effect in this kind of runner, with the reason; None if all options
-    have an effect.
+    """A sentence about the first option that has no effect in the runner `runner` (onnxruntime-genai's or a batch),
+    with the reason; None if all options have an effect.
     """
     for name in options.session:
         if _misses(_SESSION_ROWS[name], runner):
@@ -66,16 +66,18 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
 
 
 def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
-    """The options for models that share processor cores, so that idle threads of one model do not spin while another
-    model computes.
+    """A copy of the options with which idle threads of a session stop spinning at the end of each run of the model.
 
-    If the operator has set this option, the operator's value stays.
+    This is for models that share processor cores. If the operator has set `session.force_spinning_stop`, that value
+    stays.
     """
     return msgspec.structs.replace(options, entries={session.SPINNING_STOP: "1", **options.entries})
 
 
 def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
-    """A copy of the options without those that have no effect in this kind of runner."""
+    """A copy of the options without those that have no effect in the runner `runner` (onnxruntime-genai's or a
+    batch).
+    """
     providers = []
     for given in options.providers:
         known = provider(given.name)

@@ -94,7 +94,7 @@ def _runs(path: Path, unread: dict[str, str]) -> Iterator[ForwardPass]:
 
 
 def _begun(path: Path) -> int | None:
-    """The start of a file in microseconds, from its name; None if the name lacks it."""
+    """The time at which a file's recording began, in microseconds, from the file's name; None if the name lacks it."""
     found = _STAMP.search(path.name)
     if found is None:
         return None

@@ -12,7 +12,7 @@ _LAYER = re.compile(r"\blayers?[./](\d+)\b")
 
 @dataclass(frozen=True)
 class ThreadUse:
-    """How an operator's threads spent their time during a kernel."""
+    """How an operator's threads spent their time during a kernel: running work, or waiting for other threads."""
 
     # Time in which the calling thread ran its share.
     run: int
@@ -64,7 +64,7 @@ class ForwardPass:
 
     @property
     def kernel_time(self) -> int:
-        """Time in which at least one kernel ran."""
+        """Time in microseconds in which at least one kernel ran."""
         total, end = 0, 0
         for kernel in sorted(self.kernels, key=lambda kernel: kernel.start):
             last = kernel.start + kernel.duration
@@ -74,7 +74,7 @@ class ForwardPass:
 
     @property
     def other_time(self) -> int:
-        """Time in which no kernel ran: binding inputs, allocating, going from node to node."""
+        """Time in microseconds in which no kernel ran: binding inputs, allocating, going from node to node."""
         return max(0, self.duration - self.kernel_time)
 
 

@@ -33,7 +33,7 @@ class TimeShare(Struct, frozen=True):
 
 
 class ThreadShare(Struct, frozen=True):
-    """How an operator used its threads, summed over the kernels for which ONNX Runtime reports it."""
+    """How an operator used its threads, summed over the kernels for which ONNX Runtime reports the use of threads."""
 
     name: str
     calls: int
@@ -129,10 +129,10 @@ class Report(Struct, frozen=True):
 
     @property
     def total_us(self) -> int:
-        """Total time of all passes."""
+        """Total time of all passes, in microseconds."""
         return sum(phase.total_us for phase in self.phases)
 
     @property
     def other_us(self) -> int:
-        """Total time of all passes in which no kernel ran."""
+        """Total time in all passes in which no kernel ran, in microseconds."""
         return sum(phase.other_us for phase in self.phases)

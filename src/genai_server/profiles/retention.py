@@ -14,7 +14,10 @@ ABANDONED_AFTER = 3600.0
 
 
 def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Manifest]:
-    """The sessions of all devices to which nothing is written any more, oldest first, except those in `keep`."""
+    """The profile sessions of all devices that have ended or were abandoned, oldest first, except those in `keep`.
+
+    `keep` has paths of manifests. `now` is Unix time.
+    """
     try:
         manifests = find_manifests(root)
     except OSError:  # the folder does not exist yet
@@ -23,7 +26,11 @@ def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Ma
 
 
 def is_open(manifest: Manifest, now: float) -> bool:
-    """Whether an engine may still write to a session. A session with a plan may wait for a long time."""
+    """Whether an engine may still write to a profile session: it has no end, and was changed recently.
+
+    A session whose plan waits for an event, such as a slow token, stays open as long as the plan allows. `now` is Unix
+    time.
+    """
     plan, last = manifest.session.plan, manifest.changed
     if plan is not None:
         last = max(last, manifest.session.started + plan.max_seconds)

@@ -121,9 +121,9 @@ def _threads(report: Report, max_rows: int) -> Rows:
 def _slow(
     report: Report, max_rows: int, names: Mapping[str, str] | None = None, *, with_operators: bool = True
 ) -> list[str | Rows]:
-    """A sentence and a table about the slow tokens.
+    """A sentence and a table about the slow tokens; empty if the profile has no decode tokens.
 
-    `names` are short names of the requests. If there is only one request, it is then not named at all.
+    `names` are short names of the requests by id. If there is only one request, the table does not name it.
     """
     if report.median_decode_us is None:
         return []

@@ -85,7 +85,11 @@ def _events(profile: Profile) -> Iterator[_Event]:
 
 
 def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks) -> Iterator[_Event]:
-    """The events of a pass for the trace. The first of `events` is the pass itself."""
+    """Yield the trace's events for the forward pass with the index `index`, and events that name new tracks before
+    them.
+
+    `events` are the events of ONNX Runtime's file; the first one is the pass itself.
+    """
     run = events[0]
     name, position = _track(index, one)
     pid = tracks.process("profile" if one.record is None else f"request {one.record.request_id}")
@@ -104,16 +108,17 @@ def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks)
 
 
 def _track(index: int, one: ForwardPass) -> tuple[str, int]:
-    """The name of a pass's track and its position."""
+    """The name of the track that shows a forward pass, and the track's position below its request."""
     if one.record is None:
         return f"pass {index}", index
     return ("prompt", 0) if one.phase == PREFILL else (f"token {one.record.token}", one.record.token + 1)
 
 
 def _fit(ends: list[int], begin: int, duration: int) -> int:
-    """The duration of an event, cut to fit within the open events, whose ends are `ends`.
+    """The duration of an event that begins at `begin`, cut to fit within the events around it, which end at `ends`.
 
-    Rounded to whole microseconds, an event may seem to outlast the one around it, and such traces are rejected.
+    All times are in microseconds. Rounded to whole microseconds, an event may seem to outlast the one around it, and
+    such traces are rejected.
     """
     while ends and ends[-1] <= begin:
         ends.pop()

@@ -21,7 +21,9 @@ _RUN = "model_run"
 
 
 class Arguments(Struct):
-    """Those of ONNX Runtime's arguments of a kernel that are used here."""
+    """The arguments of a kernel's event that are read: operator, provider, types and shapes of inputs, thread
+    statistics.
+    """
 
     op_name: str = ""
     provider: str = ""
@@ -52,7 +54,10 @@ def read_events(path: Path) -> list[Event]:
 
 
 def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
-    """The runs of a file in order, each with the events within it. Raises OSError and ValueError."""
+    """The runs of the model in a file, in order, each with the events within it.
+
+    Raises OSError, and ValueError for other or incomplete files.
+    """
     events = read_events(path)
     found = _runs(events)
     lasting = [event for event in events if event.ph == "X" and event.name != _RUN]
@@ -60,7 +65,10 @@ def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
 
 
 def read_runs(path: Path) -> list[ForwardPass]:
-    """The runs of a file in order. Their start is by the file's own clock. Raises OSError and ValueError."""
+    """The runs of the model in a file, in order. Their starts, in microseconds, are times of the file's own clock.
+
+    Raises OSError, and ValueError for other or incomplete files.
+    """
     events = read_events(path)
     runs = _runs(events)
     nodes = sorted((e for e in events if e.cat == "Node" and e.name.endswith(_KERNEL)), key=lambda e: (e.ts, -e.dur))
@@ -93,7 +101,7 @@ def _run(file: str, run: Event, kernels: list[tuple[Kernel, int | None]]) -> For
 
 
 def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel, int | None]]:
-    """The kernels of a file, each with the number of tokens if it is an embedding, else None."""
+    """The kernels of a file, each with the number of tokens that it looks up if it is an embedding, else None."""
     shared_before = 0
     for event, args in nodes:
         use, shared_before = _thread_use(args.thread_scheduling_stats, shared_before)
@@ -129,7 +137,8 @@ def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
 def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
     """A kernel's thread use, and the number of work pieces that other threads have run up to now.
 
-    ONNX Runtime's statistics accumulate, so the number at the previous kernel is subtracted.
+    `shared_before` is that number up to the previous kernel; it is subtracted because ONNX Runtime's statistics
+    accumulate. The thread use is None if `stats` has no statistics.
     """
     try:
         main = stats["main_thread"]

@@ -239,7 +239,7 @@ def _interrupt(connection: http.client.HTTPConnection) -> None:
 
 
 def _lines(source: Path) -> Iterator[BatchLine]:
-    """Yield the requests in a file that was checked before."""
+    """Yield the requests in a file. Other lines, which `_checked` refuses, are skipped."""
     with closing(LineReader(source, _MAX_BODY)) as reader:
         for part in reader.parts():
             yield from (line for line in part if isinstance(line, BatchLine))

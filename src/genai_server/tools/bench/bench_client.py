@@ -132,7 +132,7 @@ class Server:
             return 0
 
     def _data(self, prompt: str, max_tokens: int, streamed: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
-        """Return the body of a request as JSON."""
+        """Return the body of a request as JSON. `streamed` are fields about streaming, `more` are further fields."""
         body = {
             **({"model": self.model} if self.model is not None else {}),
             "messages": [{"role": "user", "content": prompt}],
@@ -144,13 +144,18 @@ class Server:
         return json.dumps(body).encode()
 
     async def complete(self, data: bytes, path: str = "/v1/chat/completions") -> tuple[int, str, bytes]:
-        """Send a body and return the response's status, reason phrase and content. Raises one of FAILURES."""
+        """Send a body and return the response's status, reason phrase and content.
+
+        Raises one of FAILURES: aiohttp's errors, OSError or TimeoutError.
+        """
         headers = {"content-type": "application/json"}
         async with self._http.post(self.url + path, data=data, headers=headers) as response:
             return response.status, response.reason or "", await response.read()
 
     async def record(self, data: bytes, recording: Recording) -> None:
-        """Send a body and record the streamed response. Raises one of FAILURES."""
+        """Send a body and record the streamed response. Raises one of FAILURES: aiohttp's errors, OSError or
+        TimeoutError.
+        """
         headers = {"content-type": "application/json"}
         async with self._http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
             if response.status != 200:

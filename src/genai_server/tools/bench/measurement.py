@@ -85,8 +85,9 @@ def output_rate(answers: Sequence[Answer]) -> float | None:
 
 
 def per_token(answers: Sequence[Answer], before: float | None, after: float | None) -> float | None:
-    """Return the use of a resource per output token; None if it is unknown. `before` and `after` are the total
-    use.
+    """Return the use of a resource per output token; None if it is unknown.
+
+    `before` and `after` are the total use of the resource before and after the answers.
     """
     tokens = sum(answer.output_tokens for answer in answers)
     return (after - before) / tokens if tokens and before is not None and after is not None else None

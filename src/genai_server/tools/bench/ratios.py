@@ -45,7 +45,7 @@ _Side = tuple[str, Case]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure of one case divided by that of another case, over the rounds."""
+    """The ratio of a figure in two cases, or on two servers, with its median, minimum and maximum over the rounds."""
 
     target: str
     title: str
@@ -75,12 +75,18 @@ def _quotient(upper: Figures, lower: Figures, figure: str) -> float | None:
 
 
 def _is_as_named(case: Case, figures: Figures) -> bool:
-    """Whether a case "without drafts" had none: other servers may use speculative decoding for all requests."""
+    """Whether a measurement in the case "without drafts" was without draft tokens; True for other cases.
+
+    A server may use speculative decoding for all requests, although the benchmark switches it off for this case.
+    """
     return case.name != sweep.WITHOUT_DRAFTS or not figures.get("drafted_tokens")
 
 
 def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
-    """Yield title, figure, numerator and denominator of each ratio."""
+    """Yield each ratio to compute: title, name of the figure, and the target and case of numerator and denominator.
+
+    `sides` are the targets and cases that were measured.
+    """
     servers = list(dict.fromkeys(target for target, _ in sides if target not in _LIBRARIES))
     for target, case in sides:
         if target in _LIBRARIES:

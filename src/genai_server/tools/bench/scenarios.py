@@ -50,7 +50,7 @@ _TOO_SHORT = "a stream ended before the prompt's first token: raise --output-tok
 
 
 async def measure_prefix(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure the time to first token with a cached prefix.
+    """Measure the time to first token with a cached prefix, in round `number`.
 
     Sends a long new prompt, and then a prompt with the same beginning and another end, one request at a time.
     """
@@ -64,10 +64,10 @@ async def measure_prefix(target: Target, plan: Plan, number: int) -> list[Measur
 
 
 async def measure_crowd(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure requests that arrive together and begin with the same long text, which is not cached.
+    """Measure requests that arrive together and begin with the same long text, which is not cached, in round `number`.
 
-    `prompts_read` is the number of prompt tokens that the server processed, divided by those of one prompt: a little
-    more than 1 at best, and the number of requests without any cache.
+    The figure `prompts_read` is the number of prompt tokens that the server processed, divided by those of one prompt:
+    a little more than 1 at best, and the number of requests without any cache.
     """
     shared, own = target.calibration.words_for(plan.prefix_tokens), target.calibration.words_in(plan.new_tokens)
     recordings = []
@@ -83,7 +83,10 @@ async def measure_crowd(target: Target, plan: Plan, number: int) -> list[Measure
 
 
 async def measure_fairness(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure how long a short prompt waits behind a long one, compared with waiting next to running streams."""
+    """Measure how long a short prompt waits behind a long one, compared with waiting next to running streams.
+
+    `number` is the round.
+    """
     server = target.server
     short, long = (target.calibration.words_for(count) for count in (plan.new_tokens, plan.disturbing_tokens))
     by_case: dict[str, list[Recording]] = {SHORT_ALONGSIDE: [], SHORT_BEHIND: []}
@@ -98,7 +101,7 @@ async def measure_fairness(target: Target, plan: Plan, number: int) -> list[Meas
 
 
 async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure how a long prompt and running streams slow each other down.
+    """Measure how a long prompt and running streams slow each other down, in round `number`.
 
     Each repeat sends a prompt alone, and then another prompt while streams are running.
     """
@@ -122,10 +125,11 @@ async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[M
 
 
 async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure yes-or-no questions about a new text: in one request to /v1/decisions, and as chats.
+    """Measure yes-or-no questions about a new text: in one request to /v1/decisions, and as chats. `number` is the
+    round.
 
     Chats have a schema for the answer. They begin with the text, which is cached before the measurement begins, or with
-    the question. `streams` chats of each kind run at once. The time of the decisions includes processing the text.
+    the question. `plan.streams` chats of each kind run at once. The time of the decisions includes processing the text.
     """
     server, length = target.server, target.calibration.words_for(plan.prefix_tokens)
     asked = [f"The text is about {words(2, plan.seed, index)}." for index in range(max(plan.questions, plan.streams))]
@@ -173,14 +177,16 @@ MEASURES: dict[str, Callable[[Target, Plan, int], Awaitable[list[Measurement]]]]
 
 
 def _keys(target: Target, plan: Plan, number: int) -> Iterator[tuple[object, ...]]:
-    """Yield the key that generates the prompts of each repeat."""
+    """Yield the key from which the prompts of each repeat in round `number` are generated."""
     return ((plan.seed, target.copy, number, repeat) for repeat in range(plan.repeats))
 
 
 def _measurements(
     target: Target, prompt_tokens: int, number: int, by_case: dict[str, list[Recording]]
 ) -> list[Measurement]:
-    """Return the measurements, by case, of prompts that were sent one at a time."""
+    """Return the measurements in round `number`, from the recordings of each case, whose prompts were sent one at a
+    time.
+    """
     return [
         read_all(recordings).measurement(target.server.label, Case(name, 1, prompt_tokens, _OUTPUT_TOKENS), number)
         for name, recordings in by_case.items()

@@ -28,9 +28,9 @@ _NO_DRAFTS: dict[str, Any] = {"seed": 0}
 
 
 def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Case]]:
-    """Yield the points of one round in order: each point on every target before the next point.
+    """Yield the points of one round in order: each prompt length and number of streams, on every target in turn.
 
-    The library is measured before a single stream of the same length.
+    The bare library is measured before the servers for each prompt length, if the plan includes it.
     """
     for length in plan.prompt_tokens:
         if plan.library is not None:
@@ -57,7 +57,10 @@ async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measur
 
 
 async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, number: int) -> Measurement:
-    """Measure the bare loop with the lengths of a case, as many times as a server gets requests with one stream."""
+    """Measure the loop of `og.Generator` without a server, with the lengths of a case, in round `number`.
+
+    It runs as many times as a server gets requests with one stream. `label` says how many threads it has.
+    """
     runs = plan.requests_at(1)
     outcome = await run_bare_loop(label, model_dir, case.prompt_tokens, case.output_tokens, runs)
     return outcome.measurement(label, case, number)

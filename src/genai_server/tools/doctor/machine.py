@@ -108,7 +108,10 @@ def providers() -> Iterator[Finding]:
 
 
 def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """Compare the number of threads with the usable cores, and these with those of the machine; describe NUMA nodes."""
+    """Compare the number of threads with the usable cores, and the usable cores with those of the machine.
+
+    Also describes the NUMA nodes if there are several. `root` is the root of the file system.
+    """
     usable, quota = usable_cores(root), cpu_quota(root)
     machine = psutil.cpu_count(logical=False) or usable
     if quota < 1:
@@ -132,7 +135,10 @@ def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _threads(settings: Settings, model: str, usable: int, planned: dict[str, EngineCores]) -> Iterator[Finding]:
-    """Check the thread settings of a model's devices, of which `planned` are kept on cores of their own."""
+    """Check the thread settings of a model's devices against the number of cores.
+
+    `planned` has the cores of devices that have cores of their own; the other devices use all `usable` cores.
+    """
     for device, options in device_options(settings, model).items():
         subject = f"threads of {device}" + (f" for {model}" if settings.models else "")
         threads = int(options.session.get(THREADS, "0")) or settings.threads

@@ -100,7 +100,10 @@ def _target(arguments: argparse.Namespace) -> Target:
 
 
 def _chosen(models: dict[str, dict[str, Any]], wanted: str | None, url: str) -> str:
-    """Return the name of the model to use. Raises ConfigurationError if there is none."""
+    """Return the name of the model to use: `wanted`, or by default the first model that chats, if possible with tools.
+
+    Raises ConfigurationError if the server at `url` has no such model.
+    """
     if wanted in models:
         return wanted
     chat = [name for name, entry in models.items() if entry.get("chat")]

@@ -234,10 +234,11 @@ def _note(text: str) -> None:
 
 
 def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bool]) -> Answer | None:
-    """Let the user approve the tool calls of an answer, and return an empty answer for the continuation.
+    """Ask the user to approve the tool calls of an answer that wait for approval, and return a new answer to be
+    continued.
 
-    None if the answer has no such calls. `confirm` asks a yes-or-no question. The calls, and a result for each declined
-    call, are appended to `rounds`.
+    Returns None if no calls wait. `confirm` asks a yes-or-no question. The calls, and a result for each declined call,
+    are appended to `rounds`.
     """
     if not answer.calls:
         return None
@@ -277,9 +278,9 @@ def _line_of(run: ToolRun) -> str:
 
 @contextmanager
 def _interrupting_reasoning(end: Callable[[], bool]) -> Iterator[None]:
-    """Within the block, the first Ctrl-C calls `end`, and interrupts only if that returns False.
+    """Within the block, the first Ctrl-C calls `end` to end the reasoning, and interrupts only if that returns False.
 
-    Later ones interrupt.
+    Each later Ctrl-C interrupts.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers

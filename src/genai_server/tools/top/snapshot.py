@@ -63,7 +63,7 @@ class Interval:
     now: Snapshot
 
     def more(self, name: str, model_device: ModelDevice) -> float:
-        """Return the increase of a counter. A counter that was reset counts from 0."""
+        """Return the increase of a counter in the interval. A counter that was reset counts from 0."""
         last = self.now.value(name, model_device) or 0.0
         first = (self.before.value(name, model_device) if self.before else None) or 0.0
         return last - first if last >= first else last
@@ -75,7 +75,9 @@ class Interval:
         return self.more(name, model_device) / (self.now.at - self.before.at)
 
     def mean(self, name: str, model_device: ModelDevice, scale: float = 1) -> float | None:
-        """Return the mean of a histogram's new observations times `scale`; None if there are none."""
+        """Return the mean of the values that a histogram has counted in the interval, times `scale`; None if there are
+        none.
+        """
         count = self.more(f"{name}_count", model_device)
         return self.more(f"{name}_sum", model_device) * scale / count if count else None
 
@@ -112,7 +114,9 @@ class Poller:
         return ask(self._url, path, self._headers, _TIMEOUT, method)
 
     def _object(self, path: str, field: str) -> dict[str, Any]:
-        """Return the JSON object at a path, which must have this field."""
+        """Return the JSON object at a path of the server. Raises ServerUnusable if the response is not an object with
+        `field`.
+        """
         try:
             value = json.loads(self._ask(path))
         except ValueError:

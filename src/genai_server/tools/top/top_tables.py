@@ -154,9 +154,9 @@ def _width(columns: Sequence[str], rows: Sequence[Row], titles: Mapping[str, str
 
 
 def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> tuple[Sequence[str], Sequence[Row]]:
-    """Return the columns and rows that fit into the terminal.
+    """Return the columns and rows that fit into `width` characters.
 
-    First names are shortened, then columns are left out, then names are shortened further.
+    Long names in the rows are shortened first; then columns are left out, and then names are shortened further.
     """
     length = _NAME_LENGTHS[0]
     for length in _NAME_LENGTHS:
