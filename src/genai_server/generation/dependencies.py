@@ -326,7 +326,7 @@ class EngineFields(Protocol):
 
 
 class EngineChoice(NamedTuple):
-    """A model, and one of its engines with the model as it runs there."""
+    """A model, and one of its engines, with the model's data and tokenizer on the engine's device."""
 
     chosen: ChosenModel
     served: ServedModel
@@ -338,10 +338,8 @@ class EngineChoice(NamedTuple):
 async def choose_engine(services: Services, context: RequestContext, body: EngineFields, task: Task) -> EngineChoice:
     """Choose the model of a request, which may have to be loaded first, and an engine of the model with capacity.
 
-    Once the prompt is known, `choose_by_prompt` chooses between the model's engines again.
-
-    Returns the choice, the served model, the engine's client, and the model's data and tokenizer on the engine's
-    device. Raises ServerDraining, ModelNotFound, TaskUnsupported, InvalidField and Unavailable.
+    Once the prompt is known, `choose_by_prompt` chooses between the model's engines again. Raises ServerDraining,
+    ModelNotFound, TaskUnsupported, InvalidField and Unavailable.
     """
     services.drain.require_open()
     chosen = services.models.choose_for(body.model, task)
@@ -357,9 +355,9 @@ async def choose_engine(services: Services, context: RequestContext, body: Engin
 def choose_by_prompt(
     context: RequestContext, choice: EngineChoice, tokens: Sequence[int], *, device: str | None, cache_salt: str | None
 ) -> EngineChoice:
-    """The choice with the engine that is best for a prompt, whose prefix an engine may have cached (Router.pick).
+    """The given choice with the engine of the model that is best for a prompt, weighing work against cached prefixes.
 
-    `tokens` are those of the prompt, up to its first image; `device` and `cache_salt` are the body's. Raises
+    `tokens` are the prompt's tokens up to its first image; `device` and `cache_salt` are fields of the body. Raises
     NoEngineReady.
     """
     adapter = choice.chosen.adapter

@@ -174,7 +174,7 @@ async def _prepare(
     keeps_media: bool,
     only_complete_calls: bool,
 ) -> _Prepared:
-    """Encode the prompts of a request, resolve defaults, check the grammar, and build an engine request for each
+    """Encode the prompts of a request, choose the engine by them, check the grammar, and build a request for each
     answer.
 
     May have to wait for the work on other requests. Raises InvalidField and other errors that refuse the request.
@@ -273,7 +273,9 @@ async def _prepare(
 def _unprepared(
     body: Body, context: RequestContext, engine: EngineClient, model: ModelInfo, codec: TextCodec
 ) -> _Prepared:
-    """Substitute for a request whose deadline has passed before it was prepared: answers without any token."""
+    """Return a substitute for a request whose deadline has passed before it was prepared: its answers have no
+    tokens.
+    """
     request = GenerationRequest(
         context.record.request_id,
         [],

@@ -70,7 +70,9 @@ class EncodedPrompt:
 
     @property
     def text(self) -> list[int]:
-        """The tokens before the first image. Engines give the features of images ids that only they know."""
+        """The prompt's tokens before its first image. Prefix caches of different engines name tokens after it
+        differently.
+        """
         return self.tokens[: self.images[0].start] if self.images else self.tokens
 
 
