@@ -111,7 +111,9 @@ def test_cached_tokens_are_not_among_input_tokens() -> None:
 
 
 def test_the_events_of_a_stream_come_in_anthropics_order() -> None:
-    types = [event.type.removeprefix("content_") for event in _stream(PARTS)]
+    events = _stream(PARTS)
+    assert [event.index for event in events if isinstance(event, RawContentBlockStartEvent)] == [0, 1, 2, 3]
+    types = [event.type.removeprefix("content_") for event in events]
     thinking = ["block_start", "block_delta", "block_delta", "block_delta", "block_stop"]
     text = ["block_start", "block_delta", "block_delta", "block_stop"]
     calls = ["block_start", "block_delta", "block_delta", "block_stop", "block_start", "block_delta", "block_stop"]
