@@ -13,7 +13,7 @@ from genai_server.errors import TooManyValues
 from genai_server.generation.parameters.base import Wire
 from genai_server.http.body_budget import BodyBudget
 from genai_server.http.body_route import BodyRoute
-from genai_server.http.error_responses import install_error_handlers
+from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.body import MAX_CONTAINERS, BodyLimits, brackets_of, check_json, is_nested
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 

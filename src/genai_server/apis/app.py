@@ -60,7 +60,7 @@ from genai_server.generation.served_model import LoadText
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.body_budget import BODY_BUDGET, BodyBudget
-from genai_server.http.error_responses import install_error_handlers
+from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.authentication import Authentication
 from genai_server.http.middleware.body import BodyLimits
 from genai_server.http.middleware.request_lifetime import OPEN_PATHS, Drain, Drained, RequestLifetime

@@ -8,22 +8,15 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Match
 from starlette.types import Scope
 
 from genai_server import errors
 from genai_server.errors import GenaiServerError, InvalidField, escaped
 from genai_server.http.error_wording import DEFAULT, ErrorParts, FieldNames
 from genai_server.http.request_state import request_state
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +53,6 @@ FOR_BROWSERS = {
     "cache-control": "no-store",
     "content-security-policy": "frame-ancestors 'none'",
 }
-_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
-_MAX_PATH_SHOWN = 100
 # A value of the right type but wrong size identifies the union member that the client meant.
 _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 
@@ -196,53 +187,3 @@ def _field_name(path: Sequence[str | int]) -> str | None:
     for part in path:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"
     return name.removeprefix(".") or None
-
-
-def install_error_handlers(app: "FastAPI") -> None:
-    """Install handlers for this server's errors, invalid requests and HTTPException.
-
-    All other exceptions are handled by http/middleware/request_lifetime.py.
-    """
-    # The parent of API processes imports this module, too, and would spend a second on FastAPI.
-    from fastapi.exceptions import RequestValidationError
-
-    @app.exception_handler(GenaiServerError)
-    async def ours(request: Request, error: GenaiServerError) -> JSONResponse:
-        return error_response(error, request.scope)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(from_findings(error.errors(), error.body), request.scope)
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
-        # A POST to a path that matches only a parameter, such as an id, is a wrong path rather than a wrong method.
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and request.method == "POST" and request.path_params:
-            error = HTTPException(HTTPStatus.NOT_FOUND)
-        cause = error.__cause__  # FastAPI wraps the exceptions raised while it reads a body
-        if isinstance(cause, ValueError):
-            cause = malformed(cause)
-        if isinstance(cause, GenaiServerError):
-            return error_response(cause, request.scope)
-        reason = HTTPStatus(error.status_code)
-        message = f"{reason.phrase}: {request.method} {request.scope['path'][:_MAX_PATH_SHOWN]}"
-        kind, code = "invalid_request_error", reason.name.lower()
-        request_state(request.scope).record.error_code = code
-        body = plain_error_body(request.scope, ErrorParts(reason, kind, message, code))
-        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            headers["allow"] = ", ".join(_methods(app, request))  # Starlette lists the methods of only one route
-        return JSONResponse(body, error.status_code, headers=headers)
-
-
-def _methods(app: "FastAPI", request: Request) -> list[str]:
-    """The methods that the request's path supports, sorted. If the path is documented, routes that match it only by a
-    path parameter do not count.
-    """
-    documented = app.openapi()["paths"].get(request.scope["path"])
-    if documented is not None:
-        found = {method.upper() for method in documented}
-    else:
-        scopes = {method: {**request.scope, "method": method} for method in _METHODS}
-        found = {m for m, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in app.routes)}
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # http/middleware/request_lifetime.py
