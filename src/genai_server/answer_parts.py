@@ -99,7 +99,7 @@ class WholeToolCall:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments as an object. If the call is not complete, only its complete arguments."""
+        """The arguments as an object. Of a call that is not complete, only those arguments that are complete."""
         try:
             value = from_json(self.arguments, allow_inf_nan=False, allow_partial=True)
         except ValueError:
@@ -109,7 +109,7 @@ class WholeToolCall:
 
 @dataclass
 class WholeText:
-    """The text of consecutive parts of one kind, content or reasoning."""
+    """The text of consecutive parts of an answer of the same kind, which is content or reasoning."""
 
     is_reasoning: bool
     pieces: list[str] = field(default_factory=list)

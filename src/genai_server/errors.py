@@ -51,11 +51,12 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 class GenaiServerError(Exception):
-    """Base of all errors that the server raises on purpose. `code` identifies the class to clients and across
-    processes.
+    """Base of all errors that the server raises on purpose. `code` identifies the class of the error, both to clients
+    and in messages between processes.
 
     `retry_after` is the number of seconds after which the same request may succeed; None if waiting does not help.
-    Message and parameter may quote what a client has sent: lone surrogates, which no response can contain, are escaped.
+    Message and parameter may quote what a client has sent. Lone surrogates in them, which no response can contain, are
+    escaped.
     """
 
     code: ClassVar[str] = "server_error"
@@ -82,11 +83,13 @@ class GenaiServerError(Exception):
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """Values for APIs that word this error themselves; empty if an API must show `message`."""
+        """The values, by name, with which an API can word this error in the way that its clients recognize; empty if
+        every API shows `message`.
+        """
         return {}
 
     def at(self, path: str) -> Self:
-        """Return a copy of this error for the field at a path. The message then begins with the path."""
+        """Return a copy of this error for the field at a path, with which the message of the copy begins."""
         return type(self)(f"{path}: {self.message}", param=path, retry_after=self.retry_after)
 
 
@@ -144,7 +147,7 @@ _NOT_SHOWN = object()
 
 
 class AsIs(str):
-    """A value that error messages show unchanged, not as JSON, such as `512x512`."""
+    """A value that messages of errors show as it is, such as `512x512`, and not as JSON."""
 
 
 class InvalidField(RequestError, code="invalid_value"):
@@ -191,7 +194,9 @@ class InvalidField(RequestError, code="invalid_value"):
         return sentence if given is None else f"{sentence}; given {given}"
 
     def at(self, path: str, rule: str = "cannot be used") -> Self:
-        """Return an error for the field at a path, which says that the field breaks `rule` because of this error."""
+        """Return a copy of this error for the field at a path. Its message says that the field breaks `rule`, followed
+        by this error's message as the reason.
+        """
         return type(self)(path, f"{rule}: {self.message}")
 
 

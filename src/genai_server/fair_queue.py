@@ -25,7 +25,9 @@ class _Account:
 
 
 class FairQueue:
-    """The virtual times of all tenants of one priority class."""
+    """Decides which tenant has the next turn, from the service that each tenant has received. The tenants are those of
+    one priority class.
+    """
 
     def __init__(self, max_credit: float = math.inf) -> None:
         self._max_credit = max_credit
@@ -35,7 +37,9 @@ class FairQueue:
         self._num_turns = 0
 
     def arrive(self, tenant: str, present: Iterable[str]) -> None:
-        """Add a tenant of which nothing was waiting. `present` are the tenants of which something waits."""
+        """Note that a first piece of work of a tenant begins to wait. `present` are the tenants of which something
+        waits already.
+        """
         start = max(self._time(tenant), self._start(set(present) - {tenant}))
         account = self._accounts.get(tenant)
         if account is None:
@@ -79,11 +83,13 @@ class FairQueue:
 
     @property
     def _earliest(self) -> float:
-        """The virtual time of a tenant with the maximum credit."""
+        """The smallest virtual time that a tenant can have: that of a tenant that has saved up the maximum credit."""
         return max(0.0, self._latest - self._max_credit)
 
     def _start(self, present: Iterable[str]) -> float:
-        """Return the virtual time at which a tenant without an account starts if these tenants are present."""
+        """Return the virtual time at which a tenant without an account starts when the tenants `present`
+        are waiting.
+        """
         return min((self._time(other) for other in present), default=self._latest)
 
     def _time(self, tenant: str) -> float:

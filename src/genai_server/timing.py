@@ -56,7 +56,7 @@ class Timings:
 
 
 class Arrival:
-    """When a request arrived, and the time until its answers could be prepared."""
+    """The time at which a request arrived, and how long receiving it and waiting for its model have taken."""
 
     def __init__(self, clock: Clock, began: float | None = None) -> None:
         # In seconds; monotonic.
@@ -70,7 +70,7 @@ class Arrival:
 
     @property
     def elapsed(self) -> float:
-        """The seconds since the request's first byte arrived."""
+        """The seconds since the first byte of the request arrived."""
         return self.clock() - self.began
 
     def received(self) -> None:

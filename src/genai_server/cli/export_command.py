@@ -295,13 +295,16 @@ def _build(
 
 
 def _chosen(arguments: argparse.Namespace, order: Build) -> Build:
-    """Return the build with the builder that supports it. Raises ConfigurationError if there is none."""
+    """Return the build with the builder that can build the model. Raises ConfigurationError if no builder can."""
     return builder.choose(order, arguments.python, arguments.builder, unchecked=arguments.unchecked)
 
 
 def _order(arguments: argparse.Namespace, source: Path, folder: Path, gguf: Path | None = None) -> Build:
-    """Return the build that the arguments ask for. Raises ConfigurationError if the arguments do not fit the
+    """Return the build that the command's arguments ask for. Raises ConfigurationError if the arguments do not fit the
     model.
+
+    `source` is the model to build, and `folder` the directory to build. `gguf` is the GGUF file from which the source
+    was unpacked, if it was.
     """
     task = arguments.task or task_of(source)
     order = Build(source, folder, arguments.precision or "", arguments.device, tuple(arguments.extra), task)
@@ -327,8 +330,8 @@ def _default_precision(order: Build) -> str:
 
 
 def _why(arguments: argparse.Namespace, order: Build) -> str | None:
-    """Return a sentence for the user about how weights are stored and why; None if the user or the source chose
-    it.
+    """Return a sentence for the user that explains how the weights are stored and why; None if that was determined by
+    the user or by the source.
     """
     if order.gguf is not None:
         return "the numbers of the file are kept; those of types that ONNX Runtime cannot hold are rounded to 8 bits"

@@ -120,7 +120,8 @@ class Source:
 
 
 def source_of(text: str, settings: Settings) -> Source:
-    """Return the source for `OWNER/NAME`, `OWNER/NAME:FOLDER` or a short name, for the first configured device.
+    """Return what to download for `OWNER/NAME`, `OWNER/NAME:FOLDER` or a short name, in the variant for the first
+    configured device.
 
     Raises ConfigurationError if the text is none of these.
     """
@@ -187,7 +188,7 @@ def pull(
 
 
 def _sizes(selection: Selection) -> str:
-    """Return a phrase about the disk space and memory that a model needs."""
+    """Return a phrase for the user about the disk space and memory that a model needs."""
     return f"{selection.size / _GIB:.2f} GiB on the disk, and in memory as much beside its context"
 
 
@@ -214,7 +215,8 @@ def _fetch(
     report: Callable[[str], None],
     watch: Watch | None,
 ) -> list[str]:
-    """Download the selected files into the staging folder. Returns the names of files from the original's repository.
+    """Download the selected files into the staging folder of a model directory. Returns the names of the files that
+    come from the repository of the original model.
 
     Raises ConfigurationError, and PullFailed if the files are not a complete model.
     """
@@ -316,9 +318,10 @@ def print_how_to_serve(directory: Path) -> None:
 
 
 def _former(directory: Path, name: str, selection: Selection) -> store.Origin | None:
-    """Return the recorded origin of an existing directory; None if the directory does not exist.
+    """Return the recorded origin of an existing model directory; None if the directory does not exist.
 
-    Raises ConfigurationError if the directory belongs to another model.
+    `name` and `selection` are what is to be downloaded into it. Raises ConfigurationError if the directory contains
+    another model.
     """
     if not directory.exists():
         return None

@@ -33,10 +33,10 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class SuggestingParser(argparse.ArgumentParser):
-    """A parser that refuses unknown arguments itself, so that the usage shown is that of the subcommand.
+    """A parser that refuses unknown arguments itself, so that the usage message shows the usage of the subcommand.
 
-    `rest_to` is the name in the namespace for arguments behind `--`, for commands that pass them to another program.
-    With "", these arguments are parsed like others.
+    `rest_to` is the name of the attribute for the arguments after `--`, for commands that pass these arguments to
+    another program. If it is "", the arguments are parsed like others.
     """
 
     def __init__(self, **how: Any) -> None:

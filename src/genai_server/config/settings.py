@@ -337,8 +337,8 @@ class Settings(ServerSettings, MediaSettings):
         return self.device.split(",")
 
     def within(self, context_length: int | None) -> int | None:
-        """The maximum length of a model's sequences in tokens, by the settings and the model's context length where it
-        is known; None if neither limits it.
+        """The maximum number of tokens in a sequence of a model, by the setting `max_length` and the model's
+        `context_length`, whichever is smaller; None if neither limits it.
         """
         if isinstance(self.max_length, str):
             return context_length

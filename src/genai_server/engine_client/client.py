@@ -88,13 +88,16 @@ class EngineClient:
     def work(self) -> int:
         """Number of requests of normal priority in the engine.
 
-        These are this process's current requests, and those of other processes by the engine's last report.
+        That is the number of this process's current requests, plus the number of the other processes' requests in the
+        engine's last report.
         """
         return len(self.in_flight) - self.in_flight.num_background + self.load.others
 
     @property
     def background_work(self) -> int:
-        """Number of low-priority requests in the engine, by its last report or by what this process has sent."""
+        """Number of low-priority requests in the engine: the number in the engine's last report, or the number that
+        this process has sent if that is larger.
+        """
         return max(self.in_flight.num_background, self.load.low_priority_running + self.load.low_priority_waiting)
 
     def status(self) -> EngineStatus:
@@ -289,7 +292,7 @@ def _order(engine: EngineClient, num_missing: int, tenant: str, low_priority: bo
 
 
 def describe(status: EngineStatus) -> str:
-    """A state in words, with its reason if it has one."""
+    """The state of an engine in words, with the reason in parentheses if there is one."""
     return f"{status.state} ({status.error})" if status.error else status.state
 
 

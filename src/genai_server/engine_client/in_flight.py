@@ -37,7 +37,7 @@ class _Sent(Struct, frozen=True):
 
 
 class _Waiting(Struct, frozen=True):
-    """An answer without a token whose engine has died. It waits for the restarted engine, at most once."""
+    """An answer that had no token yet when its engine died. It waits for the restarted engine, at most once."""
 
     request: GenerationRequest
     stream: TokenStream
@@ -47,7 +47,8 @@ class _Waiting(Struct, frozen=True):
 
 
 class InFlight:
-    """The streams of all requests, by the key under which the engine knows them. Used by the event loop's thread only.
+    """The answers that this process has requested from one engine, by the key under which the engine knows each. Used
+    by the event loop's thread only.
 
     The answers to one HTTP request are a group, which is sent as a whole or not at all.
     """

@@ -92,7 +92,8 @@ class TokenStream:
         self._wake()
 
     def _furthest(self, progress: Progress) -> Progress | None:
-        """The progress to report: the largest so far.
+        """The progress of reading the prompt to report to the client: the largest so far, because progress must not
+        decrease.
 
         A prompt is read again from its start after a preemption, and on another engine.
         """
@@ -116,7 +117,9 @@ class TokenStream:
             self._wake()
 
     def take_untouched(self) -> GenerationRequest | None:
-        """Take the request, with its remaining time, for another engine; None after a token or an earlier call."""
+        """Take over the request of this answer, with its remaining time, in order to send it to another engine; None if
+        the answer already has a token, or after an earlier call.
+        """
         request, self._request = self._request, None
         if self.is_ended or request is None:
             return None

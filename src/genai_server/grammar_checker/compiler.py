@@ -61,7 +61,9 @@ def reason(matcher: LLMatcher) -> str:
 
 
 def in_short(words: str) -> str:
-    """Return an error message of the library without the backtrace that a panic contains."""
+    """Return an error message of llguidance, cut to a maximum length and without the backtrace that the message of a
+    panic contains.
+    """
     return words.partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()[:_MAX_MESSAGE]
 
 
@@ -115,8 +117,8 @@ def _follow(matcher: LLMatcher) -> None:
 
 
 def _stand_in(grammar: str) -> LLTokenizer:
-    """Return a byte tokenizer with the special tokens that a grammar names, because the model's tokenizer is not
-    known here.
+    """Return a tokenizer of single bytes with the special tokens and token ids that a grammar names. It takes the place
+    of the model's tokenizer, which is not known here.
     """
     ids = [int(number) for listed in _IDS.findall(grammar) for number in re.findall(r"\d{1,9}", listed)]
     largest = max((number for number in ids if number <= _MAX_ID), default=0)
@@ -130,7 +132,7 @@ def _stand_in_tokenizer(names: tuple[str, ...], largest: int) -> LLTokenizer:
 
 
 class _Bytes:
-    """Bytes and special tokens, in the form in which llguidance accepts a tokenizer."""
+    """A vocabulary of the 256 bytes and special tokens, in the form that llguidance requires of a tokenizer."""
 
     bos_token_id = None
 

@@ -103,7 +103,9 @@ class EightBitEnds:
 
 
 class GgufWeights:
-    """Provides the tensors of a GGUF file as blocks, found by the matrices into which Transformers unpacked them."""
+    """Provides the weights of a GGUF file as blocks, for the matrices of the model that Transformers has made from the
+    file.
+    """
 
     keeps_floats = True
 
@@ -121,9 +123,9 @@ class GgufWeights:
         self.rounded: Counter[str] = Counter()
 
     def find(self, model: Any) -> None:
-        """Find the tensors of a model's matrices.
+        """Find the tensor of the file from which each matrix of a model was made.
 
-        Other weights that the file has in 32 bits replace the model's rounded ones.
+        Weights that the file has in 32 bits also replace those of the model that were rounded to 16 bits.
         """
         heads = model.config.num_attention_heads, model.config.num_key_value_heads
         for name, parameter in model.named_parameters():
@@ -144,11 +146,11 @@ class GgufWeights:
                 self._widen(parameter, torch.from_numpy(values).reshape(parameter.shape))
 
     def _order(self, tensor: Any, parameter: Any, heads: tuple[int, int]) -> Any:
-        """Return the order of a file tensor's rows that equals Transformers' matrix, or None if both have the same
-        order.
+        """Return the indexes that bring the rows of a tensor of the file into the order of Transformers' matrix; None
+        if both have the same order.
 
-        llama.cpp interleaves the halves of each head of queries and keys. Raises SystemExit if no order makes the two
-        equal.
+        `heads` are the numbers of query heads and of key heads, because llama.cpp interleaves the halves of each head
+        of queries and keys. Raises SystemExit if no order makes the two equal.
         """
         num_rows = len(parameter)
         orders: list[Any] = [None]
@@ -161,8 +163,10 @@ class GgufWeights:
         raise SystemExit(f"{tensor.name} of the file is not what Transformers made of it")
 
     def _widen(self, parameter: Any, values: Any) -> None:
-        """Replace a parameter that was rounded to 16 bits by the file's values in 32 bits. (Gemma's are offset by
-        1.)
+        """Replace a parameter that was rounded to 16 bits by `values`, which the file has in 32 bits.
+
+        Files of Gemma models have some values increased by 1, which is undone. Does nothing if the values are not those
+        of the parameter.
         """
         for wide in (values, values - 1):
             if torch.equal(wide.to(parameter.dtype), parameter):
@@ -179,8 +183,8 @@ class GgufWeights:
         return dequantize(np.ascontiguousarray(self._rows(tensor, order, rows)), tensor.tensor_type)
 
     def form(self, weight: Any) -> tuple[int, int] | None:
-        """Return the bits and block size of a matrix, which may be rows of an unpacked one; None for
-        floating-point weights.
+        """Return the bits and block size of a matrix, which may also be some rows of a matrix of the model; None if the
+        file has floating-point weights for it.
         """
         stored = self._found.get(weight.untyped_storage().data_ptr())
         if stored is None or stored[0].tensor_type.name in _FLOATS:
@@ -190,7 +194,7 @@ class GgufWeights:
     def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
         """Return the blocks of a matrix for which `form` returns a value.
 
-        Types of the file without a form in gguf_blocks.py are rounded to 8 bits.
+        GGUF types that gguf_blocks.py cannot convert are rounded to 8 bits.
         """
         tensor, order, whole = self._found[weight.untyped_storage().data_ptr()]
         first = weight.storage_offset() // whole.shape[1]
@@ -210,7 +214,7 @@ class GgufWeights:
 
 
 def is_equal(values: Any, weight: Any) -> bool:
-    """Whether values equal a matrix of weights up to the rounding to 16 bits."""
+    """Whether values equal a matrix of weights, apart from differences that rounding to 16 bits explains."""
     unpacked = weight.detach().float().numpy()
     if values.shape != unpacked.shape:
         return False
@@ -259,7 +263,9 @@ def is_qkv_projection_packable(model: Any, original: Any, weights: Any, layer_id
 
 
 def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *parts: Any, **others: Any) -> Any:
-    """Replacement for the builder's method: record of which matrices a joined matrix consists."""
+    """Replacement for the builder's method: record in a matrix that joins several matrices (`parts`) which ones these
+    are.
+    """
     joined = original(model, *parts, **others)
     joined.parts = [part.weight for part in parts]
     return joined
@@ -298,7 +304,9 @@ def save_model(model: Any, original: Any, weights: Any, *arguments: Any) -> None
 
 
 def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
-    """Return blocks in the form in which the builder expects quantized weights."""
+    """Return blocks as an object with the attributes that the builder expects of quantized weights (`qweight`,
+    `scales`, `qzeros` and so on).
+    """
     num_rows, num_columns = blocks.codes.shape
     quantized = SimpleNamespace(
         bits=blocks.bits,

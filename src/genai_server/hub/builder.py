@@ -121,10 +121,10 @@ class Build:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether weights get 4 bits by k_quant, and sensitive layers 8.
+        """Whether the weights get 4 bits by the method k_quant_mixed, and sensitive layers 8 bits.
 
-        That needs rows of whole blocks, which all models have for blocks of 32, but not always for a block size that
-        the user has chosen.
+        That needs rows that consist of whole blocks. All models have such rows for blocks of 32, but not always for a
+        block size that the user has chosen.
         """
         options = {option.split("=", 1)[0] for option in self.extra}
         return self.precision == "int4" and self.has_eight_bit_ends and not options & {"block_size", "algo_config"}

@@ -53,7 +53,9 @@ def main() -> None:
 
 
 class Wrapper(torch.nn.Module):
-    """A model that returns one tensor, and whose inputs have a fixed order."""
+    """A model with a fixed order of inputs and one output tensor: `output` of the model `inner`, or the result of the
+    layers after it.
+    """
 
     def __init__(self, inner: Any, output: str, layers: list[Any]) -> None:
         super().__init__()
@@ -62,7 +64,9 @@ class Wrapper(torch.nn.Module):
         self.layers = torch.nn.ModuleList(layers)
 
     def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
-        """Return logits, vectors of tokens [texts, tokens, width], or with `layers` one vector per text."""
+        """Return the logits, or the vectors of tokens [texts, tokens, width]; with `layers`, their result, one vector
+        per text [texts, width].
+        """
         optional = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         if hasattr(self.inner.config, "rope_parameters"):
             # Positions for each text: ONNX Runtime's RotaryEmbedding does not broadcast them.
@@ -123,7 +127,8 @@ def load(source: Path) -> tuple[Any, str]:
 
 
 def layers_behind(source: Path) -> list[Any]:
-    """Return the layers that the graph needs after the encoder: all modules up to the last dense layer.
+    """Return the layers of sentence-transformers that the graph contains after the encoder: all modules up to the last
+    dense layer. Empty if there is no dense layer, since the server itself pools vectors.
 
     Raises SystemExit for modules that are not supported.
     """

@@ -21,7 +21,9 @@ _HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np
 
 
 class Blocks(NamedTuple):
-    """Rows of a quantized matrix. Each block of a row has one scale, and may have an offset."""
+    """Consecutive rows of a quantized matrix. Each row consists of blocks, which have one scale each and may have an
+    offset.
+    """
 
     # [rows, columns], each in a byte of its own.
     codes: Bytes
@@ -101,8 +103,8 @@ def eight_bits(values: Floats, block: int = 32) -> Blocks:
 
 
 class _Reader(NamedTuple):
-    """How the blocks of a GGUF type are read: their size in bytes, their form, and a function for codes, scales
-    and offsets.
+    """How the blocks of one GGUF type are read: the size of a block in bytes, the bits and block size of the result,
+    and a function that returns codes, scales and offsets.
     """
 
     # Of a block in the file.
@@ -149,7 +151,9 @@ def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _with_minimum(codes: Bytes, scales: Floats, minima: Floats) -> tuple[Bytes, Floats, Floats]:
-    """Return codes, scales and offsets of 4-bit blocks whose weights are `scale * code + minimum`."""
+    """Return codes, scales and offsets of 4-bit blocks whose weights are `scale * code + minimum`. The offset of a
+    block is the weight of its middle code, 8.
+    """
     return codes, scales, minima + scales * 8
 
 

@@ -119,7 +119,9 @@ def load_built(built: Path) -> Any:
 
 
 def with_all_logits(graph: Any) -> None:
-    """Remove from a graph the nodes that keep only the last token's logits (prune_lm_head)."""
+    """Change a graph so that it returns the logits of all tokens: remove the nodes that keep only the last token's
+    (added by prune_lm_head).
+    """
     nodes = {node.name: node for node in graph.node}
     gather, unsqueeze = nodes.get("/lm_head/prune/Gather"), nodes.get("/lm_head/prune/Unsqueeze")
     if gather is None or unsqueeze is None:
@@ -136,7 +138,9 @@ def with_all_logits(graph: Any) -> None:
 
 
 def initial(entry: Any, window: list[int], head_size: int, capacity: int) -> Any:
-    """Return the value of a graph's input for a first pass over a window: token ids, masks and an empty KV cache."""
+    """Return the value of one input of a graph (`entry`) for a first pass over a window: the token ids, a mask, the
+    positions or an empty KV cache. Raises SystemExit for an unknown input.
+    """
     if entry.name == "input_ids":
         return np.array([window], np.int64)
     if entry.name == "attention_mask":
@@ -153,7 +157,9 @@ def initial(entry: Any, window: list[int], head_size: int, capacity: int) -> Any
 
 
 def symbolic(name: str, head_size: int, capacity: int) -> int:
-    """Return the size of a dimension that the graph gives by name."""
+    """Return the size of a dimension of the KV cache whose name in the graph is `name`: 1 for the batch, `capacity` for
+    tokens, otherwise `head_size`.
+    """
     if "batch" in name:
         return 1
     return capacity if "sequence" in name or "length" in name else head_size

@@ -67,7 +67,9 @@ def measure(folder: Path, source: Path, python: Path, environment: dict[str, str
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return a sentence with the result of a measurement."""
+    """Return a sentence with the result of a measurement: the perplexities of model and source, and how often both
+    prefer the same token.
+    """
     return (
         f"perplexity {result['perplexity']:.2f} on {result['tokens']} tokens, that of the source "
         f"{result['perplexity_of_source']:.2f}; both prefer the same token at {result['same_top_token']:.1%} of them"

@@ -97,11 +97,11 @@ Choose = Callable[[Sequence["Selection"]], "Selection | None"]
 def select_model(
     repository: Repository, include: Sequence[str] = (), device: str = "", choose: Choose = lambda found: None
 ) -> Selection:
-    """Return the files of the only onnxruntime-genai model in a repository, else of its encoder.
+    """Return the files of the only onnxruntime-genai model in a repository or, if there is none, of its only encoder.
 
-    Only files that match the patterns `include` are considered, if there are any. Of several variants of one model, the
-    one for the kind of device `device` is taken; `choose` is called if several models remain. Raises PullFailed if no
-    model matches, or several do.
+    Only files that match one of the patterns `include` are considered, if there are any. Of several variants of a
+    model, the one for the kind of device `device` is selected. If several models remain, `choose` returns one of them,
+    or None. Raises PullFailed if no model matches, or if several do and none was chosen.
     """
     chosen = [file for file in repository.files if not include or _matches(file.path, include)]
     if not chosen:
@@ -145,9 +145,8 @@ def for_device(models: Sequence[Selection], device: str) -> list[Selection]:
 
 
 def suitable(models: Sequence[Selection], device: str) -> dict[str, bool | None]:
-    """Return, keyed by folder, whether each model is the best variant for a kind of device.
-
-    None if the folder's name contains no device.
+    """Return whether each model is the best variant for a kind of device, by the model's folder. The value is None if
+    the folder's name contains no device.
     """
     best = {model.folder for model in for_device(models, device)}
     return {model.folder: model.folder in best if _devices_in(model.folder) else None for model in models}

@@ -44,7 +44,9 @@ def place_of(models: Path, source: str) -> Path:
 
 
 def staging(directory: Path, what: str = "pull") -> Path:
-    """Return the hidden folder in which a model directory is prepared."""
+    """Return the hidden folder, next to a model directory, in which files for that directory are prepared. `what` is
+    the end of the folder's name, which says what the folder is for.
+    """
     return directory.parent / f".{directory.name}.{what}"
 
 
@@ -87,8 +89,8 @@ def seed(folder: Path, directory: Path, is_taken: Callable[[str], bool] = lambda
 
 
 def keep(folder: Path, directory: Path, former: Origin) -> None:
-    """Copy those files of an existing model directory that were not downloaded. Raises PullFailed if copying
-    fails.
+    """Copy those files of an existing model directory that the user has added to the prepared folder `folder`: all but
+    the downloaded ones, which `former` lists. Raises PullFailed if copying fails.
     """
     fetched = {*former.files, *former.added, ORIGIN}
     seed(folder, directory, lambda name: name not in fetched)

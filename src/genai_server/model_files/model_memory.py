@@ -33,7 +33,9 @@ class ModelMemory:
     context_length: int = 0
 
     def with_draft_model(self, other: "ModelMemory") -> "ModelMemory":
-        """Return the memory of this model together with its draft model, which processes the same tokens."""
+        """Return the memory of this model together with that of its draft model `other`, whose KV cache holds the same
+        number of tokens.
+        """
         return replace(
             self,
             weights=self.weights + other.weights,
@@ -48,8 +50,8 @@ class ModelMemory:
 
 
 def advice_for_context(max_length: int, context_length: int) -> str:
-    """Return advice for the user if the memory holds only `max_length` tokens of a model's context; "" if it
-    holds enough.
+    """Return advice for the user if the memory holds only `max_length` tokens of a model's context of `context_length`
+    tokens, and that is too few for coding agents; otherwise "".
     """
     if max_length >= min(context_length, AGENT_TOKENS):
         return ""
@@ -100,10 +102,10 @@ def _size_with_weights(graph: Path) -> int:
 
 
 def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
-    """Return the size of the output matrix if a head for multi-token prediction (MTP) shares it with the decoder, else
-    0.
+    """Return the size in bytes of the copy of the output matrix that a head for multi-token prediction (MTP) makes if
+    it shares the matrix with the decoder; 0 if there is no such head.
 
-    The head's session makes its own packed copy of the matrix. The size is an upper bound.
+    `model` is the section `model` of genai_config.json. The size is an upper bound.
     """
     head = _graphs(model.get(_HEAD))
     if not head or not _mentions(directory / head[0], f"{model['decoder']['filename']}.data".encode()):
@@ -113,7 +115,9 @@ def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
 
 
 def _mentions(graph: Path, name: bytes) -> bool:
-    """Whether a name occurs in a graph file that has its weights in other files."""
+    """Whether a file with a graph contains a text such as the name of a file. False for a file so large that it
+    contains the weights itself.
+    """
     try:  # reading from a pipe would block
         return graph.is_file() and graph.stat().st_size <= _MAX_GRAPH_BYTES and name in graph.read_bytes()
     except OSError:

@@ -60,7 +60,9 @@ class Task(StrEnum):
 
     @property
     def why_no_drafts(self) -> str:
-        """The reason why a draft model has no effect on models of this task; "" if it has one."""
+        """The reason why a draft model has no effect on models with this task; "" for the only task for which it has an
+        effect.
+        """
         return "" if self is Task.GENERATE else f"the task of the model is {self}, and only {Task.GENERATE} has drafts"
 
 
@@ -132,7 +134,9 @@ class PoolingModel(Struct, frozen=True):
 
 
 def task_of(directory: Path) -> Task:
-    """Return what the model in a directory does. A directory that cannot be read counts as generating."""
+    """Return the task of the model in a directory. A directory that cannot be read counts as a model that generates
+    text.
+    """
     try:
         return _task(directory)
     except ModelDirectoryError:
@@ -140,7 +144,8 @@ def task_of(directory: Path) -> Task:
 
 
 def read_pooling_model(directory: Path) -> PoolingModel | None:
-    """Return the description of a directory's model; None if the model has another task.
+    """Return the description of the embedding or reranking model in a directory; None if the model there has another
+    task.
 
     Raises ModelDirectoryError, which names the file, if a configuration is not valid.
     """
@@ -333,9 +338,9 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
-    """Return kind and folder of each module in modules.json, empty if the file is missing.
+    """Return the kind and the folder of each module in the file modules.json; empty if there is no such file.
 
-    Raises ModelDirectoryError.
+    Raises ModelDirectoryError if the file is not valid.
     """
     path = directory / MODULES
     listed = read_value(path, [])

@@ -76,7 +76,7 @@ class SpeechModel(Struct, frozen=True):
 
 
 def transcribes(directory: Path) -> bool:
-    """Whether a directory's model transcribes speech. False if the configuration cannot be read."""
+    """Whether the model in a directory transcribes speech. False if the configuration cannot be read."""
     try:
         return _has_kind(read_object(directory / _CONFIG))
     except ModelDirectoryError:
@@ -84,7 +84,7 @@ def transcribes(directory: Path) -> bool:
 
 
 def read_speech_model(directory: Path) -> SpeechModel | None:
-    """Return the description of a directory's speech model; None if the model is of another type.
+    """Return the description of the speech model in a directory; None if the model there is of another type.
 
     Raises ModelDirectoryError, which names the file, if a configuration is not valid.
     """

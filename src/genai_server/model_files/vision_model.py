@@ -26,7 +26,9 @@ class Medium(StrEnum):
 
 @dataclass(frozen=True)
 class _Family:
-    """How onnxruntime-genai's image processor recognizes an image in a prompt, for one family of models."""
+    """The texts by which onnxruntime-genai's image processor recognizes an image in a prompt, for one
+    family of models.
+    """
 
     marker: str
     placeholder: str
@@ -67,7 +69,8 @@ class VisionModel:
 
 
 def read_vision_model(model_dir: Path) -> VisionModel | None:
-    """Return the description of a directory's model; None if it takes only text, or is of an unsupported type.
+    """Return the description of the model in a directory; None if the model takes only text, or is of an unsupported
+    type.
 
     Raises ModelDirectoryError, which names the file, if a configuration is not valid.
     """
@@ -100,7 +103,7 @@ def _audio_model(model_dir: Path, model: dict[str, Any]) -> VisionModel:
 
 
 def medium_of(model_dir: Path) -> Medium | None:
-    """Return what a directory's model takes besides text; None for text only.
+    """Return whether the model in a directory takes images or audio besides text; None if it takes only text.
 
     Also None if a configuration is not valid; the engine reports that.
     """

@@ -116,7 +116,9 @@ class _IngressApp:
         self._app = self._guarded(settings)
 
     def _guarded(self, settings: Settings) -> ASGIApp:
-        """Return the forwarding app behind those checks of the server's app that need no replica."""
+        """Return the app that forwards requests, wrapped in those checks of the server's app that need no replica: API
+        keys, rate limits, and the size of bodies.
+        """
         bodies = BodyBudget(settings.max_bodies_bytes)
         media_limit = settings.max_media_body_bytes if any_takes_media(settings.served.values()) else 0
         app: ASGIApp = BodyLimits(
@@ -275,7 +277,8 @@ class _IngressApp:
         return answers
 
     async def _state(self) -> ReplicaAnswer:
-        """Return the health of a replica that accepts work, or else of another one.
+        """Return the answer of a replica that accepts work to a readiness check or, if there is none, the answer of
+        another replica.
 
         It is cached for a moment, because load balancers ask often.
         """

@@ -19,11 +19,12 @@ _LISTS = ("data", "models")
 
 
 def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
-    """Merge the answers of one or more replicas into one.
+    """Merge the answers of one or more replicas to the same request into one.
 
-    The first success stands for all, unless a replica failed with another status than 404; then the first such failure
-    does. A JSON body keeps its fields: its lists contain the entries of all successes, each with its `replica`, and the
-    field `replicas` has each replica's status and body. The `status` of /healthz is `degraded` if the replicas differ.
+    The status and headers are those of the first success. If a replica failed with a status other than 404, they are
+    those of the first such failure instead. In a JSON body, lists contain the entries of all successes, each with its
+    `replica`, and the additional field `replicas` has the status and body of each replica. The `status` of /healthz is
+    `degraded` if replicas are in different states.
     """
     failures = [one for one in answers if one.status >= HTTPStatus.BAD_REQUEST]
     successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]

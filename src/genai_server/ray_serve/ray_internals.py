@@ -28,7 +28,9 @@ TREE_OPTIONS: dict[str, Any] = {
 
 
 def with_version(deployment: Any, version: str, **options: Any) -> Any:
-    """Return a deployment with these options. Deploying it again with the same version restarts no replica."""
+    """Return a copy of a Ray Serve deployment with this version and these options. Deploying again with the same
+    version restarts no replica.
+    """
     return deployment.options(version=version, _internal=True, **options)
 
 

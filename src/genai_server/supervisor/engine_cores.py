@@ -12,11 +12,13 @@ _MIB = 1024 * 1024
 
 
 def cores_of_devices(devices: Sequence[str], nodes: Sequence[Node], quota: float = math.inf) -> dict[str, EngineCores]:
-    """The cores of each of a model's devices that is kept on some; the others may use all.
+    """Return the processor cores of those of a model's devices whose engines must keep to certain cores, by device. An
+    engine of any other device may use all cores.
 
-    With several nodes, the number in `cpu:NODE` is that of the kernel. With one, several such devices have equal parts
-    of its cores, as far as there are enough. `quota` is the CPUs of the control groups, which the devices share. Raises
-    ConfigurationError for a node without a core that this process may use.
+    These devices have names `cpu:NODE`. On a machine with several NUMA nodes, NODE is the kernel's number of a node,
+    whose cores the engine gets. On a machine with one node, several such devices share the node's cores equally, if
+    there is at least one core for each. `quota` is the number of CPUs that the control groups grant to all devices
+    together. Raises ConfigurationError if this process may use no core of a node.
     """
     named = [device for device in devices if device.startswith(f"{CPU}:")]
     parts: list[tuple[Core, ...]]
@@ -48,14 +50,15 @@ def cores_of_devices(devices: Sequence[str], nodes: Sequence[Node], quota: float
 
 
 def planned_cores(devices: Sequence[str]) -> dict[str, EngineCores]:
-    """`cores_of_devices` on this machine. Raises ConfigurationError."""
+    """Return what `cores_of_devices` returns for this machine. Raises ConfigurationError."""
     return cores_of_devices(devices, numa_nodes(), cpu_quota())
 
 
 def advice_for_nodes(devices: Sequence[str], nodes: Sequence[Node], weights: int) -> str:
-    """What an engine for each node would bring, where one engine has the cores of several; "" if there is nothing.
+    """Advice for operators to run an engine on each NUMA node instead of one engine on the cores of several nodes; ""
+    if that is not the case.
 
-    `weights` is the memory of an engine's weights, in bytes.
+    `weights` is the memory that the weights take in each engine, in bytes.
     """
     if CPU not in devices or len(nodes) < 2:
         return ""
@@ -69,7 +72,9 @@ def advice_for_nodes(devices: Sequence[str], nodes: Sequence[Node], weights: int
 
 
 def shortage_of_node(device: str, cores: EngineCores, nodes: Sequence[Node], needed: int) -> str:
-    """Why the memory of an engine's node does not hold the bytes that the engine needs; "" if it does."""
+    """A sentence for operators if the free memory of the NUMA node of an engine is less than `needed`, the bytes that
+    the engine's weights take; "" if it suffices or is unknown.
+    """
     free = next((node.free_memory for node in nodes if node.number == cores.node), 0)
     if cores.node is None or not free or needed <= free:
         return ""
@@ -80,7 +85,9 @@ def shortage_of_node(device: str, cores: EngineCores, nodes: Sequence[Node], nee
 
 
 def _divided(cores: Sequence[Core], number: int) -> list[tuple[Core, ...]]:
-    """As many equal parts of the cores, each of neighbours, with as many of each kind; the first may have one more."""
+    """Divide cores into `number` parts that are as equal as possible, both in total and for each kind of core (such as
+    fast and efficient). Cores of a part are neighbours.
+    """
     parts: list[list[Core]] = [[] for _ in range(number)]
     for kind in sorted({core.kind for core in cores}):
         alike = [core for core in cores if core.kind == kind]

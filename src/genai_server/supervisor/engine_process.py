@@ -57,7 +57,8 @@ class Watchdog:
     def check(self, beat: Beat) -> str | None:
         """Check the newest heartbeat, CHECK_INTERVAL seconds after the previous check.
 
-        Returns the reason if it is too old.
+        Returns the reason, as a sentence for operators, if the heartbeat is so old that the engine hangs; otherwise
+        None.
         """
         if beat != self._beat:
             self._beat, self._seconds = beat, 0.0
@@ -151,9 +152,9 @@ class EngineProcess:
         return f"the engine process died, {in_words(status)}"
 
     def kill(self) -> None:
-        """Kill the process at once.
+        """Kill the process at once, and wait until it has ended.
 
-        An orderly exit, by `leave`, would also remove the supervisor's folder.
+        Unlike `leave`, this does not make the engine remove the supervisor's folder.
         """
         self._process.kill()
         self._process.wait()
@@ -163,7 +164,9 @@ class EngineProcess:
         self._output.close()
 
     def leave(self) -> None:
-        """Ask the process to exit, by closing its standard input."""
+        """Ask the process to exit, by closing its standard input. The engine then also removes the
+        supervisor's folder.
+        """
         with contextlib.suppress(OSError):
             self._input.close()
 

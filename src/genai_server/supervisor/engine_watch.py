@@ -135,12 +135,16 @@ class EngineWatch:
             self._send_size()
 
     def _send_size(self) -> None:
-        """Send the KV cache size to a loaded engine. Must be called with the lock, so that sizes arrive in order."""
+        """Send the maximum size of the KV cache to an engine that has loaded. The caller must hold the lock, so that
+        sizes arrive in order.
+        """
         if self.status.state == EngineState.READY and self._process is not None and self._launch.spec.kv_bytes:
             self._process.resize(self._launch.spec.kv_bytes)
 
     def _change_spec(self, **changes: object) -> None:
-        """Change the specification with which the next engine process starts. Must be called with the lock."""
+        """Change fields of the configuration with which the next engine process starts. The caller must
+        hold the lock.
+        """
         spec = msgspec.structs.replace(self._launch.spec, **changes)
         self._launch = msgspec.structs.replace(self._launch, spec=spec)
 
@@ -244,8 +248,10 @@ class EngineWatch:
         return error
 
     def _pause(self, error: str) -> bool:
-        """Wait before the next start. Returns False if there is none: after a crash loop, or when the server
-        stops.
+        """Wait before the engine is started again after it died for the reason `error`. The wait ends early when the
+        engine is to stop.
+
+        Returns False, without waiting, if the engine is not started again because it has died too often in a row.
         """
         seconds = self._restarts.pause()
         if seconds is None:

@@ -99,10 +99,11 @@ class MemoryBudget:
     def decide(
         self, model: MemoryModel, loaded: Collection[MemoryModel], idle: Collection[MemoryModel] = ()
     ) -> Decision | Shortage:
-        """Decide whether a model can be loaded next to the loaded models, of which `idle` may be unloaded.
+        """Decide whether a model is loaded next to the loaded models, of which the `idle` ones may be unloaded to make
+        space.
 
-        Idle models are unloaded if the model then has memory for sequences of WANTED_TOKENS. Otherwise it is loaded if
-        memory for REQUIRED_TOKENS suffices.
+        Idle models are unloaded if the model then has memory for sequences of WANTED_TOKENS. Otherwise the model is
+        loaded if there is memory for sequences of REQUIRED_TOKENS. If neither is possible, the result is a Shortage.
         """
         if self.fits_well(model, loaded):
             return Decision.LOAD
@@ -122,7 +123,9 @@ class MemoryBudget:
         return self._fits(model, loaded, (), WANTED_TOKENS)
 
     def divide(self, loaded: Collection[MemoryModel]) -> None:
-        """Divide the memory for KV caches among all engines, if an engine was added, has loaded or was removed."""
+        """Divide the memory for KV caches among the engines of the loaded models. Does nothing if no engine was added,
+        loaded or removed since the last call.
+        """
         engines = [(other.about, engine) for other in loaded for engine in other.engines]
         known = [(about.serial, engine.status.device, engine.kv_range) for about, engine in engines]
         if known == self._divided or self._settings.kv_cache_bytes:
@@ -142,7 +145,7 @@ class MemoryBudget:
         return RUNTIME + self._memory(about).weights
 
     def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:
-        """Return a sentence with the memory that a model needs and the memory that is free."""
+        """Return a sentence for operators with the memory that a model needs and the memory that is free."""
         weights, engines = self.weights(about), self._num_host_engines(about)
         needed = engines * self._kv_needed(about, REQUIRED_TOKENS)
         next_to = ""
@@ -157,7 +160,9 @@ class MemoryBudget:
         )
 
     def _expected_range(self, about: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:
-        """Return the minimum and maximum KV cache size, in bytes, of an engine that has not loaded."""
+        """Return the expected minimum and maximum KV cache size, in bytes, of an engine that has not loaded yet. Both
+        are 0 if the engine uses a device's own memory. `total` is the memory for all KV caches.
+        """
         if not _is_on_host(engine.status.device) or not self._memory(about).per_token:
             return 0, 0
         return self._kv_needed(about, REQUIRED_TOKENS), total
@@ -178,7 +183,7 @@ class MemoryBudget:
         return available >= 0 and sum(map(self._reserved, kept)) + needed <= _KV_SHARE * available
 
     def _can_run(self, about: ModelStatus, num_bytes: int) -> bool:
-        """Whether a model can run at all with this memory, if it had the memory for itself."""
+        """Whether a model can run with `num_bytes` of memory, if no other model used any of it."""
         needed = self._num_host_engines(about) * self._kv_needed(about, REQUIRED_TOKENS)
         return self.weights(about) + needed <= num_bytes
 
@@ -224,9 +229,9 @@ class MemoryBudget:
 
 
 def divided(total: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Divide `total` into shares that are as equal as the minimum and maximum of each allow.
+    """Divide `total` into one share for each range (minimum, maximum), as equal as the ranges allow.
 
-    Each share is at least its minimum, even if the total is then exceeded.
+    Each share is at least its minimum, even if the sum of the shares then exceeds the total.
     """
     low, high = 0, max(total, *(minimum for minimum, _ in ranges), 0) if ranges else 0
     while low < high:  # the highest level that the total can pay for
@@ -252,5 +257,5 @@ def _host_engines(model: MemoryModel) -> list[MemoryEngine]:
 
 
 def _is_on_host(device: str) -> bool:
-    """Whether an engine for this device uses the host's memory. Scripted devices are treated the same."""
+    """Whether an engine for this device uses the host's memory. True for CPUs and for scripted devices."""
     return device.partition(":")[0] in (CPU, "scripted")

@@ -34,7 +34,7 @@ CreateEngines = Callable[[ModelStatus], Sequence[EngineWatch]]
 
 
 class ManagedModel:
-    """One model, loaded or not. All times are seconds of one clock.
+    """One model that the supervisor manages, loaded or not. All times are seconds of one clock.
 
     Guarded by the supervisor's lock, except `end`, which waits for processes.
     """
@@ -123,9 +123,9 @@ class ManagedModel:
         return self.state == ModelState.READY and now - self.last_used >= max(seconds, SETTLED)
 
     def unload(self, until: float, now: float) -> None:
-        """Accept no more requests.
+        """Begin to unload the model: it accepts no more requests.
 
-        Running requests may continue until the time `until`, or an earlier one set before.
+        Running requests may continue until the time `until`, or until an earlier time that a previous call has set.
         """
         self._unloading_until = until if self._unloading_until is None else min(until, self._unloading_until)
         # The last requests may still arrive.
@@ -376,6 +376,8 @@ class ModelPool:
 
     @staticmethod
     def _evict(model: ManagedModel, now: float, until: float) -> None:
-        """Unload a model until requests need it again. Running answers may continue until the time `until`."""
+        """Unload a model, which is loaded again when a request needs it. Running answers may continue until the time
+        `until`.
+        """
         model.change(on_demand=True)
         model.unload(until, now)

@@ -162,7 +162,7 @@ class Supervisor:
             return self._models.statuses()
 
     def _advise(self) -> None:
-        """Log what engines on each NUMA node would bring, if one engine has the cores of several."""
+        """Log the advice to run an engine on each NUMA node, if one engine has the cores of several nodes."""
         about = next(iter(self._models)).about
         if advice := advice_for_nodes(about.devices, numa_nodes(), self._budget.weights_of_engine(about)):
             log.info("%s", advice)

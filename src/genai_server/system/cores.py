@@ -1,7 +1,7 @@
-"""The processor cores that this process may use, and the NUMA nodes of Linux that they belong to.
+"""The processor cores that this process may use, and the NUMA nodes to which the cores belong on Linux.
 
-They are read from /sys, so that a container's cpuset, Kubernetes' static CPU policy and CPUs that are offline count.
-ONNX Runtime's own number of threads counts differently and leaves half of a small machine idle.
+They are read from /sys, so that the limits of a container's cpuset and of Kubernetes' static CPU policy are respected,
+and CPUs that are offline are not counted. ONNX Runtime's own count of cores leaves half of a small machine idle.
 """
 
 import math
@@ -33,7 +33,9 @@ class Core:
 
 @dataclass(frozen=True)
 class Node:
-    """A NUMA node: cores, with memory of their own that they reach faster than that of other nodes."""
+    """A NUMA node: a group of cores, with a part of the memory that these cores reach faster than the rest of the
+    memory.
+    """
 
     number: int
     # Those that this process may use, in the order of their CPUs; at least one.
@@ -43,7 +45,8 @@ class Node:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Physical cores within the CPU affinity of the process and the quotas of its control groups, at least 1.
+    """Number of physical cores that the CPU affinity of the process and the quotas of its control groups allow, at
+    least 1.
 
     `root` is the root of the file system.
     """
@@ -55,7 +58,8 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """Logical CPUs within the CPU affinity of the process and the quotas of its control groups, at least 1.
+    """Number of logical CPUs that the CPU affinity of the process and the quotas of its control groups allow, at least
+    1.
 
     `root` is the root of the file system.
     """
@@ -67,9 +71,11 @@ def usable_cpus(root: Path = Path("/")) -> int:
 
 
 def numa_nodes(root: Path = Path("/")) -> list[Node]:
-    """The nodes with cores that this process may use, by their numbers; none on other systems than Linux.
+    """The NUMA nodes that have cores which this process may use, in ascending order of their numbers. Empty on other
+    systems than Linux.
 
-    Nodes that have memory alone are left out. A kernel or a container that does not tell the nodes has one, number 0.
+    Where the kernel or a container does not show the nodes, all cores form one node with the number 0. `root` is the
+    root of the file system.
     """
     found: list[Node] = []
     if sys.platform == "linux":
@@ -82,7 +88,7 @@ def numa_nodes(root: Path = Path("/")) -> list[Node]:
 
 
 def cpus_of(text: str) -> list[int]:
-    """The CPUs of a list in the kernel's form, such as `0-3,8`."""
+    """Parse a list of CPUs in the form of the Linux kernel, such as `0-3,8`."""
     found: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -91,7 +97,7 @@ def cpus_of(text: str) -> list[int]:
 
 
 def in_ranges(cpus: Iterable[int]) -> str:
-    """CPUs as a list in the kernel's form, such as `0-3,8`."""
+    """Format numbers of CPUs as a list in the form of the Linux kernel, such as `0-3,8`."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
         if ranges and cpu == ranges[-1][1] + 1:
@@ -102,13 +108,19 @@ def in_ranges(cpus: Iterable[int]) -> str:
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """CPUs granted by the tightest control group above the process; infinity without a limit."""
+    """Number of CPUs that the process's control group and its ancestors allow, which is the smallest of their quotas;
+    infinity without a quota.
+
+    `root` is the root of the file system.
+    """
     groups = control_groups(root, "cpu")
     return min(quota(group) for group in groups for quota in (_quota_v1, _quota_v2))
 
 
 def _cores(root: Path, cpus: Set[int]) -> tuple[Core, ...]:
-    """The physical cores of these CPUs. Where /sys does not tell, each CPU is a core."""
+    """The physical cores to which the logical CPUs with these numbers belong. Where /sys does not show that, each CPU
+    counts as a core of its own.
+    """
     efficient = set(cpus_of(_text(root / _EFFICIENT)))
     members: dict[str, list[int]] = {}
     for cpu in sorted(cpus):
@@ -121,13 +133,15 @@ def _cores(root: Path, cpus: Set[int]) -> tuple[Core, ...]:
 
 
 def _free_memory(node: Path) -> int:
-    """Bytes of a node's memory that are free or hold files; its lines are such as `Node 0 MemFree: 6157108 kB`."""
+    """The bytes of a NUMA node's memory that are free or hold files that can be read again; 0 if unknown. `node` is the
+    node's folder in /sys.
+    """
     sizes = {words[2]: int(words[3]) for line in _text(node / "meminfo").splitlines() if len(words := line.split()) > 3}
     return 1024 * sum(sizes.get(name, 0) for name in ("MemFree:", "Active(file):", "Inactive(file):"))
 
 
 def _text(file: Path) -> str:
-    """The file's text without the end of its last line; "" if it cannot be read."""
+    """The text of a file without white space around it; "" if the file cannot be read."""
     try:
         return file.read_text(encoding="ascii").strip()
     except OSError:

@@ -75,7 +75,8 @@ class ToolServerClient:
         return answer
 
     def hold(self, request: ToolRequest, end: Callable[[FinishReason], None]) -> int:
-        """Register a request that no engine has (its tools are running), so that operators can find it and `end` it.
+        """Register a request whose tools are running, and which no engine knows at the moment. Operators can then find
+        it, and end it with the function `end`.
 
         Returns the number of the request for `update` and `release`. `release` must be called in the end.
         """

@@ -143,7 +143,7 @@ class ToolServers:
         return connection
 
     def _leave(self, key: _Key) -> None:
-        """Close a connection to a URL after the calls that run."""
+        """Stop using a connection to a URL. It is closed when the running calls have ended."""
         self._unused.pop(key).cancel()
         connection = self._connections.pop(key)
         connection.retire()
@@ -166,7 +166,7 @@ class ToolServers:
 
 
 class HeldRequests:
-    """The requests of all API processes that wait for tools, so that operators can find and end them."""
+    """The requests of all API processes whose tools are running, so that operators can find and end them."""
 
     def __init__(self) -> None:
         # Each with the time of its last description, keyed by what sends to its API process, and its number there.
@@ -209,7 +209,9 @@ class HeldRequests:
 
 
 def _is_at(request: ToolRequest, model_devices: list[tuple[str, str]]) -> bool:
-    """Whether a request belongs to one of these pairs of model and device. Without a device, the model decides."""
+    """Whether a request belongs to one of the pairs of model and device. A request that no engine has had yet has no
+    device, so only its model is compared.
+    """
     return any(model == request.model and request.device in ("", device) for model, device in model_devices)
 
 

@@ -174,9 +174,11 @@ async def _end(process: Process, grace: float) -> None:
 
 @asynccontextmanager
 async def connect_by_http(server: ToolServer, may_connect: Callable[[str], bool]) -> AsyncGenerator[Any]:
-    """Connect to the server's URL. The value is the pair of message streams.
+    """Connect to the URL of a tool server. The value of the context manager is the pair of streams for reading and
+    writing messages.
 
-    `may_connect` receives the IP addresses to which the host name resolves and says whether they are allowed.
+    `may_connect` receives each IP address to which the host name resolves, and says whether connecting to it is
+    allowed.
     """
     assert server.url is not None
     # Without compression a response is as long as its text.

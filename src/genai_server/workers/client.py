@@ -34,7 +34,7 @@ SendToPool = Callable[[ToPool], bool]
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A future for an answer of the pool, with what is needed to handle the answer."""
+    """A future for an answer of the pool, with what is needed when the answer arrives or the connection is lost."""
 
     answer: "asyncio.Future[Answer]"
     # The error if the pool cannot be reached.
@@ -145,7 +145,8 @@ class WorkerClient:
 class _Space:
     """Implementation of Space for WorkerClient.
 
-    Files that its tasks have written, and that nobody waits for any more, are removed before the space is returned.
+    Files that its tasks have written, but that no caller waits for any more, are removed before the space is given
+    back.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class _Entry:
     process: AnyWorkerProcess | None = None
 
     def end(self) -> None:
-        """Uncount the task in its disk space, because nothing more will be written."""
+        """Note that the task writes nothing more, so that its disk space can be given back."""
         if self.space is not None:
             self.space.task_ended()
 
@@ -162,8 +162,8 @@ class WorkerPool:
         return self._queues[entry.kind.is_long]
 
     def _refusal(self, entries: Sequence[_Entry]) -> GenaiServerError | None:
-        """Return the error if tasks of one request may not wait, because too much work of their tenant already
-        waits.
+        """Return the error if the tasks of one request may not wait because too much work of the request's tenant
+        already waits; None if they may wait.
         """
         if self._is_closed:
             return entries[0].kind.unavailable(_STOPPING) if entries else None
@@ -246,7 +246,7 @@ class WorkerPool:
     # the processes
 
     async def _answer(self, entry: _Entry) -> Answer:
-        """Return the answer of an idle or new process.
+        """Let an idle or new process run a task, and return the answer.
 
         If the process dies, the task is tried once more in another process.
         """
@@ -278,8 +278,8 @@ class WorkerPool:
                 entry.process = None
 
     async def _process(self, entry: _Entry) -> AnyWorkerProcess:
-        """Return the first process of the right sort that is free: an idle one, a new one, or one whose task ends
-        meanwhile.
+        """Wait for a process that can run a task, and return it: an idle process, a new one, or one whose task ends
+        meanwhile, whichever is free first.
         """
         if (process := self._take_idle(entry.sort)) is not None:
             return process
@@ -317,7 +317,7 @@ class WorkerPool:
         return process
 
     def _start_spare(self) -> None:
-        """Start a spare process for waiting tasks, if there is none and the queue may run one more task than its
+        """Start a spare process for waiting tasks, unless there is one or the queue may not run a task beyond its
         slots.
         """
         queue = self._queues[False]  # a long task takes far longer than the start of its process
@@ -330,7 +330,9 @@ class WorkerPool:
             self._start_one(waiting.kind, waiting.task.spec, waiting.sort)
 
     def _may_keep(self, sort: str) -> bool:
-        """Whether a process of this sort may be started before a task needs it."""
+        """Whether a process for tasks of this sort may be started before a task needs it: one that no idle process can
+        replace, while there are few idle processes. `sort` is made by `_sort`.
+        """
         return len(self._idle) < _MAX_IDLE and not any(idle.sort == sort for idle in self._idle)
 
     def _start_one(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> "asyncio.Task[Answer]":
@@ -356,7 +358,7 @@ class WorkerPool:
         return {}
 
     def _keep(self, kind: TaskKind, spec: Mapping[str, Any], process: AnyWorkerProcess) -> None:
-        """Give a process to the first waiting task of its sort, or keep it idle.
+        """Give a process to the first waiting task that it can run, or keep it idle.
 
         If there are too many idle processes, the least recently used one is ended.
         """
@@ -438,12 +440,12 @@ def _entry(task: Task, answer: "asyncio.Future[Answer]", space: TakenSpace | Non
 
 
 def _sort(kind: TaskKind, spec: Mapping[str, Any]) -> str:
-    """Return a text that identifies processes with the same kind and specification, which can run the same tasks."""
+    """Return a text that is equal for processes with the same kind and specification, which can run the same tasks."""
     return f"{kind.name} {json.dumps(spec, sort_keys=True)}"
 
 
 def _costs(entries: Sequence[_Entry]) -> Counter[CostUnit]:
-    """Return the total cost of tasks by cost unit."""
+    """Return the total cost of tasks in each of the units in which costs are counted."""
     costs: Counter[CostUnit] = Counter()
     for entry in entries:
         if entry.kind.unit is not None:

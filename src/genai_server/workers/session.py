@@ -50,7 +50,7 @@ class PoolSession:
         self._taken.clear()
 
     def receive(self, message: ToPool) -> None:
-        """Handle a message. Raises KeyError for an unknown kind of tasks or an unknown space."""
+        """Handle a message of the API process. Raises KeyError for an unknown kind of tasks or an unknown space."""
         match message:
             case RunTasks(first_id, tasks, space):
                 answers = self._pool.submit(tasks) if space is None else self._taken[space].submit(tasks)

@@ -37,7 +37,8 @@ class SpaceBudget:
         return sum(reservation.num_bytes for reservation in self._taken)
 
     def reserve(self, owner: TaskOwner, num_bytes: int) -> Reservation:
-        """Reserve bytes when there is space for them; `granted` of the reservation is then done.
+        """Reserve `num_bytes` bytes. The returned reservation is valid when its future `granted` is done, because it
+        may have to wait until there is space.
 
         To stop waiting, resize the reservation to 0.
         """

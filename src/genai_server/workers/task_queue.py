@@ -79,7 +79,9 @@ class TaskQueue(Generic[T]):
         return None
 
     def _start(self, tenant: str, *, low_priority: bool) -> T:
-        """Choose a tenant's next task, count it as running and return it."""
+        """Choose the next task of a tenant among the tenant's waiting tasks of this priority, count it as running and
+        return it.
+        """
         requests, turns = self._waiting[low_priority][tenant], self._requests[low_priority, tenant]
         in_flight = self._in_flight(tenant, low_priority=low_priority)
         request = min(requests, key=lambda request: turns.turn(request, in_flight.get(request, 0.0)))
@@ -155,14 +157,16 @@ class TaskQueue(Generic[T]):
             del tenants[owner.tenant]
 
     def _present(self, of_tenant: str | None = None, *, low_priority: bool) -> set[str]:
-        """Return the tenants with waiting or running tasks, or with `of_tenant` such requests of one tenant."""
+        """Return the tenants that have waiting or running tasks of this priority; with `of_tenant`, the requests of
+        that tenant that have such tasks.
+        """
         waiting = self._waiting[low_priority]
         users = set(waiting if of_tenant is None else waiting.get(of_tenant, ()))
         return users | self._in_flight(of_tenant, low_priority=low_priority).keys()
 
     def _in_flight(self, of_tenant: str | None = None, *, low_priority: bool) -> dict[str, float]:
-        """Return the seconds that running tasks have used so far, by tenant, or with `of_tenant` by request of
-        that tenant.
+        """Return the seconds for which the running tasks of this priority have run so far, summed up by tenant; with
+        `of_tenant`, only those of that tenant, by request.
         """
         now, seconds = self._clock(), dict[str, float]()
         for running in self._running.values():
@@ -173,8 +177,8 @@ class TaskQueue(Generic[T]):
         return seconds
 
     def _forget(self, owner: TaskOwner) -> None:
-        """Remove the fair-queue accounts of a finished task's request and tenant if nothing else of them is
-        present.
+        """Drop what is remembered for fair turns about the request and the tenant of a task that has ended, if they
+        have no other tasks.
         """
         low_priority, tenant = owner.low_priority, owner.tenant
         if owner.request not in self._present(tenant, low_priority=low_priority):

@@ -73,7 +73,7 @@ def _listens(folder: Path) -> bool:
 
 
 def _launch(process: "subprocess.Popen[bytes]", launch: SupervisorLaunch) -> None:
-    """Send a supervisor's process its launch message, and wait until it listens.
+    """Send its launch message to a supervisor's process, and wait until the supervisor listens.
 
     Raises OSError if it fails to start.
     """
@@ -169,7 +169,9 @@ class SupervisorThread:
                     await supervisor.command(EndServer())
 
     def _report(self, status: ServerStatus) -> bool:
-        """Call the callbacks if the start is over; returns whether it is over."""
+        """Call `on_nothing_loaded` or `on_started` if the status shows that the start of the server is over; returns
+        whether it is over.
+        """
         states = {engine.state for engine in status.engines}
         if status.has_nothing:
             self._on_nothing_loaded()

@@ -66,8 +66,8 @@ ReadTexts = dict[tuple[str, str], Mapping[str, TextCodec]]
 
 
 def handing_out(texts: ReadTexts, load_text: "LoadText") -> "LoadText":
-    """Return a function like `load_text` that first returns each codec of `texts` once instead of loading it
-    again.
+    """Return a function like `load_text` that, for a model in `texts`, returns the codecs that were loaded before. It
+    returns them once and loads them again for later calls.
     """
 
     def handed_out(path: str, devices: Sequence[str], chat_template: str = "") -> Mapping[str, TextCodec]:

@@ -224,7 +224,9 @@ def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
 
 
 def _max_body_bytes(settings: Settings) -> int:
-    """Return the maximum size of a request body, as far as the models are known at the start."""
+    """Return the maximum size of a request body in bytes. It is larger if one of the configured models takes images or
+    audio.
+    """
     if any_takes_media(settings.served.values()):
         return max(settings.max_body_bytes, settings.max_media_body_bytes)
     return settings.max_body_bytes

@@ -143,7 +143,7 @@ class StopSignals:
         self._pass_on(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Raise the signal again with its previous handler, which may be a function or the default."""
+        """Raise a signal again with the handler that was installed before this class's handler."""
         if number in self._previous:
             ours = signal.signal(number, self._previous[number])
             signal.raise_signal(number)
@@ -167,7 +167,7 @@ class ServerStop:
         self._workers: Callable[[], Collection[int | None]] | None = None
 
     def handle_signals(self) -> None:
-        """Handle stop signals: the first orders the stop, the second ends the process.
+        """Handle stop signals in this process: the first one orders the stop, the second one ends the process.
 
         An API process within this process replaces these handlers while it runs. When it has ended, uvicorn raises the
         signal that it received again.
@@ -177,7 +177,9 @@ class ServerStop:
             signal.signal(number, lambda *_: self._on_signal())
 
     def obeyed_by(self, order: threading.Event) -> None:
-        """Use this event for the order. It makes one of uvicorn's parent processes stop its workers."""
+        """Use `order` as the event that is set when the server must stop. It is the event that makes one of uvicorn's
+        parent processes stop its workers.
+        """
         if self.order.is_set():
             order.set()
         self.order = order

@@ -79,7 +79,12 @@ def _line(title: str, text: str, style: str = "") -> None:
 
 
 def _context(settings: Settings, path: str, length: int, shortest: EngineStatus | None) -> str:
-    """Return a phrase about what a model is for and how many tokens its context has."""
+    """Return a phrase about the number of tokens in a model's context or, for a model that does not generate text,
+    about its purpose.
+
+    `path` is the model's directory and `length` its context length in tokens, 0 if unknown. `shortest` is the status of
+    the engine with the least memory for the context; None before engines have loaded.
+    """
     try:
         if pooling := read_pooling_model(Path(path)):
             return f", {pooling.summary()}"
@@ -105,7 +110,9 @@ def _context_length(path: str) -> int:
 
 
 def _first(settings: Settings, url: str) -> str:
-    """Return a command to try first: for the first model that generates text, else for the first model."""
+    """Return a command for the user to try first. It uses the first model that generates text, or else the
+    first model.
+    """
     tasks = {name: task_of(Path(path)) for name, path in settings.served.items()}
     name = next((name for name, task in tasks.items() if task is Task.GENERATE), next(iter(tasks)))
     task, key = tasks[name], load_keys(settings).required

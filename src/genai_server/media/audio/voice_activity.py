@@ -37,7 +37,7 @@ Probabilities = npt.NDArray[np.float32]
 
 
 class Speech(NamedTuple):
-    """A part of a recording with speech, given by the indexes of samples."""
+    """A part of a recording in which somebody speaks, from the sample with index `begin` to the one before `end`."""
 
     begin: int
     end: int
@@ -156,10 +156,12 @@ def _first_speech(scores: Probabilities, threshold: float) -> int | None:
 
 
 def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int, min_pause: int) -> tuple[int, bool]:
-    """Return the sample at which to end a part, and whether the part then ends within speech.
+    """Return the index of the sample at which to end a part of a recording, and whether the part then ends within
+    speech.
 
-    The part may extend from `begin` to `end` and contains the given pauses. A pause of at least `min_pause` samples can
-    end the part; if `min_pause` is 0, longer pauses are preferred to shorter ones.
+    The part may extend from sample `begin` to `end` of `num_samples`, and contains `pauses` (pairs of first and last
+    sample). A pause of at least `min_pause` samples can end the part; if `min_pause` is 0, longer pauses are preferred
+    to shorter ones.
     """
     if pauses and pauses[-1][1] >= end:
         silent_from = pauses[-1][0]

@@ -169,8 +169,8 @@ class ImageFiles:
             self._run_soon(self._tidy)
 
     def _tidy(self) -> None:
-        """Return the request space of files that no request uses any more, and remove files beyond the cache
-        limit.
+        """Count files that no request uses any more as cached files, and remove cached files beyond the limit of the
+        cache.
         """
         while self._ended:
             file = self._files.get(self._ended.popleft())
@@ -185,7 +185,9 @@ class ImageFiles:
                 file.image.path.unlink(missing_ok=True)
 
     def _leave_space(self, file: _CachedFile) -> None:
-        """Move a file from its request's space to the cache's own bytes."""
+        """Count a file that no request uses any more as a cached file, and no longer as part of the space of the
+        request that prepared it.
+        """
         if file.space is not None:
             space, file.space = file.space, None
             self.num_bytes += file.image.num_bytes

@@ -59,7 +59,7 @@ class ImageSource(NamedTuple):
 
     @property
     def key(self) -> _Key:
-        """What the image is prepared from: equal keys of a request give equal images."""
+        """What the prepared image depends on: two images of a request with equal keys are equal when prepared."""
         return self.url, self.low_detail
 
 
@@ -90,7 +90,7 @@ class _Outcome:
 
 
 class _Call(NamedTuple):
-    """An image that is being prepared, possibly for several requests, and its source in one request."""
+    """An image of one request, and the work of preparing it, which several requests may share."""
 
     source: ImageSource
     shared: SharedCall[_Outcome]
@@ -163,8 +163,8 @@ class Images:
     async def _read(
         self, model: VisionModel, sources: Sequence[ImageSource], sizes: Mapping[_Key, int], requester: Requester
     ) -> dict[_Key, ReadImage | int]:
-        """Prepare images with different keys. Returns, by key, the image, or the bytes it needs if its space did not
-        suffice.
+        """Prepare images with different keys. Returns for each key the image, or the bytes that the image needs if the
+        space reserved for it did not suffice.
 
         `sizes` holds the bytes of images that are known from an earlier attempt.
         """
@@ -197,9 +197,10 @@ class Images:
     def _parts(
         self, medium: Medium, sources: Sequence[ImageSource], loaded: Sequence[_LoadedImage], sizes: Mapping[_Key, int]
     ) -> dict[_Key, int]:
-        """Return the disk space to reserve for each source in bytes, known or estimated.
+        """Return the bytes of disk space to reserve for each image by its key: the known size or an estimate.
 
-        Estimates are scaled down if the total would exceed the limit of a request.
+        `loaded` are the images whose files have been loaded already, and `sizes` the sizes that an earlier attempt has
+        found. Estimates are scaled down if the total would exceed the limit of a request.
         """
         expected = {source.key: _FETCHED_BYTES for source in sources}
         expected |= {image.source.key: _expected_bytes(medium, image.cost) for image in loaded}
@@ -467,12 +468,16 @@ def _expected_bytes(medium: Medium, cost: int) -> int:
 
 
 def _num_bytes(image: ReadImage | int) -> int:
-    """Return the bytes of a prepared image, or the number itself for an image whose space did not suffice."""
+    """Return the bytes of a prepared image. For an image whose space did not suffice, the argument already is the
+    number of bytes that it needs.
+    """
     return image if isinstance(image, int) else image.num_bytes
 
 
 def _drop(task: Task, answer: "asyncio.Future[Answer]", space: RequestSpace, _: object) -> None:
-    """Cancel a task that nobody waits for, and remove its file unless the file belongs to a prepared image."""
+    """Cancel a task that nobody waits for. The file that it was to write is removed, unless the file belongs to a
+    prepared image.
+    """
     answer.cancel()
     remove(task.target)
     space.end()
