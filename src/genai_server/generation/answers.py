@@ -29,8 +29,8 @@ _MAX_SHARE = 0.01
 class LoopShare:
     """Limits how long one task may occupy the event loop without giving way to others.
 
-    A task that never has to wait is never suspended: an answer whose tokens arrived faster than they were sent occupied
-    the loop for 2.7 s.
+    asyncio suspends a task only while it waits for something. Without this limit, an answer whose tokens arrived faster
+    than they were sent occupied the event loop for 2.7 s.
     """
 
     def __init__(self) -> None:

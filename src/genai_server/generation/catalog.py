@@ -83,7 +83,7 @@ class ChosenModel:
 
     @property
     def id(self) -> str:
-        """The model's name in answers, whichever of its names the request used."""
+        """The name that answers give for the model, whichever of its names the request used: NAME, or NAME:ADAPTER."""
         return self.about.name if self.adapter is None else f"{self.about.name}:{self.adapter.name}"
 
 
@@ -240,10 +240,10 @@ class Catalog:
         return [about.name for about in self.statuses() if about.medium is medium and not about.leaving]
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
-        """The clients of engines: of all loaded models or of one, on all devices or on one.
+        """The clients of engines: of all loaded models or of `model`, on all devices or on `device`.
 
-        Raises ModelNotFound, InvalidField for a device on which no such model is, and NoEngineReady if no model is
-        loaded.
+        Raises ModelNotFound, InvalidField for a device on which none of these models is, and NoEngineReady if no such
+        model is loaded.
         """
         chosen = self.statuses() if model is None else [self.find(model)]
         loaded = [served for about in chosen if (served := self.served(about)) is not None]

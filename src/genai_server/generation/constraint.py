@@ -44,7 +44,7 @@ class Constraint:
 
     @property
     def is_needed(self) -> bool:
-        """Whether an answer fails if its grammar cannot be followed."""
+        """Whether an answer must fail if the grammar cannot be followed while the answer is generated."""
         return self.is_promised or self.name != _CALLS
 
     async def check(self, complain: Complain) -> frozenset[str]:
@@ -110,8 +110,8 @@ def structure(wanted: StructuredOutputs | None) -> Constraint | None:
 class ChatConstraint:
     """Builds the constraint of one chat.
 
-    With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` has the names of parts
-    that are to be relaxed.
+    With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` has the names of the
+    parts, such as functions and the response format, whose schemas are to be relaxed.
     """
 
     def __init__(self, body: ChatParameters, codec: TextCodec, *, best_effort: bool, loose: frozenset[str]) -> None:
@@ -156,7 +156,11 @@ class ChatConstraint:
         return replace(whole, parts=(*([wanted] if wanted and not forced else []), *(part for _, part in parts)))
 
     def _wanted(self) -> Constraint | None:
-        """The constraint of an answer that is not a tool call."""
+        """The constraint of an answer that is not a tool call: its format or structured output; None if nothing is
+        required.
+
+        Raises InvalidField if the constraint cannot be enforced.
+        """
         wanted, form = structure(self._body.structured_outputs), self._body.response_format
         if form is None or form.type == "text":
             return wanted

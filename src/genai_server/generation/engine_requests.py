@@ -165,7 +165,7 @@ class EngineRequests:
             self._figures.ended_as = FinishReason.STOP.value
 
     def close(self) -> None:
-        """Cancel the running requests."""
+        """Cancel all running engine requests."""
         if self._figures is not None:
             self._figures.close()
 

@@ -364,7 +364,10 @@ def to_generation_request(
 
 
 def with_default_limit(body: Body, default: int, limit: int) -> Body:
-    """A body whose answers have at most `default` tokens, unless it has a limit of its own, or `default` is 0."""
+    """A body whose answers have at most `default` tokens, unless the body has a limit of its own, or `default` is 0.
+
+    The number is reduced to `limit`, the maximum length of the model's sequences, if it is greater.
+    """
     if not default or _answer_limit(body)[1] is not None:
         return body
     return body.model_copy(update={"max_tokens": min(default, limit)})

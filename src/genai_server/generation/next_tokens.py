@@ -134,7 +134,7 @@ class NextTokenScorer:
         return num_slots if num_others <= 0 else min(num_slots, max(2, num_others))
 
     def close(self) -> None:
-        """Cancel the running requests."""
+        """Cancel all running engine requests."""
         self._requests.close()
 
     async def _logprobs(self, asked: NextTokens) -> Logprobs:

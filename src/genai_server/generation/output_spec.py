@@ -56,7 +56,7 @@ class OutputSpec:
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether an answer fails if its grammar cannot be followed."""
+        """Whether an answer must fail if the grammar cannot be followed while the answer is generated."""
         return self.constraint is None or self.constraint.is_needed
 
     @property
@@ -119,7 +119,7 @@ def plain_output_spec(body: SamplingFields) -> OutputSpec:
 
 
 class CheckedSpecs:
-    """Builds output specs of chats, checks that their grammars compile, and caches the specs.
+    """Builds the output specs of chats, checks that their grammars compile, and caches the specs.
 
     An agent sends the same tools with each request, and building a grammar from them is slow. Used by the event loop's
     thread only.

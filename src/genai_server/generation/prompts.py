@@ -42,7 +42,8 @@ class EchoedPrompt:
     def scored(self, following: list[ScoredToken]) -> list[ScoredToken]:
         """All prompt tokens with log probabilities, of which the first has none.
 
-        `following` are all tokens but the first. If they are missing, the result is empty.
+        `following` are the scored tokens of the prompt except the first. If log probabilities are missing, the result
+        is empty.
         """
         if len(following) != len(self.tokens) - 1:
             return []
@@ -70,8 +71,10 @@ class EncodedPrompt:
 
     @property
     def text(self) -> list[int]:
-        """The prompt's tokens before its first image. Prefix caches of different engines name tokens after it
-        differently.
+        """The prompt's tokens before its first image: the part that can be looked up in the prefix caches of several
+        engines.
+
+        From the first image on it cannot, because each engine gives the features of images ids of its own.
         """
         return self.tokens[: self.images[0].start] if self.images else self.tokens
 

@@ -110,7 +110,7 @@ def function_name(server: str, tool: str) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """The tools that a request wants of one server."""
+    """The tools that a request wants of one tool server, and which of their calls the client wants to approve."""
 
     server: str
     allows: Callable[[ToolInfo], bool] = lambda tool: True

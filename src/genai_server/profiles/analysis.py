@@ -165,7 +165,10 @@ _MAX_PREFILL = 0.4
 
 
 def find(session: Session | None, phases: Sequence[PhaseTime], slow: Sequence[SlowToken]) -> list[str]:
-    """Sentences about what stands out, the most general first."""
+    """Sentences about what stands out in a profile, the most general first.
+
+    `session` describes how the profile was recorded, `phases` the times of prefill and decode, `slow` the slow tokens.
+    """
     found = [] if session is None else list(_of_session(session, phases))
     total = sum(phase.total_us for phase in phases)
     other = sum(phase.other_us for phase in phases)

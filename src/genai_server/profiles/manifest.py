@@ -71,7 +71,7 @@ _LINES = msgspec.json.Decoder(Line)
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a manifest file. That of an open session is incomplete."""
+    """The contents of a manifest file. The manifest of a session that is still recording is incomplete."""
 
     path: Path
     session: Session

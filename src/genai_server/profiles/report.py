@@ -72,7 +72,9 @@ class SlowToken(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The token and its request in words; without a manifest the pass and its file."""
+        """Words for the token and its request, such as "token 5 of ID"; without a manifest for the pass and its
+        file.
+        """
         if self.token is None:
             return f"pass {self.index} ({self.file})"
         return f"token {self.token} of {self.request_id}"

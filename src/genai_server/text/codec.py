@@ -253,9 +253,10 @@ def load_text_codec(
     """Load the tokenizer and chat template of the model in `model_dir`, which runs on `device`.
 
     Rendered prompts may have at most `max_characters`. `chat_template` is a file or the name of a known template; it
-    replaces the model's own template except on scripted devices. `tool_parser` is the name of the tool call format.
-    Raises ModelDirectoryError if a file of the model cannot be used, ChatTemplateError if the given template cannot be
-    used, and ConfigurationError for an unknown tool call format.
+    replaces the model's own template, except on devices of the kind `scripted`, which have a tokenizer and a template
+    of their own. `tool_parser` is the name of the tool call format. With `allow_special_tokens`, special tokens in the
+    texts of a chat are encoded as special tokens. Raises ModelDirectoryError if a file of the model cannot be used,
+    ChatTemplateError if the given template cannot be used, and ConfigurationError for an unknown tool call format.
     """
     is_scripted = device.startswith("scripted")
     limit_tokenizer_threads()

@@ -110,6 +110,9 @@ def _is_server(source: str) -> bool:
 
 
 def _answer(arguments: argparse.Namespace, what: str) -> bytes:
-    """Return a server's response about a profile session. Raises ServerUnusable."""
+    """Return a server's response about a profile session: to a GET request for the session's path followed by `what`.
+
+    Raises ServerUnusable.
+    """
     path = f"/v1/admin/profiles/{quote(arguments.session or 'latest', safe='')}/{what}"
     return ask(checked_url(arguments.source), path, authorization(arguments.api_key), _TIMEOUT)

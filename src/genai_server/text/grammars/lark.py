@@ -37,10 +37,10 @@ def to_text(value: Any, *, ensure_ascii: bool = True) -> str:
 
 
 def unforced(source: str) -> str:
-    """Return a grammar with llguidance's option `no_forcing`: it does not look ahead for text that must follow.
+    """Return a Lark grammar with the option `no_forcing`: llguidance does not look ahead for text that must follow.
 
     If a text can only continue and never end, as in `start: /x*/ "x"`, llguidance would look ahead forever while it
-    generates an answer. Of several combined grammars, the last option applies to all.
+    generates an answer. If several grammars are combined, the option of the last grammar applies to all of them.
     """
     return f'{source}\n%llguidance {{"no_forcing": true}}'
 

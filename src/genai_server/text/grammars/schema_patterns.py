@@ -79,9 +79,10 @@ class _Pattern:
         return self._text[self._position - 1]
 
     def _group(self) -> str:
-        """Translate the text after an opening parenthesis.
+        """Read what follows an opening parenthesis and says of which kind the group is, and return it in Rust's syntax.
 
-        Group names are dropped because llguidance gives some a meaning.
+        Named groups become unnamed groups, because llguidance gives some names a meaning. Raises InvalidField for a
+        lookaround assertion or an unsupported kind of group.
         """
         if not self._text.startswith("?", self._position):
             return ""

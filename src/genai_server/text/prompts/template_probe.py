@@ -332,10 +332,9 @@ class _Probe:
         return next((name for name in names if self._rendered([_user("useran")], {variable: name}) is not None), None)
 
     def _decide(self, trait: str, *cases: Case, is_ordered: bool = True) -> None:
-        """Set a boolean trait to true if the template then writes the markers of all cases (messages, markers), else to
-        false.
+        """Set a boolean trait to true if the template then writes the markers of all cases, else to false.
 
-        The markers of a case must appear in the given order if `is_ordered`.
+        A case is a conversation, and the marker words that its prompt must contain, in the given order if `is_ordered`.
         """
         self._choose([{trait: True}, {trait: False}], *cases, is_ordered=is_ordered)
 
@@ -345,10 +344,11 @@ class _Probe:
         *cases: Case,
         is_ordered: bool = True,
     ) -> None:
-        """Set the traits of the first option under which the template writes the markers of all cases (messages,
-        markers).
+        """Set traits to the first option with which the template writes the markers of all cases, else to the last
+        option.
 
-        If there is none, the traits of the last option are set. Markers must appear in the given order if `is_ordered`.
+        An option is a set of values for traits. A case is a conversation, and the marker words that its prompt must
+        contain, in the given order if `is_ordered`.
         """
         for option in options:
             before, self._traits = self._traits, replace(self._traits, **option)

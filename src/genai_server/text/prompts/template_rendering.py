@@ -97,9 +97,9 @@ def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], position: To
 
 
 def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
-    """Return a message for a template without tool calls. Arguments of calls must be objects.
+    """Return a message for a template that cannot write tool calls. Arguments of calls must be objects.
 
-    Tool calls become the text that the model would write. A tool result gets the role `result_role`.
+    Tool calls become text in `tool_format`, as the model would write them. A tool result gets the role `result_role`.
     """
     if message["role"] == "tool":
         return {**message, "role": result_role}

@@ -194,8 +194,10 @@ class Tagged(ToolFormat):
         return [f"call_{number}: {head} {quoted(tool.name)} {after} {parts} {end}", *rules]
 
     def _lark_arguments(self, number: int, tool: Tool, opaque_tokens: Mapping[str, int]) -> tuple[str, list[str]]:
-        """Return the Lark expression for the arguments of a call, in the order of the schema's properties, and
-        its rules.
+        """Return the Lark expression for the arguments of a call, in the order of the schema's properties, and the
+        rules that the expression uses.
+
+        The names of the rules contain `number`. Raises InvalidField if the schema cannot be enforced.
         """
         schema = tool.schema
         fits(schema)  # refuses most of what is no schema

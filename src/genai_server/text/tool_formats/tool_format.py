@@ -110,7 +110,8 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
-        """Return Lark rules that start with `calls`: one use of the rule `called` or, if `parallel`, one or more.
+        """Return Lark rules that start with `calls`, which matches the rule `called` once or, if `parallel`, one or
+        more times.
 
         If the format has an `opening`, the rules begin with the rule `opening`, which the caller must add. All names of
         these rules except `called` end with `suffix`. `opaque_tokens` maps the texts of tokens that literals never
@@ -125,8 +126,10 @@ class ToolFormat(ABC):
         """Return a regular expression (Rust) for text up to and including what `read_calls` takes for the beginning of
         a call.
 
-        The match ends no later than the first lexeme of `calls`, because a lexeme is lost if other text can continue
-        past its end. `before` is the expression for text before a marker, in formats that have a marker.
+        The match ends no later than the first lexeme of the rule `calls`. Otherwise free text, which must not match,
+        could continue past the end of this lexeme, and llguidance, which takes the longest lexeme, would not recognize
+        the call. `names` are the names of the functions. `before` is the expression for text before a marker, in
+        formats with a marker.
         """
         return f"{before}{re.escape(self.opening or '')}"
 

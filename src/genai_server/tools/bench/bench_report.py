@@ -91,7 +91,9 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def health_figures(target: TargetInfo) -> Figures | None:
-    """Return statistics of all health probes of a server, in seconds; None if it was not probed."""
+    """Return statistics of all health probes of a server: response times in seconds, and numbers; None if it was not
+    probed.
+    """
     if not target.health and not target.health_failed:
         return None
     figures = latencies("health", target.health, 50, 99, 100)

@@ -220,8 +220,10 @@ async def _ask_alongside(
 def _add_gaps(
     gaps: dict[str, list[float]], errors: dict[str, list[str]], streams: Sequence[Recording], recording: Recording
 ) -> None:
-    """Add the gaps between tokens of the streams: those before the prompt was sent, and those until its first
-    token.
+    """Add to `gaps` the gaps between tokens of the streams before the prompt was sent, and those from then until its
+    first token.
+
+    `recording` is that of the prompt. Failures of streams are added to `errors`. Gaps and errors are keyed by case.
     """
     try:
         prompt = recording.answer()

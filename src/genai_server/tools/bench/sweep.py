@@ -44,7 +44,7 @@ def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Ca
 
 
 async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measurement:
-    """Measure one point on one server in round `number`."""
+    """Measure one case of the sweep (a prompt length and a number of streams) on one server in round `number`."""
     count = target.calibration.words_for(case.prompt_tokens)
     prompts = [
         words(count, plan.seed, target.copy, number, case, request) for request in range(plan.requests_at(case.streams))

@@ -226,7 +226,9 @@ class Dialogue:
 
 
 def _note(text: str) -> None:
-    """Show a line about an answer that is not part of the output if the output goes into a file or pipe."""
+    """Show a line about an answer, dimmed after the answer; on standard error if the answer goes into a file or
+    pipe.
+    """
     if sys.stdout.isatty():
         show((text, "dim"))
     else:
