@@ -19,7 +19,8 @@ from genai_server.messages.generation_request import FinishReason
 class AdminCalls:
     """Carries out administrative calls. Used by the thread of the engine's loop only.
 
-    `forward` is called to run one step of the loop.
+    `forward` runs the forward pass of a step, which a call needs to terminate a sequence that runs on an
+    `og.Generator`.
     """
 
     def __init__(
@@ -166,7 +167,8 @@ class AdminCalls:
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
         """Switch profiling on or off for sequences, or for the whole device.
 
-        Returns the reason if profiling is impossible, else None. Raises Unavailable if no profile can be written.
+        `value` is "0" to stop, "1" to start with the default file prefix, or a file prefix with which to start. Returns
+        the reason if profiling is impossible, else None. Raises Unavailable if no profile can be written.
         """
         if value != "0" and (why := self._loaded.why_no_profile):
             return why

@@ -122,7 +122,7 @@ class Admission:
             self._accept_prepared(sequence)
 
     def _accept_prepared(self, sequence: Sequence) -> None:
-        """Accept a sequence, or mark it as being prepared while worker threads still compile or encode for it."""
+        """Accept a sequence, or set its state to PREPARING while threads still compile its grammar or encode inputs."""
         if sequence.num_preparations:
             sequence.state = SequenceState.PREPARING
         else:
@@ -150,7 +150,7 @@ class Admission:
             self._found(sequence, disk.take(sequence))
 
     def match_again(self, sequence: Sequence) -> None:
-        """Search the KV cache again for tokens of a prompt that other sequences have read since this one was opened.
+        """Search the KV cache again for prompt tokens that other sequences have read since this sequence was opened.
 
         If the copy of the matching KV cache fails, the failure is logged and the model reads the prompt itself.
         """
@@ -166,7 +166,7 @@ class Admission:
         self._gathered.pop(connection, None)
 
     def _found(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count further prompt tokens of an opened sequence as read from the cache."""
+        """Count further prompt tokens of an opened sequence as read, because their KV cache was found in a cache."""
         sequence.num_read += num_tokens
         if not sequence.num_preemptions:
             sequence.num_cached += num_tokens
@@ -199,7 +199,7 @@ class Admission:
         self._runners.for_request(request).check(request)
 
     def _fitted(self, submit: Submit) -> Submit:
-        """The message, without the grammar of its request if the grammar is optional and cannot be followed here."""
+        """Return the message, without the grammar of its request if the grammar is optional and cannot be used."""
         request = submit.request
         if request.grammar is None or request.needs_grammar:
             return submit
@@ -218,7 +218,10 @@ class Admission:
         return sequence
 
     def _give_guide(self, sequence: Sequence) -> None:
-        """Give a sequence the matcher of its grammar, or start the compilation of the grammar. Raises InvalidField."""
+        """Give a sequence the matcher of its grammar, or start to compile the grammar if it is not compiled yet.
+
+        Raises InvalidField if the grammar cannot be compiled.
+        """
         grammar = sequence.request.grammar
         if grammar is None:
             return
@@ -234,10 +237,10 @@ class Admission:
             )
 
     def _give_reasoning(self, sequence: Sequence) -> None:
-        """Make the reasoning of a sequence be tracked if its request asks for that.
+        """Give a sequence a tracker of its reasoning if its request has rules for the reasoning.
 
-        Raises InvalidField if the request limits the reasoning, but the tokenizer gives no text of tokens to track it
-        by.
+        Raises InvalidField if the request limits the tokens of the reasoning, but the model's tokenizer cannot tell the
+        text of a token, which the tracker needs.
         """
         rules = sequence.request.thoughts
         if rules is None:

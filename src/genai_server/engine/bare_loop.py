@@ -23,7 +23,7 @@ _WARM_UP_TOKENS = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure as the command line says, and print the result as JSON.
+    """Measure a model directory as the command line arguments say, and print the result as JSON to standard output.
 
     Raises ModelDirectoryError, and RuntimeError with the message of onnxruntime-genai.
     """
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 class BareLoop:
     """A model that is loaded by onnxruntime-genai, on the execution providers that its genai_config.json names.
 
-    With `threads` 0, as many threads run as there are usable cores. None keeps the default of onnxruntime-genai.
+    `threads` is the number of threads; 0 means the number of usable cores, and None the default of onnxruntime-genai.
     """
 
     def __init__(self, model_dir: Path, threads: int | None) -> None:
@@ -62,10 +62,10 @@ class BareLoop:
         self._model = self._library.Model(config)
 
     def run(self, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """Read a random prompt and generate `output_tokens` tokens, without an end-of-sequence token among them.
+        """Read a random prompt and generate exactly `output_tokens` tokens after it.
 
-        Returns times in seconds of one clock: `sent` before the prompt, `prefilled` after it, and `tokens` for each
-        token.
+        Returns times of one clock in seconds: `sent` when the prompt is handed over, `prefilled` when it has been read,
+        and in the list `tokens` when each token has been generated.
         """
         parameters = self._library.GeneratorParams(self._model)
         length = prompt_tokens + output_tokens

@@ -41,7 +41,10 @@ class LayerState:
 
 @dataclass(frozen=True)
 class LowRankPath:
-    """The LoRA path x·A·B next to a matrix that maps `num_inputs` values to `num_outputs` values."""
+    """LoRA path x·A·B of a graph, next to a weight matrix that maps `num_inputs` values to `num_outputs` values.
+
+    `a` and `b` are the names of the graph's inputs for the matrices A and B.
+    """
 
     # Names of the graph's inputs: [num_inputs, rank] and [rank, num_outputs].
     a: str
@@ -52,7 +55,7 @@ class LowRankPath:
 
 @dataclass(frozen=True)
 class VisionFiles:
-    """The encoder and embedding graphs of a model that reads images or audio (engine/model/graph.py)."""
+    """The encoder and embedding graphs of a model that reads images or audio, read by `read_vision_files`."""
 
     vision: Path
     embedding: Path
@@ -69,12 +72,12 @@ class VisionFiles:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, name: str) -> str:
-        """Name in the graphs of an input or output that onnxruntime-genai calls `name`."""
+        """Actual name, in the model's graphs, of the input or output that onnxruntime-genai calls `name`."""
         return self.names.get(name, name)
 
     @property
     def features(self) -> str:
-        """Name in the graphs of the encoded features of images or audio."""
+        """Actual name, in the model's graphs, of the tensor with the encoded features of images or audio."""
         return self.name("audio_features" if self.has_audio else "image_features")
 
     @property
@@ -84,7 +87,7 @@ class VisionFiles:
 
     @property
     def given(self) -> str:
-        """Name in the graphs of the input that is encoded: the pixels of images, or the spectrogram of audio."""
+        """Actual name, in the encoder graph, of the input to encode: pixels of images, or the spectrogram of audio."""
         return self.name("audio_embeds" if self.has_audio else "pixel_values")
 
 
@@ -162,7 +165,7 @@ class DecoderGraph:
 
     @cached_property
     def bytes_per_row(self) -> int:
-        """Bytes of all states of fixed size of one sequence: recurrent states and encoded audio, not the KV cache."""
+        """Bytes of all states of fixed size of one sequence: recurrent states and encoded audio, but no KV cache."""
         return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
 
     @property

@@ -43,10 +43,10 @@ class EncodedImage:
 
 
 class PromptImages:
-    """The images of one prompt.
+    """The encoded images of one prompt, or the recordings of a prompt with audio.
 
-    `image_token` is the id that the model has for all features. Raises ValueError if the prompt has more or fewer
-    tokens for an image than the image has features.
+    `image_token` is the token id that stands for every feature in the model's vocabulary. Raises ValueError if the
+    prompt has more or fewer of these tokens for an image than the image has features.
     """
 
     def __init__(
@@ -71,18 +71,18 @@ class PromptImages:
         self._behind = 0 if self._positions is None else int(self._positions.max()) + 1 - len(prompt)
 
     def model_tokens(self, tokens: abc.Sequence[int]) -> list[int]:
-        """The tokens, with the model's image token in index of negative ids."""
+        """The given tokens for the model, with the model's image token in place of the negative ids of features."""
         return [token if token >= 0 else self._image_token for token in tokens]
 
     def features(self, tokens: abc.Sequence[int]) -> NDArray[Any] | None:
-        """Features [features, hidden_size] of the image tokens among these tokens, in order; None if there are none."""
+        """Features [features, hidden_size] of the image tokens in `tokens`, in order; None without image tokens."""
         keys = [divmod(_FIRST_ID - token, _MAX_FEATURES) for token in tokens if token < 0]
         return np.stack([self._features[serial][index] for serial, index in keys]) if keys else None
 
     def positions(self, first: int, num_tokens: int) -> NDArray[np.int64] | None:
-        """Positions [3, num_tokens] of tokens from token `first` of prompt and answer on.
+        """Positions [3, num_tokens] of the tokens of prompt and answer from index `first` on.
 
-        None if the prompt's positions are those of text.
+        None if the position of each token is its index, as in a prompt of text only.
         """
         if self._positions is None:
             return None
@@ -119,7 +119,7 @@ def _positions(num_tokens: int, images: abc.Sequence[Image]) -> NDArray[np.int64
 
 @dataclass(frozen=True, eq=False)
 class EncodedAudio:
-    """One window of a recording, as the encoder made it for the decoder."""
+    """One window of a recording: its spectrogram features, and the keys and values that the encoder made of them."""
 
     # What the encoder reads, float32 [1, mels, frames].
     features: NDArray[Any]

@@ -61,9 +61,9 @@ class EncoderWorker(ABC, Generic[One]):
         self._encode = self._thread.submit(open_encoder).result()
 
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
-        """Encode the inputs of a sequence. `done` is called with the result in the worker's thread.
+        """Encode the inputs of a sequence. `done` is called in the worker's thread with the encoded inputs or an error.
 
-        `done` is not called if the sequence ends before.
+        `done` is not called if the sequence ends before its inputs are encoded.
         """
         job = partial(self._prepare, sequence, done)
         self._thread.submit(job, tenant=sequence.tenant, low_priority=sequence.low_priority)
@@ -82,7 +82,10 @@ class EncoderWorker(ABC, Generic[One]):
 
     @abstractmethod
     def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> One:
-        """Encode one input, whose tensors are given. Implementations call `_encode`."""
+        """Encode one image or recording, given as the input tensors of the encoder. Implementations call `_encode`.
+
+        `digest` identifies the input, and `request` is the request that has it.
+        """
 
     def _prepare(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
         try:
@@ -116,7 +119,7 @@ class EncoderWorker(ABC, Generic[One]):
         return found
 
     def _num_present(self) -> int:
-        """Number of encoded inputs that unfinished requests have."""
+        """Number of encoded inputs in use, counted once for each unfinished request that uses the input."""
         self._in_use = [used for used in self._in_use if used[0].state is not SequenceState.ENDED]
         return len(self._in_use)
 
@@ -166,11 +169,11 @@ class ImageWorker(EncoderWorker[EncodedImage]):
         return bool(request.images)
 
     def check(self, request: GenerationRequest) -> None:
-        """Raise InvalidField if the prompt has image tokens outside of images, or if the request has audio to
-        transcribe.
+        """Raise InvalidField if the model cannot read the images of a request, or if it has audio to transcribe.
 
-        Each image token needs a feature. For the same reason the prediction, `logit_bias` and `allowed_token_ids` of a
-        request must not make the model generate one.
+        Each image token in the prompt must belong to an image, because each needs a feature. For the same reason,
+        `prediction`, `logit_bias` and `allowed_token_ids` of the request must not make the model generate an image
+        token.
         """
         if request.sound is not None:
             raise InvalidField("sound", "cannot be read by this model")
@@ -215,9 +218,11 @@ class AudioWorker(EncoderWorker[EncodedAudio]):
         max_ahead: int,
         open_aligner: Callable[[], Align] | None = None,
     ) -> None:
-        """`max_ahead` limits the number of unfinished requests whose audio is encoded. Other requests wait for these.
+        """Prepare a worker that calls `open_encoder` in its thread, and keeps up to `max_bytes` of encoded audio.
 
-        `open_aligner` is called when the first request needs token times; None if the model has none.
+        `max_ahead` limits the number of unfinished requests with encoded audio: further requests wait until some of
+        these end. `open_aligner` is called when the first request needs the times of tokens; None if the model cannot
+        tell these times.
         """
         super().__init__(open_encoder, max_bytes)
         self._open_aligner = open_aligner

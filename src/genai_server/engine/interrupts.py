@@ -75,9 +75,9 @@ class Interrupts:
                 self._runner.lapse()
 
     def ask(self, connection: int, message: ToEngine) -> None:
-        """Interrupt the current pass if a message must not wait for its end. The message is in the inbox already.
+        """Interrupt the current pass if a message that has just arrived must not wait until the pass ends.
 
-        Any thread may call this.
+        The message must be in the inbox of the engine's loop already. Any thread may call this.
         """
         step = self._step
         if step is not None and _interrupts(message, connection, step):
@@ -91,7 +91,7 @@ class Interrupts:
 
 @contextmanager
 def _counted(step: Step) -> Iterator[None]:
-    """Record in the sequence whether the chunk of a step was interrupted."""
+    """Context for the pass of a step. Records in the sequence of a prompt chunk whether the pass was interrupted."""
     is_interrupted = False
     try:
         yield
@@ -104,7 +104,7 @@ def _counted(step: Step) -> Iterator[None]:
 
 
 def _interrupts(message: ToEngine, connection: int, step: Step) -> bool:
-    """Whether a message interrupts the pass of a step."""
+    """Whether a message from a connection must interrupt the pass of a step."""
     if isinstance(message, Submit):
         return step.is_low_priority and not message.request.low_priority
     if not step.is_chunk:
@@ -118,7 +118,11 @@ def _interrupts(message: ToEngine, connection: int, step: Step) -> bool:
 
 
 def _ends(message: ToEngine, connection: int, sequence: Sequence) -> bool:
-    """Whether a message ends a sequence. A name that several requests have may still turn out to end none of them."""
+    """Whether a message from a connection ends a sequence.
+
+    Also true for a message that names the sequence's request, although the message ends nothing if several requests
+    have that name.
+    """
     match message:
         case Cancel(key):
             return sequence.origin == (connection, key)

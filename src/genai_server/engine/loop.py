@@ -114,9 +114,9 @@ class EngineLoop:
         self.inbox.put((0, lambda: None))  # wakes an idle loop
 
     def run_one_step(self) -> None:
-        """Receive messages and run one forward pass. An idle engine waits a moment for messages.
+        """Receive messages and run one forward pass. Without a pass to run, the loop waits a moment for messages.
 
-        Raises the error of a runner if every pass fails.
+        Raises the error of a runner if not even a pass that depends on no request succeeds.
         """
         self._receive()
         now = self._clock()
@@ -232,7 +232,7 @@ class EngineLoop:
         """Run a pass that depends on no request. Raises what the runner raises, which ends the engine.
 
         Some faults, such as an illegal access to a device's memory, last as long as the process. But a request that
-        always fails must not end the process. Without a free slot, a later step tries.
+        always fails must not end the process. Nothing is done while no slot is free; the loop then calls this again.
         """
         if len(self._scheduler.running) >= self._scheduler.capacity.running:
             return

@@ -21,7 +21,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 class Tally:
     """Histogram that sorts its values in bulk, so that adding a value costs as much as appending to a list.
 
-    `bounds` are the upper bounds of the buckets. `add` adds a value.
+    `bounds` are the upper bounds of the buckets. The attribute `add` is a function that adds a value.
     """
 
     def __init__(self, bounds: abc.Sequence[float]) -> None:
@@ -77,7 +77,7 @@ class Meter:
             self._preemptions += 1
 
     def matched(self, num_tokens: int) -> None:
-        """Count prompt tokens that were found in the cache only after their sequence had got its slot."""
+        """Count prompt tokens of which the KV cache was found only after their sequence had got its slot."""
         self._cache_hits += num_tokens
 
     def passed(self, step: Step, seconds: float) -> None:
@@ -91,7 +91,7 @@ class Meter:
     def produced(self, sequence: Sequence, num_tokens: int, before: float | None) -> None:
         """Count new tokens of a sequence. `before` is the time of the previous token; None for the first one.
 
-        Tokens of one step share the time since then equally.
+        The time from `before` to the newest token is divided equally among the tokens of one step.
         """
         self._generation_tokens[sequence.request.key_name] += num_tokens
         # Nobody waits for the next token of a low-priority sequence.

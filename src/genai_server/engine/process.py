@@ -103,7 +103,7 @@ def serve(
     guidance: Guidance,
     link: SupervisorLink,
 ) -> None:
-    """Accept connections, send them the model's data, and run the engine's loop until the process ends.
+    """Accept connections, send the model's data to the API processes, and run the engine's loop until the process ends.
 
     The model is closed only if its entire session is profiled, because closing writes the profile; otherwise closing
     would only take time.
@@ -166,7 +166,7 @@ def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineR
 
 
 def cores_in_use(spec: EngineSpec) -> EngineCores | None:
-    """CPUs on which the threads of an engine run, as Linux reports them; None on other devices and systems."""
+    """CPUs, number of threads and NUMA node of an engine; None if the engine is not on a CPU, or not on Linux."""
     if sys.platform == "linux" and on_cpu(spec):
         from genai_server.engine.model.session_options import num_threads
 
@@ -177,7 +177,7 @@ def cores_in_use(spec: EngineSpec) -> EngineCores | None:
 
 
 def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
-    """Log a warning if memory limits the context to less than the model's."""
+    """Log a warning if too little memory makes the maximum length of a sequence less than the model's context."""
     if spec.max_length or model.max_length >= model.context_length:
         return
     advice = advice_for_context(model.max_length, model.context_length)
@@ -197,7 +197,10 @@ def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
 
 
 def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = False) -> Scheduler:
-    """Scheduler for as many running sequences as the model has KV cache slots for."""
+    """Make the scheduler of an engine, for as many running sequences as the model has KV cache slots for.
+
+    `speculates` says whether steps may read drafts for speculative decoding.
+    """
     runner, can = loaded.main, loaded.main.abilities
     chunk = prefill_chunk(spec, runner)
     max_running = loaded.batching.num_slots or spec.max_batch_size
@@ -240,7 +243,10 @@ def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
 
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
-    """Load what is needed to follow grammars with the model's tokenizer."""
+    """Load what is needed to follow grammars with the model's tokenizer.
+
+    For a model that does not generate text, the Guidance refuses all grammars.
+    """
     if (task := task_of(Path(spec.model_dir))) is not Task.GENERATE:
         why = "it transcribes" if task is Task.TRANSCRIBE else "it returns vectors or scores"
         return Guidance(None, model.vocab_size, why)

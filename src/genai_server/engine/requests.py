@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class RequestTable:
     """Sequences by connection and key, in order of arrival. Used by the thread of the engine's loop only.
 
-    The first of `finish`, `fail` and `drop` ends a sequence; later calls do nothing.
+    The first call of `finish`, `fail` or `drop` ends a sequence; later calls do nothing.
     """
 
     def __init__(self, scheduler: Scheduler, runners: RunnerPair, outbox: Outbox) -> None:
@@ -116,14 +116,18 @@ class RequestTable:
 
     @contextmanager
     def failing(self, sequences: list[Sequence]) -> Iterator[None]:
-        """Context in which an error ends these sequences only, and is not raised further."""
+        """Context that calls `failed` for an exception, with the given sequences, and does not raise it further."""
         try:
             yield
         except Exception as error:
             self.failed(sequences, error)
 
     def failed(self, sequences: list[Sequence], error: Exception) -> None:
-        """End the sequences that an error concerns. Must be called where the error is handled."""
+        """End the sequences that an exception concerns. Must be called in an `except` block.
+
+        `Interrupted` ends none, and `Terminated` ends the first one as terminated. Other exceptions end all with an
+        error.
+        """
         match error:
             case Interrupted():
                 pass  # the cause is in the inbox; sequences which remain have the pass again
@@ -136,9 +140,9 @@ class RequestTable:
                 self.fail(sequences, RunnerFailed("internal error; see the server log"))
 
     def abandon(self, connection: int, key: int, *, answered: bool) -> None:
-        """End a sequence that its reader does not want to continue.
+        """End a sequence that its client does not want to continue.
 
-        With `answered`, the reader still gets the terminal event; otherwise the reader has disconnected.
+        With `answered`, the client still gets the terminal event; otherwise nobody waits for an answer any more.
         """
         sequence = self.find(connection, key)
         if sequence is not None and answered:

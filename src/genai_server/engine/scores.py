@@ -17,7 +17,7 @@ SHARE_ERROR = 5e-4
 
 @dataclass(frozen=True)
 class Best:
-    """The highest logits of some positions, whose complete logits are on a device."""
+    """The highest logits of some positions of a pass, whose complete logits stay in a device's memory."""
 
     # Logits and tokens [positions, count], highest logit first, then lowest token first.
     logits: Logits
@@ -31,14 +31,14 @@ class Best:
     fetch: Callable[[range], Logits]
 
     def at(self, some: slice) -> "Best":
-        """The best logits of some of the positions only."""
+        """The best logits of those positions that the slice `some` selects."""
         positions, shares, scales = self.positions[some], self.shares[some], self.scales[some]
         return Best(self.logits[some], self.tokens[some], shares, scales, positions, self.fetch)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Results of a pass for one sequence."""
+    """Results of a pass for one sequence: logits after the last tokens read, or vectors of texts."""
 
     # Logits [positions, vocab_size] after the last tokens; empty if they are on a device.
     given: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))

@@ -36,7 +36,7 @@ class SequenceState(StrEnum):
 
 
 class SequenceProfile:
-    """Profiling state of one sequence. A prefix is that of the profile files; None means no profiling."""
+    """Profiling state of one sequence. `prefix` and `active` are prefixes of profile files; None means no profiling."""
 
     def __init__(self) -> None:
         self.prefix: str | None = None  # to be used for the next passes
@@ -123,9 +123,9 @@ class Sequence:
     def cache_salt(self) -> str | None:
         """Cache salt: only sequences with equal salts share cached prefixes.
 
-        The salt includes the digest of the recording, from which all that a speech decoder reads is derived, and that
-        of the adapter's file, because the KV cache depends on it. The adapter's id would not do, since each load makes
-        a new one.
+        For speech recognition, the salt is the digest of the recording, from which all that the decoder reads is
+        derived; else it is the request's. The digest of the adapter's file is added, because the KV cache depends on
+        the adapter. The adapter's id would not do, since each load makes a new one.
         """
         salt = self.request.cache_salt if self.request.sound is None else self.request.sound.digest
         return salt if self.adapter is None else f"{salt or ''}:{self.adapter.digest}"
@@ -201,7 +201,7 @@ class Sequence:
 
     @property
     def wants_positions(self) -> bool:
-        """Whether logits after each prompt token are still wanted, for the prompt's log probabilities."""
+        """Whether logits after each token of the prompt are still wanted, to compute the prompt's log probabilities."""
         return self.request.prompt_logprobs and self.num_scored < len(self.request.prompt)
 
     @property
@@ -215,7 +215,7 @@ class Sequence:
 
     @property
     def low_priority(self) -> bool:
-        """Whether the sequence only takes what other sequences leave of the device, as those of batches do."""
+        """Whether the sequence takes only what other sequences leave of the device, as requests of batch jobs do."""
         return self.request.low_priority
 
     @property
@@ -224,9 +224,9 @@ class Sequence:
         return self.request.tenant
 
     def preempt(self) -> None:
-        """Return the sequence to the waiting ones.
+        """Return a running sequence to the waiting ones, with no token counted as read.
 
-        When it is opened again, its tokens are searched in the KV cache.
+        When the sequence is opened again, those of its tokens that are still in the KV cache are found there.
         """
         self.state = SequenceState.WAITING
         self.num_read = 0
@@ -273,7 +273,7 @@ class Sequence:
 
 
 def common_length(one: list[int], other: list[int]) -> int:
-    """Number of tokens that two lists have in common at their beginning."""
+    """Number of equal tokens at the beginning of two lists."""
     same, different = 0, min(len(one), len(other)) + 1
     while different - same > 1:
         middle = (same + different) // 2

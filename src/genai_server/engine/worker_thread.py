@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """Runs one job at a time: tenants take turns, and low-priority jobs come after all others.
+    """Runs jobs in a thread, one at a time: tenants take turns, and low-priority jobs come after all others.
 
-    The jobs of a tenant run in the order of their submission. With `has_second`, a job of one more tenant, which is not
-    of low priority, runs in a second thread, so that it need not wait for a long one. A thread starts with its first
+    The jobs of a tenant run in the order of their submission. With `has_second`, there is a second thread for jobs of
+    normal priority, so that a tenant need not wait for the long job of another one. A thread is started by its first
     job, within the context `starting`, and calls `initializer`.
     """
 

@@ -61,7 +61,7 @@ class DiskCache:
 
     @property
     def next_deadline(self) -> float:
-        """Earliest time of the clock at which a sequence gives up waiting for its prefix; infinite if none waits."""
+        """Earliest time, by the cache's clock, at which a sequence stops waiting for its prefix. Infinite if none."""
         return self._loader.next_deadline
 
     def figures(self, seconds_per_token: float) -> DiskCacheFigures:

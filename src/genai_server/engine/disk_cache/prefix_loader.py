@@ -111,7 +111,7 @@ class PrefixLoader:
         return len(loaded)
 
     def late(self, now: float) -> list[Sequence]:
-        """Sequences whose prefix is still being loaded at the time `now`, after the deadline of the load."""
+        """Sequences whose prefix is still being loaded at the time `now`, which is after the deadline of the load."""
         return [load.sequence for load in self._loads.values() if now >= load.deadline]
 
     @property

@@ -28,7 +28,7 @@ _PAUSE = 60.0
 
 @dataclass
 class _Seen:
-    """Tokens of a slot when the storer last checked the slot."""
+    """Tokens that a slot had when the storer last checked the slot, and how many of them were stored."""
 
     tokens: list[int]
     # When the tokens that are not stored came, by the clock.
@@ -38,7 +38,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Prefix:
-    """Tokens of a slot that are to be stored."""
+    """Prefix that is to be stored: the first `length` tokens of a slot."""
 
     slot: Slot
     # The slot's list itself. Whatever overwrites a slot's tokens in memory comes after the slot has another list. So a
@@ -138,9 +138,9 @@ class PrefixStorer:
         self._folder.touch([segment for _, segment in segments], states=self._memory.has_states)
 
     def _segments(self, prefix: _Prefix) -> Iterator[tuple[int, Segment]]:
-        """Segments of a prefix, each with the number of tokens before it.
+        """Segments in which to store a prefix, each with the number of tokens before the segment.
 
-        Segments have full length, except those that end at a checkpoint of recurrent states.
+        All segments have the full length, except additional ones that end at a checkpoint of recurrent states.
         """
         tokens = storable(prefix.tokens[: prefix.length])
         parent, full = prefix.root, self._memory.segment_tokens

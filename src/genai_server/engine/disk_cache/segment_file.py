@@ -56,20 +56,20 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
 def root_key(salt: str | None, *, is_long: bool) -> str:
     """Key of the empty prefix, from which the keys of all prefixes with this cache salt are derived.
 
-    `is_long` says whether the cached keys were rotated with the rope factors for long contexts.
+    `is_long` says whether the KV cache was computed with the rope factors for long contexts.
     """
     return _digest(b"root", (salt or "").encode(), b"salted" if salt is not None else b"", b"long" if is_long else b"")
 
 
 def segment_key(parent: str, tokens: Sequence[int]) -> str:
-    """Key of the prefix that consists of the prefix with the key `parent` and these tokens."""
+    """Key of the prefix that consists of the prefix with the key `parent`, followed by `tokens`."""
     return _digest(parent.encode(), _packed(tokens))
 
 
 def storable(tokens: Sequence[int]) -> Sequence[int]:
-    """Tokens before the first image.
+    """The leading tokens whose KV cache can be stored on disk: those before the first image.
 
-    Features of images have negative ids, which other engine processes cannot interpret.
+    Features of images have negative token ids, which other engine processes cannot interpret.
     """
     return tokens[: next((index for index, token in enumerate(tokens) if token < 0), len(tokens))]
 
@@ -88,7 +88,7 @@ def _packed(tokens: Sequence[int]) -> bytes:
 def write_segment(path: Path, parent: str, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
     """Write the tokens and arrays of a segment to a new file. Raises OSError.
 
-    Only the user of this process may read the file.
+    `parent` is the key of the prefix before the segment. Only the user of this process may read the file.
     """
     blocks = [np.ascontiguousarray(values).reshape(-1).view(np.uint8).data for values in arrays]
     packed = _packed(tokens)
@@ -102,10 +102,12 @@ def write_segment(path: Path, parent: str, tokens: Sequence[int], arrays: Sequen
 
 
 def read_segment(path: Path, parent: str, tokens: Sequence[int], layout: Sequence[ArrayLayout]) -> list[NDArray[Any]]:
-    """Read the arrays of a segment file.
+    """Read the arrays of the segment file at `path`.
 
-    The file is read, not mapped into memory: a mapped page that the disk cannot give would end the process. Raises
-    OSError, and UnusableSegment if the file is damaged, belongs to other tokens, or is owned by another user.
+    `parent` is the key of the prefix before the segment, `tokens` are the tokens that the segment must have, and
+    `layout` describes the arrays in the file, in order. The file is read, not mapped into memory: a mapped page that
+    the disk cannot give would end the process. Raises OSError, and UnusableSegment if the file is damaged, belongs to
+    other tokens, or is owned by another user.
     """
     # A pipe would block without O_NONBLOCK. Systems without these flags have neither links nor pipes in folders.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -156,9 +158,10 @@ _MIN_TOKENS, _MAX_TOKENS = 16, 256
 
 
 class SlotMemory:
-    """Copies the KV cache of tokens between slots and arrays of the files' data type, [kv_heads, tokens, head_size].
+    """Copies the KV cache of a range of tokens from a KV cache slot into new arrays, or from such arrays into a slot.
 
-    `arrays` are the KV cache buffers of all slots, each [rows, kv_heads, length, head_size].
+    `arrays` are the KV cache buffers of all slots: for each layer one of keys and one of values, each [slots, kv_heads,
+    length, head_size]. A copy has an array [kv_heads, tokens, head_size] of the type `stored_type` for each buffer.
     """
 
     def __init__(
@@ -180,14 +183,21 @@ class SlotMemory:
         ]
 
     def layout(self, num_tokens: int) -> list[ArrayLayout]:
-        """Shapes and types of the arrays that a file has for this number of tokens."""
+        """Shapes and types of the arrays in a file with the KV cache of `num_tokens` tokens, in order."""
         return [ArrayLayout((array.shape[1], num_tokens, array.shape[3]), self._type) for array in self._arrays]
 
     def read(self, slot: int, first: int, end: int) -> list[NDArray[Any]]:
-        """Copy the KV cache of the tokens `first` to `end` of a slot, one array for each layer's keys and values."""
+        """Copy the KV cache of a slot's tokens from index `first` to before index `end`.
+
+        Returns an array [kv_heads, tokens, head_size] for the keys and one for the values of each layer.
+        """
         return [array[slot, :, first:end].astype(self._type) for array in self._arrays]
 
     def write(self, slot: int, first: int, end: int, values: Sequence[NDArray[Any]], skipped: int) -> None:
-        """Write KV cache arrays, without their first `skipped` tokens, to the tokens `first` to `end` of a slot."""
+        """Write KV cache to a slot's tokens from index `first` to before index `end`.
+
+        `values` are arrays [kv_heads, tokens, head_size] as `read` returns them, of which the first `skipped` tokens
+        are left out.
+        """
         for array, part in zip(self._arrays, values, strict=True):
             array[slot, :, first:end] = part[:, skipped : skipped + end - first]

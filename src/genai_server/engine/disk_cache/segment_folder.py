@@ -46,7 +46,10 @@ _LATER = 1e-3
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive tokens after the prefix with the key `parent`. `key` is the key of the prefix including these."""
+    """Consecutive tokens of a stored prefix.
+
+    `parent` is the key of the prefix before these tokens, and `key` the key of the prefix that ends with them.
+    """
 
     parent: str
     num_tokens: int
@@ -98,9 +101,10 @@ class SegmentFolder:
         return min(self.max_bytes, self.num_bytes + shutil.disk_usage(self.root).free)
 
     def longest(self, root: str, tokens: Sequence[int], *, states: bool) -> list[Segment]:
-        """Segments of the longest stored prefix of the tokens, in order.
+        """Find the longest stored prefix of `tokens`. Returns its segments in order, or an empty list if there is none.
 
-        With `states`, only prefixes after which recurrent states are stored count.
+        `root` is the key of the empty prefix (`root_key`). With `states`, only prefixes after which recurrent states
+        are stored count.
         """
         found: list[Segment] = []
         best: list[Segment] = []
@@ -124,15 +128,21 @@ class SegmentFolder:
         return segment in self._children.get(segment.parent, ())
 
     def has_states(self, key: str) -> bool:
-        """Whether recurrent states after the prefix with this key were stored when the folder was last scanned."""
+        """Whether the recurrent states after the prefix with this key were stored at the last scan of the folder."""
         return key in self._with_states
 
     def read(self, segment: Segment, tokens: Sequence[int], layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
-        """Read the KV cache arrays of a segment. Returns None if the file is missing or unusable."""
+        """Read the KV cache arrays of a segment with these tokens. Returns None if the file is missing or unusable.
+
+        `layout` describes the arrays in the file, in order.
+        """
         return self._read(segment.name, segment.parent, tokens, layout)
 
     def read_states(self, key: str, layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
-        """Read the recurrent states after the prefix with this key. Returns None if the file is missing or unusable."""
+        """Read the recurrent states after the prefix with this key. Returns None if the file is missing or unusable.
+
+        `layout` describes the arrays in the file, in order.
+        """
         return self._read(f"{key}{_STATES}", key, (), layout)
 
     def _read(
@@ -264,7 +274,7 @@ def stored_models(root: Path) -> list[StoredModel]:
 
 
 def clear(root: Path, model: str) -> None:
-    """Remove the stored prefixes of a model. Engines may use them at the same time."""
+    """Remove the stored prefixes of a model from the folder `root`. Engines may use the folder at the same time."""
     if removed := _set_aside(root / model):
         shutil.rmtree(removed, ignore_errors=True)
 

@@ -50,7 +50,7 @@ class Constants:
         return None if shape is None else math.prod(shape)
 
     def num_bytes(self, name: str) -> int:
-        """Bytes of the initializer from which a constant is made; 0 if it is not made from one."""
+        """Bytes of the initializer that a constant is, or is a transposition or cast of; 0 if there is no such one."""
         source = self._source(name)
         if source is None:
             return 0

@@ -65,7 +65,7 @@ def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
-    """The node that takes position embeddings from their table. Raises DoesNotFit if there is not exactly one."""
+    """Find the node that looks up position embeddings in their table. Raises DoesNotFit unless there is exactly one."""
     tables = {value.name for value in graph.initializer if len(value.dims) == 2}
     found = [node for node in graph.node if node.op_type == "Slice" and node.input[0] in tables]
     if len(found) != 1:
@@ -106,7 +106,11 @@ def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, 
 def _scores(
     graph: onnx.GraphProto, node: onnx.NodeProto, layer: int, heads: list[int], head_size: int
 ) -> list[onnx.NodeProto]:
-    """Nodes that multiply queries [1, tokens, width] with keys [1, heads, frames, head_size] of some heads."""
+    """Nodes that compute the cross-attention scores of the given heads: scaled products of queries and keys.
+
+    `node` is the cross-attention, with queries [1, tokens, width] and keys [1, heads, frames, head_size]. The output
+    has the name of the layer, and the shape [1, wanted heads, tokens, frames].
+    """
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     name = f"{_PREFIX}{layer}"
     scale = attributes.get("scale", head_size**-0.5)

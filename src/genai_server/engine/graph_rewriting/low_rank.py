@@ -21,9 +21,9 @@ RANKS, NUM_RANKS = "genai_server.ranks", "genai_server.num_ranks"
 
 
 def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRankPath, ...]:
-    """LoRA paths of a graph, found by the optional inputs for their matrices.
+    """Find the LoRA paths of a graph, by the names `optional` of its inputs that have a default value.
 
-    Empty if some of the inputs `optional` belong to no such path.
+    Empty if any of these inputs belongs to no LoRA path.
     """
     if not optional:
         return ()
@@ -35,7 +35,7 @@ def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRa
             readers.setdefault(name, []).append(node)
 
     def size(name: str, fixed: int) -> int:
-        """The fixed dimension of a matrix whose other dimension is the rank; 0 if the input is no such matrix."""
+        """Size of axis `fixed` of the input `name`, whose other axis is the rank; 0 if the input is no LoRA matrix."""
         shape = inputs[name].shape.dim
         if inputs[name].elem_type != TensorProto.FLOAT or len(shape) != 2:
             return 0

@@ -5,8 +5,8 @@ KV cache of the tokens into the rows' slots, and attends. A token's result is bi
 and however the text is divided into passes. The slots are inputs of the graph to which the operator writes: the memory
 that is bound is the cache.
 
-The decoder of a speech recognition model also attends to the keys and values of the encoded audio. The operator reads
-all of these in a slot, and writes none.
+The decoder of a speech recognition model also attends to the keys and values of the encoded audio. For these, the
+operator reads all frames of a slot, and writes nothing.
 """
 
 from typing import Any
@@ -38,7 +38,10 @@ _QUERIES, _AUDIO = 0, slice(1, 3)
 
 
 def native_inputs() -> list[onnx.ValueInfoProto]:
-    """Inputs that a graph with native attention has besides the KV cache."""
+    """Inputs that a graph with native attention has besides the KV cache, all of them int32.
+
+    STARTS has the bounds of the rows among the flat tokens; PASTS, SLOTS and COMMITTED have one number for each row.
+    """
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
         *(helper.make_tensor_value_info(name, TensorProto.INT32, ["rows"]) for name in (PASTS, SLOTS, COMMITTED)),

@@ -1,4 +1,4 @@
-"""Edits of graphs that several modules for graph rewriting share."""
+"""Small edits of ONNX graphs that the modules of this package have in common."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ def replace(field: Any, values: Iterable[Any]) -> None:
 
 
 def drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove nodes whose outputs nothing reads, such as those that took lengths from the attention mask."""
+    """Remove all nodes whose outputs neither a remaining node nor an output of the graph reads."""
     wanted = {value.name for value in graph.output}
     kept = []
     for node in reversed(graph.node):  # in a graph each node follows the nodes that it reads

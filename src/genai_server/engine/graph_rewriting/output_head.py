@@ -31,14 +31,20 @@ SCALES, SHARES = "genai_server.scales", "genai_server.shares"
 
 @dataclass(frozen=True)
 class Head:
-    """The part of a graph that computes logits from hidden states [rows, positions, hidden_size]."""
+    """Output head of a graph: the nodes that compute logits from hidden states [rows, positions, hidden_size].
+
+    `states` is the name of the hidden states, and `reader` the node that multiplies them with the weights of the head.
+    """
 
     states: str
     # The product that reads the states. Other nodes may read them, too.
     reader: onnx.NodeProto
 
     def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
-        """Insert the node `selection` between the hidden states and the product that reads them."""
+        """Insert the node `selection` into the graph, and make the head read its output in place of the hidden states.
+
+        `selection` has the hidden states as input. Other nodes that read the hidden states are not changed.
+        """
         first_reader = next(index for index, node in enumerate(graph.node) if self.states in node.input)
         for position, name in enumerate(self.reader.input):
             if name == self.states:
@@ -47,7 +53,11 @@ class Head:
 
 
 def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
-    """Output head that computes `logits`; None if there is none, or if other nodes read all of its product."""
+    """Find the output head that computes the graph output `logits`.
+
+    Returns None if the graph has no such head, or if other nodes, too, read a value between the head's matrix product
+    and the logits.
+    """
     makers: dict[str, onnx.NodeProto] = {output: node for node in graph.node for output in node.output}
     reads = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
     node = makers.get(logits)
@@ -75,9 +85,11 @@ def read_last(graph: onnx.GraphProto, logits: str) -> bool:
 
 
 def offer_best(graph: onnx.GraphProto, logits: str, excluded: int | None = None) -> None:
-    """Add the outputs BEST_LOGITS, BEST_TOKENS and SHARES, which a device computes from the output `logits`.
+    """Add outputs with the NUM_BEST highest logits of each position, which a device computes from the output `logits`.
 
-    The token `excluded`, if given, is left out of them.
+    BEST_LOGITS and BEST_TOKENS are [rows, positions, NUM_BEST], the highest logit first. SHARES [rows, positions, 1] is
+    the probability of the best token by the softmax of the logits multiplied with the new input SCALES [positions, 1].
+    The token `excluded`, if given, is never among the best.
     """
     floats, ints = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 

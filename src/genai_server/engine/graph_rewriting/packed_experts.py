@@ -36,7 +36,7 @@ _ALL = slice(None)
 
 
 class _Part(NamedTuple):
-    """Names of the tensors of one of an expert's products; "" for tensors that the product does not have."""
+    """Names of the tensors of one matrix product of the experts; "" for tensors that the product does not have."""
 
     weights: str
     scales: str
@@ -45,9 +45,10 @@ class _Part(NamedTuple):
 
 
 class _Experts(NamedTuple):
-    """Attributes and inputs of a MoE or QMoE node.
+    """Attributes and inputs of a MoE or QMoE node, read from the ONNX graph.
 
-    `third` is the product for the values where `first` computes only the gates; without names where there is none.
+    `first`, `second` and `third` are the matrix products fc1, fc2 and fc3. In experts whose gates are computed apart
+    from the gated values, `first` computes the gates and `third` the values. Otherwise the names in `third` are "".
     """
 
     given: dict[str, Any]
@@ -75,7 +76,7 @@ class _Experts(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of inputs of a weight row that share a scale; 0 if a whole row has one scale."""
+        """Number of consecutive inputs of an output's weights that share a scale; 0 if all inputs share one."""
         return int(self.given.get("block_size", 0))
 
 
@@ -122,7 +123,7 @@ def why_not_experts(node: onnx.NodeProto, constants: Constants) -> str | None:
 
 
 class _Tensors(NamedTuple):
-    """Weights of one product of all experts, with the dimensions [experts, outputs, …]."""
+    """Weights of one of the matrix products, for all experts: arrays [experts, outputs, …]."""
 
     weights: NDArray[Any]
     # float32 [experts, outputs, blocks]: scales of quantized weights, and zero points if they have any.
@@ -137,7 +138,7 @@ class _Tensors(NamedTuple):
         return int(self.weights.shape[2]) * (1 if self.scales is None else 8 // self.bits)
 
     def matrix(self, expert: int, outputs: slice = _ALL) -> Matrix:
-        """The matrix of one expert, with all or some of its outputs."""
+        """The weights of one expert, for all outputs of the product or those in the slice `outputs`."""
         rows = self.weights[expert, outputs]
         if self.scales is None:
             return FloatMatrix(rows)
@@ -165,7 +166,10 @@ def _load(part: _Part, weights: Weights, bits: int, block: int) -> _Tensors:
 def pack_experts(
     node: onnx.NodeProto, weights: Weights, data: DataFile | InlineData
 ) -> tuple[list[str], dict[str, Any]]:
-    """Inputs and attributes of the PackedExperts that replaces a node for which `why_not_experts` returned None."""
+    """Pack the weights of a MoE or QMoE node into `data`. Returns inputs and attributes of the new PackedExperts.
+
+    The node must be one for which `why_not_experts` returned None.
+    """
     experts = _read(node)
     given, bits = experts.given, min(experts.bits)
     second = _load(experts.second, weights, bits, experts.block)
@@ -206,8 +210,8 @@ def pack_experts(
 def _first_layer(experts: _Experts, weights: Weights, bits: int) -> tuple[list[Matrix], NDArray[Any] | None]:
     """Return one matrix of the first layer for each expert, and the biases [experts, outputs] or None.
 
-    Gate and up projection alternate in a matrix. Outputs of matrices and biases are padded with zeros to a multiple of
-    what the kernel computes at once (`with_whole_panels`).
+    If the experts have gates, groups of 64 outputs of the gate projection and of the up projection alternate in a
+    matrix. The outputs of each projection are padded with zeros to a multiple of 64, which the kernel computes at once.
     """
     first = _load(experts.first, weights, bits, experts.block)
     numbers = range(len(first.weights))
@@ -236,7 +240,7 @@ def _first_layer(experts: _Experts, weights: Weights, bits: int) -> tuple[list[M
 
 
 def _panels(values: NDArray[Any]) -> NDArray[Any]:
-    """One value for each output, with zeros up to a multiple of the panel size."""
+    """Pad values [outputs] with zeros to a multiple of 64 outputs, the number that the kernel computes at once."""
     whole = with_whole_panels(FloatMatrix(values[:, np.newaxis])).weights
     found: NDArray[Any] = whole[:, 0]
     return found

@@ -68,7 +68,7 @@ class _Product(NamedTuple):
 
 
 def why_not_packed(graph: onnx.GraphProto) -> str | None:
-    """Why some products of a graph with its weights cannot be replaced with packed ones; None if all can."""
+    """Why not all products of activations and weights in a graph can be replaced with packed ones; None if all can."""
     constants = Constants(graph)
     return next((why for node in graph.node if (why := _why_not(node, constants)) is not None), None)
 
@@ -123,14 +123,15 @@ def _is_outer(node: onnx.NodeProto, constants: Constants) -> bool:
 
 
 def _padded(node: onnx.NodeProto, number: int) -> list[str]:
-    """Names of the first `number` inputs of a node; "" for inputs that the node does not have."""
+    """Names of the first `number` inputs of a node, filled up with "" if the node has fewer."""
     return [*node.input, *[""] * (number - len(node.input))]
 
 
 class PackedProducts:
-    """Replaces the products of a graph with packed ones, whose weights are written to `data`, one matrix at a time.
+    """Replaces a graph's products of activations and weights with operators that read packed weights.
 
-    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8 bits.
+    The packed weights are written to `data`, one matrix at a time. With `rounds_floats`, weights in 16 and 32 bits are
+    rounded to 8 bits.
     """
 
     def __init__(
@@ -251,9 +252,9 @@ class PackedProducts:
         return helper.make_node(PACKED, inputs, [output], name, domain=DOMAIN, **attributes)
 
     def _find_gated(self, nodes: list[onnx.NodeProto]) -> Mapping[int, "_Gated"]:
-        """Nodes of gated feed-forward layers, by the Python `id` of the node that multiplies gate and values.
+        """Find gated feed-forward layers with SiLU. Returns the nodes of each layer, by `id(node)` of its last node.
 
-        Only layers whose inner results no other node reads are returned.
+        The last node multiplies gate and values. Layers of which another node reads an inner result are left out.
         """
         makers = {output: node for node in nodes for output in node.output}
         reads: dict[str, int] = {}
@@ -294,8 +295,8 @@ class _Gated(NamedTuple):
 def write_packed_model(source: Path, target: Path, *, rounds_floats: bool = False) -> None:
     """Write the graph at `source` with packed products to `target`, and the weights to a file next to `target`.
 
-    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8 bits. At one time, memory has one matrix before and
-    after its conversion. Raises OSError, and DoesNotFit if a product cannot be packed.
+    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8 bits. Matrices are loaded, packed and written one
+    after the other, so memory holds one at a time. Raises OSError, and DoesNotFit if a product cannot be packed.
     """
     model = onnx.load(str(source), load_external_data=False)
     weights = Weights(model.graph, source.parent)
@@ -329,7 +330,10 @@ def pack_products(model: onnx.ModelProto, folder: Path) -> None:
 def _pack_products(
     model: onnx.ModelProto, weights: Weights, data: DataFile | InlineData, *, rounds_floats: bool = False
 ) -> list[TensorProto]:
-    """Replace the products of a model with packed ones. Returns the tensors of the model that are still used."""
+    """Replace the products of a model with packed ones, whose weights are added to `data`.
+
+    Returns the initializers of the original model that the new graph still reads.
+    """
     graph = model.graph
     use_fast_operators(graph)
     widen(graph, weights)

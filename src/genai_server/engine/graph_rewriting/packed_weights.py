@@ -1,4 +1,7 @@
-"""Packs weights into panels of 64 outputs, in the order in which the kernels of genai-server-native read them."""
+"""Packs weights into panels, which have the order in which the kernels of genai-server-native read them.
+
+A panel has the weights of 64 consecutive outputs of a matrix. The kernels compute these outputs together.
+"""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +19,10 @@ _PANELS_AT_ONCE = 8
 
 
 class QuantizedMatrix(NamedTuple):
-    """A matrix of quantized weights, which stand for scale * (weight - middle) + offset.
+    """Quantized weights [outputs, inputs] of a matrix. A weight stands for scale * (weight - middle) + offset.
 
-    The middle is 8 for weights of 4 bits and 128 for weights of 8 bits.
+    The middle is 8 for weights of 4 bits and 128 for weights of 8 bits. Each block of `block` inputs of an output has
+    its own scale and offset.
     """
 
     # Unsigned, uint8 [outputs, blocks * block].
@@ -32,7 +36,7 @@ class QuantizedMatrix(NamedTuple):
 
 
 class FloatMatrix(NamedTuple):
-    """A matrix of weights in 32 or 16 bits."""
+    """Weights [outputs, inputs] of a matrix, as floats of 32 or 16 bits."""
 
     # float32, float16 or bfloat16 [outputs, inputs].
     weights: NDArray[Any]
@@ -42,7 +46,7 @@ Matrix = QuantizedMatrix | FloatMatrix
 
 
 class PackedWeights(NamedTuple):
-    """Packed weights of one or several matrices. The last panel is filled up with zeros."""
+    """Weights of one or several matrices in panels of 64 outputs. Zeros fill up the last panel of each matrix."""
 
     # uint8, [panels, inputs / 8, 64, 4] with 4 bits and [panels, inputs / 4, 64, 4] with 8; or floats of 32 or 16 bits,
     # [panels, inputs, 64].
@@ -96,10 +100,11 @@ def quantized_matrix(
     num_inputs: int,
     block: int,
 ) -> QuantizedMatrix:
-    """Matrix made of quantized rows [outputs, bytes], scales [outputs, blocks], and zero points.
+    """Make a QuantizedMatrix of the quantized weights of a MatMulNBits node, or of an expert of a QMoE node.
 
-    Zero points are floats, or integers that are packed like the rows. `block` is a multiple of 16. Weights of 2 bits
-    are converted to 4 bits.
+    `rows` [outputs, bytes] has weights of `bits` bits, and `scales` [outputs, blocks] has a scale for each `block`
+    inputs, which is a multiple of 16. The zero points `zeros` of the blocks are floats, or integers that are packed
+    like the rows; None stands for the middle of the range. Weights of 2 bits are converted to 4 bits.
     """
     num_outputs, blocks = scales.shape
     weights, middle = unpacked(rows, bits), 1 << (bits - 1)
@@ -117,7 +122,7 @@ def quantized_matrix(
 
 
 def rounded(weights: NDArray[Any]) -> QuantizedMatrix:
-    """Round weights [outputs, inputs] to 8 bits, with one scale for each block of inputs."""
+    """Round weights [outputs, inputs] to 8 bits, with one scale for each block of 32 inputs of an output."""
     num_outputs, num_inputs = weights.shape
     padded = np.pad(weights.astype(np.float32, copy=False), ((0, 0), (0, -num_inputs % _ROUNDED_BLOCK)))
     blocks = padded.reshape(num_outputs, -1, _ROUNDED_BLOCK)
@@ -127,7 +132,7 @@ def rounded(weights: NDArray[Any]) -> QuantizedMatrix:
 
 
 def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Unpack rows of bytes into values of `bits` bits. The first value of a byte is in its lowest bits."""
+    """Unpack bytes [rows, bytes] to values [rows, bytes * 8 / bits]. The lowest bits of a byte are its first value."""
     if bits == 8:
         return rows
     per_byte = 8 // bits
@@ -138,9 +143,9 @@ def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def alternating(gate: Matrix, values: Matrix) -> Matrix:
-    """Matrix in which panels of 64 outputs of a gate and of values alternate.
+    """Join two matrices so that 64 outputs of the gate and 64 outputs of the values follow each other in turn.
 
-    Both matrices have the same form, and a multiple of 64 outputs.
+    Both matrices have the same shape, data type and quantization, and a multiple of 64 outputs.
     """
     if isinstance(gate, FloatMatrix) or isinstance(values, FloatMatrix):
         return FloatMatrix(alternate(gate.weights, values.weights))
@@ -165,13 +170,13 @@ def is_like(one: Matrix, other: Matrix) -> bool:
 
 
 def alternate(gate: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Interleave panels of 64 outputs of two arrays [outputs, …], beginning with the gate."""
+    """Join two arrays [outputs, …] of equal shape so that 64 outputs of the gate and 64 of the values alternate."""
     panels = [one.reshape(-1, PANEL, *one.shape[1:]) for one in (gate, values)]
     return np.stack(panels, 1).reshape(-1, *gate.shape[1:])
 
 
 def with_whole_panels(matrix: Matrix) -> Matrix:
-    """The matrix with additional outputs of zero, up to a multiple of 64."""
+    """Return the matrix, padded with outputs whose weights are zero to a multiple of 64 outputs."""
     missing = -len(matrix.weights) % PANEL
     if not missing:
         return matrix
@@ -189,7 +194,7 @@ def with_whole_panels(matrix: Matrix) -> Matrix:
 
 
 def several(matrices: Sequence[Matrix]) -> PackedWeights:
-    """Packed weights of several matrices of the same form, one behind the other."""
+    """Pack several matrices of the same shape, data type and quantization, one behind the other along the panels."""
     packed = [pack(matrix) for matrix in matrices]
     scales = [one.scales for one in packed if one.scales is not None]
     offsets: NDArray[np.float32] | None = None

@@ -94,7 +94,10 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto]:
-    """The nodes of a graph, with paged attention. If `halves` is set, attention computes in 16 bits between casts."""
+    """The nodes of a graph, with PagedAttention in place of GroupQueryAttention.
+
+    If `halves` is set, attention computes in 16 bits: inputs are cast to 16 bits, and the result is cast to 32 bits.
+    """
     nodes: list[onnx.NodeProto] = []
     casts: dict[str, str] = {}
     for node in graph.node:
@@ -110,7 +113,7 @@ def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto
 
 
 def _native_nodes(graph: onnx.GraphProto, decoder: DecoderGraph, states: StateLayers) -> list[onnx.NodeProto]:
-    """The nodes of a graph, with the operators of genai-server-native."""
+    """The nodes of a graph, with genai-server-native's operators for attention and for layers with recurrent states."""
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type == ATTENTION:
@@ -123,7 +126,7 @@ def _native_nodes(graph: onnx.GraphProto, decoder: DecoderGraph, states: StateLa
 
 
 def _all_slots(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
-    """Graph inputs for encoded audio, extended from one row to all slots: [slots, heads, frames, size]."""
+    """Graph inputs for the encoded audio of all slots, [slots, heads, frames, size], made of the inputs for one row."""
     found = []
     for value in values:
         of_slots = onnx.ValueInfoProto()
@@ -135,7 +138,10 @@ def _all_slots(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProt
 
 
 def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Make a graph compute the logits of the wanted positions only: [1, wanted, vocab_size]."""
+    """Make a graph compute logits only for the flat positions in the new input WANTED: [1, wanted, vocab_size].
+
+    Raises DoesNotFit if the graph only has the logits of the last token and its hidden states are not found.
+    """
     head = find_head(graph, decoder.logits)
     if head is not None and decoder.gives_last_logits_only:
         states = _all_states(graph, head.states)
@@ -158,9 +164,9 @@ def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _all_states(graph: onnx.GraphProto, last: str) -> str:
-    """Name of the hidden states of all tokens, from which the graph selects those of the last token.
+    """Name of the hidden states of all tokens. `last` names those of the last token, which the graph selects from them.
 
-    Raises DoesNotFit if they are not found.
+    Raises DoesNotFit if no such selection is found.
     """
     makers = {output: node for node in graph.node for output in node.output}
     while (maker := makers.get(last)) is not None and maker.op_type in {"Squeeze", "Unsqueeze"}:
@@ -196,9 +202,9 @@ def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _place_rope(node: onnx.NodeProto) -> None:
-    """Make an attention look up its cosines and sines at positions that are an input of the graph.
+    """Make an attention node look up cosines and sines of the rope at the positions in the graph input ROPE_PLACES.
 
-    An attention without cosines and sines stays as it is: its queries and keys are rotated before.
+    An attention node without cosines and sines is not changed: other nodes have rotated its queries and keys.
     """
     if all(node.input[_ROPE]):
         node.input.extend([""] * (_POSITIONS + 1 - len(node.input)))
@@ -206,16 +212,19 @@ def _place_rope(node: onnx.NodeProto) -> None:
 
 
 def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
-    """Values of the outputs of a graph that has only constants. `folder` has the files of external data."""
+    """Values of the outputs of a graph that has only constants, in order.
+
+    `folder` contains the files of constants that are stored outside of the graph.
+    """
     found = {value.name: value for value in graph.initializer}
     found |= {node.output[0]: node.attribute[0].t for node in graph.node}
     return [numpy_helper.to_array(found[value.name], str(folder)) for value in graph.output]
 
 
 def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:
-    """Make an attention compute in 16 bits. Returns the nodes that cast its inputs.
+    """Make an attention node compute in 16 bits. Returns new nodes that cast its inputs.
 
-    `halved` has the names of inputs that are cast already, and gets the new ones.
+    `halved` maps names of inputs that are cast already to names of the cast values. New casts are added to it.
     """
     made = []
     for position in _FLOATS:

@@ -150,7 +150,7 @@ class StateLayers:
         return [operator]
 
     def _operator(self, node: onnx.NodeProto, tokens: tuple[int, ...]) -> onnx.NodeProto:
-        """Return an operator's node, and record which of its inputs are tokens."""
+        """Return an operator's node, and add its token inputs, at the indices `tokens`, to the names in `read`."""
         self.read |= dict.fromkeys(name for index, name in enumerate(node.input) if name and index in tokens)
         return node
 
@@ -165,7 +165,7 @@ def _is_swap(node: onnx.NodeProto) -> bool:
 
 
 def state_operators(model: onnx.ModelProto, decoder: DecoderGraph) -> onnx.ModelProto:
-    """A model of only the operators with recurrent states of a ragged model.
+    """Make a model of only those operators of a ragged model that have recurrent states.
 
     Its inputs are the states, STARTS, SLOTS and COMMITTED, and the token inputs of the operators, under the names by
     which a pass of the whole model returns them.

@@ -72,7 +72,10 @@ def _widen_inputs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _matrices(graph: onnx.GraphProto) -> set[str]:
-    """Names of initializers in 16 bits, and of their transpositions, that only products and lookups read."""
+    """Names of 16-bit initializers that can remain in 16 bits, and of the results of transposing them.
+
+    Only matrix products and lookups, which read weights of 16 bits, read these values.
+    """
     halves = {tensor.name for tensor in graph.initializer if tensor.data_type in _HALVES}
     turned: dict[str, str] = {}
     for node in graph.node:

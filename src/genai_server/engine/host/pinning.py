@@ -20,10 +20,11 @@ _MAX_NODES = 1024
 
 
 def keep_on(cores: EngineCores) -> None:
-    """Keep all threads of this process, and those that they start, on the CPUs, and its memory on their node.
+    """Bind this process to the CPUs in `cores`, and prefer memory of their NUMA node if `cores` names one.
 
-    Must precede the first session, whose threads then inherit both. Memory comes from other nodes where the node has
-    none left. What the system refuses, for example in a container, costs speed only, and is logged.
+    All present threads are bound to the CPUs. Call this before the first session is opened, whose threads inherit both
+    settings. If the node has no free memory, memory of other nodes is used. If the system refuses a setting, for
+    example in a container, that is only logged. Does nothing except on Linux.
     """
     if sys.platform == "linux":
         try:
@@ -42,7 +43,10 @@ def keep_on(cores: EngineCores) -> None:
 
 
 def _prefer_memory_of(node: int) -> str:
-    """Let new memory of this thread, and of those that it starts, come from a node first; returns what prevents it."""
+    """Make Linux prefer a NUMA node for new memory of this thread and of threads that it starts.
+
+    Returns the reason if that is impossible, and "" if it has been set.
+    """
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"the system call is not known on {platform.machine()}"

@@ -37,9 +37,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class SupervisorLink:
     """Takes over the standard streams of the process: reads messages of the supervisor, and writes messages to it.
 
-    When standard input ends, which it does however the supervisor exits, the process exits. `close`, if set, is called
-    first and has some seconds. Then the supervisor's folder, which contains the secret, is removed, because a killed
-    supervisor cannot do so. If the supervisor has only asked this engine to exit, the folder stays.
+    When standard input ends, which it does however the supervisor exits, the process exits. If the attribute `close` is
+    set, it is called first, and the main thread has some seconds to exit in an orderly way. Then the supervisor's
+    folder, which contains the secret, is removed, because a killed supervisor cannot do so. If the supervisor has only
+    asked this engine to exit, the folder stays.
     """
 
     def __init__(self) -> None:
@@ -73,10 +74,10 @@ class SupervisorLink:
         return message
 
     def send(self, message: FromEngine) -> None:
-        """Write a message without waiting. Any thread may call this.
+        """Write a message to the supervisor without waiting. Any thread may call this.
 
-        A heartbeat that the pipe does not take is dropped. What the pipe does not take of other messages is written
-        with the next message.
+        A heartbeat that does not fit into the pipe's buffer is dropped. The part of any other message that does not fit
+        is kept, and is written when the next message is sent.
         """
         with self._lock:
             if self._unwritten and isinstance(message, Beat):
@@ -151,9 +152,10 @@ class Heartbeat:
         self.kv_bytes = 0
 
     def beat(self, tokens: int, requests: int, arrived: int) -> None:
-        """Report that a pass with this number of tokens in all rows begins, or with 0 that none begins.
+        """Report that a pass which reads `tokens` tokens of all sequences begins; 0 means that no pass begins.
 
-        `requests` is the number of running and waiting requests, `arrived` of all that have ever arrived.
+        `requests` is the number of running and waiting requests, and `arrived` the number of all that have ever
+        arrived.
         """
         last, now = self._last, self._clock()
         if now < self._next and tokens == last.tokens and bool(requests) == bool(last.requests):

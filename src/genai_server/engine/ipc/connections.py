@@ -42,7 +42,7 @@ _ALONE = Batching()
 
 
 class Connection:
-    """Connection of one API process. Any thread may call `send`; all other methods are for the reading thread."""
+    """Connection of one API process. Any thread may call `send`; only the thread that reads may call other methods."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock

@@ -24,16 +24,16 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def page_tokens(graph: DecoderGraph) -> int:
-    """Smallest number of tokens whose keys, or values, of one head fill whole pages of memory."""
+    """Smallest number of tokens for which the keys (or values) of one head in one layer fill whole pages of memory."""
     size = graph.head_size * np.dtype(graph.cache_type).itemsize
     return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, size)
 
 
 def _reserve(size: int) -> mmap.mmap | None:
-    """Reserve address space whose memory is allocated page by page when it is written.
+    """Reserve `size` bytes of address space. The system allocates memory page by page, when a page is first written.
 
-    Returns None if the system cannot do that. numpy would ask Linux for huge pages. Clearing one or two for each layer
-    made the first use of a slot take 0.2 s.
+    Returns None if the system cannot do that. An array of numpy would get huge pages from Linux, and clearing one or
+    two of these for each layer made the first use of a slot take 0.2 s.
     """
     memory = None
     if sys.platform == "linux":
@@ -49,7 +49,10 @@ def _give_back(memory: mmap.mmap, start: int, size: int) -> None:
 
 
 def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
-    """Whether the system reserves enough address space for this number of rows, and takes single pages back."""
+    """Whether address space for a KV cache of `num_rows` slots can be reserved, and its unused pages given back.
+
+    Each slot has room for `max_length` tokens. False on other systems than Linux.
+    """
     can = False
     if sys.platform == "linux":
         # A limit of the process's address space, or a system that promises no more than it has.
@@ -60,10 +63,10 @@ def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
 
 
 class CpuBuffers:
-    """KV cache of all layers in CPU memory, in arrays [rows, kv_heads, length, head_size].
+    """KV cache of all slots in CPU memory: for each layer one array of keys and one of values.
 
-    Each layer's keys and values have one array each. On Linux the memory is reserved, and allocated page by page when
-    it is written.
+    The arrays are [slots, kv_heads, length, head_size]. On Linux, address space is reserved for the arrays, and memory
+    is allocated page by page when it is written.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
@@ -97,12 +100,12 @@ class CpuBuffers:
             array[target, :, :length] = array[source, :, :length]
 
     def bind(self, binding: Any) -> None:
-        """Bind the KV cache of all slots as inputs of a session, to which the attention operators also write."""
+        """Bind the KV cache of all slots as inputs of a session. The attention operators write to these inputs, too."""
         for past, array in zip(self._names, self.arrays, strict=True):
             binding.bind_input(NATIVE + past, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def keep(self, binding: Any, output: str) -> None:
-        """Let ONNX Runtime allocate an output of a pass in CPU memory."""
+        """Bind an output of a pass to CPU memory that ONNX Runtime allocates."""
         binding.bind_output(output, "cpu")
 
 
@@ -116,7 +119,7 @@ MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
 
 
 def buffers_on(device: str, options: DeviceOptions, max_blocks: int) -> MakeBuffers:
-    """Factory of KV cache buffers for a device that runs a batch.
+    """Return a function that makes the KV cache buffers for a device that runs a batch.
 
     On other devices than the CPU, the buffers have at most `max_blocks` blocks, and the option `device_id` of the first
     provider chooses the device.

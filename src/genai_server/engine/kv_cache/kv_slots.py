@@ -83,10 +83,10 @@ KEPT_SECONDS = 300.0
 
 
 class KvPages:
-    """Pages of KV cache memory that a list of slots has.
+    """Counts the pages of KV cache memory that each of the `slots` takes, and frees pages when memory is short.
 
-    `give_back` is called with a slot and the first token behind the pages that the slot keeps. It returns the memory
-    from there on to the system.
+    `give_back` is called with the index of a slot and a token index at the beginning of a page. It returns the slot's
+    memory from that token on to the system.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class KvPages:
         return sum(self._pages) + num_checkpoints * self._memory.checkpoint_pages
 
     def num_taken(self, slots: Iterable[Slot]) -> int:
-        """Number of pages that some slots have, without those of their checkpoints."""
+        """Number of pages that the given slots have, without those of their state checkpoints."""
         return sum(self._pages[slot.index] for slot in slots)
 
     def has_room(self, slot: Slot | None, num_tokens: int) -> bool:
-        """Whether there is memory for `num_tokens` more tokens of a running slot, or of a new one if `slot` is None.
+        """Whether there is memory for `num_tokens` more tokens of a running slot, or of a new slot if `slot` is None.
 
         Memory of cached prefixes in idle slots counts as free.
         """
@@ -126,9 +126,9 @@ class KvPages:
         return self._memory.pages(length) <= self._free(source)
 
     def take(self, slot: Slot, *keep: Slot) -> None:
-        """Assign to a slot the pages that its tokens need. If too few are free, cached prefixes lose theirs.
+        """Assign to a slot the pages that its tokens need. If too few are free, cached prefixes are evicted.
 
-        Running slots and the slots `keep` lose nothing.
+        The tokens of running slots and of the slots `keep` are not evicted.
         """
         needed = self._needed(slot)
         if (missing := needed - self._pages[slot.index]) > 0:
@@ -163,8 +163,8 @@ class KvPages:
     def cached(self, tenant: str | None = None) -> list[Slot]:
         """Idle slots with cached prefixes, in the order in which they are evicted.
 
-        `tenant` is the tenant of the new sequence for which a slot is needed; None if it has low priority or does not
-        exist.
+        `tenant` is the tenant of the new sequence that needs a slot. It is None if that sequence has low priority, or
+        if no new sequence needs a slot.
         """
         # In alphabetical order, tokens which others begin with come right before one of these.
         kept = sorted((slot for slot in self._slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
@@ -189,7 +189,8 @@ class KvPages:
     def _within_shares(self, newcomer: str | None) -> set[int]:
         """Indices of idle slots whose prefixes lie within the shares of their tenants; empty if there is one tenant.
 
-        `newcomer` is the tenant of a new sequence without a slot; None if it has low priority or does not exist.
+        `newcomer` is the tenant of a new sequence without a slot. It is None if that sequence has low priority, or if
+        there is no new sequence.
         """
         running = [slot for slot in self._slots if slot.sequence is not None and not slot.low_priority]
         recent = sorted(filter(self.is_recent, self._slots), key=lambda slot: slot.used, reverse=True)
@@ -219,7 +220,7 @@ class KvPages:
         return self._memory.pages(len(slot.tokens) + slot.num_coming)
 
     def _trim(self, slot: Slot) -> None:
-        """Free the pages behind a slot's tokens."""
+        """Free the pages that lie behind the tokens of a slot."""
         needed = self._needed(slot)
         if needed < self._pages[slot.index]:
             self._pages[slot.index] = needed
@@ -244,7 +245,7 @@ class Buffers(Protocol):
 
 
 class KvSlots:
-    """All slots of one set of KV cache buffers. Sequences are named by their ids."""
+    """All slots of one set of KV cache buffers. The methods identify a sequence by its id."""
 
     def __init__(
         self,
@@ -296,13 +297,14 @@ class KvSlots:
     ) -> int:
         """Give a sequence a slot. Returns the number of prompt tokens that are cached in the slot already.
 
-        `tenant` is None for a low-priority sequence. A cached prefix is reused only if it has the same `salt`, or none
-        like this prompt, and the same `is_long`. At least two tokens are always left to read. On a device, a single
-        token runs another kernel, which rounds differently, so a repeated request would get another answer.
+        A cached prefix is reused only if `reuse` is set, and if the prefix was read with the same `salt` (both may be
+        None) and the same `is_long`, which says whether the long rope factors apply. `tenant` is None for a
+        low-priority sequence. At least two tokens are always left to read. On a device, a single token runs another
+        kernel, which rounds differently, so a repeated request would get another answer.
 
-        An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, a slot of which the
-        common prefix is at least half is taken over, too, and if memory is short, any. Otherwise the prefix is copied
-        to an empty slot, or to the first one to be evicted, and stays cached in both.
+        An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, an idle slot of which
+        the common prefix is at least half is taken over, too. If memory is short, any idle slot with the prefix is.
+        Otherwise the prefix is copied to an empty slot, or to the first one to be evicted, and stays cached in both.
         """
         past = prompt if reuse else []
         source, length, common = self._longest_past(past, salt, is_long=is_long)
@@ -327,8 +329,8 @@ class KvSlots:
     def resume(self, sequence: int, *, is_long: bool = False) -> int | None:
         """Give a preempted sequence its former slot back. Returns the number of its tokens that are still cached there.
 
-        The cached values are bitwise as they were. Returns None if another sequence has the slot, or if its memory was
-        needed.
+        `is_long` says whether the sequence needs the long rope factors. Returns None if another sequence has the slot,
+        if the slot was emptied for its memory, or if its tokens were read with other rope factors.
         """
         own = [slot for slot in self.slots if slot.owner == sequence and slot.sequence is None and slot.tokens]
         own = [slot for slot in own if slot.is_long == is_long]
@@ -340,15 +342,15 @@ class KvSlots:
         return len(slot.tokens)
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Slots and pages that up to `maximum` idle slots with the most recent prefixes of normal priority have."""
+        """Number of slots and pages of at most `maximum` idle slots: those with the latest normal-priority prefixes."""
         recent = sorted(filter(self._pages.is_recent, self.slots), key=lambda slot: -slot.used)[:maximum]
         return KvBudget(len(recent), self._pages.num_taken(recent))
 
     def match_again(self, sequence: int, prompt: list[int]) -> int:
         """Search again for a longer cached prefix of a prompt, and copy it to the sequence's slot. Raises RunnerFailed.
 
-        Returns the number of tokens that are cached in the sequence's slot then. Must be called before any token of the
-        prompt beyond the prefix from `acquire` is read.
+        Returns the number of prompt tokens that are cached in the sequence's slot afterwards. Must be called before any
+        token of the prompt beyond the prefix from `acquire` is read.
         """
         slot = self._running[sequence]
         source, length, slot.num_common = self._longest_past(prompt, slot.salt, is_long=slot.is_long)
@@ -359,14 +361,15 @@ class KvSlots:
         return length
 
     def find(self, prompt: list[int], salt: str | None) -> int:
-        """Number of prompt tokens that `acquire` would find cached if it were called now, with short rope factors."""
+        """Number of prompt tokens that `acquire` would find cached if called now, with `is_long` being false."""
         _, length, _ = self._longest_past(prompt, salt, is_long=False)
         return length
 
     def has_room(self, sequence: int, num_tokens: int) -> bool:
         """Whether there is memory for `num_tokens` more tokens of a running sequence, or of a new one.
 
-        An id that no running sequence has means a new one. Memory of cached prefixes in idle slots counts as free.
+        An id that no running sequence has stands for a new sequence. Memory of cached prefixes in idle slots counts as
+        free.
         """
         return self._pages.has_room(self._running.get(sequence), num_tokens)
 
@@ -482,7 +485,11 @@ class KvSlots:
         self._copy_checkpoint(target, length, saved)
 
     def _copy_checkpoint(self, slot: Slot, length: int, saved: Saved | None) -> None:
-        """Give a slot that was copied up to a checkpoint the same checkpoint, if there is memory for it."""
+        """Replace the state checkpoints of a slot with one after its first `length` tokens.
+
+        `saved` are the recurrent states after these tokens. The slot has no checkpoint if `saved` is None or if there
+        is no memory for a checkpoint.
+        """
         slot.checkpoints = {}
         if saved is not None and self._pages.take_checkpoint():
             slot.checkpoints[length] = saved
@@ -490,9 +497,9 @@ class KvSlots:
     def _longest_past(self, prompt: list[int], salt: str | None, *, is_long: bool) -> tuple[Slot | None, int, int]:
         """Find the slot with the longest reusable prefix of a prompt.
 
-        Returns the slot, or None, the number of its tokens that can be reused, and the longest common prefix of the
-        prompt with any slot. Only slots with this salt and this `is_long` count. Of equally good slots, an idle one is
-        preferred, because it can be taken over.
+        Returns the slot or None, the number of its tokens that can be reused, and the length of the longest common
+        prefix of the prompt with any slot. Only slots with this salt and this `is_long` count. Of equally good slots,
+        an idle one is preferred, because it can be taken over.
         """
         maximum = max(0, len(prompt) - 2)
         best: tuple[Slot | None, int] = (None, 0)
@@ -507,7 +514,11 @@ class KvSlots:
         return *best, longest
 
     def _usable(self, slot: Slot, num_tokens: int) -> int:
-        """How many of a slot's first `num_tokens` tokens can be reused; with recurrent states, up to a checkpoint."""
+        """Number of a slot's first `num_tokens` tokens that can be reused.
+
+        These are all of them, except with recurrent states: then they end at a state checkpoint or at the slot's last
+        token.
+        """
         if self._states is None:
             return num_tokens
         lengths = (*slot.checkpoints, len(slot.tokens))

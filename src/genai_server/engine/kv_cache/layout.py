@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Layout:
-    """Inputs of a pass over several rows, whose tokens lie one behind the other in one flat row."""
+    """Inputs of a pass over several rows, whose tokens lie one behind the other in one flat row of tokens."""
 
     # Flat tokens, int64 [1, T], and their positions in their sequences, int64 [1, T] or [axes, 1, T].
     ids: NDArray[np.int64]

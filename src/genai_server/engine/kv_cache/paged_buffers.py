@@ -86,7 +86,7 @@ class PagedBuffers:
             binding.bind_output(PAGED + present, *where)
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-        """Table of the blocks of each row, including blocks for the tokens that the pass adds."""
+        """Input of a pass, by name: the table [rows, blocks] of each row's blocks, some for the tokens to be read."""
         blocks = [self._take(row.slot, row.num_cached + len(row.tokens)) for row in rows]
         table = np.zeros((len(rows), max(map(len, blocks))), np.int32)
         for line, found in zip(table, blocks, strict=True):
@@ -106,11 +106,15 @@ class PagedBuffers:
             raise RunnerFailed(f"onnxruntime: {error}") from error
 
     def keep(self, binding: Any, output: str) -> None:
-        """Let ONNX Runtime allocate an output of a pass on the device."""
+        """Bind an output of a pass to memory of the device that ONNX Runtime allocates."""
         binding.bind_output(output, self._device.device_type, self._device.device_id)
 
     def read(self, kept: Any, rows: range) -> NDArray[np.float32]:
-        """Copy rows of logits [1, rows, vocab_size] from the device to the host, in 32 bits. Raises RunnerFailed."""
+        """Copy logits from the device to the host, in 32 bits. Raises RunnerFailed.
+
+        `kept` are logits [1, positions, vocab_size] on the device. Returns those of the positions in `rows`, [rows,
+        vocab_size].
+        """
         _, _, vocab_size = kept.shape()
         found = np.empty((len(rows), vocab_size), np.float32)
         binding = self._reader.io_binding()
@@ -122,7 +126,7 @@ class PagedBuffers:
         return found
 
     def _take(self, slot: int, length: int) -> list[int]:
-        """Blocks of a slot's first `length` tokens, of which missing ones are assigned.
+        """Numbers of the blocks of a slot's first `length` tokens. Free blocks are assigned to the slot as needed.
 
         The bookkeeping of the slots ensures that enough blocks are free.
         """
@@ -132,7 +136,7 @@ class PagedBuffers:
         return blocks[:needed]
 
     def _block(self, pool: Any, number: int) -> tuple[Any, ...]:
-        """Arguments with which a binding binds one block of a pool."""
+        """Arguments with which an IO binding binds block `number` of a pool: device, type, shape and address."""
         address = pool.data_ptr() + number * self._block_bytes
         return self._device.device_type, self._device.device_id, self._dtype.type, self._shape, address
 

@@ -30,10 +30,11 @@ _GROUP = 8
 
 
 def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
-    """Number of tokens of a prompt's next chunk to read, so that the chunk ends where a checkpoint is to be made.
+    """Number of tokens to read next of a prompt, so that the chunk does not go beyond the next state checkpoint.
 
-    `chunk` is the number of tokens that the chunk would have otherwise. There is a checkpoint near the end of a prompt
-    with `num_left` unread tokens, and one after the next `num_common` tokens if other prompts begin with these.
+    `chunk` is the number of tokens to read if there is no checkpoint among them. A checkpoint is made near the end of a
+    prompt, which has `num_left` unread tokens, and after the next `num_common` tokens if other prompts begin with
+    these.
     """
     end = (num_left - _BEHIND) // _GROUP * _GROUP if num_left >= _MIN_UNREAD else 0
     common = num_common // _GROUP * _GROUP if num_common >= _MIN_UNREAD else 0
@@ -43,14 +44,15 @@ def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
 def ends_at_checkpoint(num_left: int) -> bool:
     """Whether a checkpoint is to be made after a chunk, because only `num_left` tokens of its prompt are left.
 
-    The next prompt of a conversation continues from the end of this prompt if it leaves out the reasoning of the
-    answer. It continues from a little before the end if its template also leaves out the last tokens of this prompt.
+    The next prompt of a conversation continues from the end of this prompt if the next prompt leaves out the reasoning
+    of the answer. It continues from a little before the end if its template also leaves out the last tokens of this
+    prompt.
     """
     return num_left < _MIN_UNREAD
 
 
 def is_common_end(num_behind: int) -> bool:
-    """Whether a checkpoint lies at the end of a common prefix, of which at most a few tokens, `num_behind`, follow."""
+    """Whether a checkpoint lies at the end of a common prefix: `num_behind` tokens of it follow, at most a few."""
     return 0 <= num_behind < _GROUP
 
 
@@ -124,7 +126,7 @@ class RowStates:
     def passed(self, layout: Layout, values: Mapping[str, Any]) -> None:
         """Keep the intermediate outputs of a pass with drafts until the drafts are accepted or forgotten.
 
-        The outputs are those named in `read`.
+        `values` are the outputs that the attribute `read` names, as OrtValues.
         """
         for row, span in zip(layout.rows, layout.tokens, strict=True):
             if row.num_drafted:

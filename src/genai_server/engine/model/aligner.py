@@ -105,11 +105,11 @@ _TINY = 1e-6
 
 
 def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> list[float]:
-    """Times in seconds at which tokens begin.
+    """Times in seconds at which the tokens of a transcript begin.
 
-    `scores` [heads, tokens, frames] are attention scores before softmax, for each token that was read. The first token
-    stands before the text, and the weights of a token are those with which the next one was chosen. Only the first
-    `num_frames` have audio.
+    `scores` [heads, tokens, frames] are attention scores before softmax: for each token of the transcript those of the
+    token before it, because the model attended to the audio of a token when it predicted the token. Only the first
+    `num_frames` frames have audio.
     """
     heads = (_followed(head) for head in scores[:, :, : max(1, num_frames)])
     found = sum(heads, np.zeros(1, np.float32))
@@ -120,14 +120,21 @@ def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> l
 
 
 def _followed(scores: Weights) -> Weights:
-    """How much more than other tokens each token attends to each frame, [tokens, frames], by the scores of one head."""
+    """Attention weights [tokens, frames] of one head, relative to those of the other tokens for the same frame.
+
+    `scores` [tokens, frames] are the attention scores before softmax. The weights are standardized over the tokens and
+    smoothed over the frames.
+    """
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return _smooth((weights - weights.mean(axis=0)) / (weights.std(axis=0) + _TINY))
 
 
 def _smooth(weights: Weights) -> Weights:
-    """Median of each weight over neighboring frames, with the ends reflected."""
+    """Replace each weight [tokens, frames] with the median of the weights of the neighboring frames.
+
+    At the ends, frames are reflected.
+    """
     half = _MEDIAN // 2
     num_frames = weights.shape[-1]
     if num_frames <= half:

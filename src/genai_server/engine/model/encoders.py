@@ -23,10 +23,11 @@ _IDS, _EMBEDDINGS, _LENGTHS = "input_ids", "inputs_embeds", "audio_lengths"
 
 
 def features_graph(files: VisionFiles) -> bytes:
-    """Encoder graph that returns its input, the features, unchanged: [1, features, hidden_size].
+    """Make an encoder graph that returns its input, the features, unchanged: [1, features, hidden_size].
 
-    With such a graph, onnxruntime-genai takes images or audio that have been encoded already, and loads no weights for
-    them. It takes the form of the features from this graph, so they have the form that the embedding graph expects.
+    With such a graph, onnxruntime-genai takes images or audio that have been encoded already, and loads no weights of
+    the encoder. The shape and type of the features are those that the embedding graph expects. Returns the serialized
+    model.
     """
     embedding = onnx.load(str(files.embedding), load_external_data=False).graph
     wanted = next(value.type.tensor_type for value in embedding.input if value.name == files.features)
@@ -124,7 +125,10 @@ class TokenEmbedder:
 
 
 def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
-    """Audio features that onnxruntime-genai will encode itself. Raises RunnerFailed if the tensors lack them."""
+    """Return audio features that onnxruntime-genai will encode itself. Raises RunnerFailed if there are none.
+
+    `tensors` are the inputs of the encoder, by name.
+    """
     if FEATURES not in tensors:
         raise RunnerFailed(f"a sound has no {FEATURES}")
     return EncodedAudio(tensors[FEATURES], [])

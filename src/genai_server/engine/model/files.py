@@ -381,7 +381,10 @@ def check_draft_model(model: Path, draft: Path) -> ModelInfo:
 
 
 def _first_difference(kind: str, wanted: dict[int, str], found: dict[int, str]) -> str:
-    """Description of the first token of a kind that differs between two vocabularies, by id; "" if none differs."""
+    """Message about the token with the lowest id that differs between two vocabularies; "" if none differs.
+
+    `wanted` and `found` map ids to texts. `kind` is the word for such a token in the message.
+    """
     if wanted == found:
         return ""
     token = min(id for id in wanted.keys() | found.keys() if wanted.get(id) != found.get(id))

@@ -33,7 +33,7 @@ _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np
 
 
 def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
-    """Read the description of a decoder's graph. Raises DoesNotFit with the first reason against a batch.
+    """Read the description of a decoder's graph. Raises DoesNotFit if the batched runner cannot run the graph.
 
     The weights are not read. `part` is the section of genai_config.json that names the graph, which has the form of a
     decoder.
@@ -115,10 +115,10 @@ def has_head(model_dir: Path) -> bool:
 
 
 def rope_switch(model_dir: Path) -> int | None:
-    """Number of tokens up to which the model's rope uses its short factors, as `DecoderGraph.switches_at`.
+    """Number of tokens up to which the model's rope uses its short factors, as in `DecoderGraph.switches_at`.
 
-    None without a rope with short and long factors, or if the graph cannot be understood. The model need not fit a
-    batch.
+    None if the rope does not have short and long factors, or if the graph cannot be understood. The model need not be
+    one that the batched runner can run.
     """
     decoder = read_config(model_dir)["model"]["decoder"]
     if "filename" not in decoder:
@@ -131,7 +131,7 @@ def rope_switch(model_dir: Path) -> int | None:
 
 
 def _some(names: list[str]) -> str:
-    """The first few names as text, and the number of the others: a graph may have hundreds."""
+    """Text with the first few names, followed by the number of further names, because a graph may have hundreds."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 

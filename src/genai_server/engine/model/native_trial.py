@@ -94,9 +94,10 @@ def _product_of_floats(kind: Any, rows: int) -> tuple[NDArray[Any], NDArray[Any]
 
 
 def _experts(activation: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Result of the operator PackedExperts and the expected result, if all experts compute for each token.
+    """Run the operator PackedExperts on random data, and compute the expected result with numpy. Returns both.
 
-    The experts are weighted as the router says.
+    `activation` is the operator's number of the activation. All experts compute for each token, weighted by the softmax
+    of the router's scores.
     """
     rng = np.random.default_rng(activation)
     gates, values = rng.standard_normal((2, _EXPERTS, _INNER, _INPUTS)).astype(np.float32) / 16
@@ -157,7 +158,10 @@ def _attention() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _rows(slots: int = 1) -> dict[str, NDArray[Any]]:
-    """The operators' inputs that describe a pass of one sequence of `_TOKENS` tokens, in the last of the slots."""
+    """Inputs by which the operators know the rows of a pass: here one sequence of `_TOKENS` tokens.
+
+    The sequence has the last one of `slots` slots.
+    """
     given = {"starts": [0, _TOKENS], "slots": [slots - 1], "committed": [_TOKENS]}
     return {name: np.array(numbers, np.int32) for name, numbers in given.items()}
 

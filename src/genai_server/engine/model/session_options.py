@@ -283,7 +283,7 @@ _OLD_DIRECTML = "onnxruntime-genai-directml"
 
 
 def how_to_get(name: str) -> str:
-    """End of an error message about a missing provider, which says what to install; "" where nothing is known."""
+    """End of an error message about a missing provider, which says what to install; "" if that is not known."""
     known = provider(name)
     if known.package:
         package = known.package.replace("_", "-")

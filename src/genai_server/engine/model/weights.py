@@ -44,7 +44,8 @@ _FORMAT = 5
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
     """Directory like `model_dir` with weights packed by ONNX Runtime; `model_dir` itself if that is impossible.
 
-    They fit the CPU's kernels and the device's session options. The model directory is never written to.
+    The packed weights are made for the kernels of this CPU and for the session options in `options`. The directory is
+    kept below `cache_dir`, and `model_dir` is never written to.
     """
     return _packed(model_dir, cache_dir, options, _Products.LIBRARY) or model_dir
 
@@ -88,7 +89,10 @@ class _Products(Enum):
 def _packed(
     model_dir: Path, cache_dir: Path | None, options: DeviceOptions, products: _Products, part: str = DECODER
 ) -> Path | None:
-    """Directory like `model_dir` with packed weights of one graph; None if that is impossible."""
+    """Directory like `model_dir` with packed weights of the graph that the section `part` of its configuration names.
+
+    The directory is made below `cache_dir` unless it exists. Returns None if that is impossible.
+    """
     has_others = any(provider.name != CPU for provider in options.providers)
     if cache_dir is None or has_others or options.custom_op_libraries:
         return None
@@ -189,7 +193,10 @@ def _fingerprint(file: Path) -> str:
 
 
 def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]) -> str:
-    """Name for a folder, with a hash of everything on which a model's kernels depend: files, processor and options."""
+    """Name for the folder of a model's packed weights, with a hash of everything on which these weights depend.
+
+    These are the model's files, the processor, the version of ONNX Runtime, the options, and the values in `what_else`.
+    """
     files = {
         file.relative_to(model_dir).as_posix(): (file.stat().st_size, file.stat().st_mtime_ns)
         for file in _files(model_dir)
@@ -211,7 +218,7 @@ def _files(model_dir: Path) -> list[Path]:
 
 
 def _packing(options: DeviceOptions) -> dict[str, str]:
-    """The session options that affect packed weights. Options for threads and memory do not."""
+    """The session options that affect packed weights, by name. Options for threads and memory are left out."""
     level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
     return level | {
         name: value for name, value in config_entries(options, 0).items() if not name.startswith(_OF_THREADS)

@@ -60,7 +60,7 @@ def _library_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Before:
-    """State of the folder and of the clocks before a pass."""
+    """State before a profiled pass: names of the files in the folder, tokens read, and the times of clocks."""
 
     files: frozenset[str]
     position: int
@@ -70,10 +70,10 @@ class _Before:
 
 
 class ProfileManifest:
-    """Writes the manifests in a device's folder. One session for each prefix is open at a time.
+    """Writes the manifests of profile sessions in a device's folder. Each file prefix has at most one open session.
 
-    A session begins with its first file, or earlier if it has a plan. `num_begun` counts the sessions. `about` is the
-    part that all manifests share.
+    A session begins with its first file, or earlier if it has a plan. The attribute `num_begun` counts the sessions.
+    `about` is the part that all manifests share.
     """
 
     def __init__(self, directory: Path, about: Session) -> None:
@@ -93,7 +93,10 @@ class ProfileManifest:
         return self._begin(plan.prefix, time.time(), plan).name.removesuffix(SUFFIX)
 
     def end(self, prefix: str, reason: str | None = None, profiled: Profiled | None = None) -> None:
-        """End the session with a prefix, if one is open. On a full disk, the end is not written to its manifest."""
+        """End the open session with a file prefix, if there is one. A full disk makes the end missing in the manifest.
+
+        `reason` says why the session ends, and `profiled` has the results; None if there are none.
+        """
         path = self._open.pop(prefix, None)
         with suppress(OSError):
             if path is not None and path.exists():
@@ -105,14 +108,14 @@ class ProfileManifest:
             self.end(prefix, reason)
 
     def before_step(self, sequence: Sequence) -> None:
-        """Record the state before a pass with a profiled sequence. The pass must follow at once."""
+        """Record files and clocks before a pass with a profiled sequence. The pass must follow at once."""
         files = frozenset(self._files())
         self._before = _Before(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
 
     def after_step(self, sequence: Sequence) -> list[int]:
-        """Record the files that the pass has written. Returns their sizes in bytes.
+        """Record the files that the pass since `before_step` has written. Returns their sizes in bytes.
 
-        Raises OSError if that fails, or if a file is incomplete.
+        Raises OSError if a file cannot be recorded or is incomplete.
         """
         before, self._before = self._before, None
         sizes: list[int] = []

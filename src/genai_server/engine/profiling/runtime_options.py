@@ -28,9 +28,9 @@ _NOTHING_SET = KeptOptions()
 class RuntimeOptionState:
     """Chooses the sequences to profile, and knows whether the device's session is terminated.
 
-    A profiled sequence runs in passes of its own. To keep most of a batch together, profiling of the whole device
-    affects at most `max_rows` sequences at a time, those that have run longest. Without a batch it affects all. The
-    open profile `sessions` may use the rest of these `max_rows`.
+    A profiled sequence runs in passes of its own. To keep most of a batch together, the whole device and open profile
+    sessions begin to profile a sequence only while fewer than `max_rows` sequences are profiled. Those that have run
+    longest come first. Without a batch there is no such limit.
 
     `keep` is called with what an operator sets for the device. The successor of this engine starts with the same values
     as `kept`, so a crash does not revive a terminated device. `about` is the part of the manifests that all profile
@@ -136,7 +136,7 @@ class RuntimeOptionState:
         return None if self._kept.profile == "0" else self._kept.profile
 
     def _prefixes(self, sequences: Iterable[Sequence]) -> set[str]:
-        """File prefixes of profiles that the device and these sequences use."""
+        """File prefixes under which the device, and these sequences, are profiled."""
         prefixes = {self._device_prefix, *(sequence.profile.prefix for sequence in sequences)}
         return {prefix for prefix in prefixes if prefix is not None}
 

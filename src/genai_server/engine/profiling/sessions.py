@@ -43,25 +43,34 @@ class ProfileSession:
         self._unprofiled: deque[float] = deque(maxlen=_MAX_STEPS)
 
     def concerns(self, name: str) -> bool:
-        """Whether the plan includes requests of this name."""
+        """Whether the session's plan includes requests with this id."""
         return self.plan.request_id in (None, name)
 
     def selects(self, sequence: int, name: str, token: int) -> bool:
-        """Whether to profile the pass of a sequence that produces this output token."""
+        """Whether to profile the pass that produces output token `token` of a sequence.
+
+        `sequence` is the id of the sequence, and `name` the id of its request.
+        """
         last = self.plan.last_token
         within = token >= self.plan.first_token and (last is None or token <= last)
         triggered = self.plan.slow is None or token < self._until.get(sequence, 0)
         return within and triggered and self.concerns(name)
 
     def awaits(self, name: str, token: int) -> bool:
-        """Whether a pass that starts at this output token could skip the first token to profile if it had a draft."""
+        """Whether a draft must not follow output token `token`, so that the first token to profile has its own pass.
+
+        With a draft, one pass could produce more tokens than the one before the first to profile. `name` is the id of
+        the request.
+        """
         first = self.plan.first_token
         return self.plan.slow is None and token < first <= token + MAX_DRAFTED and self.concerns(name)
 
     def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
-        """Record the duration of a decode step, and trigger profiling if it was slow.
+        """Record the duration of a decode step, and trigger profiling if the step was slow.
 
-        `next_tokens` has the number of the next output token of each sequence concerned, by sequence id.
+        `next_tokens` has the number of the next output token, by sequence id, of each sequence of the step that the
+        session's plan includes. `seconds` is the duration, `now` the time, and `profiled` says whether the step was
+        profiled.
         """
         if profiled:
             self._profiled.append(seconds)
@@ -87,7 +96,7 @@ class ProfileSession:
         self._until = {sequence: token for sequence, token in self._until.items() if sequence in sequences}
 
     def over(self, now: float) -> str | None:
-        """Message why the session must end; None if it continues."""
+        """Message that says why the session must end at the time `now`; None if the session continues."""
         if self.num_tokens >= self.plan.max_tokens:
             return f"{self.num_tokens} tokens are profiled (max_tokens)"
         if now >= self._ends:
@@ -148,7 +157,7 @@ class ProfileSessions:
         raise ProfileNotFound(f"no open profile session {quoted(id)} is on this device", param="session_id")
 
     def end_all(self, reason: str) -> None:
-        """End all sessions for a reason that concerns all of them."""
+        """End all open sessions. `reason` says why."""
         for session in list(self._open.values()):
             self._end(session, reason)
 
@@ -178,7 +187,7 @@ class ProfileSessions:
         return next((prefix for prefix, session in self._open.items() if _selects(session, sequence)), None)
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether a session could soon select a sequence, which must not have draft tokens until then."""
+        """Whether a session may soon select a sequence, so that the sequence must not have draft tokens until then."""
         name = sequence.request.request_id
         return any(session.awaits(name, sequence.num_produced) for session in self._open.values())
 
@@ -189,7 +198,7 @@ class ProfileSessions:
             session.num_tokens += 1
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Record the duration of a completed step in the sessions that its sequences concern."""
+        """Record the duration of a completed step in each open session whose plan includes a sequence of the step."""
         if not self._open or not step.decodes:
             return
         under = step.sequences[0].profile.active

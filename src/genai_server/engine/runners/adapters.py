@@ -112,7 +112,11 @@ class AdapterStack:
         return [entry for entry in self._entries if id(entry.weights()) in running]
 
     def _add(self, weights: AdapterWeights) -> None:
-        """Write an adapter's weights to the first gap, or in place of adapters that no row uses, or behind all."""
+        """Write an adapter's weights into the stacked matrices, at ranks that no adapter in use has.
+
+        If there is no gap of enough ranks, adapters that no row uses are forgotten. If that does not suffice, the
+        others are moved together, and the matrices grow if necessary.
+        """
         first = self._gap(weights.rank, self._entries)
         if first is None:
             self._entries = self._used()
@@ -139,7 +143,7 @@ class AdapterStack:
         part[rows:] = 0
 
     def _gap(self, rank: int, entries: list[_RankRange]) -> int | None:
-        """First of `rank` consecutive ranks that none of these adapters has; None if there is no such gap."""
+        """First of `rank` consecutive ranks that no adapter in `entries` has; None if there is no such gap."""
         first = 0
         for entry in [entry for entry in entries if entry.weights() is not None]:
             if entry.first - first >= rank:
@@ -148,7 +152,7 @@ class AdapterStack:
         return first if first + rank <= self._capacity else None
 
     def _pack(self, entries: list[_RankRange]) -> None:
-        """Move the weights of these adapters to the first ranks, and forget all other adapters."""
+        """Move the weights of the adapters in `entries` to the first ranks, and forget all other adapters."""
         first = 0
         for entry in entries:
             for matrix in self._matrices.values():

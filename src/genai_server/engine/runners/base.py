@@ -27,14 +27,14 @@ class Terminated(Exception):
 
 
 class Interrupted(Exception):
-    """A pass was ended by `interrupt`. It has read none of its tokens, so all of them can be read again."""
+    """A pass was ended by `interrupt`. None of its tokens count as read, so all of them can be read again."""
 
 
 class Runner(ABC):
-    """Runs sequences of tokens through a model. Only `interrupt` may be called by other threads.
+    """Runs sequences of tokens through a model. Other threads may only call `interrupt`.
 
-    A sequence is known between `open` and `close`. Every method except `close` may raise RunnerFailed, which concerns
-    only the sequences of this call. Optional methods have a default here.
+    A runner knows a sequence from `open` to `close`. Every method except `close` may raise RunnerFailed, which concerns
+    only the sequences of the call. Methods that not every runner supports have a default here.
     """
 
     abilities: Abilities
@@ -61,9 +61,9 @@ class Runner(ABC):
     def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         """Run a pass. Returns the scores of each chunk, in order.
 
-        Each chunk has another sequence. A runner that `mixes` takes at most `max_rows` chunks of any number of tokens.
-        For other runners all chunks decode, or there is only one chunk. For a runner that `drafts`, chunks that decode
-        may have drafts.
+        No two chunks are of the same sequence. A runner whose abilities have `mixes` takes at most `max_rows` chunks of
+        any number of tokens. Other runners take either chunks that decode, or a single chunk. If the abilities have
+        `drafts`, chunks that decode may have drafts.
 
         Draft tokens do not count as read, except those that are given to `accept` before the next pass. The next pass
         may overwrite the returned arrays. Raises Interrupted, and Terminated if the pass has one sequence.
@@ -84,10 +84,10 @@ class Runner(ABC):
     def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
         """Number of unread prompt tokens to read in a pass of at most `maximum` tokens.
 
-        An `og.Generator` reads a long prompt in one pass: it would take the short rope for each chunk up to the
-        original context. It also reads a prompt with images or audio in one pass, because it takes them with the first
-        tokens only. No chunk leaves a single token of a prompt to another pass, whose kernel may round differently;
-        then the result exceeds `maximum` by one.
+        An `og.Generator` reads a prompt that needs the long rope factors in one pass, whatever `maximum` is: it would
+        apply the short factors to the chunks at the beginning. It also reads a prompt with images or audio in one pass,
+        because it takes them with the first tokens only. No chunk leaves a single token of a prompt to another pass,
+        whose kernel may round differently; then the result exceeds `maximum` by one.
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
@@ -117,7 +117,7 @@ class Runner(ABC):
         return self.switches_at is not None and len(sequence.tokens) > self.switches_at
 
     def must_reopen(self, sequence: Sequence) -> bool:
-        """Whether a sequence must be closed, opened and read again, because it has become long."""
+        """Whether a sequence must be closed, opened and read again, because it now needs the long rope factors."""
         return False
 
     def match_again(self, sequence: Sequence) -> int:
@@ -196,7 +196,11 @@ def open_bare(
     adapter: LoadedAdapter | None = None,
     **fields: Any,
 ) -> Sequence:
-    """Start a sequence without a client that can grow to `max_length` tokens. `fields` are fields of its request."""
+    """Start a sequence without a client that can grow to `max_length` tokens.
+
+    `fields` are further fields of the sequence's GenerationRequest. `reuses_past` says whether a cached prefix may be
+    reused.
+    """
     request = GenerationRequest("", prompt, max(0, max_length - len(prompt)), max_length, **fields)
     number = next(_IDS) if id is None else id
     sequence = Sequence(number, (0, 0), request, lambda: 0.0, adapter=adapter, reuses_past=reuses_past)

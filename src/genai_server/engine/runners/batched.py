@@ -45,7 +45,7 @@ TakeHidden = Callable[[Sequence, int, NDArray[Any]], None]
 
 
 def _why_not_exact(graph: DecoderGraph, *, rounds_prefixes: bool) -> str:
-    """Why a token's result may differ between passes; "" if it is always bitwise the same."""
+    """Why the result for a token may differ between passes, as text; "" if it is always bitwise the same."""
     if not graph.is_native:
         return "its kernels round differently with the tokens of a pass"
     if not graph.has_packed_products_only:

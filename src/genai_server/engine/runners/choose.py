@@ -191,7 +191,10 @@ def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
 def _one_by_one(
     spec: EngineSpec, generator: "OgGeneratorRunner", reason: str, encoder: EncoderWorker[Any] | None
 ) -> LoadedModel:
-    """The loaded model without a batch, for the given reason. Raises ConfigurationError if a batch is required."""
+    """Return the loaded model without a batch, whose sequences run one by one on an `og.Generator` each.
+
+    `reason` says why there is no batch. Raises ConfigurationError if the settings require a batch.
+    """
     if spec.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}")
     check_reach(spec.device, spec.options, Reach.GENERATOR, reason)

@@ -83,8 +83,9 @@ class DecoderSession:
     def scores(self, layout: Layout, options: Any = None, *, with_hidden: bool = False) -> list[Scores]:
         """Run a pass. Returns the scores of each row, whose logits the next pass overwrites.
 
-        A device returns only the best logits at first, and others when they are needed. `with_hidden` writes the hidden
-        states of all tokens, [1, tokens, hidden_size], to `hidden`. Raises Interrupted and RunnerFailed.
+        A device returns only the best logits at first, and copies all logits when they are needed. With `with_hidden`,
+        the attribute `hidden` gets the hidden states of all tokens, [1, tokens, hidden_size]. Raises Interrupted and
+        RunnerFailed.
         """
         wanted: dict[str, NDArray[Any]] = {}
         if with_hidden:
@@ -103,7 +104,10 @@ class DecoderSession:
         return [Scores(logits[positions]) for positions in layout.logits]
 
     def _read(self, left: Any, positions: range) -> Logits:
-        """Copy some of the logits that a pass has left on a device."""
+        """Copy the logits at some positions of a pass from the device: [positions, vocab_size].
+
+        `left` is the OrtValue with all logits that the pass has left on the device.
+        """
         assert isinstance(self._buffers, PagedBuffers)  # else the session does not offer the best
         return self._without_images(self._buffers.read(left, positions))
 
@@ -142,7 +146,10 @@ class DecoderSession:
             self._keep_unread(binding, wanted)
 
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
-        """Binding for a pass. `wanted` maps names of outputs to the arrays to which the pass writes."""
+        """Return an IO binding with all inputs and outputs of a pass.
+
+        `wanted` maps names of outputs to the arrays to which the pass writes them.
+        """
         binding = self._binding(keeps_read=self._keeps_read(layout))
         inputs, give = layout.inputs, binding.bind_cpu_input
         if isinstance(self._buffers, PagedBuffers):
@@ -166,11 +173,11 @@ class DecoderSession:
         return binding
 
     def _keeps_read(self, layout: Layout) -> bool:
-        """Whether a pass also returns the inputs of the operators with recurrent states, to accept drafts later."""
+        """Whether a pass must return token inputs of operators with recurrent states, to accept its drafts later."""
         return layout.has_drafts and bool(self._states.read)
 
     def _read_of_states(self, binding: Any) -> dict[str, Any]:
-        """Take the inputs of the operators with recurrent states from a binding, as OrtValues by name."""
+        """Take the token inputs of the operators with recurrent states from a binding, as OrtValues by name."""
         values = binding.get_outputs_as_ortvaluevector()
         found = {name: values[number] for number, name in enumerate(self._states.read)}
         for name in found:

@@ -33,7 +33,10 @@ from genai_server.timing import Clock
 
 @dataclass
 class Copy:
-    """The copy of a sequence in the draft model's own batch."""
+    """Copy of a sequence in the draft model's own batch.
+
+    The first `num_sure` tokens are known to be tokens of the sequence. Further ones are draft tokens.
+    """
 
     # With the same id.
     sequence: Sequence
@@ -44,8 +47,9 @@ class Copy:
 class DraftModel:
     """Drafts tokens greedily for any number of sequences at once. Methods raise RunnerFailed if the runner does.
 
-    `name` is the name of the draft model's directory, and `kv_share` its share of the KV cache memory. Only the first
-    `vocab_size` tokens are drafted, because models may be padded with further ones.
+    `name` is the name of the draft model's directory, and `kv_share` the part, from 0 to 1, of the KV cache memory that
+    the draft model has. Only the first `vocab_size` tokens of the vocabulary are drafted, because models may be padded
+    with further ones.
     """
 
     # Whether it may reuse a cached prefix for a sequence that may.
@@ -162,7 +166,7 @@ class DraftModel:
         return sequence.tokens
 
     def _num_common(self, copy: Copy, tokens: list[int]) -> int:
-        """Number of a sequence's tokens that its copy has read. At least the newest one always counts as unread."""
+        """Number of the sequence's `tokens` that its copy has read. At least the newest always counts as unread."""
         maximum = min(copy.sequence.num_read, len(tokens) - 1)
         common = min(copy.num_sure, maximum)
         while common < maximum and copy.sequence.tokens[common] == tokens[common]:
@@ -221,7 +225,7 @@ class _States:
     parts: list[NDArray[Any]] = field(default_factory=list)
 
     def cut(self, end: int) -> None:
-        """Forget the states from the token `end` on."""
+        """Forget the hidden states of the token at index `end` and of all later tokens."""
         while self.parts and end < self.end:
             last = self.parts.pop()
             self.end -= len(last)
@@ -229,24 +233,33 @@ class _States:
                 self.append(last[: end - self.end])
 
     def append(self, states: NDArray[Any]) -> None:
-        """Add copies of the hidden states of the next tokens. Views would keep those of all rows of the pass."""
+        """Add copies of the hidden states [tokens, hidden_size] of the next tokens.
+
+        A view would keep the states of all rows of the pass in memory.
+        """
         self.parts.append(states.copy())
         self.end += len(states)
 
     def forget_before(self, token: int) -> None:
-        """Forget the states before a token, except those of the pass that includes the token."""
+        """Forget hidden states of tokens before the index `token`.
+
+        The states of a pass stay if they include the state of that token.
+        """
         while self.parts and self.start + len(self.parts[0]) <= token:
             self.start += len(self.parts.pop(0))
 
     def of(self, token: int, number: int) -> NDArray[Any]:
-        """Hidden states of `number` tokens from `token` on."""
+        """Hidden states [number, hidden_size] of `number` tokens from the index `token` on."""
         if len(self.parts) > 1:
             self.parts = [np.concatenate(self.parts)]
         return self.parts[0][token - self.start :][:number]
 
 
 class HeadRunner(BatchedRunner):
-    """Batched runner of a head's graph. `head` provides the hidden states to read; without it they are zeros."""
+    """Batched runner of a head for multi-token prediction.
+
+    `head` provides the hidden states that the graph reads besides tokens. Without it, zeros are read.
+    """
 
     head: "MtpHead | None" = None
 
@@ -273,7 +286,7 @@ class MtpHead(DraftModel):
         main.take_hidden, runner.take_hidden, runner.head = self._take, self._take_own, self
 
     def states_of(self, copy: Sequence) -> _States | None:
-        """Hidden states of a copied sequence; None for a sequence without a client, such as in the warm-up."""
+        """Hidden states for the copy of a sequence; None for a sequence without a client, such as in the warm-up."""
         return self._states.get(copy.id)
 
     def room(self, sequence: Sequence) -> int:
@@ -297,7 +310,10 @@ class MtpHead(DraftModel):
         super().close(sequence)
 
     def _take(self, sequence: Sequence, start: int, states: NDArray[Any]) -> None:
-        """Keep the hidden states of tokens that the model has read, if drafts may follow these tokens."""
+        """Keep the hidden states of tokens that the model has read, if drafts may follow these tokens.
+
+        `states` [tokens, hidden_size] are those of the tokens from index `start` of the sequence on.
+        """
         is_bare = sequence.id < 0
         if is_bare or sequence.images is not None or not self._main.may_draft(sequence):
             return
@@ -311,7 +327,11 @@ class MtpHead(DraftModel):
         kept.forget_before(kept.end - MAX_KEPT)
 
     def _take_own(self, copy: Sequence, num_before: int, states: NDArray[Any]) -> None:
-        """Use the last hidden state of the head in place of the model's next one, which is not computed yet."""
+        """Use the last hidden state of the head in place of the model's next one, which is not computed yet.
+
+        `states` [tokens, hidden_size] are the head's states of the tokens that the copy has after its first
+        `num_before`.
+        """
         kept = self._states.get(copy.id)
         if kept is not None and kept.end == kept.first + num_before + len(states):
             kept.append(states[-1:])
@@ -335,12 +355,12 @@ class MtpHead(DraftModel):
         return super()._updated(sequence)
 
     def _restart_behind_gap(self, sequence: Sequence) -> None:
-        """Forget the copy of a sequence if hidden states between its tokens and the kept ones are missing."""
+        """Forget the copy of a sequence if hidden states of tokens that it would read next are not kept any more."""
         copy, states = self._copies.get(sequence.id), self._states[sequence.id]
         if copy is not None and states.first + _num_sure(copy) < states.start:
             super().close(sequence.id)
 
 
 def _num_sure(copy: Copy) -> int:
-    """Number of certain tokens of the answer that were read with the model's own hidden states."""
+    """Number of tokens that the copy of a sequence has read and that are known to be tokens of the sequence."""
     return min(copy.num_sure, copy.sequence.num_read)

@@ -48,7 +48,7 @@ _CHECKPOINTS = 4
 
 @dataclass(frozen=True)
 class Allowed:
-    """The memory budget of a KV cache."""
+    """The memory budget of a KV cache in bytes, and where that number comes from."""
 
     bytes: int
     # Where the number comes from, in words for messages.
@@ -56,7 +56,7 @@ class Allowed:
 
     @property
     def in_words(self) -> str:
-        """Text for messages that says that this memory limits the length of sequences."""
+        """Text for the message that this memory limits the length of sequences."""
         return f"memory: {self.bytes} bytes for keys and values, {self.source}"
 
 
@@ -110,16 +110,16 @@ def head_share(spec: EngineSpec) -> float:
 
 
 def with_kv_share(spec: EngineSpec, share: float) -> EngineSpec:
-    """The engine's specification, with a share of the memory budget for its KV cache."""
+    """The engine's specification with the memory budget of its KV cache reduced to `share`, from 0 to 1."""
     num_bytes = max(1, int(share * _of_engine(spec).bytes))
     return structs.replace(spec, kv_cache_bytes=min(num_bytes, spec.kv_cache_bytes), kv_bytes=num_bytes)
 
 
 def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None, memory: str = "") -> ModelInfo:
-    """The model's data, with the limit for the length of its sequences.
+    """The model's data, with the limit in tokens for the length of its sequences.
 
-    The limit is the model's context, or `max_length` if that is smaller. If `max_length` is 0, `affordable` tokens are
-    the limit instead, and `memory` says in words why.
+    The limit is the model's context, or `max_length` if that is smaller. If `max_length` is 0, the limit is at most
+    `affordable`, and `memory` is the text that says which memory this comes from.
     """
     limits = [(model.context_length, CONTEXT)]
     if max_length:
@@ -150,7 +150,7 @@ def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Number of slots of a batched runner, the maximum length of each sequence, and the memory that the slots share."""
+    """Limits of a batched runner: slots, tokens of each sequence, and the KV cache memory that the slots share."""
 
     # Sequences at once.
     num_slots: int
@@ -231,10 +231,10 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
 
 
 def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tuple[KvMemory, ModelInfo]:
-    """Memory that `og.Generator` objects share, in pages of one token, and the model's data with a length limit.
+    """Memory that all `og.Generator` objects share, in pages of one token, and the model's data with a length limit.
 
-    The free memory of other devices than CPUs is unknown. There, all Generators together may have as many tokens as a
-    batch of short sequences.
+    In CPU memory, the budget for the KV cache decides. The free memory of other devices is unknown: there, all
+    Generators together may have as many tokens as a full batch of short sequences.
     """
     memory = allowed(spec)
     affordable, words = spec.max_batch_size * SHORT, f"memory: {spec.max_batch_size} times {SHORT} tokens"

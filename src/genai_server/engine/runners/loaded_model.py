@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class LoadedModel:
-    """The runners of a model, and the helpers next to them. `main` is the runner of most sequences."""
+    """The runners of a model, and the parts of the engine that serve them, such as encoder, draft model and disk cache.
+
+    The attribute `main` is the runner of most sequences: the batch if there is one, else `generator`.
+    """
 
     # Runs what the batch cannot, and all sequences where there is no batch. The batch itself if it can run all.
     generator: Runner
@@ -71,12 +74,12 @@ class LoadedModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the KV cache takes in memory, without those of runners that do not count them."""
+        """Bytes that the KV cache takes in memory. Runners without KV cache slots do not count theirs."""
         return sum(runner.slots.num_bytes for runner, _ in self._shares() if runner.slots is not None)
 
     @property
     def kv_range(self) -> tuple[int, int]:
-        """Minimum and maximum number of bytes that `resize` can give the KV cache."""
+        """Smallest and largest useful number of bytes to give to the KV cache with `resize`."""
         shares = [(runner.abilities.memory, share) for runner, share in self._shares()]
         min_bytes = max(math.ceil(memory.min_bytes / share) for memory, share in shares)
         return min_bytes, max(math.ceil(memory.max_bytes / share) for memory, share in shares)

@@ -40,8 +40,8 @@ _LEAST = 1e-9
 def pool(states: Logits, mask: NDArray[np.int64], modes: abc.Sequence[str]) -> Logits:
     """Combine the vectors of tokens [rows, tokens, width] to one vector for each row: [rows, modes * width].
 
-    `mask` [rows, tokens] is 1 for tokens that count, which must be adjacent. The results of several modes are
-    concatenated.
+    `mask` [rows, tokens] is 1 for tokens that count, which must be adjacent. `modes` are pooling modes of
+    sentence-transformers; the results of several modes are concatenated.
     """
     return np.concatenate([_pooled(states, mask, mode) for mode in modes], axis=1)
 

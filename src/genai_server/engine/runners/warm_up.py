@@ -52,10 +52,11 @@ def warm_up(loaded: LoadedModel, chunk: int) -> None:
 def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clock = time.perf_counter) -> None:
     """Measure passes of a runner, and store the seconds in the runner's abilities.
 
-    A chunk of a prompt is read (only some tokens of it on the host's cores), and one row is decoded and, with
-    `all_rows`, all rows, with and without drafts. The shortest time of a pass counts, including those of earlier
-    measurements. If passes do not run on the host's cores, everything is done twice, because the first passes compile
-    kernels; of the two chunks, the second counts. The runner may keep the beginnings of the prompts as cached prefixes.
+    A chunk of a prompt is read, which is short if passes run on the host's cores. One row is decoded and, with
+    `all_rows`, all rows, with and without drafts. For each number of tokens, the shortest time counts, including those
+    of earlier measurements. If passes do not run on the host's cores, everything is done twice, because the first
+    passes compile kernels, and the time of the second chunk counts. The runner may keep the beginnings of the prompts
+    as cached prefixes.
     """
     passes: defaultdict[int, list[float]] = defaultdict(list)
     if runner.abilities.uses_host_cores:

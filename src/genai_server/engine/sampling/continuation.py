@@ -32,7 +32,7 @@ def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) 
 
 
 def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> None:
-    """Set the logits of tokens to minus infinity that would break the order of timestamps and text in a transcript."""
+    """Set to minus infinity the logits of tokens that would break the order of timestamps and text in a transcript."""
     first, end = rules.first_timestamp, rules.end_of_text
     texts, times = logits[:first], logits[first:]
     if not transcript:
@@ -60,7 +60,7 @@ def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> No
 def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] = ()) -> TokenLogprob:
     """Natural log probability of a token after the last position, without temperature or penalties.
 
-    It comes with those of the `num_top` most likely tokens, and of the tokens `scored`.
+    The result also has the log probabilities of the `num_top` most likely tokens, and of the tokens `scored`.
     """
     logits: Mapping[int, float] | Logits
     best, tokens = scores.best, [] if scores.best is None else scores.best.tokens[-1].tolist()
@@ -77,9 +77,9 @@ def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] 
 
 
 def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
-    """Log probabilities of one token after each of the positions [tokens, vocab_size].
+    """Log probabilities of tokens, each after one of the positions [tokens, vocab_size], in order.
 
-    Only one position is copied at a time.
+    Each result also has those of the `num_top` most likely tokens. Only one position is copied at a time.
     """
     pairs = zip(positions, tokens, strict=True)
     return [token_logprob(Scores(logits[np.newaxis]), token, num_top) for logits, token in pairs]
@@ -87,7 +87,7 @@ def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> li
 
 @dataclass(frozen=True)
 class NextToken:
-    """The result of a step for one sequence."""
+    """Result of a step for one sequence: the next token, if any, and the reason why the answer ends, if it does."""
 
     # At most one token.
     tokens: list[int] = field(default_factory=list)
@@ -179,7 +179,10 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
 
 
 def _fits(sequence: Sequence, guide: Guide, token: int, eos: Tokens[int]) -> bool:
-    """Whether the grammar allows a token next. This takes far less time than `_allowed`."""
+    """Whether the sequence's grammar allows a token next. This takes far less time than `_allowed`.
+
+    `eos` are the end-of-sequence tokens, which are allowed if the grammar may end.
+    """
     if token in _ends(sequence, eos) and guide.may_end:
         return True
     is_ignored = sequence.request.ignore_eos and token in eos
@@ -245,7 +248,7 @@ class ChoiceThreads:
 
 
 def slow_grammars(sequences: Iterable[Sequence]) -> set[Sequence]:
-    """Sequences whose grammars do not fit into the time that a step has for grammars, after the fastest ones."""
+    """Sequences whose grammars would exceed the time that a step has for grammars; the fastest grammars fit first."""
     costs = sorted(((s.guide.cost, s.id, s) for s in sequences if s.guide is not None), key=lambda each: each[:2])
     totals = accumulate(cost for cost, _, _ in costs)
     return {sequence for (_, _, sequence), total in zip(costs, totals, strict=True) if total > STEP_SECONDS}

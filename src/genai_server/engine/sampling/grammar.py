@@ -61,10 +61,11 @@ class CachedGrammar:
 
 
 class UnlockedConsumer:
-    """Advances matchers without holding the GIL, which `LLMatcher.consume_token` holds.
+    """Advances matchers without holding the GIL, which `LLMatcher.consume_token` would hold.
 
-    llguidance releases the GIL when it advances several matchers, so a matcher that is complete is advanced along with
-    the wanted one. The work is done, and its processor time counted, in another thread.
+    llguidance releases the GIL only when it advances several matchers at once, so a matcher that has reached its end is
+    advanced along with the wanted one. Another thread does the work, which therefore does not count in the processor
+    time of the calling thread.
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
@@ -120,9 +121,9 @@ class Guide:
             return self._matcher.validate_tokens([token]) == 1
 
     def forced(self) -> list[int]:
-        """The tokens of the text that must come next by the grammar. The model may tokenize that text differently.
+        """The tokens of the text that must come next by the grammar; empty if there is a choice.
 
-        Raises GrammarFailed.
+        The model may tokenize that text differently. Raises GrammarFailed.
         """
         with self._working():
             return self._matcher.compute_ff_tokens()
@@ -144,7 +145,7 @@ class Guide:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the next token alone is expected to take more time than all grammars may take of a step."""
+        """Whether the next token is expected to take more time than a step has for all grammars together."""
         return self.cost > STEP_SECONDS
 
     @property

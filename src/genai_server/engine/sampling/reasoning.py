@@ -22,8 +22,8 @@ _SENTENCE_END = re.compile(r"""((?<!\d)\.|[!?…。！？]|\n)["'”’»)\]*_`]
 class ReasoningTracker:
     """Tracks the reasoning of one answer, whose tokens begin at index `first` of the sequence.
 
-    Without a budget, nothing of the answer is examined. `token_bytes` returns the text of a token. Only one thread at a
-    time may call methods, except `end`.
+    While no budget of tokens limits the reasoning, the answer is not examined. `token_bytes` returns the text of a
+    token. Only one thread at a time may call methods, except `end`, which any thread may call.
     """
 
     def __init__(self, rules: ThoughtRules, token_bytes: Callable[[int], bytes], first: int = 0) -> None:

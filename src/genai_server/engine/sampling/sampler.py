@@ -23,9 +23,10 @@ _BAN_BIAS = 100.0
 
 
 class Bias:
-    """A request's `logit_bias`, by token id, which is added to the logits.
+    """A request's `logit_bias`, which is added to the logits of the tokens that it names.
 
-    Values of 100 and more mean that only these tokens are allowed, values of -100 and less that a token is excluded.
+    If tokens have values of 100 and more, only these tokens are allowed. Tokens with values of -100 and less are
+    excluded.
     """
 
     def __init__(self, biases: dict[int, float]) -> None:
@@ -38,9 +39,10 @@ class Bias:
         self.raises = any(bias > 0 for bias in biases.values())
 
     def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
-        """Change the logits of all tokens [vocab_size] in place, or those of `tokens` only.
+        """Add the bias to logits, in place. Excluded tokens get minus infinity.
 
-        `tokens` may only be given if the bias raises no token. Excluded tokens get minus infinity.
+        The logits are those of all tokens [vocab_size], or those of `tokens` only, which may be given only if no value
+        of the bias is positive.
         """
         if tokens is not None:
             logits += np.array([self._by_token.get(token, 0.0) for token in tokens.tolist()], np.float32)
@@ -76,7 +78,7 @@ class Penalties:
         self.raises = self._repetition < 1.0 or self._frequency < 0.0 or self._presence < 0.0
 
     def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
-        """Change the logits of all tokens [vocab_size] in place, or those of `tokens` only.
+        """Apply the penalties to logits, in place: those of all tokens [vocab_size], or those of `tokens` only.
 
         First comes CTRL's repetition penalty (arXiv 1909.05858, section 4.1) for tokens of prompt and answer: positive
         logits are divided by it, negative ones multiplied. Then come OpenAI's penalties (API reference, "frequency and
@@ -94,7 +96,7 @@ class Penalties:
         logits[indices] = scores - penalty
 
     def count(self, token: int) -> None:
-        """Count a token of the answer."""
+        """Count a new token of the answer."""
         entry = self._entries.setdefault(token, self._tokens.size)
         if entry == self._tokens.size:
             self._tokens = np.append(self._tokens, token)
@@ -141,7 +143,7 @@ class BadWords:
         return [*self._single, *(word[-1] for word in begun if last[1 - len(word) :] == list(word[:-1]))]
 
     def note(self, token: int) -> None:
-        """Record a token of the answer."""
+        """Record a new token of the answer."""
         self._last.append(token)
 
 
@@ -178,7 +180,7 @@ class Sampler:
         return 1.0 if needs_no_share else float(np.float32(1 / self._temperature))
 
     def needs_all(self, *, is_masked: bool) -> bool:
-        """Whether the best logits alone never determine a token, because the request changes the other logits, too.
+        """Whether the best logits alone can never determine a token, because the request changes other logits, too.
 
         `is_masked` says whether a grammar or `min_tokens` excludes tokens.
         """
@@ -273,7 +275,8 @@ class Sampler:
     ) -> Logits:
         """Logits of all tokens, or of `tokens` only, after all changes that come before the temperature.
 
-        Minus infinity marks excluded tokens.
+        These are the mask `allowed` [vocab_size], the tokens `banned`, and the request's bias and penalties. Excluded
+        tokens get minus infinity.
         """
         if not self._is_adjusted(allowed, banned):
             return logits
@@ -294,7 +297,10 @@ class Sampler:
     def _from_best(
         self, best: Best, allowed: NDArray[np.bool_] | None, banned: Sequence[int], share: float
     ) -> int | None:
-        """The token that `_from_all` would choose from all logits; None if the best logits do not determine it."""
+        """The token that `_from_all` would choose from all logits; None if the best logits do not determine it.
+
+        `share` is the random number of the draw, from 0 to 1.
+        """
         logits, tokens, top_k = best.logits[-1], best.tokens[-1], self._sampling.top_k
         is_adjusted = self._is_adjusted(allowed, banned)
         if is_adjusted:
@@ -320,10 +326,10 @@ class Sampler:
         return None if index is None else int(tokens[index])
 
     def _from_all(self, logits: Logits, share: float) -> int:
-        """Draw a token: the one at which the cumulative probability exceeds `share`, from 0 to 1.
+        """Draw a token by the logits of all tokens: the one at which the cumulative probability exceeds `share`.
 
-        Tokens are in this order: the best, highest first, then the others by their ids. So it suffices for most draws
-        to sort a few tokens.
+        `share` is a random number from 0 to 1. Tokens are in this order: the best, highest first, then the others by
+        their ids. So it suffices for most draws to sort a few tokens.
         """
         top_k, tokens = self._sampling.top_k, None
         if 0 < top_k < logits.size:
@@ -403,7 +409,8 @@ class Sampler:
 def _first_above(weights: Logits, value: float) -> int:
     """First index at which the cumulative sum of the weights exceeds a value.
 
-    A block is found first, then the index within: cumulating a whole large vocabulary would take ten times as long.
+    A block of weights is found first, then the index within the block: cumulating all weights of a large vocabulary
+    would take ten times as long.
     """
     starts = np.arange(0, weights.size, _SUMMED_BLOCK)
     blocks = np.add.reduceat(weights, starts).cumsum(dtype=np.float64)
@@ -414,9 +421,9 @@ def _first_above(weights: Logits, value: float) -> int:
 
 
 def _above(cumulative: NDArray[np.float64], value: float) -> int:
-    """First index whose cumulative weight exceeds a value, so that the weight at this index is positive.
+    """First index at which the cumulative weights exceed a value, so that the weight at this index is positive.
 
-    If the value reaches the total by rounding, the last such index is returned.
+    If the value is not less than the total because of rounding, the last index with a positive weight is returned.
     """
     return int(cumulative.searchsorted(min(value, np.nextafter(cumulative[-1], 0.0)), side="right"))
 

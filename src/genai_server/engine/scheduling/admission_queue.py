@@ -95,7 +95,8 @@ class AdmissionQueue:
     """The waiting and running sequences of one device.
 
     The limits, and the shares of tenants, apply to low-priority sequences and to all others separately. A tenant that
-    takes less than its turns saves up `max_credit` tokens at most.
+    takes less than its turns, for example because it waits for memory, saves up the claim to at most `max_credit`
+    tokens.
     """
 
     def __init__(
@@ -183,13 +184,13 @@ class AdmissionQueue:
         return Capacity(self._max_running, self._max_waiting, tokens, self._policy.limited_by)
 
     def present(self, *, low_priority: bool = False) -> dict[str, int]:
-        """Number of sequences that run or wait, by tenant. Only one priority class is counted."""
+        """Number of running and waiting sequences of one priority class, by tenant."""
         return Counter(sequence.tenant for sequence in self._of(low_priority))
 
     def waiting_tokens(self, *more: Sequence, low_priority: bool = False) -> dict[str, int]:
-        """Tokens of waiting prompts that the next step will not admit, by tenant, as if `more` waited, too.
+        """Number of tokens, by tenant, in waiting prompts of one priority class that the next step will not admit.
 
-        The numbers are overestimates. Only one priority class is counted.
+        The sequences `more` are counted as if they waited, too. The numbers are overestimates.
         """
         found: Counter[str] = Counter()
         for sequence in self._late(*more, low_priority=low_priority):
@@ -249,7 +250,7 @@ class AdmissionQueue:
         return admitted
 
     def _queues(self) -> list[deque[Sequence]]:
-        """Sequences that are ready to run, one queue for each tenant, in the order in which a tenant is served."""
+        """Sequences that are ready to run, as one queue for each tenant, in the order in which to admit them."""
         found: dict[tuple[bool, str], deque[Sequence]] = {}
         for sequence in sorted(self.waiting, key=lambda sequence: (priority_class(sequence), own_priority(sequence))):
             if sequence.state is SequenceState.WAITING and not sequence.is_choosing:
@@ -257,13 +258,16 @@ class AdmissionQueue:
         return list(found.values())
 
     def _slot_order(self, sequence: Sequence) -> tuple[object, ...]:
-        """Sort key of the tenants' first waiting sequences. The least gets the next slot."""
+        """Sort key of sequences that are the first waiting ones of their tenants. The lowest key gets the next slot."""
         num_running = len(self._running_of(sequence, self.running))
         turn = self._turns[sequence.low_priority].turn(sequence.tenant)
         return priority_class(sequence), num_running, turn, sequence.id
 
     def _may_pass(self, sequence: Sequence, blocked: Sequence, num_tenants: int) -> bool:
-        """Whether a sequence may be admitted before one that is blocked by lack of memory or of a slot."""
+        """Whether a sequence may be admitted before `blocked`, for which there is no memory or slot.
+
+        `num_tenants` is the number of tenants that share the device.
+        """
         if sequence.low_priority is not blocked.low_priority:
             return False
         has_waited = blocked.age >= _SECONDS_PER_PRIORITY and not self._running_of(blocked, self.running)
@@ -330,14 +334,17 @@ class AdmissionQueue:
         return [other for other in found if priority_class(other) >= priority_class(sequence)]
 
     def _share(self, low_priority: bool, num_tenants: int) -> tuple[int, int]:
-        """Equal share of each tenant: number of slots, at least one, and of pages of memory."""
+        """Equal share of each of `num_tenants` tenants: number of slots, at least one, and of pages of KV cache memory.
+
+        `low_priority` says for which sequences; low-priority ones have only the slots that others do not use.
+        """
         slots = self._max_running
         if low_priority:
             slots -= sum(not sequence.low_priority for sequence in self.running)
         return max(1, slots // num_tenants), self._memory.num_pages // num_tenants
 
     def _preemption_order(self, running: Collection[Sequence]) -> Callable[[Sequence], tuple[object, ...]]:
-        """Sort key of running sequences. The greatest is preempted first."""
+        """Return a function that returns the sort key of a running sequence. The highest key is preempted first."""
         slots: Counter[tuple[bool, str]] = Counter()
         pages: Counter[tuple[bool, str]] = Counter()
         for sequence in running:
@@ -399,9 +406,9 @@ class AdmissionQueue:
         self.waiting.sort(key=lambda waiting: (*priority_class(waiting), waiting.request.priority, waiting.id))
 
     def _late(self, *more: Sequence, low_priority: bool = False) -> list[Sequence]:
-        """Waiting sequences of one priority class that the next step will not admit, as if `more` waited, too.
+        """Waiting sequences of one priority class that the next step will not admit, ordered by arrival.
 
-        Overestimates; ordered by arrival.
+        The sequences `more` are counted as if they waited, too. The result may have too many sequences, never too few.
         """
         running, waiting = _ahead(self.running, low_priority), [*_ahead(self.waiting, low_priority), *more]
         slots, pages = self._max_running - len(running), self._free_pages(running)
@@ -441,9 +448,9 @@ class AdmissionQueue:
 
 
 def priority_class(sequence: Sequence) -> tuple[bool, float]:
-    """Sort key of sequences across all tenants. The least comes first.
+    """Sort key of sequences across all tenants. The sequence with the lowest key comes first.
 
-    Low-priority sequences come last. The others are ordered by the precedence of their requests. Waiting raises a low
+    Low-priority sequences come last. The others are ordered by the precedence of their requests. Waiting improves a low
     precedence up to the default.
     """
     precedence: float = sequence.request.precedence
@@ -453,13 +460,16 @@ def priority_class(sequence: Sequence) -> tuple[bool, float]:
 
 
 def own_priority(sequence: Sequence) -> float:
-    """Sort key of the sequences of one tenant. The least comes first.
+    """Sort key of the sequences of one tenant. The sequence with the lowest key comes first.
 
-    That is the request's priority, minus one for each _SECONDS_PER_PRIORITY since its arrival.
+    The key is the request's priority, minus one for each _SECONDS_PER_PRIORITY since the request's arrival.
     """
     return sequence.request.priority - sequence.age // _SECONDS_PER_PRIORITY
 
 
 def _ahead(sequences: list[Sequence], low_priority: bool) -> list[Sequence]:
-    """The sequences for which a new one may have to wait: for one of normal priority only others of this class."""
+    """Those of the sequences for which a new one may have to wait.
+
+    For a new sequence of normal priority these are only the sequences of normal priority, for one of low priority all.
+    """
     return sequences if low_priority else [sequence for sequence in sequences if not sequence.low_priority]

@@ -46,7 +46,10 @@ _MAX_SHARE = 8
 
 
 class Segment:
-    """Consecutive tokens in arrays of fixed size. `capacity` is a power of two."""
+    """Part of a `TextIndex`: consecutive tokens in arrays of fixed size. `capacity` is a power of two.
+
+    `gram` is the number of tokens that are hashed to find earlier positions.
+    """
 
     def __init__(self, capacity: int, gram: int) -> None:
         self.size = 0  # tokens
@@ -110,7 +113,7 @@ class Segment:
 
 
 class Match(NamedTuple):
-    """A position in a text, and the number of tokens up to there that equal the end of another text."""
+    """Position in a text up to which the last `length` tokens are equal to the last tokens of another text."""
 
     segment: Segment
     position: int
@@ -118,11 +121,11 @@ class Match(NamedTuple):
 
 
 class TextIndex:
-    """Text that is searched for its last `gram` tokens. It is made for `num_tokens` tokens, but can grow.
+    """Text of tokens in which earlier occurrences of the last `gram` tokens of a text are found.
 
-    The text is divided into segments, of which the oldest can be dropped. A new segment is as large as all others
-    together, but has at most `max_segment` tokens, a power of two, unless more are added at once. It begins with the
-    last tokens of the segment before.
+    The index is made for `num_tokens` tokens, but can grow. The text is divided into segments, of which the oldest can
+    be dropped. A new segment is as large as all others together, but has at most `max_segment` tokens, a power of two,
+    unless more are added at once. It begins with the last tokens of the segment before.
     """
 
     def __init__(self, gram: int, num_tokens: int = 0, *, max_segment: int = 1 << 24) -> None:
@@ -152,11 +155,11 @@ class TextIndex:
         return bool(self._segments)
 
     def longest_match(self, end: Sequence[int], followed: Match | None = None) -> Match | None:
-        """Longest match of at least `gram` tokens with the end of a text, of which the last MAX_MATCH tokens are given.
+        """Find the longest match of at least `gram` tokens with the end of a text. Returns None if there is none.
 
-        Among equally long matches, `followed` is chosen, the position where an earlier match would have continued, or
-        else the last one. For `followed`, one equal token is enough, because a text often goes on after something was
-        replaced.
+        `end` are the last MAX_MATCH tokens of that text. Among equally long matches, `followed` is chosen, the position
+        where an earlier match would have continued, or else the last one. For `followed`, one equal token is enough,
+        because a text often goes on after something was replaced.
         """
         gram = self._gram
         if len(end) < gram or min(end[-gram:]) < 0:
@@ -184,9 +187,9 @@ class TextIndex:
         return best
 
     def following(self, match: Match, number: int) -> list[int]:
-        """`number` tokens that follow a match, or fewer before a gap or the end of a segment.
+        """The next `number` tokens after a match, or fewer before a gap or the end of a segment.
 
-        At the end of the text, the tokens that follow are repeated.
+        If the whole text ends before, the tokens between the match and the end are repeated up to `number`.
         """
         segment, first = match.segment, match.position + 1
         found: list[int] = segment.text[first : min(first + number, segment.size)].tolist()
@@ -211,7 +214,10 @@ class TextIndex:
 
 
 def _common(segment: Segment, position: int, end: Sequence[int]) -> int:
-    """Number of tokens up to a position that equal the end of a text; 0 if no token follows the position."""
+    """Number of tokens up to a position of a segment that equal the last tokens in `end`.
+
+    0 if no token follows the position.
+    """
     if position + 1 >= segment.size or segment.text[position + 1] < 0:
         return 0
     text, length = segment.text, 0
@@ -233,10 +239,10 @@ FindText = Callable[[], TextIndex | None]
 
 
 class AnswerMemory:
-    """Texts of earlier answers by name, such as that of an API key, with at most `max_bytes` of memory.
+    """Texts of earlier answers, by a name such as that of an API key, with at most `max_bytes` of memory.
 
     The oldest answers of the least recently used name are dropped first. The time of a call does not grow with the
-    size.
+    amount of text.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -248,7 +254,10 @@ class AnswerMemory:
         self.num_bytes = 0  # of all texts
 
     def of(self, name: str) -> FindText:
-        """Return a function that finds the text of a name as long as it is kept. The name counts as used now."""
+        """Return a function that returns the text of a name, or None once the text is dropped.
+
+        The name counts as used now.
+        """
         if (text := self._texts.pop(name, None)) is not None:
             self._texts[name] = text
         return partial(self._texts.get, name)
@@ -268,7 +277,7 @@ class AnswerMemory:
             self._drop_oldest()
 
     def clear(self) -> None:
-        """Drop all texts, which drafts of running sequences do not find any more either."""
+        """Drop all texts. Drafts of running sequences do not find them any more either."""
         while self._texts:
             self._drop_oldest()
 
@@ -294,10 +303,10 @@ _DECAY = 0.93
 
 
 class Acceptance:
-    """Estimate of the share of draft tokens that an answer accepts, from recent tokens that followed accepted ones."""
+    """Estimate of the probability that a draft token is accepted if those before it are, from recent drafts."""
 
     def __init__(self, share: float, *, weight: float = 2.0, decay: float = _DECAY) -> None:
-        """Begin as if `weight` tokens had been tried, of which this share was accepted."""
+        """Begin the estimate as if `weight` tokens had been drafted, of which the share `share` was accepted."""
         self._first = (weight * share, weight)
         # Accepted tokens, and tokens up to the first rejected one.
         self._right, self._tried = self._first
@@ -309,21 +318,24 @@ class Acceptance:
         return self._right / self._tried
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
-        """Record how many tokens of a draft were accepted."""
+        """Record that `num_drafted` tokens of a draft were verified, of which `num_accepted` were accepted."""
         num_tried = min(num_accepted + 1, num_drafted)
         kept = self._decay**num_tried
         self._right = kept * self._right + num_accepted
         self._tried = kept * self._tried + num_tried
 
     def forget(self, share: float) -> None:
-        """Move the estimate by this share, from 0 to 1, back to the initial assumption."""
+        """Move the estimate back towards the initial assumption: by `share`, where 0 does nothing and 1 forgets all."""
         self._right += share * (self._first[0] - self._right)
         self._tried += share * (self._first[1] - self._tried)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Tokens that may follow a sequence's newest one: proposed tokens, or a number that a draft model would propose."""
+    """Draft tokens that may follow a sequence's newest token.
+
+    The tokens are given, or a draft model would have to propose them; then only their maximum number is known.
+    """
 
     # Empty if a draft model has yet to make them.
     tokens: Sequence[int]
@@ -353,10 +365,10 @@ def fit_drafts(
 ) -> tuple[list[int], float]:
     """How many tokens of each sequence's draft to read in a pass, and the expected tokens per second.
 
-    `seconds` are the durations of passes of 0, 1, … tokens; no pass has more. A pass without drafts has one token for
-    each sequence. Draft tokens are taken in the order of their probability to be accepted, as many as maximize the
-    accepted tokens per second. `drafting` are the durations of the draft model's passes, if any draft is yet to be
-    made.
+    `seconds` are the durations of passes of 0, 1, … tokens, and no pass gets more tokens than listed. A pass without
+    drafts has one token for each sequence. Draft tokens are taken in the order of their probability to be accepted, as
+    many as maximize the accepted tokens per second. `drafting` are the durations of the draft model's passes of 0, 1, …
+    tokens, if any draft is yet to be made.
     """
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
@@ -395,7 +407,10 @@ def _seconds(num_tokens: int, times: Sequence[float]) -> float:
 
 
 class TextDrafts:
-    """Proposes tokens for one sequence: forced tokens, and what followed in its own text and in `earlier` answers."""
+    """Proposes draft tokens for one sequence: forced tokens, and what followed equal tokens earlier.
+
+    The earlier tokens are those of the sequence, its `prediction`, and the text that the function `earlier` returns.
+    """
 
     def __init__(self, prompt: list[int], prediction: list[int], earlier: FindText | None = None) -> None:
         self._num_known = len(prompt)  # tokens of prompt and answer in the text
@@ -445,9 +460,9 @@ class TextDrafts:
         return Draft(found, source.share)
 
     def _after_match(self, end: list[int], k: int) -> tuple[list[int], Acceptance]:
-        """Tokens after the longest match with the end of prompt and answer, and the estimate of their acceptance.
+        """Tokens after the longest match with `end`, the last tokens of prompt and answer, at most `k` tokens.
 
-        Empty without a match.
+        Returns the tokens, an empty list without a match, and the estimate of their acceptance.
         """
         best: tuple[TextIndex, Match, Acceptance] | None = None
         for number, (find, long_match) in enumerate(self._texts):

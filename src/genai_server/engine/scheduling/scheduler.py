@@ -131,9 +131,9 @@ class Scheduler(AdmissionQueue):
         self._speculation.count(sequence, num_drafted, num_accepted)
 
     def _passes(self) -> Iterator[Step]:
-        """The passes of one round.
+        """Yield the steps of one round, in which each active sequence can take part once.
 
-        Each pass is composed when it is requested, so it takes into account what has changed since the last one.
+        Each step is composed when it is requested, so it takes into account what has changed since the last one.
         """
         self._step_times.begin_round()
         batch = self._batch()
@@ -155,7 +155,7 @@ class Scheduler(AdmissionQueue):
         return [sequence for sequence in self.running if not sequence.low_priority]
 
     def _batch(self) -> list[Sequence]:
-        """The batched sequences of which the next pass decodes a token."""
+        """The batched sequences of which the next pass reads the newest token to produce another one."""
         batch = [sequence for sequence in self._active() if sequence.shares_passes and _decodes(sequence)]
         if self.has_foreground or self._runner.abilities.interrupts:
             return batch
@@ -164,10 +164,10 @@ class Scheduler(AdmissionQueue):
         return batch[: max(1, sum(seconds <= _AWAITED_SECONDS for seconds in curve[1:]))]
 
     def _beside(self, decoding: list[ScheduledChunk]) -> list[ScheduledChunk]:
-        """Chunks of low-priority sequences for a pass that decodes others: tokens that hardly make the pass slower.
+        """Chunks of low-priority sequences to read in a pass that decodes others: tokens that hardly slow the pass.
 
-        There are none on the host's cores. There each token also slows the processes that deliver the other sequences'
-        tokens, which the times of passes do not show.
+        Empty on the host's cores. There each token also slows the processes that deliver the other sequences' tokens,
+        which the times of passes do not show.
         """
         if not self.has_foreground or self._runner.abilities.uses_host_cores:
             return []
@@ -184,7 +184,7 @@ class Scheduler(AdmissionQueue):
         return found
 
     def _mixes(self, sequence: Sequence) -> bool:
-        """Whether a sequence's tokens can be read in any pass of the batch."""
+        """Whether a sequence's tokens can be read together with those of any other sequences of the batch."""
         return sequence.shares_passes and self._runner.abilities.mixes
 
     def _next_tokens(self, batch: list[Sequence]) -> list[ScheduledChunk]:
@@ -207,13 +207,13 @@ class Scheduler(AdmissionQueue):
         return sorted(filter(_reads_prompt, self._active()), key=self._urgency)
 
     def _urgency(self, sequence: Sequence) -> tuple[object, ...]:
-        """Sort key of prompts. The least is read first."""
+        """Sort key of the sequences whose prompts are to be read. The prompt with the lowest key is read first."""
         gained = _AGEING * self._step_times.tokens_read_in(sequence.age)
         own = own_priority(sequence), sequence.num_unread - gained, sequence.id
         return priority_class(sequence), self._turn(sequence), own
 
     def _turn(self, sequence: Sequence) -> tuple[float, int]:
-        """Sort key of sequences by the turns of their tenants. The least is next."""
+        """Sort key of sequences by the turns of their tenants. The tenant with the lowest key has the next turn."""
         return self._turns[sequence.low_priority].turn(sequence.tenant)
 
     def _next_chunks(self, batch: list[Sequence]) -> list[ScheduledChunk]:
@@ -244,9 +244,9 @@ class Scheduler(AdmissionQueue):
         return ScheduledChunk.next(sequence, self._runner.fit_chunk(sequence, budget))
 
     def _prompt_budget(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> int:
-        """Number of prompt tokens to read in a pass that also decodes a batch.
+        """Number of prompt tokens to read in a pass that also decodes the sequences in `batch`.
 
-        `sequence` has the most urgent prompt.
+        `sequence` is the sequence with the most urgent prompt.
         """
         active = self._active()
         num_decoding = sum(other.is_decoding for other in active)
@@ -266,7 +266,7 @@ class Scheduler(AdmissionQueue):
 
 
 def _begin_alike(sequence: Sequence, other: Sequence) -> bool:
-    """Whether a prompt begins with enough unread tokens of another prompt to wait until these are read and cached."""
+    """Whether a prompt should wait until `other` has read tokens with which both begin, and which are then cached."""
     if not sequence.reuses_past or sequence.num_read or sequence.cache_salt != other.cache_salt:
         return False
     start = other.num_read
@@ -310,7 +310,7 @@ class PoolingScheduler(Scheduler):
 def _next_texts(sequence: Sequence, budget: int, maximum: int, *, is_first: bool) -> ScheduledChunk | None:
     """Chunk of the next texts of a request: at most `maximum` texts with at most `budget` tokens; None if none fit.
 
-    The first text of a step may have more tokens.
+    With `is_first`, the chunk has at least one text, even if that text has more tokens.
     """
     texts: list[PooledText] = []
     num_tokens = 0

@@ -111,7 +111,7 @@ NOTHING_RESERVED = KvBudget()
 class KvMemory:
     """Memory that KV cache slots share. Each slot has one page of its own, and gets the other pages on demand.
 
-    All users have the same object, so they see changes of its size at once.
+    All users have the same object, so a change of the size takes effect for all of them at once.
     """
 
     # Tokens of a page. In each layer and head, their keys and values fill pages of the system's memory exactly.
@@ -135,7 +135,7 @@ class KvMemory:
 
     @property
     def max_bytes(self) -> int:
-        """Largest size in bytes that sequences could use."""
+        """Size in bytes beyond which further memory is of no use to any sequences."""
         return self.own_bytes + self.max_pages * self.page_bytes
 
     def resize(self, num_bytes: int) -> None:
@@ -148,7 +148,7 @@ class KvMemory:
         return num_tokens // self.page_tokens
 
     def num_tokens(self, num_slots: int) -> int:
-        """Capacity in tokens of all pages, with this number of slots; 0 if nothing is shared."""
+        """Number of tokens that all pages hold, with `num_slots` slots; 0 if slots share no memory."""
         is_shared = self.num_pages and self.page_tokens < UNSHARED.page_tokens
         return (self.num_pages + num_slots) * self.page_tokens if is_shared else 0
 
@@ -159,7 +159,7 @@ UNSHARED = KvMemory(sys.maxsize, 0)
 
 @dataclass(frozen=True)
 class StepPolicy:
-    """Settings and limits for what steps may contain."""
+    """Settings and limits by which a scheduler composes steps."""
 
     # Target seconds of a step with running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
     itl_target: float = 0.0

@@ -59,7 +59,10 @@ class DraftingModel(Protocol):
 
 
 class Speculation:
-    """Chooses the drafts of a device's steps. The draft model reads at most `max_chunk` prompt tokens in a pass."""
+    """Chooses the drafts of a device's steps, from texts and from the draft model in the attribute `model`, if any.
+
+    The draft model reads at most `max_chunk` prompt tokens in a pass.
+    """
 
     def __init__(self, max_chunk: int) -> None:
         self.model: DraftingModel | None = None
@@ -111,7 +114,11 @@ class Speculation:
         able: abc.Sequence[bool],
         times: StepTimeModel,
     ) -> list[abc.Sequence[int]]:
-        """The drafts of a step, some of which the draft model makes now. `drafts` are the proposals from texts."""
+        """The drafts of a step if there is a draft model, which makes some of the drafts now.
+
+        `drafts` are the proposals from texts for the sequences in `batch`, and `able` says for each sequence whether
+        the draft model may draft for it.
+        """
         steps, drafting = times.curve(MAX_DRAFTED), [0.0, *model.times.curve(MAX_DRAFTED)[1:]]
         offers, later = list(drafts), list(drafts)  # now, and once the model has read what it has not read
         behind: dict[int, int] = {}  # how many tokens that are, by the row
@@ -157,9 +164,10 @@ class Speculation:
     def _chunks(
         self, model: DraftingModel, batch: abc.Sequence[Sequence], behind: dict[int, int], seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Tokens that the draft model reads now for rows of which it has not read all: about a step's time.
+        """Choose how many unread tokens of each sequence the draft model reads in its next pass, which takes `seconds`.
 
-        `behind` has the number of unread tokens, without the newest one, by row.
+        `behind` has the number of unread tokens, without the newest one, by index of the sequence in `batch`. Returns
+        the sequences to read, each with the number of tokens.
         """
         budget = min(self._max_chunk, max(MIN_CHUNK, int(model.times.tokens_read_in(seconds))))
         chunks: list[tuple[Sequence, int]] = []
@@ -171,7 +179,7 @@ class Speculation:
 
 
 def _from_text(sequence: Sequence) -> Draft:
-    """Draft for a sequence from texts: the forced end of its reasoning, its grammar, or earlier text."""
+    """Draft for a sequence that needs no draft model: forced tokens of its reasoning or grammar, or earlier text."""
     try:
         forced = [] if sequence.reasoning is None else sequence.reasoning.forced
         if not forced and sequence.guide is not None:

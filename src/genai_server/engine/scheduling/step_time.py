@@ -36,16 +36,17 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _per_token(number: int, seconds: float) -> float:
-    """Assumed seconds of a further token, after a pass of this number of tokens and seconds."""
+    """Assumed seconds that one token more adds to a pass which took `seconds` for `number` tokens."""
     return _SHARE_PER_TOKEN * seconds / (1 + _SHARE_PER_TOKEN * (number - 1))
 
 
 class StepTimeModel:
     """Medians of the seconds that recent steps took, and the average number of tokens of answers.
 
-    `passes` are the seconds of decoding passes in the warm-up by their number of tokens, and `prompt_token` the seconds
-    for a token of a prompt. They are used until passes are measured. For numbers of tokens that were not measured they
-    are used longer: if kernels change with that number, passes of few tokens do not predict those of many.
+    `passes` maps numbers of tokens to the seconds of decoding passes in the warm-up, and `prompt_token` are the seconds
+    for a token of a prompt. Both are used until passes are measured. For numbers of tokens that were not measured,
+    `passes` is used longer: if kernels change with the number of tokens, passes of few tokens do not predict those of
+    many.
     """
 
     def __init__(self, passes: Mapping[int, float] | None = None, prompt_token: float = 0.0) -> None:
@@ -87,12 +88,13 @@ class StepTimeModel:
         self._decoding += decoding
 
     def _points(self) -> tuple[list[int], list[float]]:
-        """Numbers of tokens and seconds of passes, both ascending: measured ones, and others from the warm-up.
+        """Points of the curve of a pass's seconds: numbers of tokens and seconds, both ascending.
 
-        A pass of more tokens never takes less time. If measurements contradict that, the passes concerned get their
-        mean, in which many and recent measurements weigh more. Passes of the warm-up are assumed to be as much slower
-        or faster now as measured passes of about as many tokens, but not to take longer than further tokens usually do,
-        because they may have been disturbed.
+        Measured passes count first, and passes of the warm-up for other numbers of tokens. A pass of more tokens never
+        takes less time. If measurements contradict that, the passes concerned get their mean, in which many and recent
+        measurements weigh more. Passes of the warm-up are assumed to be as much slower or faster now as measured passes
+        of about as many tokens, but not to take longer than further tokens usually do, because they may have been
+        disturbed.
         """
         blocks: list[tuple[float, float, list[int]]] = []  # seconds of one pass, weight, and numbers of tokens
         for number in sorted(self._passes):
