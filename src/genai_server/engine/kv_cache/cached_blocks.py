@@ -1,4 +1,7 @@
-"""Follows which full blocks of tokens the KV cache slots hold, for those who choose engines and replicas by them."""
+"""Follows which full blocks of tokens the KV cache slots hold.
+
+API processes choose an engine, and routers choose a replica, by the blocks of a prompt that the KV cache holds already.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +18,7 @@ HashBlock = Callable[[bytes | None, Sequence[int], Slot], bytes]
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """Consecutive blocks of one slot that no slot had before."""
+    """Consecutive blocks of tokens that one slot has stored, and that no slot had before."""
 
     hashes: list[bytes]
     # The hash of the block before the first one; None at the beginning of a prompt.
@@ -28,7 +31,7 @@ class StoredBlocks:
 
 @dataclass(frozen=True)
 class BlockChanges:
-    """What was stored and removed. No block is in both."""
+    """Blocks that were stored, and hashes of blocks that were removed. No block is in both lists."""
 
     stored: list[StoredBlocks]
     removed: list[bytes]
@@ -36,7 +39,7 @@ class BlockChanges:
 
 @dataclass
 class _Chain:
-    """The full blocks of one slot when it was last looked at."""
+    """Hashes of the full blocks that one slot had when it was last examined, with the slot's tokens and cache salt."""
 
     # The slot's list itself. Slots only append to a list; whatever else they change, they have another list.
     tokens: list[int] = field(default_factory=list)
@@ -45,9 +48,9 @@ class _Chain:
 
 
 class CachedBlocks:
-    """The blocks of some slots. Several slots may hold the same block, which counts once.
+    """Follows which full blocks of tokens the given slots hold. A block that several slots hold counts once.
 
-    If a block is held, all blocks before it are.
+    `hash_block` returns the hash of a block. A slot that holds a block also holds all blocks of the prompt before it.
     """
 
     def __init__(self, slots: Sequence[Slot], hash_block: HashBlock) -> None:
@@ -57,11 +60,11 @@ class CachedBlocks:
 
     @property
     def hashes(self) -> Collection[bytes]:
-        """The blocks that were held at the last call of `changes`."""
+        """Hashes of the blocks that the slots held at the last call of `changes`."""
         return self._holders.keys()
 
     def changes(self) -> BlockChanges:
-        """What was stored and removed since the last call."""
+        """Blocks that the slots have stored and removed since the last call of this method."""
         stored: list[StoredBlocks] = []
         dropped: list[bytes] = []
         for slot, chain in self._chains:
@@ -87,9 +90,10 @@ class CachedBlocks:
         return min(len(chain.hashes), common_length(slot.tokens, chain.tokens) // BLOCK_TOKENS)
 
     def _add(self, slot: Slot, chain: _Chain, num_blocks: int) -> list[StoredBlocks]:
-        """Hash the blocks that a chain lacks; returns those that no slot had.
+        """Hash those of a slot's first `num_blocks` blocks that `chain` does not have yet, and add them to `chain`.
 
-        A slot that has a block has all before it, so those are the last ones.
+        Returns a list with the blocks that no slot had before; empty if there are none. A slot that has a block has all
+        blocks before that block, so the blocks that no slot had are the last ones.
         """
         parent = chain.hashes[-1] if chain.hashes else None
         new: list[bytes] = []
@@ -111,14 +115,17 @@ class CachedBlocks:
 
 
 def prefix_digest(parent: bytes | None, tokens: Sequence[int], slot: Slot) -> bytes:
-    """A block's hash for API processes, which compute the same one from a request (messages/prefix_digests.py)."""
+    """Hash of a block of tokens in a slot, as API processes compute it for a prompt (messages/prefix_digests.py).
+
+    `parent` is the hash of the block before; None for the first block of the slot.
+    """
     return block_digest(_root(slot) if parent is None else parent, tokens)
 
 
 def _root(slot: Slot) -> bytes:
-    """The root of the digests of a slot's tokens.
+    """Digest from which those of all blocks of a slot are derived: that of the request's cache salt and adapter name.
 
-    API processes know the name of an adapter, but not the digest of its file, which the slot's salt ends with.
+    API processes know the name of an adapter, but not the digest of its file, with which the slot's salt ends.
     """
     if slot.adapter is None:
         return root_digest(slot.salt, None)

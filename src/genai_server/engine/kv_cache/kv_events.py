@@ -39,7 +39,10 @@ def first_parent() -> bytes:
 
 
 def block_hash(parent: bytes, tokens: Sequence[int], salt: str | None) -> bytes:
-    """Hash of a block of tokens. `salt` is given only for the first block of a prompt."""
+    """Hash of a block of tokens that follows the block with the hash `parent`.
+
+    `salt` is the cache salt, which is given only for the first block of a prompt.
+    """
     return _digest((parent, tuple(tokens), None if salt is None else (("cache_salt", salt),)))
 
 
@@ -55,7 +58,10 @@ def _digest(value: object) -> bytes:
 
 
 class BlockEvents:
-    """Events about the blocks that some slots of a model hold. A block that several slots hold counts once."""
+    """Makes the events about which blocks of tokens the given slots store and drop, for the model named `model`.
+
+    A block that several slots hold counts once.
+    """
 
     def __init__(self, slots: Sequence[Slot], model: str = "") -> None:
         self._model = model
@@ -67,7 +73,7 @@ class BlockEvents:
         self._blocks = CachedBlocks(slots, hash_block)
 
     def changes(self) -> list[KvEvent]:
-        """Events for the blocks that were stored and removed since the last call."""
+        """Events for the blocks that were stored and removed since the last call of this method."""
         changes = self._blocks.changes()
         events: list[KvEvent] = [self._stored(blocks) for blocks in changes.stored]
         if changes.removed:
@@ -86,7 +92,7 @@ class BlockEvents:
 
 
 class KvEventPublisher:
-    """Publishes the changes in some slots with ZeroMQ. Only the thread that creates a publisher may use it.
+    """Publishes with ZeroMQ which blocks the given slots store and drop. Only the thread that creates it may use it.
 
     Raises ConfigurationError if the address cannot be used.
     """
@@ -117,7 +123,7 @@ class KvEventPublisher:
         self._socket.close()
 
     def publish(self) -> None:
-        """Publish the changes since the last call, if there are any. A subscriber that is too slow loses events."""
+        """Publish which blocks were stored and dropped since the last call, if any. Slow subscribers lose events."""
         if events := self._blocks.changes():
             payload = msgspec.msgpack.encode(KvEventBatch(self._clock(), events, self._rank))
             self._socket.send_multipart([self._topic, next(self._numbers).to_bytes(8, "big"), payload])

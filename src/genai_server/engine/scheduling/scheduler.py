@@ -131,7 +131,7 @@ class Scheduler(AdmissionQueue):
         self._speculation.count(sequence, num_drafted, num_accepted)
 
     def _passes(self) -> Iterator[Step]:
-        """Yield the steps of one round, in which each active sequence can take part once.
+        """Yield the steps of one round: for the batch, for each sequence that shares no passes, and for one prompt.
 
         Each step is composed when it is requested, so it takes into account what has changed since the last one.
         """

@@ -164,7 +164,7 @@ class Speculation:
     def _chunks(
         self, model: DraftingModel, batch: abc.Sequence[Sequence], behind: dict[int, int], seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Choose how many unread tokens of each sequence the draft model reads in its next pass, which takes `seconds`.
+        """Choose the sequences of which the draft model reads tokens now, and how many it reads in about `seconds`.
 
         `behind` has the number of unread tokens, without the newest one, by index of the sequence in `batch`. Returns
         the sequences to read, each with the number of tokens.
