@@ -48,7 +48,9 @@ class LoopShare:
 
 
 class Piece(Struct, frozen=True):
-    """The next piece of an answer. It is never empty."""
+    """A piece of an answer: text, reasoning or tool calls, with scored tokens, or the progress of the prompt. Never
+    empty.
+    """
 
     parts: list[Part]
     # Empty unless the request asks for log probabilities.

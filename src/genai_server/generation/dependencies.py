@@ -90,7 +90,7 @@ ServicesDep = Annotated[Services, Depends(services)]
 
 
 class ClientLeft(Exception):
-    """The client has disconnected before its answer."""
+    """The client has disconnected before it has received its answer."""
 
 
 class Deadline:
@@ -123,7 +123,7 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds left now, at least 0."""
+        """Seconds from now to the deadline, at least 0."""
         return max(0.0, self._began + self.seconds - self._clock())
 
     def require_end(self, reason: FinishReason | None) -> None:
@@ -173,7 +173,7 @@ class RequestContext:
 
     @property
     def tenant(self) -> str:
-        """Identifies the API key among those that share the engines; the same for all requests without keys."""
+        """Stands for the request's API key where keys share the engines; the same for all requests without a key."""
         return "" if self.key_digest is None else _digest(None, self.key_digest, b"tenant")
 
     def precedence(self, priority: int | None) -> int:

@@ -351,7 +351,9 @@ _ENDS = (
 
 
 def infill_tokens(codec: TextCodec) -> list[int]:
-    """The tokens that precede prefix, suffix and middle; empty if the tokenizer has none."""
+    """The three tokens that precede prefix, suffix and middle in a fill-in-the-middle prompt; empty if there are
+    none.
+    """
     known = codec.opaque_tokens
     return next(([known[name] for name in names] for names in _FAMILIES if known.keys() >= set(names)), [])
 

@@ -25,7 +25,9 @@ PullModel = Callable[[str, str, Callable[[PullProgress], None]], Path]
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the models in a repository."""
+    """One of the models in a repository of a hub, in a folder of its own: variants for different devices, for
+    example.
+    """
 
     # "" for the repository's root.
     folder: str

@@ -60,7 +60,9 @@ _ERROR = "Error: "
 
 @dataclass(frozen=True)
 class ServedTool:
-    """A tool of one of the operator's servers, as a request may use it."""
+    """A tool of a tool server that the operator has configured or permits, with the conditions for its use in one
+    request.
+    """
 
     server: str
     info: ToolInfo

@@ -119,7 +119,10 @@ def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel,
 
 
 def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Compute depth and self time of each kernel, by thread. `kernels` are sorted by start, the longer first."""
+    """Return the kernels with their nesting depth, and their self time: the duration without kernels within them.
+
+    Kernels are nested by thread. `kernels` are sorted by start, and the longer first if several start at once.
+    """
     found: list[Kernel] = []
     open_ones: dict[int, list[int]] = {}
     for kernel in kernels:

@@ -77,7 +77,10 @@ class SpecialTokenGuard:
             ]
 
     def uncover(self, rendered: str) -> Prompt:
-        """Return the prompt for a template's output of covered texts, with the original texts restored."""
+        """Restore the texts that `cover` has changed, in the output of a template, and return the output as a prompt.
+
+        Only special tokens that come from the template are encoded as special tokens.
+        """
         if "\\ud" in rendered:
             for cover in self._covers.values():
                 rendered = rendered.replace(ascii(cover)[1:-1], cover)

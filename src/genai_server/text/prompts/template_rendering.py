@@ -139,7 +139,10 @@ def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, An
 
 
 def _mark_reasoning(messages: Sequence[dict[str, Any]], field: str) -> bool:
-    """Insert a mark into the reasoning of each message, in place. Returns whether any message has reasoning."""
+    """Insert a mark into the reasoning of each message, in place. Returns whether any message has reasoning.
+
+    `field` is the field with the reasoning. The mark contains the index of the message.
+    """
     is_marked = False
     for number, message in enumerate(messages):
         if not isinstance(text := message.get(field), str) or not text.strip():

@@ -44,7 +44,7 @@ _HALF_HEADER = re.compile(
 
 
 class Header(NamedTuple):
-    """The header of a message."""
+    """The header of a message in the Harmony format: channel and recipient."""
 
     # None without a channel.
     channel: str | None

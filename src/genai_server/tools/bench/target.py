@@ -34,7 +34,7 @@ class HealthProbe:
         self._http = open_http()
 
     async def answers(self) -> bool:
-        """Whether the server has a health endpoint at this path."""
+        """Whether the server answers requests to its health endpoint with status 200."""
         try:
             async with self._http.get(self._url) as response:
                 return response.status == 200

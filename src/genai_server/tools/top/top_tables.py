@@ -73,7 +73,7 @@ class Choice:
         return sorted(requests, key=value, reverse=is_descending)
 
     def next_order(self) -> None:
-        """Sort by the next field."""
+        """Sort the requests by the next of several fields."""
         self.order = (self.order + 1) % len(ORDERS)
 
     def move(self, requests: Sequence[Mapping[str, Any]], step: int) -> None:
