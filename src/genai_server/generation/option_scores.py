@@ -121,11 +121,11 @@ def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
 def _scores(
     options: Sequence[Sequence[int]], logprobs: Mapping[Prefix, Mapping[int, float]], temperature: float
 ) -> OptionScores:
-    """Return the probability of each option, normalized over the options, and how likely the model begins any of the
-    options.
+    """Return the probability of each option, normalized over the options, and their total probability before that.
 
     An option's probability is the product of its tokens' probabilities at each prefix after which options branch, taken
     at the temperature and normalized over the tokens that continue an option there. Tokens elsewhere count as certain.
+    The total is the model's own probability that it continues with any of the options, where they first branch.
     `logprobs` maps each such prefix to the model's log probabilities of the tokens that continue an option.
     """
     shares = {prefix: log_shares(tokens, temperature) for prefix, tokens in logprobs.items()}

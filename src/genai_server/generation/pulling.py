@@ -25,9 +25,7 @@ PullModel = Callable[[str, str, Callable[[PullProgress], None]], Path]
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the models in a repository of a hub, in a folder of its own: variants for different devices, for
-    example.
-    """
+    """One of the models in a repository of a hub, such as the variant for one kind of device."""
 
     # "" for the repository's root.
     folder: str
