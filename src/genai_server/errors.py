@@ -188,7 +188,9 @@ class InvalidField(RequestError, code="invalid_value"):
         return self.sentence(self.param, self.other, self.given)
 
     def sentence(self, name: str | None, other: str | None, given: str | None) -> str:
-        """Return the message with these names of the two fields and this value, given as JSON."""
+        """Return the message for other names of the two fields and another form of the value. `given` is the value as
+        JSON. None leaves out the name, the second field or the value.
+        """
         parts = (name, self.rule, other, self.limit, f"({self.limited_by})" if self.limited_by else None)
         sentence = " ".join(str(part) for part in parts if part is not None)
         return sentence if given is None else f"{sentence}; given {given}"
@@ -309,7 +311,7 @@ class ResponseNotFound(RequestError, code="response_not_found"):
 
 
 class ConversationNotFound(RequestError, code="conversation_not_found"):
-    """No conversation with this id, or no such item in it, is stored, or no longer stored."""
+    """No conversation with this id is stored, or the conversation has no such item. It may have been deleted."""
 
 
 class StoredFileNotFound(RequestError, code="file_not_found"):
@@ -439,7 +441,7 @@ class RequestCancelled(GenerationFailed, code="cancelled"):
 
 
 class ModelUnloaded(GenerationFailed, code="model_unloaded"):
-    """The model was unloaded: its time for running answers is over, or the request came too late."""
+    """The model was unloaded while the request was running or before the request reached its engine."""
 
 
 class EngineDied(GenerationFailed, code="engine_died"):

@@ -50,9 +50,10 @@ class FairQueue:
             account.time = start
 
     def leave(self, tenant: str, present: Iterable[str]) -> None:
-        """Handle that nothing of a tenant waits or is served any more. The tenant may come back.
+        """Note that no work of a tenant waits or is served any more. The tenant may come back.
 
-        The service that it has received is remembered only if that can matter then. `present` are the other tenants.
+        The service that the tenant has received is remembered only as long as it would matter if the tenant came back.
+        `present` are the other tenants with waiting work.
         """
         if self._time(tenant) <= self._start(present):
             self.forget(tenant)

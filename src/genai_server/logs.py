@@ -31,7 +31,8 @@ _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 
 
 class DiscreetFormatter(logging.Formatter):
-    """Formats exceptions, and those that caused them, with location and type but without their messages.
+    """Formats an exception, and the exceptions that caused it, with their types and locations but without their
+    messages.
 
     A message may quote input of a client, such as a missing key, an invalid value or a text that cannot be encoded.
     """

@@ -195,7 +195,9 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
 
 
 def _directory(arguments: argparse.Namespace, name: str, precision: str) -> Path:
-    """Return the directory to build. Raises ConfigurationError if it exists."""
+    """Return the directory to build: the argument --to, or one in the folder of models. Raises ConfigurationError if it
+    exists.
+    """
     default = store.place_of(load_settings().models_path, f"{name}-{precision}-{arguments.device}")
     directory = absolute(arguments.to or default)
     if directory.exists():
@@ -345,9 +347,10 @@ def _why(arguments: argparse.Namespace, order: Build) -> str | None:
 
 
 def _with_quantization(arguments: argparse.Namespace, order: Build) -> Build:
-    """Return the build of a decoder with its precision, which quantized weights determine.
+    """Return the build of a decoder with its precision filled in. If the source's weights are quantized, they determine
+    the precision and the block size.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if the arguments ask for other values.
     """
     try:
         quantization = read_quantization(read_source_config(order.source), order.device)

@@ -23,7 +23,7 @@ _WITHOUT_COUNTERPART = {
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Wraps each paragraph of a text; indented lines stay as they are."""
+    """Formats the texts of --help: each paragraph is wrapped, and indented lines stay as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = textwrap.dedent(text).strip("\n").split("\n\n")

@@ -102,7 +102,7 @@ def one_for_each_model(text: str, models: Sequence[str], example: str, doubled: 
     """Check a list such as `x,big=y`, which has at most one value for each model, and return it unchanged.
 
     Raises ValueError for a model that is not in `models`, for a missing value, and for a model with two entries. The
-    messages contain `example`, an example of an entry, and `doubled`, the words for two entries of one model.
+    message about a missing value contains `example`, a valid entry; the message about two entries is `doubled`.
     """
     entries = entries_of_models(text, models[0])
     for entry, (model, value) in zip(listed(text), entries, strict=False):

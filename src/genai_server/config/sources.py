@@ -112,7 +112,8 @@ def load_settings(
 def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
     """A sentence that says what is wrong with the value of a setting.
 
-    `findings` are pydantic's errors about it. A setting that may be a number or a word such as `auto` has one for each.
+    `findings` are pydantic's errors about the setting. There are several if the value may have one of several types,
+    such as a number or a word like `auto`.
     """
     first, *others = findings
     if removed := _REMOVED_VALUES.get((field, str(first.get("input")))):

@@ -241,15 +241,16 @@ class Router:
     def pick(
         self, device: str | None, *, prefix: Iterable[bytes] = (), tenant: str = "", low_priority: bool = False
     ) -> tuple[EngineClient, ModelInfo]:
-        """The engine that a request of a tenant names, or the best one for it, and its model.
+        """The engine to which a request is sent, and the description of its model: the engine of `device` if a device
+        is given, otherwise the best one.
 
-        That is the engine with the least work, to which the prompt's tokens count that another engine has cached and it
-        has not (TOKENS_PER_REQUEST, MAX_MORE_REQUESTS). `prefix` are the digests of the prompt's blocks
-        (messages/prefix_digests.py), which are only read if there is a choice.
+        The best engine has the least work. Prompt tokens that another engine has in its prefix cache and this engine
+        has not count as work (TOKENS_PER_REQUEST, MAX_MORE_REQUESTS). `prefix` are the digests of the prompt's blocks
+        (messages/prefix_digests.py), which are only read if there are several engines.
 
-        Low-priority work only counts for low-priority requests, and between engines that are equal otherwise.
-        A terminated or full engine comes last but can be chosen: only the engine itself knows whether it still is.
-        Raises InvalidField for an unknown device, and NoEngineReady if no engine runs.
+        Low-priority work only counts for low-priority requests, and between engines that are equal otherwise. An engine
+        that is full or was terminated comes last but can be chosen, because only the engine itself knows whether that
+        is still so. Raises InvalidField for an unknown device, and NoEngineReady if no engine runs.
         """
         engines = self.select(device)
         running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
@@ -278,10 +279,11 @@ def _num_cached(engines: Sequence[EngineClient], prefix: Iterable[bytes]) -> dic
 
 
 def _order(engine: EngineClient, num_missing: int, tenant: str, low_priority: bool) -> tuple[float, ...]:
-    """The sort key of engines for a request of a tenant; the least is picked.
+    """The key by which engines are sorted for a request of a tenant; the engine with the smallest key is chosen.
 
-    Another engine has `num_missing` tokens of the prompt cached that this one has not. Of idle engines, the one with
-    less in its cache gets a new conversation, so that the caches of all are used.
+    `num_missing` is the number of the prompt's tokens that another engine has in its prefix cache and this engine has
+    not. Of idle engines, the one with fewer cached blocks gets a new conversation, so that the caches of all engines
+    are used.
     """
     background = engine.background_work
     work = engine.work + background if low_priority else engine.work

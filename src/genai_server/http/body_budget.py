@@ -97,8 +97,10 @@ class BodyBudget:
         self._bodies: dict[HeldBody, None] = {}
 
     def open(self, key: Hashable, on_revoked: Callable[[BodiesTooLarge], None] = lambda error: None) -> HeldBody:
-        """Register a body that begins to arrive. `key` identifies the API key; it is None for all requests without
-        one.
+        """Register a body that begins to arrive. `key` identifies the request's API key; it is None for requests
+        without a key, which share one part of the limit.
+
+        `on_revoked` is called, with the error for the request, if the body must be dropped before it has arrived.
         """
         return HeldBody(self, key, on_revoked)
 

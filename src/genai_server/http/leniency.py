@@ -202,7 +202,7 @@ def _as_header(names: Iterable[str]) -> str:
 
 
 def nameable(name: str, otherwise: str) -> str:
-    """The name if it is safe to show in a header, otherwise `otherwise`. Clients choose these names."""
+    """Return a name that a client has chosen if it is safe to show in a header, otherwise return `otherwise`."""
     return name if _NAMEABLE.fullmatch(name) else otherwise
 
 

@@ -62,11 +62,11 @@ class RateLimits:
 
     @contextmanager
     def answers(self, key: ApiKey, number: int, param: str) -> Iterator[None]:
-        """Count the further answers of a request that asks for `number` answers, while the block runs. `request` has
-        counted one.
+        """Count a request that asks for `number` answers as that many requests while the block runs. One of them has
+        already been counted by `request`.
 
-        `param` is the field that asks for them. Raises InvalidField if the key may never have so many answers at once,
-        and RateLimitExceeded if it may not now.
+        `param` is the field that asks for several answers. Raises InvalidField if the key may never have so many
+        answers at once, and RateLimitExceeded if it may not have them now.
         """
         usage = self._usages.setdefault(key.name, _Usage())
         limit = self._concurrent if key.concurrent is None else key.concurrent

@@ -56,8 +56,8 @@ def main() -> None:
 
 
 def correct_gemma_3() -> None:
-    """Patch the builder so that it reads Gemma 3's two kinds of rope, which Transformers 5 describes by kind of
-    layer.
+    """Patch the builder so that it reads the two sets of rope (position) parameters of Gemma 3, which Transformers 5
+    stores by kind of attention layer.
     """
     gemma: Any = importlib.import_module("builders.gemma")
     initialize = gemma.Gemma3Model.__init__
@@ -238,7 +238,9 @@ def write_blocks(weights: "EightBitEnds | GgufWeights") -> None:
 
 
 def load_weights(model: Any, original: Any, weights: Any, *arguments: Any) -> Any:
-    """Replacement for the builder's method: load the model and find the tensors of its matrices."""
+    """Replacement for the builder's method: load the model, and find out which of its matrices are written
+    as blocks.
+    """
     loaded = original(model, *arguments)
     weights.find(loaded)
     return loaded
@@ -323,9 +325,8 @@ def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
 
 
 def make_widened(model: Any, weight: Any, name: str, root_input: str, **others: Any) -> str:
-    """Write a matrix product whose 16-bit weights are converted to 32 bits when the graph is loaded.
-
-    Returns its name.
+    """Write a matrix product whose 16-bit weights are converted to 32 bits when the graph is loaded. Returns the name
+    of the matrix product's node.
     """
     stem = name[1:].replace("/", ".") + ".weight"
     model.make_initializer(weight.T, stem)

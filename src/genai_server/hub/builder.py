@@ -179,9 +179,9 @@ def extras_for(missing: Sequence[str]) -> tuple[str, ...]:
 
 
 def missing_modules(python: Path, needed: Sequence[str] = _NEEDED) -> list[str]:
-    """Return the modules that a Python interpreter lacks, of `needed`.
+    """Return those of the `needed` modules that a Python interpreter lacks.
 
-    Raises ConfigurationError if it cannot be run.
+    Raises ConfigurationError if the interpreter cannot be run.
     """
     code = f"import importlib.util as u; print(*[n for n in {tuple(needed)!r} if not _has(u, n)])"
     code = "def _has(u, n):\n try: return u.find_spec(n)\n except ImportError: return None\n" + code
@@ -366,9 +366,10 @@ def _add_pooling(build: Build) -> None:
 
 
 def _add_yes_and_no(target: Path) -> None:
-    """Configure the score as the logit of "yes" minus that of "no", as in Qwen3-Reranker.
+    """Configure a reranking model so that its score is the logit of the token "yes" minus the logit of the token "no",
+    as in Qwen3-Reranker.
 
-    Raises ExportFailed if the tokenizer lacks these tokens.
+    Raises ExportFailed if the tokenizer lacks one of the tokens.
     """
     vocabulary = json.loads((target / _TOKENIZER).read_text(encoding="utf-8"))["model"]["vocab"]
     if not isinstance(vocabulary, dict) or not {_YES, _NO} <= vocabulary.keys():

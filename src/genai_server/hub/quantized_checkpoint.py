@@ -47,7 +47,8 @@ class Quantization:
 
 
 def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | None:
-    """Return how the weights are quantized, from the model's config.json; None if they are not.
+    """Return how the weights of a checkpoint are quantized, from the model's config.json; None if they are not
+    quantized.
 
     Raises ConfigurationError if the builder cannot build the quantized weights for the device.
     """

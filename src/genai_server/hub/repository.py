@@ -173,7 +173,7 @@ def _model_folders(files: Iterable[RemoteFile]) -> list[str]:
 
 
 def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFile]) -> Selection:
-    """Return the files of the model in `folder`, without those of models in folders below."""
+    """Return the files of the model in `folder`, without the files of models in subfolders, which are in `folders`."""
     inside, others = f"{folder}/" if folder else "", tuple(f"{other}/" for other in folders if other != folder)
     return _selection(
         folder, [file for file in files if file.path.startswith(inside) and not file.path.startswith(others)]

@@ -132,7 +132,9 @@ def read_config(gguf: GGUFReader, path: Path, architecture: str) -> Any:
 
 
 def correct_rope(gguf: GGUFReader, config: Any) -> None:
-    """Set the parameters of Llama 3's rope if the file has its factors. Ends the program for other factors."""
+    """Set the parameters of Llama 3's rope (position encoding) if the file has the frequency factors that result from
+    them. Ends the program for other factors.
+    """
     for tensor in gguf.tensors:
         if tensor.name == _ROPE_FACTORS:
             config.rope_parameters = llama_3_rope(tensor.data, config)

@@ -60,7 +60,7 @@ class RuntimeOptions(Struct, frozen=True):
 
 
 class RuntimeOptionsReply(Reply, frozen=True):
-    """The runtime options as they are after the call."""
+    """The values of the runtime options after the call has been carried out."""
 
     options: RuntimeOptions
     # The sequences that the call's `name` stands for; empty without a name. If they belong to several requests, nothing
@@ -232,7 +232,9 @@ class LoadAdapter(Call[AdapterReply], frozen=True):
 
 
 class UnloadAdapter(Call[AdapterReply], frozen=True):
-    """Refuse new requests with this LoRA adapter, and free the adapter when the last request that has it ends."""
+    """Refuse new requests that use this LoRA adapter, and free the adapter when the last running request that uses it
+    ends.
+    """
 
     id: str
 

@@ -69,9 +69,9 @@ def event_target(
 ) -> KvEventTarget | None:
     """The target of the KV events of one engine, which runs a model on one device; None if `address` is empty.
 
-    `address` and `topic` are the settings GENAI_KV_EVENTS and GENAI_KV_EVENTS_TOPIC. An engine that binds the address
-    uses its own port: the port in `address` plus the engine's rank. Ranks count the engines of all models, each of
-    which has `num_devices`.
+    `address` and `topic` are the settings GENAI_KV_EVENTS and GENAI_KV_EVENTS_TOPIC. Each engine has a rank, which
+    numbers the engines of all models; every model has `num_devices` engines. If the host in `address` is `*`, the
+    engine listens on a port of its own: the port in `address` plus the engine's rank.
     """
     if not address:
         return None

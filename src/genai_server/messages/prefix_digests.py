@@ -15,17 +15,23 @@ _DIGEST_BYTES = 8
 
 
 def root_digest(salt: str | None, adapter: str | None) -> bytes:
-    """What precedes the first block of a request's prompt: the digest of its `cache_salt` and its adapter's name."""
+    """The digest that takes the place of a parent for the first block of a prompt. It depends on the request's
+    `cache_salt` and on the name of its adapter.
+    """
     return blake2b(repr((salt, adapter)).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The digest of a block of tokens behind the block, or the root, with the digest `parent`."""
+    """The digest of a block of tokens. `parent` is the digest of the block before it in the prompt, or the root digest
+    for the first block.
+    """
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=_DIGEST_BYTES).digest()
 
 
 def prefix_digests(tokens: Sequence[int], salt: str | None, adapter: str | None) -> Iterator[bytes]:
-    """The digests of a prompt's full blocks, from its beginning; each one is computed when it is asked for."""
+    """The digests of all full blocks of a prompt, in order. Each digest is computed only when the iterator is asked for
+    it.
+    """
     digest = root_digest(salt, adapter)
     for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         digest = block_digest(digest, tokens[start : start + BLOCK_TOKENS])

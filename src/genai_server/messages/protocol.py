@@ -124,9 +124,10 @@ def _num_tenants(present: Mapping[str, int], tenant: str) -> int:
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The load of an engine's device, sent to the API processes whenever it changes.
+    """The number of running and waiting requests on an engine's device, and how many more it accepts. Sent to the API
+    processes whenever it changes.
 
-    Low-priority requests are counted only in the fields that are named after them.
+    Low-priority requests are counted only in the fields whose names begin with `low_priority`.
     """
 
     running: int = 0

@@ -113,7 +113,7 @@ class Ask(Struct, frozen=True, tag=True):
 
 
 class CommandReply(Struct, frozen=True, tag=True):
-    """The supervisor has carried out a command, or reports why it could not."""
+    """The supervisor's answer to `Ask`: it has carried out the command, or reports why it could not."""
 
     call: int
     # Why it failed; None if it succeeded.

@@ -68,7 +68,7 @@ class StartProcess(Struct, frozen=True, tag=True):
 
 
 class ReserveSpace(Struct, frozen=True, tag=True):
-    """Wait until this many bytes of the limited disk space for prepared media are free, and reserve them."""
+    """Reserve this many bytes of the limited disk space for prepared media, as soon as they are free."""
 
     id: int
     owner: TaskOwner

@@ -60,10 +60,11 @@ class ModelNames:
     tasks: Mapping[str, Task]
 
     def choose(self, id: object, task: Task | None = None) -> str:
-        """Return the model for an id. Without an id, or if it is no string: the first model for the task, or of all.
+        """Return the name of the model for the value `id` of a request's field `model`. If that is no string, the
+        result is the first model for the task, or the first model of all.
 
-        Raises ModelNotFound, and TaskUnsupported for a model of another task. If there is a single model, it is
-        returned without checks, because its replicas check both.
+        Raises ModelNotFound, and TaskUnsupported for a model of another task. If only one model is deployed, it is
+        returned without checks, because its replicas check the name and the task.
         """
         served = list(self.settings.served)
         able = [name for name in served if task in (None, self.tasks[name])]

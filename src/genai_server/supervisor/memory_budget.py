@@ -141,7 +141,7 @@ class MemoryBudget:
         return len(about.devices) * RUNTIME + self._num_host_engines(about) * self._memory(about).weights
 
     def weights_of_engine(self, about: ModelStatus) -> int:
-        """The bytes of memory that one engine of a model needs on a CPU, besides its KV cache."""
+        """Return the bytes of memory that one engine of a model needs on a CPU besides its KV cache."""
         return RUNTIME + self._memory(about).weights
 
     def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:
@@ -206,9 +206,10 @@ class MemoryBudget:
         )
 
     def _kv_needed(self, about: ModelStatus, num_tokens: int) -> int:
-        """Return the KV cache size, in bytes, that one engine needs.
+        """Return the KV cache size, in bytes, that one engine needs at least.
 
-        It suffices for a sequence of `num_tokens`, or of the maximum length or for the size that the settings give.
+        That is the size in the settings if they have one, otherwise the size for a sequence of the configured maximum
+        length or, without a configured length, of `num_tokens`.
         """
         settings = self._settings
         if settings.kv_cache_bytes:

@@ -132,8 +132,8 @@ class ManagedModel:
         self.last_used = max(self.last_used, now)
 
     def may_end(self, now: float) -> bool:
-        """Whether the model is unloading and its processes may be ended: no requests are left, or their time is
-        over.
+        """Whether the model's processes may be ended: the model is being unloaded, and no requests are left or the time
+        for them is over.
         """
         if self._unloading_until is None:
             return False

@@ -76,8 +76,8 @@ def private_standard_output() -> int:
 
 
 def limit_memory(allowed: int) -> None:
-    """End this process when its memory grows by more than `allowed` bytes: by the kernel on Linux, otherwise by a
-    thread.
+    """Make sure that this process is ended when its memory has grown by more than `allowed` bytes: by the kernel on
+    Linux, otherwise by a thread that watches the memory.
     """
     if sys.platform == "linux":
         import resource
@@ -91,8 +91,8 @@ def limit_memory(allowed: int) -> None:
 
 
 def watch_memory(allowed: int) -> None:
-    """Wait until this process's memory has grown by `allowed` bytes, and then end it, also while native code
-    runs.
+    """Wait until this process's memory has grown by `allowed` bytes, and then end the process, even while it runs
+    native code.
     """
     import psutil
 

@@ -36,7 +36,9 @@ class Installation:
         return in_shell(self._words(*extras, python=python))
 
     def extra_command(self, extra: str) -> str:
-        """Return the command that adds one extra to this installation. For a clone it is the clone's script."""
+        """Return the command that adds one extra to this installation. If it was installed from a clone, that is the
+        clone's install script.
+        """
         script = self._script()
         return self.command(extra) if script is None else f"{script} {extra}"
 
@@ -44,7 +46,8 @@ class Installation:
         """Return the command, as a list of words, that adds these extras to the environment of the interpreter
         `python`.
 
-        For a clone's own environment it is the clone's script, which knows the device, so the extra `cpu` is left out.
+        For the environment of a clone, the command is the clone's install script. It installs the package for the
+        device by itself, so the extra `cpu` is left out.
         """
         if python != sys.executable or (script := self._script_path()) is None:
             return self._words(*extras, python=python)

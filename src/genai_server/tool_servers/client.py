@@ -101,9 +101,10 @@ class ToolServerClient:
         model_devices: list[tuple[str, str]] | None = None,
         end: FinishReason | None = None,
     ) -> list[ToolRequest]:
-        """Return the registered requests of all API processes that match, and end them if `end` is given.
+        """Return the requests of all API processes that are registered with `hold` and match, and end them if `end` is
+        given.
 
-        The arguments are those of FindRequests. Empty if the supervisor cannot be reached.
+        The arguments are the fields of FindRequests. Empty if the supervisor cannot be reached.
         """
         try:
             answer = await self._ask(FindRequests(next(self._ids), name, model_devices, end))
@@ -145,7 +146,9 @@ class ToolServerClient:
 
 @dataclass(frozen=True)
 class Tools:
-    """The operator's tool servers, and the client through which API processes use them."""
+    """What an API process needs in order to offer tools: the operator's tool servers, and the client through which it
+    uses them.
+    """
 
     servers: Mapping[str, ToolServer]
     client: ToolServerClient

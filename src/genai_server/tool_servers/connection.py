@@ -57,7 +57,7 @@ class ToolServerConnection:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the connection's task, and with it the server's program, has ended."""
+        """Whether the connection's task has ended. A tool server that was started as a program has then ended, too."""
         return self._task.done()
 
     async def tools(self) -> list[ToolInfo]:

@@ -204,8 +204,8 @@ class WorkerPool:
     def _abandon(self, entry: _Entry) -> None:
         """Handle a task whose result nobody wants any more.
 
-        A waiting task is removed. A running task of a kind of long tasks is ended with its process; any other running
-        task goes on until it keeps other tasks waiting (see `TaskQueue.overdue`).
+        A waiting task is removed. A running task of a kind of tasks that may take minutes is ended together with its
+        process. Any other running task goes on until it keeps other tasks waiting (see `TaskQueue.overdue`).
         """
         if self._queue(entry).abandon(entry, entry.task.owner):
             entry.end()
@@ -336,7 +336,9 @@ class WorkerPool:
         return len(self._idle) < _MAX_IDLE and not any(idle.sort == sort for idle in self._idle)
 
     def _start_one(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> "asyncio.Task[Answer]":
-        """Start a process and give it to the first waiting task, or keep it idle."""
+        """Start a process for tasks of this sort (see `_sort`), and give it to the first waiting task, or
+        keep it idle.
+        """
         starting = asyncio.create_task(self._start_and_keep(kind, spec, sort))
         starting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # a task may report it
         self._starting[sort].append(starting)

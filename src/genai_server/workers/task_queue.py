@@ -101,7 +101,8 @@ class TaskQueue(Generic[T]):
         self._forget(ended.owner)
 
     def abandon(self, task: T, owner: TaskOwner) -> bool:
-        """Handle a task that nobody waits for any more. Returns whether it was waiting and is removed.
+        """Handle a task that nobody waits for any more. Returns True if it had not begun; it is then removed from the
+        queue.
 
         A running task continues until it keeps others waiting (see `overdue`). Does nothing for a task that has ended.
         """

@@ -26,9 +26,9 @@ class Space(Protocol):
     """Disk space that a request has reserved. It is not returned while tasks that write into it are running."""
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks that write into this space, and return a future for the answer of each.
+        """Run tasks that write into this space, and return a future for the answer of each task.
 
-        Futures and refusals are those of `Workers.submit`.
+        The futures raise the same errors as the futures of `Workers.submit`.
         """
         ...
 

@@ -99,8 +99,8 @@ async def get_usage(query: Annotated[UsageParameters, Query()], services: Servic
     """The requests and tokens of each API key and model on each day (in UTC), oldest first. Without `since`, the last
     31 days.
 
-    With GENAI_USAGE_FILE the numbers are kept when the server stops. Those that other API processes have counted in the
-    last seconds may be missing.
+    With GENAI_USAGE_FILE the numbers are kept when the server stops. What other API processes have counted in the last
+    seconds may be missing.
     """
     last = query.until or datetime.now(UTC).date()
     first = query.since or max(date.min + timedelta(days=_DAYS), last) - timedelta(days=_DAYS - 1)

@@ -134,7 +134,7 @@ class RoundTexts:
         self._is_next = bool(self._end)
 
     def text(self, text: str) -> str:
-        """The next text, after the line breaks that separate it from the round before, if any are needed."""
+        """Return the next text of the answer, with a blank line before it if it is the first one of a new round."""
         if not text:
             return ""
         missing = 2 - len(self._end) + len(self._end.rstrip("\n")) if self._is_next else 0

@@ -142,7 +142,9 @@ class _PooledRequest:
     remedy: str = TRUNCATION
 
     async def run(self, encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]]) -> Pooled:
-        """Encode the texts with `encode` and run the model on them."""
+        """Convert the request's texts to tokens with the function `encode`, run the model on them, and return its
+        vectors or scores.
+        """
         chosen, _, engine, info, codec = await choose_engine(self.services, self.context, self.body, self.task)
         require_capacity = partial(
             engine.require_capacity,

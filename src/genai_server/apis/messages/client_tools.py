@@ -61,7 +61,9 @@ _OLD_TEXT = _text(
 
 
 def _editor(description: str, *commands: str, inserted: str) -> ClientTool:
-    """A text editor with these commands. `inserted` names the parameter with the text of the command insert."""
+    """The definition of a text editor as a tool with the commands view, create, str_replace, insert and `commands`.
+    `inserted` is the name of the parameter with the text for the command insert.
+    """
     new_text = "With str_replace: the text to put in its place; without it, the old text is removed."
     texts = {"new_str": _text(new_text)}
     if inserted == "new_str":

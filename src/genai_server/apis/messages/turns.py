@@ -116,8 +116,8 @@ class Turns:
         return message
 
     def _with_notes(self, blocks: Sequence[_Located]) -> list[_Located]:
-        """The blocks of an assistant's turn, in which calls of unknown tool servers and the results of these are
-        replaced by text.
+        """The blocks of an assistant's turn. Calls of tools on servers that are not in this request, and the results of
+        such calls, are replaced by text blocks.
         """
         found: list[_Located] = []
         known: set[str] = set()
@@ -172,7 +172,7 @@ class Turns:
 
     def _result_without_call(self, located: _Located) -> list[TextBlock | ImageBlock]:
         """The texts and images of a tool result whose call is not in the conversation, for example because the client
-        has shortened it.
+        has cut off the beginning of the conversation.
         """
         block = located.block
         assert isinstance(block, ToolResultBlock)

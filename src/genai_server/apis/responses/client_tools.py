@@ -167,8 +167,8 @@ class _ToolSearch(ClientTool):
     call, output = "tool_search_call", "tool_search_output"
 
     def function(self, tool: ToolSearchTool, deferred: Sequence[NamespacedTool]) -> JsonObject:
-        """The function for a tool search. Without parameters of its own, it takes paths: names of tools or of
-        namespaces.
+        """The function that stands for a tool search. If the request does not define its parameters, its parameter is a
+        list of paths: names of tools or namespaces in `deferred`.
         """
         paths = {one.namespace or one.name: one.namespace_description or one.description for one in deferred}
         description = tool.description or "Load more tools, which can be called afterwards."

@@ -78,7 +78,9 @@ def new_id(prefix: str) -> str:
 
 
 def new_item(type: str, id: str | None = None, **fields: Any) -> JsonObject:
-    """An item of this type with these fields, without those that are None. The item gets a new id if none is given."""
+    """Create an item of this type with these fields. Fields with the value None are omitted. The item gets a new id if
+    none is given.
+    """
     given = {name: value for name, value in fields.items() if value is not None}
     prefix = _PREFIXES.get(type) or _SERVED_PREFIXES.get(type, _OTHER_PREFIX)
     return {"id": id or new_id(prefix), "type": type, **given}
@@ -113,7 +115,9 @@ def encrypted(text: str) -> str:
 
 
 def listed(item: JsonObject) -> JsonObject:
-    """The item as `input_items` lists it: calls of custom tools and their outputs get a status."""
+    """The item in the form in which lists of items show it, where calls of custom tools and the outputs of such calls
+    have a status.
+    """
     is_custom = item["type"] in ("custom_tool_call", "custom_tool_call_output")
     return {**item, "status": "completed"} if is_custom else item
 

@@ -84,7 +84,9 @@ class Running(Protocol):
         """How many prompt tokens have been read, and how many there are in all; None when all have been read."""
 
     def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
-        """Those of the conversation's items and the output items that have these ids, by id."""
+        """The items with these ids, by id, among the items of the conversation and the output items of this response.
+        Unknown ids are omitted.
+        """
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
         """The stream events after this sequence number, including those that are yet to be generated.
@@ -93,7 +95,9 @@ class Running(Protocol):
         """
 
     def cancel(self) -> None:
-        """Cancel the response. Raises InvalidField if it has ended in another way."""
+        """Cancel the response. Raises InvalidField if it has already been completed, or ended otherwise than by
+        cancellation.
+        """
 
     async def stop(self) -> None:
         """End the response because the server is stopping."""
@@ -101,7 +105,7 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response read from the store, with the same methods for requests as a running one."""
+    """A response that was read from the store. Requests can use it like a running response."""
 
     record: StoredRecord
     # Reads the next stream events after a sequence number. Raises ResponseNotFound and StoreUnavailable.
@@ -125,7 +129,9 @@ class StoredResponse:
             raise not_cancelled(self.response)
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        """The stream events after this sequence number. Raises InvalidField if no events are stored."""
+        """The stored stream events after this sequence number. Raises InvalidField if the events of the response are
+        not stored.
+        """
         if not self.record.has_events:
             raise not_streamed(self.response["id"])
         return self._events(-1 if after is None else after)
@@ -317,8 +323,8 @@ class ResponseStore:
     async def cancel(self, id: str, owner: str | None = None) -> KeptResponse:
         """Cancel a running response, in whichever process it runs, and return it.
 
-        Raises ResponseNotFound, Unavailable if the response does not end in time, and InvalidField if it has ended in
-        another way.
+        Raises ResponseNotFound, Unavailable if the response does not end in time, and InvalidField if it has ended
+        otherwise than by cancellation.
         """
         response = await self.get(id, owner)
         if isinstance(response, StoredResponse) and response.is_running:
@@ -512,7 +518,7 @@ def not_streamed(id: str) -> InvalidField:
 
 
 def not_cancelled(response: JsonObject) -> InvalidField:
-    """The error for a request to cancel a response that has ended in another way."""
+    """The error for a request to cancel a response that has already ended otherwise than by cancellation."""
     return InvalidField("response_id", f"{response['id']} cannot be cancelled: it is {response['status']}")
 
 

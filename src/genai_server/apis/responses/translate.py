@@ -96,7 +96,7 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
 
 
 def _tools(body: ResponsesRequest, offered: OfferedTools, tools: Sequence[ResponseTool]) -> list[Tool]:
-    """The tools as functions, without those that `tool_choice` does not allow."""
+    """The tools as functions for the chat parameters, without tools that `tool_choice` excludes."""
     choice = body.tool_choice
     allowed = set(body.chosen_names()) if isinstance(choice, AllowedResponseTools) else None
     return [

@@ -88,7 +88,9 @@ def _names(tools: Any) -> Any:
 
 
 def _meaning(value: Any) -> Any:
-    """The value without fields that only the server that wrote it can use, and without files, at all levels."""
+    """A value without its meaningless parts, at all levels of nesting: fields that only the server that created them
+    can use, and files.
+    """
     if isinstance(value, dict):
         inner = {
             name: _meaning(field) for name, field in value.items() if name == "type" or name not in _WITHOUT_MEANING
@@ -100,7 +102,9 @@ def _meaning(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A text unchanged, a list of text parts as their texts in lines, and everything else as JSON."""
+    """The text for a value: a text unchanged, a list of text parts as one line for each part, everything
+    else as JSON.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(_is_text(part) for part in value):

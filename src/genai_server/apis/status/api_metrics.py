@@ -60,7 +60,9 @@ def api_metrics(
 
 
 class Instruments:
-    """Counts answers and refused requests when they end. Each function `count_…` counts one event by its outcome."""
+    """Counts answers and refused requests when they end. Each attribute `count_…` is a function that counts one event,
+    given its result.
+    """
 
     def __init__(self, registry: CollectorRegistry, prefix: str, *, with_keys: bool = False) -> None:
         self._with_keys = with_keys

@@ -114,7 +114,9 @@ def stop_server() -> None:
 
 
 def _attachment(settings: Settings, on_nothing_loaded: Callable[[], None] = lambda: None) -> Attachment:
-    """Return this process's attachment to a supervisor: that of its parent's workers, or one of its own."""
+    """Return how this process finds its supervisor. The workers of one parent process share a supervisor; a process
+    without a parent has a supervisor of its own.
+    """
     parent = parent_of_workers()
     first = os.getpid() if parent is None else parent
     return Attachment(open_runtime_folder(first), partial(find_or_start, settings, first), on_nothing_loaded)

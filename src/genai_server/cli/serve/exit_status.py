@@ -22,9 +22,9 @@ _READER_GONE = (errno.EPIPE, errno.EINVAL)
 
 
 def note_cut_off(folder: Path, pid: int) -> None:
-    """Create a file in the engines' folder that records that this API process has cut off requests.
+    """Record, by a file in the server's runtime folder, that the API process with this id has cut off requests.
 
-    The process that started it reads the file.
+    The process that started the API process reads the file.
     """
     with contextlib.suppress(OSError):  # the engines remove the folder when their supervisor dies
         _note(folder, pid).touch()

@@ -137,7 +137,7 @@ def check_cores(settings: Settings) -> None:
 
 
 def check_draft_model_of(settings: Settings, name: str) -> None:
-    """Check that a model's draft model, if it has one, has the same tokens. Raises ConfigurationError."""
+    """Check that a model and its draft model, if it has one, have the same vocabulary. Raises ConfigurationError."""
     draft = settings.draft_model_of(name)
     if not draft or task_of(Path(settings.served[name])).why_no_drafts:
         return

@@ -20,10 +20,10 @@ def start_supervisor() -> "subprocess.Popen[bytes]":
 
 @contextmanager
 def prepared_supervisor() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Start a supervisor's process in advance. The value is a list with the process, from which `find_or_start` takes
-    it.
+    """Start a supervisor's process in advance. The value is a list with the process, for the argument `prepared` of
+    `find_or_start`.
 
-    If it is still in the list at the end of the block, it is killed.
+    If the process is still in the list at the end of the block, it is killed.
     """
     prepared: list[subprocess.Popen[bytes]] = []
     with suppress(OSError):  # `find_or_start` starts one again, and reports what is wrong

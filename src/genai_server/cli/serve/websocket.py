@@ -17,7 +17,8 @@ _FRAGMENT = 48
 
 
 class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
-    """A WebSocket that is closed if a message exceeds the memory limit of all bodies or takes too long to arrive.
+    """A WebSocket that is closed if a message takes too long to arrive, or exceeds the limit of the memory that all
+    request bodies together may take.
 
     A message counts toward that limit from its first byte until the app receives it.
     """

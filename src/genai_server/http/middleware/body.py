@@ -155,7 +155,7 @@ class BodyLimits:
         await self.app(scope, replay, send)
 
     async def _read(self, reading: _Reading, held: HeldBody, receive: Receive) -> bool:
-        """Receive the body to its end, or until it is far beyond the limit. Returns False if the client has
+        """Receive the body until it is complete or far larger than the limit. Returns False if the client has
         disconnected.
         """
         while reading.more and reading.size <= reading.limit * _DRAINED:

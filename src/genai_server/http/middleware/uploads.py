@@ -164,7 +164,7 @@ class Uploads:
             reading.path.unlink(missing_ok=True)  # unless a reader of recordings has taken it
 
     async def _receive(self, reading: _Reading, held: HeldBody, headers: Headers, receive: Receive) -> bool:
-        """Receive the form to its end, or until it is far beyond the limit. Returns False if the client has
+        """Receive the form until it is complete or far larger than the limit. Returns False if the client has
         disconnected.
 
         Raises BodyTooSlow.

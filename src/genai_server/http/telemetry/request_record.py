@@ -99,7 +99,9 @@ class RequestRecord:
     end: Callable[[], None] = lambda: None
 
     def answered(self, answers: Sequence[AnswerFigures], num_per_prompt: int, request: GenerationRequest) -> None:
-        """Note the answers that an engine has accepted. `request` is the engine's request for one of them."""
+        """Record that engines have accepted the request's `answers`, of which each prompt has `num_per_prompt`.
+        `request` is what was sent to the engine for one of them.
+        """
         self.answers, self.num_per_prompt = answers, num_per_prompt
         self.asked, self.max_tokens = request.sampling, request.max_tokens
 

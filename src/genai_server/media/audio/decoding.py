@@ -178,6 +178,8 @@ class _Writer:
             self._target.write(samples.data)
 
     def refuse(self, seconds: float | None) -> NoReturn:
-        """Raise UnusableRecording because of the length. `seconds` is the length if the file declares it."""
+        """Raise UnusableRecording because the recording is too long. `seconds` is its length if the file declares it,
+        otherwise None.
+        """
         length = "more" if seconds is None else f"{seconds:.0f} s"
         raise UnusableRecording(f"may be at most {self._max_seconds} s long (GENAI_MAX_AUDIO_SECONDS), given {length}")

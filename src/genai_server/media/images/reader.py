@@ -274,7 +274,8 @@ class Images:
     ) -> ReadImage | int:
         """Fetch an image from a URL and prepare it.
 
-        Returns the image, or the bytes it needs if its space did not suffice.
+        Returns the image, or the bytes that the image needs if its part of the reserved space, given in `parts`, did
+        not suffice.
         """
         async with self._fetches:
             loaded = await self._load(model, source, pixels, requester)
@@ -293,10 +294,10 @@ class Images:
         parts: Mapping[_Key, int],
         space: RequestSpace | None,
     ) -> list[_Call]:
-        """Begin to prepare images: all of them, or none if the queue is full. Cached images and running work are
-        reused.
+        """Begin to prepare images: all of them, or none if the queue is full. Cached images, and images that are
+        already being prepared, are not prepared again.
 
-        Each new image may use its part of the space.
+        Each new image may use its part of the reserved space, given in `parts`.
         """
         cached = {image.digest: self._files.get(image.digest) for image in images}
         new = {
