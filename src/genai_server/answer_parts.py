@@ -45,7 +45,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True)
 class ToolCallEnd:
-    """The end of a tool call. Only a complete call may be executed."""
+    """The end of a tool call, and whether the call is complete. Only a complete call may be executed."""
 
     # As in ToolCallStart.
     index: int

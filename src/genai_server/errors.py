@@ -429,7 +429,9 @@ class GenerationFailed(GenaiServerError, code="generation_failed"):
 
 
 class GrammarFailed(GenerationFailed, code="grammar_failed"):
-    """The request's grammar allows no further token. This shows only during the answer."""
+    """The answer so far and the request's grammar allow no further token. Unlike an invalid grammar, this can only be
+    noticed while the answer is generated.
+    """
 
 
 class DeadlinePassed(GenerationFailed, code="timeout"):
@@ -449,11 +451,11 @@ class EngineDied(GenerationFailed, code="engine_died"):
 
 
 class EngineHung(EngineDied, code="engine_hung"):
-    """The engine process did not finish a step in time, and was killed."""
+    """The engine process did not finish a step within the time limit, and the supervisor has killed it."""
 
 
 class ServerStopping(GenerationFailed, code="server_stopping"):
-    """The server is stopping, and the time for running answers is over."""
+    """The server is stopping, and the time within which running answers could end is over."""
 
     default_message = "the server is stopping"
     # Another server takes its place, or it starts again.

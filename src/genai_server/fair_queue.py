@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _Account:
-    """The service that a tenant has received."""
+    """The virtual time of a tenant, and the number of the tenant's last turn."""
 
     # Its virtual time.
     time: float

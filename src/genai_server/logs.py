@@ -174,7 +174,9 @@ class WaitingLines:
 
 
 def _traceback_lines(error: BaseException, seen: set[int]) -> list[str]:
-    """Return the traceback of an exception, after the tracebacks of the exceptions that caused it."""
+    """Return the lines of an exception's traceback, after those of the exceptions that caused it. `seen` has the ids of
+    exceptions that were shown already.
+    """
     seen.add(id(error))
     lines: list[str] = []
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

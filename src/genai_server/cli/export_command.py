@@ -248,7 +248,9 @@ def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
 
 
 def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, origin: store.Origin) -> None:
-    """Build from a GGUF file, which is unpacked into a temporary folder next to the directory."""
+    """Build a model directory from a GGUF file, which is first unpacked into a temporary folder next to that directory.
+    `origin` is recorded in the directory.
+    """
     source = store.staging(directory, "unpacked")
     shutil.rmtree(source, ignore_errors=True)
     try:

@@ -168,8 +168,8 @@ def _option_tables(settings: Settings) -> list[dict[str, Any]]:
 def device_options(
     settings: Settings, model: str | None = None, devices: Sequence[str] | None = None
 ) -> dict[str, DeviceOptions]:
-    """The session and provider options of a model on each of the devices. Those in the setting `options` override those
-    in the configuration file.
+    """The session and provider options of a model, by device. Options in the setting `options` override options in the
+    configuration file.
 
     `model` defaults to the first model, `devices` to the configured ones. Raises ConfigurationError.
     """

@@ -152,7 +152,7 @@ class EngineClient:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _serve_connection(self, address: str, secret: str) -> None:
-        """Serve one connection until it ends."""
+        """Connect to the engine at this address, and exchange messages with it until the connection ends."""
         self._writer, connection = await connect(address, api_decoder(), self._receive)
         try:
             self._send(Hello(secret))
@@ -299,7 +299,9 @@ def describe(status: EngineStatus) -> str:
 
 
 def _require_possible(capacity: Capacity, device: str, num_answers: int, lengths: Sequence[int], param: str) -> None:
-    """Raise InvalidField if even an idle device could not take all answers."""
+    """Raise InvalidField, which names `param`, if even an idle engine could not accept `num_answers` answers to prompts
+    with these `lengths` in tokens.
+    """
     if num_answers > capacity.requests:
         raise InvalidField(
             param,

@@ -22,7 +22,9 @@ _CRASHES = "the grammar compiler crashes on it, or exceeds its memory limit"
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The result of checking a grammar."""
+    """The result of checking a grammar: the error message if the grammar is invalid, and whether the result may be
+    cached.
+    """
 
     # The error message; None if the grammar is valid.
     words: str | None

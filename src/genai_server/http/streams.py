@@ -26,7 +26,7 @@ Event = dict[str, Any] | bytes | str
 
 
 class Source(Protocol):
-    """Generates what a stream sends, such as the answers of an engine."""
+    """What generates the content of a stream, such as the answers of an engine. The stream closes it."""
 
     @property
     def progress(self) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ _MAX_NAME = 255
 
 @dataclass(frozen=True)
 class Upload:
-    """A form that has been received completely."""
+    """A form that has been received completely: its fields, and the path of the temporary file with its file."""
 
     # Name and value of each field but the file, in the order of the form.
     fields: list[tuple[str, str]]

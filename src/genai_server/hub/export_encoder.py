@@ -155,7 +155,10 @@ def layers_behind(source: Path) -> list[Any]:
 
 
 def export(model: Any, path: Path, names: list[str], output: str) -> None:
-    """Write the ONNX graph for any number of texts of any length."""
+    """Write the ONNX graph of a model, which takes any number of texts of any length.
+
+    `names` are the names of the model's inputs, `output` that of its output.
+    """
     shape = (2, 8)
     inputs = {name: torch.ones(shape, dtype=torch.int64) for name in names}
     if "token_type_ids" in inputs:

@@ -26,7 +26,9 @@ _DIGIT = r"\p{N}"
 
 
 class Rule(NamedTuple):
-    """A rule for splitting text before byte-pair encoding."""
+    """A rule for splitting text before byte-pair encoding: the regular expressions that are applied one after the
+    other.
+    """
 
     expressions: tuple[str, ...]
     # Whether a piece that is a token needs no merges.

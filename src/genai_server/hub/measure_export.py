@@ -166,7 +166,9 @@ def symbolic(name: str, head_size: int, capacity: int) -> int:
 
 
 def loss(logits: Any, window: list[int]) -> Any:
-    """Return the negative log probability of each token except the first."""
+    """Return the negative log probability of each token of a window except the first, [tokens - 1], computed from the
+    logits [tokens, vocabulary].
+    """
     predicting = logits[:-1]
     largest = predicting.max(-1, keepdims=True)
     totals = largest[:, 0] + np.log(np.exp(predicting - largest).sum(-1))

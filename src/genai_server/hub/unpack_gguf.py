@@ -185,7 +185,7 @@ def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
 
 
 def check_weights(gguf: GGUFReader, model: Any, loading: dict[str, Any]) -> None:
-    """End the program if the model lacks weights, or if weights of the file were not read."""
+    """End the program if the file lacks weights of the model, or has weights that Transformers did not read."""
     if missing := sorted(loading["missing_keys"]):
         refuse(f"it lacks weights, such as {missing[0]}")
     have = sum(parameter.numel() for parameter in model.parameters())

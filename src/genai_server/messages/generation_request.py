@@ -62,7 +62,9 @@ class PooledText(Struct, frozen=True, array_like=True):
 
 
 class Image(Struct, frozen=True):
-    """An image of a prompt, preprocessed for the model."""
+    """An image of a prompt, preprocessed for the model: the file with its tensors, and the position of its tokens in
+    the prompt.
+    """
 
     # Equal for images that the model sees alike. Requests with different salts have different digests.
     digest: str
@@ -250,7 +252,7 @@ class FinishReason(StrEnum):
 
 
 class Phases(Struct, frozen=True):
-    """How many seconds a request spent in each phase in the engine."""
+    """How many seconds a request spent in each phase in the engine: waiting, prefill and decode."""
 
     # Waiting, before the first step.
     queue: float = 0.0

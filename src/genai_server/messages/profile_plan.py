@@ -54,7 +54,7 @@ class Profiled(Struct, frozen=True):
 
 
 class ProfileState(Struct, frozen=True):
-    """A profile session that has not ended."""
+    """A profile session that has not ended: whether it waits or records, and what it has recorded so far."""
 
     id: str
     # "waiting" until a request reaches what the session profiles, then "recording".

@@ -81,7 +81,7 @@ def read_model_memory(directory: Path) -> ModelMemory:
 
 
 def _graphs(config: Any) -> list[str]:
-    """Return the names of the graphs in a configuration, at any depth."""
+    """Return the file names of all ONNX graphs that a parsed genai_config.json, or a part of it, names at any depth."""
     if isinstance(config, list):
         return [name for value in config for name in _graphs(value)]
     if not isinstance(config, dict):

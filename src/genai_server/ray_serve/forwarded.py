@@ -53,7 +53,7 @@ READINESS = ForwardedRequest(
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """The complete HTTP response of one replica."""
+    """The complete HTTP response of one replica, with the names of the replica and of its model."""
 
     replica: str
     # The replica's deployment.

@@ -103,7 +103,7 @@ class Ingress:
 
 
 class _IngressApp:
-    """The ASGI app of the ingress."""
+    """The ASGI app of the ingress, which forwards each request to a replica or to all replicas."""
 
     def __init__(self, names: ModelNames, models: Mapping[str, Any]) -> None:
         settings = names.settings

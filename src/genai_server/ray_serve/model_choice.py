@@ -45,7 +45,7 @@ def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:
 
 
 def matches(routes: Iterable[BaseRoute], scope: Scope) -> bool:
-    """Whether one of the routes matches a request's scope."""
+    """Whether one of the routes serves the path and method of a request."""
     return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 

@@ -22,7 +22,9 @@ _COLUMNS = "id, owner, input, output, errors, keeps, value"
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """A batch that has not ended, as the API process that runs it needs it."""
+    """A batch that has not ended, with what the API process that runs it needs: its owner and the ids of its input and
+    result files.
+    """
 
     id: str
     # Stands for an API key; "" without API keys.

@@ -122,8 +122,8 @@ class FileStore:
         """A page of at most `limit` files of this owner, and whether more follow. The page begins after the file with
         the id `after`.
 
-        `order` is asc or desc by age; `purpose` selects files. Raises InvalidField if the owner has no file with this
-        id.
+        `order` is asc or desc by age. With `purpose`, only files with this purpose are listed. Raises InvalidField if
+        the owner has no file with the id `after`.
         """
 
         def read(rows: sqlite3.Connection) -> list[StoredFile]:

@@ -59,7 +59,7 @@ class MemoryModel(Protocol):
 
 
 class Decision(Enum):
-    """What to do for a model that requests wait for."""
+    """What to do for a model that is not loaded and that requests wait for: load it, or first unload an idle model."""
 
     LOAD = "load"
     # Unload the model that has been idle the longest.
@@ -68,7 +68,9 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Shortage:
-    """The reason why there is too little memory to load a model."""
+    """Why there is too little memory to load a model, and whether the model would not fit even if no other model were
+    loaded.
+    """
 
     # Names the bytes that are needed and those that are free.
     reason: str

@@ -248,7 +248,9 @@ class ToolServerConnection:
         return list(tools.values())
 
     def _cut(self, text: str) -> str:
-        """Return an output for the model: secrets are removed, and text beyond the maximum size is cut off."""
+        """Return the output of a tool in the form that the model reads: secrets are replaced, and text beyond the
+        maximum size is cut off.
+        """
         data = without_secrets(text, self._server).encode(errors="replace")
         limit = self._server.max_output_bytes
         if len(data) <= limit:

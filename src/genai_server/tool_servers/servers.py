@@ -82,7 +82,10 @@ class ToolServers:
         self._failed: dict[str, tuple[float, ToolServerUnavailable]] = {}
 
     async def tools(self, name: str, address: ServerAddress | None = None, *, tenant: str = "") -> list[ToolInfo]:
-        """Return the tools of a server that requests may use. Raises ToolServerUnavailable."""
+        """Return the tools of a tool server that requests may use. Raises ToolServerUnavailable.
+
+        `address` is given for a server that a request names by URL, not for one of the configuration file.
+        """
         if address is not None:
             return await self._visited(name, address, tenant).tools()
         try:
@@ -101,7 +104,9 @@ class ToolServers:
         *,
         tenant: str = "",
     ) -> tuple[str, bool]:
-        """Run a tool. Returns its output, and whether the output is an error. Raises ToolServerUnavailable."""
+        """Run a tool with `arguments`, which are JSON, for at most `seconds`. Returns the output of the tool, and
+        whether the output is an error. Raises ToolServerUnavailable.
+        """
         connection = self._listed(name) if address is None else self._visited(name, address, tenant)
         return await connection.run(tool, arguments, seconds, tenant=tenant)
 

@@ -47,7 +47,7 @@ def without_secrets(text: str, server: ToolServer) -> str:
 
 
 class Program:
-    """A tool server that runs as a program."""
+    """A tool server that is a program: starts the program, and exchanges messages through its standard streams."""
 
     def __init__(self, server: ToolServer) -> None:
         self._server = server

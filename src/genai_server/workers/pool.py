@@ -61,7 +61,7 @@ class _Entry:
 
 @dataclass(eq=False)
 class _Idle:
-    """A worker process without a task."""
+    """A worker process without a task, with the kind of tasks that it can run."""
 
     process: AnyWorkerProcess
     sort: str
@@ -221,7 +221,7 @@ class WorkerPool:
             entry.process.end()
 
     async def _run(self, queue: TaskQueue[_Entry], entry: _Entry) -> None:
-        """Run a task to its end and set its future."""
+        """Run a task to its end, and set the future of the task to its answer or to the error."""
         is_used = False
         try:
             answer = await self._answer(entry)

@@ -25,7 +25,7 @@ class ProcessDied(Exception):
 
 
 class ProcessTimeout(Exception):
-    """The worker process was killed because an answer took too long."""
+    """The worker process was killed because its answer to a question took too long."""
 
 
 class AnyWorkerProcess(Protocol):

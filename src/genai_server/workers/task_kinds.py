@@ -10,7 +10,9 @@ from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, Imag
 
 @dataclass(frozen=True)
 class CostUnit:
-    """The unit in which the waiting work of a kind of tasks is counted and limited per tenant."""
+    """A unit, such as pixels, in which the cost of waiting tasks is counted, and the setting that limits the total cost
+    per tenant (API key).
+    """
 
     # In the plural.
     name: str
@@ -28,7 +30,9 @@ BYTES = CostUnit("bytes", "grammars", "waiting_bytes", "GENAI_MAX_WAITING_GRAMMA
 
 @dataclass(frozen=True)
 class TaskKind:
-    """A kind of tasks. Each kind has its own processes."""
+    """A kind of tasks, such as preparing images: the module that its processes run, and how its waiting tasks are
+    counted. Each kind has its own processes.
+    """
 
     name: str
     # The module that a process runs.

@@ -15,7 +15,9 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Requester:
-    """The request for which something is prepared."""
+    """The request for which an image or another input is prepared: its owner, and the cache salt that limits the
+    sharing of prepared images.
+    """
 
     owner: TaskOwner
     # Prepared images are shared by requests with equal salts.

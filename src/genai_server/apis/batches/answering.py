@@ -32,7 +32,7 @@ _UNAVAILABLE = 503
 
 @dataclass(frozen=True)
 class Answered:
-    """The app's response to a request of a batch."""
+    """The app's response to a request of a batch: status, request id and JSON body."""
 
     status: int
     request_id: str
@@ -81,7 +81,8 @@ class Answering:
         self.count = count
 
     async def answer(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> Answered | None:
-        """The app's response to a request, be it an answer or an error; None if the batch is stopped before.
+        """The app's response to a request, whether an answer or an error; None if the batch is stopped before the
+        response is complete.
 
         The request is retried while the server is busy, loads a model or is about to stop.
         """

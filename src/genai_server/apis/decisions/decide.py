@@ -177,7 +177,7 @@ def answer(question: Question, scored: Sequence[tuple[Reading, OptionScores]]) -
 
 @dataclass(frozen=True)
 class Decided:
-    """The answers to all questions of a request."""
+    """The answers to all questions of a request in OpenAI's format, with the model's name and the token counts."""
 
     # The model's name in responses.
     model: str

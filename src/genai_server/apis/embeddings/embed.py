@@ -29,7 +29,9 @@ from genai_server.timing import Stopwatch, Timings
 
 @dataclass(frozen=True)
 class Pooled:
-    """The embeddings of texts, or the scores of text pairs."""
+    """The result of a request: the embeddings of texts, or the scores of text pairs, with the model's name and the
+    token count.
+    """
 
     # The model's name in responses.
     model: str

@@ -26,7 +26,9 @@ from genai_server.http.json_response import JsonObject
 
 
 class OfferedTools:
-    """The tools of a request, as functions."""
+    """The tools that a request and its messages define, as functions: which of them the prompt defines at its
+    beginning, and which ones the answer may call.
+    """
 
     def __init__(self, body: CountTokensRequest) -> None:
         self._declared = {tool.name: tool for tool in body.tools or []}

@@ -35,7 +35,9 @@ _ID = "call{:05}"
 
 
 class Raw(CompletionRequest):
-    """Text completion parameters without a default for the maximum number of tokens."""
+    """The parameters of a text completion for a raw prompt. Unlike in OpenAI's API, the maximum number of tokens has no
+    default.
+    """
 
     default_max_tokens: ClassVar[int | None] = None
 

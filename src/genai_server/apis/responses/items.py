@@ -234,7 +234,9 @@ def is_output(item: JsonObject) -> bool:
 
 
 def is_foreign(item: JsonObject) -> bool:
-    """Whether an item has a type that this server does not support, so that the model reads it as a note."""
+    """Whether an item has a type that this server does not support. The model reads a description of such an item as
+    text.
+    """
     kind = item["type"]
     return kind not in _PREFIXES or (kind.startswith("tool_search_") and item.get("call_id") is None)
 

@@ -34,7 +34,11 @@ _TOOL: TypeAdapter[ItemTool] = TypeAdapter(ItemTool)
 
 
 class OfferedTools:
-    """The tools of a request and of the conversation that it continues. Raises InvalidField if there are too many."""
+    """The tools that a request and the conversation that it continues define: which of them the prompt defines at its
+    beginning (`listed`), and which ones the answer may call (`callable`).
+
+    Raises InvalidField if there are too many tools.
+    """
 
     def __init__(self, body: ResponsesRequest, conversation: Sequence[JsonObject]) -> None:
         own = list(body.tools or [])

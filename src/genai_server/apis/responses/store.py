@@ -371,7 +371,9 @@ class ResponseStore:
         return (await self._find(key, lambda rows: self._records.get(rows, key))).value
 
     async def conversation_item(self, id: str, owner: str | None, item: str) -> msgspec.Raw:
-        """One item of a conversation. Raises ConversationNotFound."""
+        """One item of a conversation as raw JSON. Raises ConversationNotFound if there is no such
+        conversation or item.
+        """
         key = Key("conversation", id, owner)
         found = await self._database.read(owner, lambda rows: self._records.item(rows, key, item))
         if found is None:

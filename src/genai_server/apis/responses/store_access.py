@@ -23,7 +23,7 @@ NOT_STORED = "x-genai-not-stored"
 
 @dataclass(frozen=True)
 class TurnReceipt(Receipt):
-    """The receipt of a request that came over a WebSocket."""
+    """The receipt of a request that came over a WebSocket, with the latest response on that connection."""
 
     # The latest response on the connection.
     latest: LatestResponse = field(default_factory=LatestResponse)

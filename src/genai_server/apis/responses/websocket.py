@@ -106,7 +106,9 @@ async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: S
 
 
 async def _begun(message: Message, receipt: TurnReceipt, parsing: ParsingThread, scope: Scope, send: Send) -> "_Turn":
-    """Start the request that a message asks for. Raises RequestError."""
+    """Start the request that a WebSocket message asks for, and return it. Raises RequestError if the message is not
+    valid.
+    """
     text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
     body, previous = await parsing.run(lambda: _body(text), num_bytes=len(text), key=scope["state"][BODY_KEY])
     post = _http_scope(scope, "POST", body, receipt)
@@ -114,7 +116,9 @@ async def _begun(message: Message, receipt: TurnReceipt, parsing: ParsingThread,
 
 
 class _Turn:
-    """A request to the app, whose stream events are sent to the WebSocket."""
+    """A request that a message on a WebSocket has started. It is sent to the app as a POST request, and its stream
+    events are sent to the WebSocket.
+    """
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes, send: Send, on_refusal: Callable[[], None]) -> None:
         self._on_refusal = on_refusal
@@ -210,7 +214,9 @@ def _body(text: bytes) -> tuple[bytes, object]:
 
 
 def _http_scope(scope: Scope, method: str, body: bytes, receipt: Receipt) -> Scope:
-    """The ASGI scope of a request that came over a WebSocket."""
+    """The ASGI scope of an HTTP request with this method and body, made from the scope of the WebSocket over which it
+    came.
+    """
     headers = [
         (name, value)
         for name, value in scope["headers"]

@@ -92,7 +92,11 @@ async def _transcribed(services: Services, form: AudioForm, context: RequestCont
 
 
 async def _events(transcription: Transcription, scored: _Scored) -> AsyncGenerator[Event]:
-    """The events of a streamed transcript. Text that has been sent is never changed."""
+    """The events of a streamed transcript: a delta for each segment, and the complete text at the end. Text that has
+    been sent is never changed.
+
+    `scored` returns the bytes of a token; the events then have log probabilities.
+    """
     deltas, logprobs = TextDeltas(), list[JsonObject]()
     async with aclosing(transcription.windows()) as windows:
         async for segments in windows:

@@ -52,7 +52,7 @@ class TranscriptTask:
 
 @dataclass(frozen=True)
 class WindowTranscript:
-    """What the model has written for one window."""
+    """What the model has written for one window, with the numbers by which its quality is judged."""
 
     # Timestamps and text, with a log probability for each.
     tokens: list[int]

@@ -87,7 +87,9 @@ def _pid_file(name: str) -> Iterator[None]:
 def _serve_on(
     settings: Settings, listener: socket.socket, prepared: list["subprocess.Popen[bytes]"], texts: ReadTexts
 ) -> int:
-    """Serve the connections of a socket until a stop signal arrives; returns the exit status."""
+    """Start the supervisor and the API processes, and serve the connections of a socket until a stop signal arrives;
+    returns the exit status.
+    """
     folder = open_runtime_folder(os.getpid())
     stop = ServerStop(settings.drain_timeout + ENDING)
     stop.handle_signals()
@@ -139,7 +141,7 @@ def _serve_here(
     texts: ReadTexts,
     stop: ServerStop,
 ) -> int:
-    """Serve with this process as the only API process; returns the exit status."""
+    """Serve until `stop` orders the stop, with this process as the only API process; returns the exit status."""
     # Two seconds' work, which the parent of several API processes never needs; here the engines load in the meantime.
     gc.disable()
     from genai_server.apis.app import Attachment

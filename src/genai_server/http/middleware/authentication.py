@@ -220,7 +220,9 @@ def _not_local(request: Request, access: Access) -> str | None:
 
 
 def _names_this_machine(headers: Mapping[str, str]) -> bool:
-    """Whether the Host header names this machine or is missing. No web page can choose this header."""
+    """Whether the Host header of a request names this machine or is missing. (Browsers set this header, so a web page
+    cannot choose its value.)
+    """
     given = headers.get("host", "")
     return not given or is_loopback(host_name(given) or "")
 

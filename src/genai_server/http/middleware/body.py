@@ -71,7 +71,7 @@ class OtherBodies(Protocol):
         """The paths of the requests whose bodies this object receives."""
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Receive the body and call the app, or refuse the request."""
+        """Receive the body of a request, and call `app` or answer with an error."""
 
 
 class BodyLimits:

@@ -202,7 +202,9 @@ class RequestLifetime:
                 record.end()
 
     def _complete(self, start: Message, state: HttpRequestState) -> None:
-        """Note in the record that the response has begun, and add the headers that all responses have."""
+        """Add to the start message of a response the headers that all responses have, and note in the request's record
+        that the response has begun.
+        """
         record = state.record
         record.status = start["status"]
         headers = MutableHeaders(scope=start)

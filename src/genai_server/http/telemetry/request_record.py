@@ -22,7 +22,7 @@ ABORT = "abort"
 
 
 class AnswerFigures(Protocol):
-    """What observers can see of an answer to a request."""
+    """The figures of one answer to a request that log, metrics and traces report: outcome, token counts and times."""
 
     @property
     def outcome(self) -> str:

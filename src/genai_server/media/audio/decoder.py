@@ -46,7 +46,7 @@ class Decoded:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result of decoding a recording."""
+    """The result of decoding a recording: the decoded recording, or the reason why it cannot be used."""
 
     # One of RESULTS.
     result: str

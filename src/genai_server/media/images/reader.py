@@ -77,7 +77,9 @@ class _LoadedImage:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result of preparing an image."""
+    """The result of preparing an image: the prepared image, the reason why the image cannot be used, or the bytes of
+    disk space that it needs if it had too few.
+    """
 
     # One of RESULTS; "" if it has not become anything yet.
     result: str

@@ -38,7 +38,9 @@ _LONG = 256 * 1024
 
 @dataclass(frozen=True)
 class SourceLimits:
-    """Limits for loading images."""
+    """Limits for loading images: the hosts from which images may be fetched, the maximum size of a file and the maximum
+    time.
+    """
 
     # Host names, each with a port if it is not the scheme's own.
     hosts: Collection[str]
@@ -159,7 +161,9 @@ async def _fetch(url: str, limits: SourceLimits, param: str, may_connect: Callab
 
 
 def _redirected(url: str, location: str, host: str, param: str) -> str:
-    """Return the URL to which a host redirects. Raises InvalidField if it is not valid."""
+    """Return the URL to which the response of `host` to a request for `url` redirects. Raises InvalidField, which names
+    `param`, if `location` is not a valid URL.
+    """
     try:
         return urljoin(url, location)
     except ValueError as error:
@@ -231,7 +235,9 @@ def _secure() -> ssl.SSLContext:
 
 
 async def _addresses(target: _Target, param: str, may_connect: Callable[[str], bool]) -> list[str]:
-    """Return the IP addresses of a host. Raises InvalidField if `may_connect` refuses any of them."""
+    """Return the IP addresses to which the host of `target` resolves. Raises InvalidField, which names `param`, if
+    `may_connect` refuses any of them.
+    """
     loop = asyncio.get_running_loop()
     infos = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in infos))
