@@ -59,6 +59,6 @@ class PassRules(Protocol):
     def reserved(self, maximum: int) -> KvBudget:
         """Part of the KV cache that low-priority sequences must leave free.
 
-        It holds up to `maximum` recently used cached prefixes.
+        That part holds the most recently used cached prefixes, at most `maximum` of them.
         """
         ...

@@ -54,7 +54,7 @@ class RequestTable:
         return min((sequence.deadline for sequence in self), default=math.inf)
 
     def find(self, connection: int, key: int) -> Sequence | None:
-        """The sequence with this connection and key; None if it has ended."""
+        """The sequence with this connection and key; None if there is none, for example because it has ended."""
         return self._sequences.get((connection, key))
 
     def named(self, name: str, *, is_unique: bool = False, tenant: str | None = None) -> list[Sequence]:

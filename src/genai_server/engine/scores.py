@@ -1,4 +1,4 @@
-"""Results of a pass for a sequence: logits, the best of them, or vectors of texts."""
+"""Results of a pass for a sequence: all logits, the highest logits of a device, or vectors of texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

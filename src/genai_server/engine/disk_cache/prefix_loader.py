@@ -1,7 +1,7 @@
 """Loads stored prefixes from disk into the KV cache slots of sequences, in a separate thread.
 
-While its prefix is loaded, a sequence takes part in no step. It waits no longer than the model would take to read the
-prefix.
+A sequence takes part in no step while its prefix is loaded. It waits no longer than the model would take to read the
+tokens of the prefix.
 """
 
 import logging

@@ -29,7 +29,11 @@ POSITIONS = "genai_server.positions"
 
 
 def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Rewrite a graph with cross-attention to the form that `read_cross_decoder` describes. Raises DoesNotFit."""
+    """Rewrite a graph with cross-attention in place, to the form that `read_cross_decoder` describes.
+
+    Self-attention becomes GroupQueryAttention, and the positions of tokens become an input of the graph. Raises
+    DoesNotFit.
+    """
     inputs = {value.name: value for value in graph.input}
     inputs[decoder.input_ids].type.tensor_type.elem_type = TensorProto.INT64
     positions = find_positions(graph)

@@ -40,7 +40,8 @@ _QUERIES, _AUDIO = 0, slice(1, 3)
 def native_inputs() -> list[onnx.ValueInfoProto]:
     """Inputs that a graph with native attention has besides the KV cache, all of them int32.
 
-    STARTS has the bounds of the rows among the flat tokens; PASTS, SLOTS and COMMITTED have one number for each row.
+    STARTS has the bounds of the rows among the flat tokens. The others have one number for each row: PASTS the number
+    of cached tokens, SLOTS the slot, and COMMITTED the number of tokens that are not draft tokens.
     """
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),

@@ -35,7 +35,11 @@ _SAME = {"smooth_softmax": (-1, 0), "causal": (1,), "unidirectional": (1,)}
 
 
 def paged_inputs() -> list[onnx.ValueInfoProto]:
-    """Inputs that a graph with paged attention has besides the pools of the KV cache."""
+    """Inputs that a graph with paged attention has besides the pools of the KV cache, all of them int32.
+
+    STARTS has the bounds of the rows among the flat tokens, PASTS the number of cached tokens of each row, BLOCKS the
+    block numbers of each row, and BOUNDS the lengths of the longest row.
+    """
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
         helper.make_tensor_value_info(PASTS, TensorProto.INT32, ["rows"]),

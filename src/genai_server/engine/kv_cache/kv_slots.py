@@ -31,7 +31,7 @@ from genai_server.timing import Clock
 
 @dataclass
 class Slot:
-    """One row of the KV cache buffers."""
+    """One row of the KV cache buffers, with the tokens that are cached there and the sequence that has the row."""
 
     # The row in the buffers.
     index: int
@@ -302,9 +302,10 @@ class KvSlots:
         low-priority sequence. At least two tokens are always left to read. On a device, a single token runs another
         kernel, which rounds differently, so a repeated request would get another answer.
 
-        An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, an idle slot of which
-        the common prefix is at least half is taken over, too. If memory is short, any idle slot with the prefix is.
-        Otherwise the prefix is copied to an empty slot, or to the first one to be evicted, and stays cached in both.
+        If the slot with the longest common prefix is idle, it is taken over in three cases: it has few tokens beyond
+        the common prefix; or no slot is empty and the common prefix is at least half of its tokens; or there is no
+        memory for a copy. Otherwise the prefix is copied to an empty slot, or to the first one to be evicted, and stays
+        cached in both.
         """
         past = prompt if reuse else []
         source, length, common = self._longest_past(past, salt, is_long=is_long)

@@ -124,7 +124,10 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
 
 
 def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDArray[Any]]:
-    """Inputs of genai-server-native's operators that describe the rows."""
+    """Inputs, by name, that tell the operators of genai-server-native the bounds, slots and adapters of the rows.
+
+    `tokens` are the ranges of the rows' tokens among the flat tokens.
+    """
     ranks = [(0, 0) if row.ranks is None else row.ranks for row in rows]
     return {
         native_attention.STARTS: np.array([0, *(span.stop for span in tokens)], np.int32),
@@ -137,7 +140,10 @@ def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, ND
 
 
 def _paged_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDArray[Any]]:
-    """Inputs of paged attention that describe the lengths of the rows."""
+    """Inputs, by name, that tell paged attention the bounds and the lengths of the rows.
+
+    `tokens` are the ranges of the rows' tokens among the flat tokens.
+    """
     longest = max(row.num_cached + len(row.tokens) for row in rows)
     return {
         paged_attention.STARTS: np.array([0, *(span.stop for span in tokens)], np.int32),

@@ -57,7 +57,10 @@ def external_files(onnx_file: Path) -> dict[str, int]:
 
 
 def _tensors(data: bytes, message: str) -> Iterator[bytes]:
-    """Serialized tensors within a protobuf message that have an external file."""
+    """Serialized TensorProtos with external data, found in `data` at any depth.
+
+    `data` is a serialized protobuf message of the type `message`, such as "GraphProto".
+    """
     if message == _TENSOR:
         yield data
         return

@@ -202,7 +202,10 @@ def _position_axes(shape: Any) -> int:
 
 
 def float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:
-    """The numpy type of an ONNX element type. Raises DoesNotFit for a type that the batched runner does not support."""
+    """The numpy type of an ONNX element type. Raises DoesNotFit for a type that the batched runner does not support.
+
+    `what` names the value of this type in the error message.
+    """
     if element not in _CACHE_TYPES:
         raise DoesNotFit(f"its {what} is of type {onnx.TensorProto.DataType.Name(element)}")
     return _CACHE_TYPES[element]

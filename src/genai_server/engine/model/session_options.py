@@ -122,7 +122,10 @@ def configure_providers(library: Any, config: Any, options: DeviceOptions) -> No
 
 
 def register(library: Any, given: ProviderOptions) -> None:
-    """Register an execution provider that is not built in with one of the two libraries. Raises ConfigurationError."""
+    """Register an execution provider with `library`, which is onnxruntime or onnxruntime-genai.
+
+    Does nothing for a provider that is built into the library. Raises ConfigurationError.
+    """
     where = library_of(given)
     if where is None:
         return

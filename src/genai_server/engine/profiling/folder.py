@@ -51,7 +51,7 @@ class ProfileFolder:
             raise Unavailable(f"GENAI_PROFILE_DIR={self._root}: profiles cannot be written: {reason}") from error
 
     def path_prefix(self, prefix: str) -> str:
-        """Path prefix of profiles, as value of the runtime option `enable_profiling` of onnxruntime-genai."""
+        """Full path prefix for profiles with a file prefix, as the runtime option `enable_profiling` takes it."""
         return str(self.directory.resolve() / prefix)
 
     def usage(self) -> tuple[int, int]:

@@ -108,7 +108,7 @@ class Runner(ABC):
     def reserved(self, maximum: int) -> KvBudget:
         """Part of the KV cache that low-priority sequences must leave free.
 
-        It holds up to `maximum` recently used cached prefixes.
+        That part holds the most recently used cached prefixes, at most `maximum` of them.
         """
         return NOTHING_RESERVED
 

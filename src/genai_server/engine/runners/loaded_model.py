@@ -153,7 +153,7 @@ class RunnerPair:
         return [s for s in sequences if s.batched and s.is_decoding and self.main.must_reopen(s)]
 
     def reopen(self, sequence: Sequence) -> None:
-        """Close a sequence and start it again. The model reads tokens without a cached prefix again.
+        """Close a sequence and start it again, so that all tokens without a cached prefix are read again.
 
         Raises RunnerFailed.
         """

@@ -204,7 +204,10 @@ class OgGeneratorRunner(Runner):
         return inputs
 
     def _with_audio(self, chunk: ScheduledChunk, silence: NDArray[np.float32]) -> Any:
-        """Inputs of onnxruntime-genai for a prompt whose audio it encodes itself. `silence` is used without audio."""
+        """Inputs of onnxruntime-genai for a prompt whose audio onnxruntime-genai encodes itself.
+
+        `silence` are the audio features that are used if the sequence has no audio.
+        """
         audio = chunk.sequence.audio
         inputs = self.library.NamedTensors()
         inputs["input_ids"] = np.array([chunk.model_tokens], np.int32)
@@ -286,7 +289,10 @@ def _load_own_runtime() -> None:
 
 @contextmanager
 def _advised(options: DeviceOptions) -> Iterator[None]:
-    """Context that adds advice to errors that the configured options cause, as ConfigurationError."""
+    """Context that raises a ConfigurationError with advice in place of a RuntimeError that the configuration causes.
+
+    `options` are the options of the device. A RuntimeError for which no advice is known is raised as it is.
+    """
     try:
         yield
     except RuntimeError as error:

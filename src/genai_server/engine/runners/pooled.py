@@ -121,7 +121,7 @@ class PooledRunner(Runner):
         return sequence.num_pooled
 
     def close(self, sequence: int) -> None:
-        """Does nothing, because nothing is kept of a text."""
+        """Do nothing, because the runner keeps nothing of a text after its pass."""
 
     def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         """Read the texts of all chunks. The scores of each chunk have the vectors of its texts, in order."""
@@ -185,7 +185,10 @@ class PooledRunner(Runner):
         return normalized(result) if self._pooling.normalizes else result
 
     def _feed(self, ids: Ids, mask: Ids, texts: abc.Sequence[PooledText], positions: Ids) -> dict[str, NDArray[Any]]:
-        """Inputs of the graph, by name, for padded rows of tokens."""
+        """Inputs of the graph, by name, for a batch of texts whose rows of tokens are padded to the same length.
+
+        `ids` and `mask` are [texts, tokens].
+        """
         feed: dict[str, NDArray[Any]] = {}
         for name, value in self._inputs.items():
             if name == _TYPES:
@@ -277,7 +280,10 @@ def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
 
 
 def _batches(texts: abc.Sequence[PooledText], *, are_filled: bool) -> Iterator[list[int]]:
-    """Indices of the texts of each pass: texts of similar lengths, or of equal lengths if padding is impossible."""
+    """Indices of the texts to read in each pass.
+
+    With `are_filled`, rows are padded, and a pass has texts of similar lengths. Otherwise they have equal lengths.
+    """
     batch: list[int] = []
     longest = 0
     for number in sorted(range(len(texts)), key=lambda number: -texts[number].num_tokens):

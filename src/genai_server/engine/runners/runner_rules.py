@@ -26,7 +26,7 @@ class RunnerSettings(Protocol):
 
 
 def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options: DeviceOptions) -> None:
-    """Check that a device supports the runner in the settings, and that all options reach that runner.
+    """Check that a device supports the runner that the settings ask for, and that all options affect that runner.
 
     Whether the model's graph fits a batch is checked later. Raises ConfigurationError.
     """

@@ -56,7 +56,10 @@ LINE_BREAK = "⏎"
 
 
 class ScriptedSequence:
-    """The script and the answer of one sequence. The answer begins with the line `first`."""
+    """The script and the answer of one sequence.
+
+    `first` is put before the answer. `break_runner` is called by the command `break`.
+    """
 
     def __init__(self, sequence: Sequence, first: bytes, break_runner: Callable[[], None]) -> None:
         self.break_runner = break_runner
@@ -94,7 +97,7 @@ class ScriptedSequence:
             self.events.setdefault(int(given["at"]), []).append(actions[verb])
 
     def next_token(self) -> int:
-        """Run the events of the next token, and return the token."""
+        """Do what the script says before the next output token, such as to sleep or to fail, and return the token."""
         if self.delay:
             time.sleep(self.delay)
         for event in self.events.get(self.num_produced, []):

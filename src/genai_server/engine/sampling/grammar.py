@@ -52,7 +52,7 @@ _Key = tuple[str, str]
 
 @dataclass
 class CachedGrammar:
-    """A compiled grammar in the cache, with the number of tokens that answers have followed it for."""
+    """A compiled grammar in the cache, and the number of tokens for which answers have followed the grammar."""
 
     # The grammar, or the error message.
     compiled: Compiled

@@ -45,8 +45,8 @@ def queue_wait(
 
     That is when a running answer has ended and `num_tokens` tokens of waiting prompts have left the queue. The estimate
     assumes that prompts are read one after another, that answers are produced side by side, and that each answer is as
-    long as recent ones. The first waiting sequence begins when an answer ends and the `num_pages` of memory hold the
-    sequence. `pages` returns the expected need of a sequence.
+    long as recent ones. The first waiting sequence begins when an answer ends and the KV cache, which has `num_pages`
+    pages, can hold the sequence. `pages` returns the number of pages that a sequence is expected to need.
     """
     read = 0.0
     ends = []

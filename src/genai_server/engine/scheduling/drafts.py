@@ -107,7 +107,7 @@ class Segment:
         heads[ordered[is_last]] = first + order[is_last] + 1
 
     def clear(self) -> None:
-        """Free the memory, also if something still refers to the segment."""
+        """Free the arrays of the segment, even while other objects still refer to the segment."""
         self.size = 0
         self._allocate(0)
 
@@ -398,9 +398,9 @@ def fit_drafts(
 
 
 def _seconds(num_tokens: int, times: Sequence[float]) -> float:
-    """Seconds of a pass of `num_tokens`, where `times` are those of passes of 0, 1, … tokens.
+    """Seconds of a pass of `num_tokens` tokens. `times` are the seconds of passes of 0, 1, … tokens.
 
-    A longer pass takes proportionally longer than the longest one.
+    For a pass of more tokens than `times` has, the last of the times is multiplied in proportion to the tokens.
     """
     maximum = len(times) - 1
     return times[min(num_tokens, maximum)] * max(1.0, num_tokens / maximum) if num_tokens and maximum > 0 else 0.0

@@ -141,9 +141,9 @@ class StepTimeModel:
         return [float(value) for value in found]
 
     def tokens_beside(self, num_tokens: int) -> int:
-        """Number of tokens that low-priority sequences may read in a pass that decodes `num_tokens` of others.
+        """Number of tokens that low-priority sequences may read in a pass that decodes `num_tokens` of other sequences.
 
-        By the measurements, they must not make the pass noticeably slower.
+        By the measured times, so many tokens do not make the pass noticeably slower.
         """
         known, _ = self._known
         if not known or not known[0] <= num_tokens < known[-1]:
