@@ -47,7 +47,9 @@ def piped_line() -> str:
 
 
 def typed_text(text: str) -> str:
-    """Return an argument of the command. If it is UTF-8 in a locale of another encoding, it is decoded as UTF-8."""
+    """Return an argument of the command as the user typed it. Bytes that Python could not decode in the locale's
+    encoding are decoded as UTF-8, if they are UTF-8.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:  # Python keeps bytes that it cannot decode as surrogates

@@ -244,9 +244,10 @@ class Router:
         """The engine to which a request is sent, and the description of its model: the engine of `device` if a device
         is given, otherwise the best one.
 
-        The best engine has the least work. Prompt tokens that another engine has in its prefix cache and this engine
-        has not count as work (TOKENS_PER_REQUEST, MAX_MORE_REQUESTS). `prefix` are the digests of the prompt's blocks
-        (messages/prefix_digests.py), which are only read if there are several engines.
+        The best engine has the least work. Tokens of the prompt count as additional work for an engine if another
+        engine has them in its prefix cache and this engine does not (TOKENS_PER_REQUEST, MAX_MORE_REQUESTS). `prefix`
+        are the digests of the prompt's blocks (messages/prefix_digests.py), which are only read if there are several
+        engines.
 
         Low-priority work only counts for low-priority requests, and between engines that are equal otherwise. An engine
         that is full or was terminated comes last but can be chosen, because only the engine itself knows whether that
@@ -265,7 +266,9 @@ class Router:
 
 
 def _num_cached(engines: Sequence[EngineClient], prefix: Iterable[bytes]) -> dict[EngineClient, int]:
-    """How many of a prompt's first tokens each engine's prefix cache holds, in full blocks."""
+    """The number of tokens at the beginning of a prompt that each engine has in its prefix cache, in full blocks.
+    `prefix` are the digests of the prompt's blocks.
+    """
     cached = dict.fromkeys(engines, 0)
     holders = [engine for engine in engines if engine.cached_blocks]
     if holders:

@@ -96,7 +96,9 @@ class SupervisorClient:
     # the connection
 
     def _send(self, message: ToSupervisor) -> bool:
-        """Send a message, now or once the connection that is being made is there. Returns False without any."""
+        """Send a message now or, while the connection is being made, as soon as it is there. Returns False, and sends
+        nothing, without a connection.
+        """
         if self._transport is not None and self.is_connected:
             self._transport.write(encode_frame([message]))
             return True

@@ -52,7 +52,7 @@ _MAX_LOGGED = 500
 @dataclass(frozen=True)
 class LeftOut:
     """The table of what an API's lenient endpoints remove from a body. Its attributes are applied in the order in which
-    they are listed.
+    they are declared.
     """
 
     # Paths of fields without effect, whatever their values; `[]` stands for each element of a list.

@@ -92,7 +92,9 @@ def quantize(graph: Path, target: Path, bits: int) -> None:
 
 
 def name_joined(graph: Any) -> None:
-    """Name the joined products of queries, keys and values after their layers, whose names mobius leaves out."""
+    """Give the matrix products that join queries, keys and values names that contain their layers, because mobius
+    leaves the layers out of these names.
+    """
     makers = {output: node for node in graph.node for output in node.output}
     for node in graph.node:
         if node.op_type == "GroupQueryAttention" and not node.input[1]:

@@ -94,7 +94,7 @@ class OpenProfiles(Reply, frozen=True):
 
 
 class StartProfile(Call[OpenProfiles], frozen=True):
-    """Begin a profile session with this plan."""
+    """Begin a profile session, which profiles what its plan selects."""
 
     plan: ProfilePlan
 

@@ -13,7 +13,7 @@ BLOCK_TOKENS = 16
 
 
 class BlockStored(Struct, frozen=True, tag=True):
-    """Consecutive blocks of one prefix have been added to the cache."""
+    """Consecutive blocks of one prefix have been added to the prefix cache."""
 
     block_hashes: list[int]
     # The block before the first one; None at the beginning of a prompt.
@@ -30,14 +30,14 @@ class BlockStored(Struct, frozen=True, tag=True):
 
 
 class BlockRemoved(Struct, frozen=True, tag=True):
-    """These blocks have been removed from the cache."""
+    """The blocks with these hashes have been removed from the prefix cache."""
 
     block_hashes: list[int]
     medium: str = "GPU"
 
 
 class AllBlocksCleared(Struct, frozen=True, tag=True):
-    """The cache has been emptied."""
+    """All blocks have been removed from the prefix cache."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared

@@ -240,7 +240,7 @@ class _Checked(httpx2.AsyncBaseTransport):
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of a response. Reading it fails beyond `max_bytes`."""
+    """The body of an HTTP response as a stream of bytes. Reading fails if it is longer than `max_bytes`."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int) -> None:
         self._stream = stream

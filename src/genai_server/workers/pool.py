@@ -383,7 +383,7 @@ class WorkerPool:
 
 
 class TakenSpace:
-    """Disk space reserved in the worker pool of this process."""
+    """Disk space that a request has reserved in the worker pool of this process. Implements Space."""
 
     def __init__(
         self,
@@ -447,7 +447,7 @@ def _sort(kind: TaskKind, spec: Mapping[str, Any]) -> str:
 
 
 def _costs(entries: Sequence[_Entry]) -> Counter[CostUnit]:
-    """Return the total cost of tasks in each of the units in which costs are counted."""
+    """Return the total cost of tasks in each unit (such as pixels) in which the cost of their kinds is counted."""
     costs: Counter[CostUnit] = Counter()
     for entry in entries:
         if entry.kind.unit is not None:

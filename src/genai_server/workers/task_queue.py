@@ -124,7 +124,7 @@ class TaskQueue(Generic[T]):
         return [task for task, running in self._running.items() if running.is_abandoned and running.since <= until]
 
     def _may_run(self, tenant: str, *, low_priority: bool) -> bool:
-        """Whether a task of the tenant may start now."""
+        """Whether a task of the tenant with this priority may start now."""
         num_running = len(self._running)
         if low_priority:
             own = sum(running.owner.low_priority for running in self._running.values())

@@ -59,8 +59,8 @@ class OfferedTools:
         return [_function(self._known[name]) for name in self._callable]
 
     def introduce(self, names: Iterable[str]) -> str:
-        """The text with which a message introduces these tools. A tool that is unknown, or is defined at the beginning
-        of the prompt, appears only by name.
+        """The text with which a message introduces the tools with these names. A tool that is unknown, or that the
+        beginning of the prompt defines, appears only by its name.
         """
         return introduction(
             _function(self._known[name]) if name in self._known and not self._is_listed(name) else {"name": name}

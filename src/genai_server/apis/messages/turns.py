@@ -258,8 +258,8 @@ def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMe
 
 
 def _joined(flat: Sequence[TextBlock | ImageBlock]) -> str | list[JsonObject]:
-    """The texts joined by newlines. If there are images, a list of content parts in which the texts between two images
-    are joined.
+    """The content of a message made from these blocks: their texts joined by newlines or, if there are images, a list
+    of content parts in which the texts between two images are joined.
     """
     if not any(isinstance(block, ImageBlock) for block in flat):
         return _joined_texts(flat)

@@ -292,7 +292,9 @@ class TextItem(OutputItem):
         yield from super().closing()
 
     def parts(self) -> list[JsonObject]:
-        """The item's list of content parts, which is empty at the beginning."""
+        """The content parts that the item has so far: one if a text has arrived or the item has ended,
+        otherwise none.
+        """
         return [self.part()] if self._texts or self.status != "in_progress" else []
 
 

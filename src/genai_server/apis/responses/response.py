@@ -192,8 +192,8 @@ class ResponseBuilder:
         return self._end("failed", usage, error=error_of(error))
 
     def unstored(self, events: Sequence[JsonObject]) -> list[JsonObject]:
-        """Change the response object to say that it is not stored, because storing has failed. Returns the last stream
-        events `events` with the changed response object.
+        """Change the response object to say that it is not stored, because storing has failed. Returns the given last
+        stream events with the changed response object in them.
         """
         self._begun = {**self._begun, "store": False}
         return [{**event, "response": self.response} if "response" in event else event for event in events]

@@ -29,7 +29,9 @@ _NOT_APPROVED = "Error: the user has not approved this call"
 
 @dataclass(frozen=True)
 class McpTools:
-    """The tools of tool servers that a request may use."""
+    """The tools of the tool servers that a request names and may use, with the labels by which the request calls the
+    servers.
+    """
 
     tools: Sequence[ServedTool] = ()
     # The labels of the servers that the request may use.

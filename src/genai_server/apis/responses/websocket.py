@@ -169,7 +169,7 @@ class _Turn:
                 self.is_finished = self.is_finished or name in _LAST_EVENTS
 
     async def _refused(self) -> None:
-        """Send the error with which the app has answered instead of a stream."""
+        """Send an error to the WebSocket, with which the app has answered the request instead of a stream."""
         self.is_finished = True
         self._on_refusal()
         status = self._answer.status if self._answer.status >= 400 else 500

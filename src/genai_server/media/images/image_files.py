@@ -30,8 +30,8 @@ class ReadImage:
 class RequestSpace:
     """The disk space that a request has reserved for its images. Used on the event loop only; must be closed.
 
-    Each file occupies a part of the space until no request uses the file. The rest is returned when the request is
-    closed and none of its images is being prepared.
+    Each file occupies a part of the space until no request uses the file. The unused rest is given back when the
+    request is closed and none of its images is being prepared.
     """
 
     def __init__(self, space: Space) -> None:
@@ -45,8 +45,8 @@ class RequestSpace:
         self._num_preparing += 1
 
     def end(self) -> None:
-        """Note that one image fewer is being prepared, and give back the rest of the space if nothing more needs
-        it.
+        """Note that one image fewer is being prepared. After the last one, the unused space is given back if the
+        request is closed.
         """
         self._num_preparing -= 1
         self._return_rest()
@@ -130,7 +130,7 @@ class ImageFiles:
     def add(self, image: ReadImage, space: RequestSpace) -> ReadImage:
         """Cache an image whose file was written into the space of a request.
 
-        Returns the object that requests must hold.
+        Returns the object that requests must keep as long as they use the file.
         """
         if (old := self._files.get(image.digest)) is not None:  # read twice, and the file is that of the second time
             self._leave_space(old)
