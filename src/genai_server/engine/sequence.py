@@ -124,8 +124,8 @@ class Sequence:
         """Cache salt: only sequences with equal salts share cached prefixes.
 
         For speech recognition, the salt is the digest of the recording, from which all that the decoder reads is
-        derived; else it is the request's. The digest of the adapter's file is added, because the KV cache depends on
-        the adapter. The adapter's id would not do, since each load makes a new one.
+        derived. Otherwise it is the `cache_salt` of the request. The digest of the adapter's file is added, because the
+        KV cache depends on the adapter. The adapter's id would not do, since each load makes a new one.
         """
         salt = self.request.cache_salt if self.request.sound is None else self.request.sound.digest
         return salt if self.adapter is None else f"{salt or ''}:{self.adapter.digest}"

@@ -61,7 +61,10 @@ class DiskCache:
 
     @property
     def next_deadline(self) -> float:
-        """Earliest time, by the cache's clock, at which a sequence stops waiting for its prefix. Infinite if none."""
+        """Earliest time, by the cache's clock, at which a sequence stops waiting for its prefix.
+
+        Infinite if no sequence waits.
+        """
         return self._loader.next_deadline
 
     def figures(self, seconds_per_token: float) -> DiskCacheFigures:

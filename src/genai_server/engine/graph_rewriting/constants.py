@@ -50,7 +50,10 @@ class Constants:
         return None if shape is None else math.prod(shape)
 
     def num_bytes(self, name: str) -> int:
-        """Bytes of the initializer that a constant is, or is a transposition or cast of; 0 if there is no such one."""
+        """Bytes of the initializer that a constant is made from, or 0 if there is none.
+
+        Only a constant that is an initializer, or is made by transposing or casting an initializer, is made from it.
+        """
         source = self._source(name)
         if source is None:
             return 0

@@ -112,8 +112,8 @@ def _scores(
 ) -> list[onnx.NodeProto]:
     """Nodes that compute the cross-attention scores of the given heads: scaled products of queries and keys.
 
-    `node` is the cross-attention, with queries [1, tokens, width] and keys [1, heads, frames, head_size]. The output
-    has the name of the layer, and the shape [1, wanted heads, tokens, frames].
+    `node` is the cross-attention, with queries [1, tokens, width] and keys [1, heads, frames, head_size]. The output of
+    the last node is [1, wanted heads, tokens, frames], and its name ends with the number of the layer.
     """
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     name = f"{_PREFIX}{layer}"

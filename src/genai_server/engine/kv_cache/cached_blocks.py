@@ -123,7 +123,7 @@ def prefix_digest(parent: bytes | None, tokens: Sequence[int], slot: Slot) -> by
 
 
 def _root(slot: Slot) -> bytes:
-    """Digest from which those of all blocks of a slot are derived: that of the request's cache salt and adapter name.
+    """Digest from which the digests of all blocks of a slot are derived: that of the cache salt and adapter name.
 
     API processes know the name of an adapter, but not the digest of its file, with which the slot's salt ends.
     """

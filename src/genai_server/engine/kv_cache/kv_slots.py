@@ -517,8 +517,8 @@ class KvSlots:
     def _usable(self, slot: Slot, num_tokens: int) -> int:
         """Number of a slot's first `num_tokens` tokens that can be reused.
 
-        These are all of them, except with recurrent states: then they end at a state checkpoint or at the slot's last
-        token.
+        All of them can, except with recurrent states: then the reused tokens must end at a state checkpoint or at the
+        slot's last token.
         """
         if self._states is None:
             return num_tokens

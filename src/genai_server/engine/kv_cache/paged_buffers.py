@@ -86,7 +86,10 @@ class PagedBuffers:
             binding.bind_output(PAGED + present, *where)
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-        """Input of a pass, by name: the table [rows, blocks] of each row's blocks, some for the tokens to be read."""
+        """Input of a pass, by name: the table [rows, blocks] with the numbers of each row's blocks.
+
+        Each row gets blocks for the tokens that the pass reads, too. Shorter rows are filled up with 0.
+        """
         blocks = [self._take(row.slot, row.num_cached + len(row.tokens)) for row in rows]
         table = np.zeros((len(rows), max(map(len, blocks))), np.int32)
         for line, found in zip(table, blocks, strict=True):

@@ -52,7 +52,10 @@ def ends_at_checkpoint(num_left: int) -> bool:
 
 
 def is_common_end(num_behind: int) -> bool:
-    """Whether a checkpoint lies at the end of a common prefix: `num_behind` tokens of it follow, at most a few."""
+    """Whether a checkpoint lies at the end of a common prefix, which ends `num_behind` tokens after the checkpoint.
+
+    That is so for at most a few tokens.
+    """
     return 0 <= num_behind < _GROUP
 
 

@@ -93,7 +93,7 @@ class ProfileManifest:
         return self._begin(plan.prefix, time.time(), plan).name.removesuffix(SUFFIX)
 
     def end(self, prefix: str, reason: str | None = None, profiled: Profiled | None = None) -> None:
-        """End the open session with a file prefix, if there is one. A full disk makes the end missing in the manifest.
+        """End the open session with a file prefix, if there is one. On a full disk, its manifest stays without an end.
 
         `reason` says why the session ends, and `profiled` has the results; None if there are none.
         """

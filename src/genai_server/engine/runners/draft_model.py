@@ -355,7 +355,7 @@ class MtpHead(DraftModel):
         return super()._updated(sequence)
 
     def _restart_behind_gap(self, sequence: Sequence) -> None:
-        """Forget the copy of a sequence if hidden states of tokens that it would read next are not kept any more."""
+        """Forget the copy of a sequence if hidden states are missing that the head needs to continue the copy."""
         copy, states = self._copies.get(sequence.id), self._states[sequence.id]
         if copy is not None and states.first + _num_sure(copy) < states.start:
             super().close(sequence.id)

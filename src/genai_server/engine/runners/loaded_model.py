@@ -74,7 +74,7 @@ class LoadedModel:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that the KV cache takes in memory. Runners without KV cache slots do not count theirs."""
+        """Bytes of memory that the KV cache slots of the model's runners take. KV caches without slots do not count."""
         return sum(runner.slots.num_bytes for runner, _ in self._shares() if runner.slots is not None)
 
     @property

@@ -121,11 +121,12 @@ class Match(NamedTuple):
 
 
 class TextIndex:
-    """Text of tokens in which earlier occurrences of the last `gram` tokens of a text are found.
+    """Text of tokens, indexed to find positions in it whose last tokens are also the last tokens of some text.
 
-    The index is made for `num_tokens` tokens, but can grow. The text is divided into segments, of which the oldest can
-    be dropped. A new segment is as large as all others together, but has at most `max_segment` tokens, a power of two,
-    unless more are added at once. It begins with the last tokens of the segment before.
+    At least `gram` tokens must be equal. The index is made for `num_tokens` tokens, but can grow. The text is divided
+    into segments, of which the oldest can be dropped. A new segment is as large as all others together, but has at most
+    `max_segment` tokens, a power of two, unless more are added at once. It begins with the last tokens of the segment
+    before.
     """
 
     def __init__(self, gram: int, num_tokens: int = 0, *, max_segment: int = 1 << 24) -> None:
@@ -214,7 +215,7 @@ class TextIndex:
 
 
 def _common(segment: Segment, position: int, end: Sequence[int]) -> int:
-    """Number of tokens up to a position of a segment that equal the last tokens in `end`.
+    """Number of tokens up to `position` in a segment that are equal to the last tokens in `end`.
 
     0 if no token follows the position.
     """
