@@ -50,9 +50,9 @@ class Constants:
         return None if shape is None else math.prod(shape)
 
     def num_bytes(self, name: str) -> int:
-        """Bytes of the initializer that a constant is made from, or 0 if there is none.
+        """Bytes of the initializer that a constant is, or from which the constant is made; 0 if there is none.
 
-        Only a constant that is an initializer, or is made by transposing or casting an initializer, is made from it.
+        Only constants that are made by transposing or casting count as made from an initializer.
         """
         source = self._source(name)
         if source is None:

@@ -41,9 +41,9 @@ class Head:
     reader: onnx.NodeProto
 
     def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
-        """Insert the node `selection` into the graph, and make the head read its output in place of the hidden states.
+        """Insert the node `selection`, and make the head's matrix product read its output in place of hidden states.
 
-        `selection` has the hidden states as input. Other nodes that read the hidden states are not changed.
+        Other nodes that read the hidden states are not changed.
         """
         first_reader = next(index for index, node in enumerate(graph.node) if self.states in node.input)
         for position, name in enumerate(self.reader.input):
