@@ -1,8 +1,8 @@
-"""Digests of the beginnings of prompts, by which an API process knows what an engine's KV cache holds.
+"""Digests of the beginnings of prompts, by which an API process knows which prompts an engine's prefix cache holds.
 
-A prompt is cut into blocks of BLOCK_TOKENS tokens. The digest of a block covers all tokens up to its end, so that equal
-digests mean equal prefixes. It depends on the cache salt and the adapter of the request, too. Tokens cannot be read
-from it.
+A prompt is cut into blocks of BLOCK_TOKENS tokens. The digest of a block depends on all tokens up to the end of the
+block, and on the cache salt and adapter of the request, so that equal digests mean equal prefixes. The tokens cannot be
+derived from a digest.
 """
 
 from array import array

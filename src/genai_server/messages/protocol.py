@@ -154,9 +154,10 @@ class Load(Struct, frozen=True, tag=True):
 
 
 class CachedPrefixes(Struct, frozen=True, tag=True):
-    """What was added to and removed from the engine's prefix cache, as digests of messages/prefix_digests.py.
+    """The blocks that were added to and removed from the engine's prefix cache since the last message, as digests (see
+    prefix_digests.py).
 
-    Sent only by an engine whose model has other engines, too. The first one of a connection has all that is cached.
+    Only sent by an engine whose model has other engines, too. The first message on a connection has all cached blocks.
     """
 
     added: list[bytes]

@@ -94,8 +94,8 @@ class Options(_SamplingOptions):
 
     @property
     def num_penalized(self) -> int | None:
-        """How many of the most recent tokens the penalties apply to; None if there is no penalty, for the model's
-        default.
+        """How many of the most recent tokens the penalties apply to: `repeat_last_n` or, if only a penalty is given,
+        Ollama's default. None if neither is given, so that the model's default applies.
         """
         penalties = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty)
         is_default = self.repeat_last_n is None and any(penalty is not None for penalty in penalties)
@@ -167,8 +167,8 @@ class AnswerFields(KeptFields, _SamplingOptions):
 
 
 def _as_text(given: Any) -> str:
-    """The arguments of a tool call as text. They may be something else than an object, if they come from another server
-    or if the answer was cut off.
+    """Convert the arguments of a tool call to text. They need not be an object, since the call may come from another
+    server or may have been cut off.
     """
     text = given if isinstance(given, str) else "{}" if given is None else json.dumps(given, ensure_ascii=False)
     try:
