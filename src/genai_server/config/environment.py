@@ -49,7 +49,8 @@ def export_settings(settings: Settings, environ: MutableMapping[str, str] = os.e
 
 
 def export_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let this process and its later children keep their metrics in files, so that each can report the sum of all.
+    """Let this process and its later children keep their metrics in files, so that each process can report the sums
+    over all processes.
 
     Creates the folder `metrics` in `folder`. Has an effect only before prometheus-client is imported.
     """

@@ -42,8 +42,8 @@ class HeldBody:
     """The bytes of one request body that are in memory or on disk. They count towards the limit until they are
     released.
 
-    If another key needs its share while this body is still arriving, the body is released and `on_revoked` is called.
-    The receiver must then drop what has arrived and refuse the request with the given error.
+    If another API key needs its share while this body is still arriving, the body is released and `on_revoked` is
+    called. The receiver must then drop what has arrived and refuse the request with the given error.
     """
 
     def __init__(self, budget: "BodyBudget", key: Hashable, on_revoked: Callable[[BodiesTooLarge], None]) -> None:

@@ -247,10 +247,11 @@ def load_weights(model: Any, original: Any, weights: Any, *arguments: Any) -> An
 
 
 def make_attention_input_proj(model: Any, original: Any, _weights: Any, *arguments: Any, **others: Any) -> None:
-    """Replacement for the builder's method: write the projections without the key and value names of the layer before.
+    """Replacement for the builder's method: write the projections of a layer without the key and value names of the
+    layer before.
 
-    The builder leaves these names set where it joins the projections of a layer. It joins those of all layers or of
-    none, but GGUF files of mixed types (Q4_K_M) have layers of both kinds.
+    The builder leaves the names of the last layer set when it joins the projections of a layer. The builder itself
+    joins the projections of all layers or of none, but GGUF files of mixed types (Q4_K_M) have layers of both kinds.
     """
     model.attention_attrs |= {"k_path": "", "v_path": ""}
     original(model, *arguments, **others)

@@ -112,10 +112,10 @@ def count_layers(names: list[str]) -> int:
 
 
 def is_sensitive(name: str, layers: int) -> bool:
-    """Whether k_quant_mixed gives a matrix product 8 bits.
+    """Whether the quantization method k_quant_mixed gives a matrix product 8 bits instead of 4.
 
-    These are the head, and the value and down projections in the first and last eighth of the layers and in every third
-    layer between.
+    It does so for the head, and for the value and down projections in the first and last eighth of the layers and in
+    every third layer between.
     """
     if name.startswith(_HEAD):
         return True

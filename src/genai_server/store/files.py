@@ -86,7 +86,7 @@ class FileStore:
         self._limits = limits
 
     def content(self, id: str) -> Path:
-        """The path of the content of a file."""
+        """The path of the content of the file with this id."""
         return self._contents / id
 
     async def add(self, upload: Path, name: str, purpose: str, owner: str, seconds: int) -> StoredFile:

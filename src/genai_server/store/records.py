@@ -254,8 +254,8 @@ class Records:
     ) -> History | None:
         """All items of a record, including a response's output; None if the record does not exist.
 
-        If they have more than `max_bytes`, InvalidField is raised; or, if `is_shortened`, only the first item and the
-        newest ones with at most half of `max_bytes` are returned.
+        If the items have more than `max_bytes`, InvalidField is raised. With `is_shortened`, the first item and the
+        newest items with at most half of `max_bytes` are returned instead.
         """
         if (record := _use(rows, key)) is None:
             return None

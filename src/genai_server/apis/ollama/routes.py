@@ -43,7 +43,9 @@ from genai_server.model_files.pooling_model import Task
 
 
 def _leave_out_calls_of_others(body: Any) -> Iterator[str]:
-    """Remove tool calls from messages that are not the assistant's. Yields the locations."""
+    """Remove the field `tool_calls` from messages that are not the assistant's. Yields the location of each removed
+    field.
+    """
     for location, message in objects_at(body, "messages[]"):
         role = message.get("role")
         if message.get("tool_calls") and isinstance(role, str) and role.lower() != "assistant":

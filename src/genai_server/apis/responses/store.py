@@ -308,8 +308,8 @@ class ResponseStore:
     ) -> list[JsonObject]:
         """The items of a response that has ended, including its output, or the items of a conversation.
 
-        If they are too long to be continued, InvalidField is raised, or, if `is_shortened`, the oldest turns are left
-        out. Raises ResponseNotFound or ConversationNotFound.
+        If the items are too large to be continued, InvalidField is raised or, if `is_shortened`, the oldest turns are
+        left out. Raises ResponseNotFound or ConversationNotFound.
         """
         key, max_bytes = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
         running = self._running_of(key)
@@ -384,9 +384,9 @@ class ResponseStore:
     async def update_conversation(
         self, id: str, owner: str | None, change: Callable[[JsonObject], JsonObject]
     ) -> JsonObject:
-        """Replace a conversation object by the result of `change`, and return it.
+        """Replace a conversation object by the result of `change`, and return the new object.
 
-        Raises ConversationNotFound, and InvalidField if it would be too large; nothing is changed then.
+        Raises ConversationNotFound, and InvalidField if the new object is too large; nothing is changed then.
         """
         key = Key("conversation", id, owner)
         changed = await self._database.write(owner, lambda rows: self._records.set_value(rows, key, change))
@@ -397,7 +397,8 @@ class ResponseStore:
     async def add_items(self, id: str, owner: str | None, items: Sequence[JsonObject]) -> None:
         """Append items to a conversation.
 
-        Raises ConversationNotFound, and InvalidField if the conversation would be too large, without a change.
+        Raises ConversationNotFound, and InvalidField if the conversation would then be too large; nothing is changed
+        then.
         """
         key, added = Key("conversation", id, owner), await asyncio.to_thread(encode_items, items)
         if not await self._database.write(owner, lambda rows: self._records.append(rows, key, added)):

@@ -185,7 +185,9 @@ class ServerStop:
         self.order = order
 
     def handle_signals_for(self, workers: Callable[[], Collection[int | None]]) -> None:
-        """Handle stop signals by sending signals to the workers with these process ids. SIGHUP is passed on, too."""
+        """Handle stop signals in this process by sending signals to its workers. `workers` returns the process ids of
+        the workers. SIGHUP is passed on, too.
+        """
         self.handle_signals()
         self._workers = workers
         if sys.platform != "win32":

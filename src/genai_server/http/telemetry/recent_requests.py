@@ -77,7 +77,7 @@ class RecentRequests:
         return sorted(found, key=lambda entry: float(entry["ended"]))[: -MAX_REQUESTS - 1 : -1]
 
     def close(self) -> None:
-        """Let the thread end, without waiting for it."""
+        """Let the thread that writes the requests to a file end, without waiting for it."""
         self._is_closed = True
         self._has_unwritten.set()
 
