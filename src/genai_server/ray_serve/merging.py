@@ -23,8 +23,8 @@ def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
     The status and headers are those of the first success. If a replica failed with a status other than 404, they are
     those of the first such failure instead. In a JSON body, lists contain the entries of all successes, each with its
-    `replica`, and the additional field `replicas` has the status and body of each replica. The `status` of /healthz is
-    `degraded` if replicas are in different states.
+    `replica`, and the additional field `replicas` has the status and body of each replica. The field `status` of
+    /healthz is `failed` if it is so for all replicas, and `degraded` if a replica is degraded or has failed.
     """
     failures = [one for one in answers if one.status >= HTTPStatus.BAD_REQUEST]
     successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]

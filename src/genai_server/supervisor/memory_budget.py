@@ -104,8 +104,9 @@ class MemoryBudget:
         """Decide whether a model is loaded next to the loaded models, of which the `idle` ones may be unloaded to make
         space.
 
-        Idle models are unloaded if the model then has memory for sequences of WANTED_TOKENS. Otherwise the model is
-        loaded if there is memory for sequences of REQUIRED_TOKENS. If neither is possible, the result is a Shortage.
+        A model that has memory for sequences of WANTED_TOKENS is loaded. If there is memory for REQUIRED_TOKENS only,
+        idle models are unloaded if that makes space for WANTED_TOKENS; otherwise the model is loaded. If there is not
+        even that, idle models are unloaded if that makes space for REQUIRED_TOKENS; otherwise the result is a Shortage.
         """
         if self.fits_well(model, loaded):
             return Decision.LOAD
