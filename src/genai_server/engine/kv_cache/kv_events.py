@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from genai_server.engine.kv_cache.cached_blocks import CachedBlocks, StoredBlocks
+from genai_server.engine.kv_cache.block_changes import CachedBlocks, StoredBlocks
 from genai_server.engine.kv_cache.kv_slots import Slot
 from genai_server.errors import ConfigurationError
 from genai_server.messages.kv_events import (
