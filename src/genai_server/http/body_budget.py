@@ -82,12 +82,16 @@ class HeldBody:
 
 
 class BodyBudget:
-    """Counts the bytes of request bodies while they are held, and shares the limit among API keys.
+    """Counts the bytes of request bodies while they are held, and divides the limit equally among the API keys that
+    send bodies.
+
+    If a limit is reached, a body that takes its key beyond the key's share is refused with BodiesTooLarge. For a body
+    within its key's share, bodies of keys beyond their shares are revoked (dropped while they arrive). A body that has
+    arrived is never revoked, so all bodies together may reach twice a limit. A body that is the only one is accepted.
 
     There are two separate limits of `max_bytes` each: one for the first MiB of all bodies, and one for the bytes beyond
-    the first MiB, so that large bodies never make small ones fail. A body is always accepted if it is the only one.
-    Complete bodies cannot be revoked, so all bodies together may reach up to twice a limit while other keys get their
-    shares. `setting` is the name of the setting with the limit, for messages. Belongs to the event loop.
+    the first MiB, so that large bodies never make small ones fail. `setting` is the name of the setting with the limit,
+    for messages. Belongs to the event loop.
     """
 
     def __init__(self, max_bytes: int, setting: str = "GENAI_MAX_BODIES_BYTES") -> None:

@@ -86,7 +86,7 @@ async def unload_model(body: UnloadModelRequest, services: ServicesDep) -> dict[
 
 @router.post("/v1/admin/models/alias")
 async def set_alias(body: AliasRequest, services: ServicesDep) -> dict[str, Any]:
-    """Add an alias for a model, or remove it if `name` is null."""
+    """Let a model be requested by the name `alias`, too, or remove this alias if `name`, the model, is null."""
     name = None if body.name is None else services.models.find(body.name, param="name").name
     await services.models.command(SetAlias(body.alias, name))
     return {"id": body.alias, "object": "model", "root": name}

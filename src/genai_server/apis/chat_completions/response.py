@@ -381,8 +381,9 @@ async def choices_response(
 ) -> Response:
     """Generate the answers to a request and return the response, one object or a stream.
 
-    `builder` makes the ChoicesBuilder. `is_long` says that the response may be large, so that it is built in a thread.
-    Raises the errors of `generate`, with the client's names of fields, and GenerationFailed.
+    `builder` is called as the endpoint's subclass of ChoicesBuilder, and returns what builds the response or the chunks
+    of the stream. `is_long` says that the response may be large, so that it is built in a thread. Raises the errors of
+    `generation.generate.generate`, which name fields as this endpoint does, and GenerationFailed.
     """
     with context.leniency.with_names(FieldNames(body.other_names)):
         if tools.tools and isinstance(body, ChatCompletionRequest):

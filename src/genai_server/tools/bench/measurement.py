@@ -172,7 +172,10 @@ class Summary:
 
 
 def summarize(measurements: Iterable[Measurement]) -> list[Summary]:
-    """Combine the rounds of each case and target, in the order in which they first occur."""
+    """Return a Summary for each case and target, in the order in which these first occur.
+
+    A Summary has the median and extremes of each figure over the rounds, which are the measurements of one case and target.
+    """
     rounds: dict[tuple[str, Case], list[Measurement]] = {}
     for measurement in measurements:
         rounds.setdefault((measurement.target, measurement.case), []).append(measurement)
