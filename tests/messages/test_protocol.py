@@ -46,6 +46,7 @@ from genai_server.messages.profile_plan import Profiled, ProfilePlan, ProfileSta
 from genai_server.messages.protocol import (
     MAX_FRAME_BYTES,
     Accepted,
+    CachedPrefixes,
     Cancel,
     Capacity,
     Failed,
@@ -114,6 +115,8 @@ TO_API: list[ToApi] = [
     Load(low_priority_running=4, low_priority_waiting=1000),
     Load(present={"": 2, "key": 1}, waiting_tokens={"key": 2**40}, retry_after=600, capacity=Capacity(1, 2, 2**40)),
     Load(capacity=Capacity(16, 256)),
+    CachedPrefixes([b"\x00\xff" * 4, b"8 bytes "], []),
+    CachedPrefixes([], [b"\x80" * 8]),
     Figures(
         *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
         _HISTOGRAM,

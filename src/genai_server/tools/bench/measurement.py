@@ -174,7 +174,7 @@ class Summary:
 def summarize(measurements: Iterable[Measurement]) -> list[Summary]:
     """Return a Summary for each case and target, in the order in which these first occur.
 
-    A Summary has the median and extremes of each figure over the rounds, which are the measurements of one case and target.
+    A Summary has the median and extremes of each figure over the measurements of its case and target.
     """
     rounds: dict[tuple[str, Case], list[Measurement]] = {}
     for measurement in measurements:
