@@ -1,9 +1,9 @@
-"""Takes the pictures of the documentation: a terminal, and what Monitor and Prometheus show of a busy server.
+"""Takes the pictures of the documentation: a terminal, a chat, and what Monitor and Prometheus show of a busy server.
 
 Needs `./scripts/install dev`, and chromium, tmux and prometheus on the PATH. The server has the demo model. Clients
 keep it busy for as long as the charts go back. Look at the pictures before you commit them.
 
-usage: .venv/bin/python scripts/make_pictures.py [--only terminal] [--to FOLDER]
+usage: .venv/bin/python scripts/make_pictures.py [--only chat] [--to FOLDER]
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ def main() -> None:
     """Take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=REPOSITORY / "docs" / "images", metavar="FOLDER")
-    parser.add_argument("--only", choices=["terminal", "server"], help="the terminal, or the busy server")
+    parser.add_argument("--only", choices=["terminal", "chat", "server"], help="only this one")
     parser.add_argument("--seconds", type=float, default=320, help="how long the server is busy (default: 320)")
     arguments = parser.parse_args()
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     arguments.to.mkdir(parents=True, exist_ok=True)
     with _browser() as browser:
-        if arguments.only != "server":
+        if arguments.only in (None, "terminal"):
             picture_terminal(browser, arguments.to)
-        if arguments.only != "terminal":
+        if arguments.only in (None, "chat"):
+            picture_chat(browser, arguments.to)
+        if arguments.only in (None, "server"):
             picture_server(browser, arguments.to, arguments.seconds)
 
 
@@ -75,9 +77,29 @@ def picture_terminal(browser: Browser, folder: Path) -> None:
         terminal.wait_for("\n>")
         for number, question in enumerate(("What is the capital of France?", "And of Italy?"), 1):
             terminal.type(question)
-            terminal.wait_for("a second", number)
+            terminal.wait_for("in all]", number)
         terminal.keep()
         terminal.save(browser, folder / "terminal.png")
+
+
+def picture_chat(browser: Browser, folder: Path) -> None:
+    """A chat of three turns in the page, with the figures and the tokens of answers."""
+    settings = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_LOG_LEVEL": "error"}
+    with tempfile.TemporaryDirectory() as place, run_server(Path(place), settings) as server:
+        page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
+        page.goto(f"http://{HOST}:{server.port}/")
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Token probabilities").check()
+        for number, question in enumerate(("What is the capital of France?", "And of Italy?", "What is 7 plus 5?"), 1):
+            page.get_by_label("Message", exact=True).fill(question)
+            page.get_by_label("Message", exact=True).press("Enter")
+            page.get_by_role("article", name="Answer", exact=True).nth(number - 1).wait_for()
+            page.get_by_role("button", name="Send", exact=True).wait_for()
+        page.get_by_role("button", name="Figures").last.click()
+        page.get_by_role("button", name="Inspect tokens").nth(1).click()
+        page.locator(".tokens button").nth(3).click()
+        page.screenshot(path=folder / "chat.png")
+        page.close()
 
 
 def picture_server(browser: Browser, folder: Path, seconds: float) -> None:
