@@ -98,8 +98,10 @@ class ToolRequest(Struct, frozen=True):
 
 
 class HoldRequest(Struct, frozen=True, tag=True):
-    """Report a request whose tools are being run, or a change of it. Valid until `ReleaseRequest`; the supervisor may
-    send `EndRequest`.
+    """An API process reports to the supervisor a request of which tools run, so that operators can find and end it.
+
+    A second message with this id replaces the first. The report holds until the API process sends `ReleaseRequest` with
+    this id. Until then the supervisor may answer with `EndRequest`, which ends the request.
     """
 
     id: int

@@ -181,7 +181,7 @@ def _allocate_as_requested() -> None:
     """Make ONNX Runtime take no more of a GPU's memory for OrtValues than they need.
 
     By default it doubles its arena each time, and sessions cannot use the rest. There is no public name for this
-    setting. Packages without CUDA lack it, and later versions may.
+    setting. Does nothing in packages that lack it: those without CUDA, and perhaps later versions.
     """
     library = onnxruntime.capi.onnxruntime_pybind11_state
     if (choose := getattr(library, "set_arena_extend_strategy", None)) is not None:

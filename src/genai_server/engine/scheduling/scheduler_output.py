@@ -37,7 +37,10 @@ class ScheduledChunk:
         draft: abc.Sequence[int] = (),
         texts: abc.Sequence[PooledText] = (),
     ) -> "ScheduledChunk":
-        """Chunk of a sequence's next `num_tokens` unread tokens, followed by a draft."""
+        """Chunk of a sequence's next `num_tokens` unread tokens, followed by a draft.
+
+        `texts` are given only to a model that pools: the texts of which the chunk's tokens consist.
+        """
         first = sequence.num_read
         tokens = [*sequence.tokens[first : first + num_tokens], *draft]
         return cls(sequence, tokens, draft, texts, sequence.is_decoding, sequence.wants_positions)
