@@ -6,7 +6,7 @@ The router, the engines' clients and messages, their loops, schedulers and KV ca
 process. There is no model: a pass takes as long as --pass says, on a clock that only passes and pauses advance.
 Everything is drawn from --seed.
 
-Each client has conversations of --turns turns, one after another. "one engine" has the places and the memory of all
+Each client has conversations of --turns turns, one after another. "one engine" has the slots and the memory of all
 engines together, and is as fast as all of them. "by load" is the choice without the engines' caches. 128:3 are the
 weights of the choice with them, TOKENS_PER_REQUEST and MAX_MORE_REQUESTS of engine_client/client.py.
 """
@@ -52,7 +52,7 @@ from genai_server.messages.server_status import NO_SERVER
 
 API = 1
 VOCABULARY = 32
-# The choice without caches, and one engine in the place of all.
+# The choice without caches, and one engine instead of all.
 BY_LOAD, ONE_ENGINE = "by load", "one engine"
 # The server's own choice.
 WEIGHTS = f"{client.TOKENS_PER_REQUEST}:{client.MAX_MORE_REQUESTS}"

@@ -233,7 +233,7 @@ class Sequence:
         self.num_preemptions += 1
 
     def start(self) -> None:
-        """Record the time at which the first pass begins."""
+        """Record the current time as the start of the sequence's first pass, if none has started."""
         if self._started is None:
             self._started = self._clock()
 

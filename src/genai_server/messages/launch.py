@@ -78,7 +78,10 @@ class EngineSpec(Struct, frozen=True):
 
     @classmethod
     def is_setting(cls, name: str) -> bool:
-        """Whether the field with this name is a setting of the same name."""
+        """Whether a field of this class has the value of the setting of the same name.
+
+        These are the fields without a default, except the first two.
+        """
         num_settings = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
         return name in cls.__struct_fields__[2:num_settings]
 

@@ -85,7 +85,11 @@ class DraftModel:
         return max(0, self.runner.model.max_length - len(sequence.tokens))
 
     def num_unread(self, sequence: Sequence) -> int:
-        """Number of a sequence's tokens that the draft model has not read, at least 1."""
+        """Number of a sequence's tokens that the draft model must read before it can draft.
+
+        These are the tokens that are not in the draft model's KV cache, and at least the newest one, whose logits give
+        the first draft token.
+        """
         copy = self._copies.get(sequence.id)
         if copy is not None:
             return len(self.tokens_of(sequence)) - self._num_common(copy, self.tokens_of(sequence))
