@@ -22,6 +22,7 @@ from genai_server.errors import ConfigurationError, did_you_mean, quoted, rule_o
 from genai_server.messages.launch import EngineSpec
 from genai_server.options import config_file
 from genai_server.options.device import DeviceOptions
+from genai_server.options.providers import is_scripted
 from genai_server.options.session import THREADS
 
 # The demo model of a wheel, and that of the clone which this is the source of. The setting's default is that of the
@@ -174,7 +175,7 @@ def device_options(
     `model` defaults to the first model, `devices` to the configured ones. Raises ConfigurationError.
     """
     chosen = settings.devices if devices is None else devices
-    real = [device for device in chosen if not device.startswith("scripted")]
+    real = [device for device in chosen if not is_scripted(device)]
     found = config_file.device_options(_option_tables(settings), model or next(iter(settings.served)), real)
     for device, options in found.items():
         threads = options.session.get(THREADS, "0")

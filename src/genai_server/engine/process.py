@@ -38,6 +38,7 @@ from genai_server.messages.launch import EngineLaunch, EngineReport, EngineSpec,
 from genai_server.messages.server_status import EngineCores
 from genai_server.model_files.model_memory import advice_for_context
 from genai_server.model_files.pooling_model import Task, task_of
+from genai_server.options.providers import is_scripted
 from genai_server.system.child_process import ignore_group_signals
 from genai_server.system.cores import in_ranges
 from genai_server.system.process_memory import freeze_existing_objects
@@ -132,7 +133,7 @@ def serve(
         heartbeat=Heartbeat(link.send),
     )
     connections.start(loop.inbox, loop.interrupts.ask)
-    if not spec.device.startswith("scripted") and (name := session_profile(Path(spec.model_dir))):
+    if not is_scripted(spec.device) and (name := session_profile(Path(spec.model_dir))):
         log.warning("all steps are profiled, as %s requests, into %s", spec.model_dir, profiles.path_prefix(name))
         link.close = loop.leave
         # ONNX Runtime writes no profiles of single runs then, and reports no error.
@@ -235,7 +236,7 @@ def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
 
 def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
     """The runner's prefix cache on disk, or None if the settings ask for none or it cannot be used."""
-    if spec.prefix_cache_bytes == "0" or spec.device.startswith("scripted"):
+    if spec.prefix_cache_bytes == "0" or is_scripted(spec.device):
         return None
     from genai_server.engine.disk_cache.disk_cache import open_disk_cache
 
@@ -250,7 +251,7 @@ def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
     if (task := task_of(Path(spec.model_dir))) is not Task.GENERATE:
         why = "it transcribes" if task is Task.TRANSCRIBE else "it returns vectors or scores"
         return Guidance(None, model.vocab_size, why)
-    return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
+    return bytes_guidance(model) if is_scripted(spec.device) else model_guidance(Path(spec.model_dir), model)
 
 
 if __name__ == "__main__":

@@ -147,6 +147,13 @@ def provider(name: str) -> Provider:
     return PROVIDERS.get(name) or Provider(name, name, name)
 
 
+def is_scripted(device: str) -> bool:
+    """Whether a device writes scripted answers, with a tokenizer and a chat template of its own, instead of running a
+    model. Tests and demonstrations of load use such devices.
+    """
+    return device.startswith("scripted")
+
+
 # Other names that people use for devices, with the maker where that is unclear.
 _NICKNAMES = {
     "gpu": {"cuda": " (NVIDIA)", "directml": " (Windows)"},

@@ -12,6 +12,7 @@ from genai_server.model_files.json_file import read_object
 from genai_server.model_files.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.model_files.speech_model import SpeechModel, read_speech_model
 from genai_server.model_files.vision_model import VisionModel, read_vision_model
+from genai_server.options.providers import is_scripted
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammars.grammar import find_opaque_tokens
 from genai_server.text.pooled_texts import PooledTexts
@@ -258,18 +259,18 @@ def load_text_codec(
     texts of a chat are encoded as special tokens. Raises ModelDirectoryError if a file of the model cannot be used,
     ChatTemplateError if the given template cannot be used, and ConfigurationError for an unknown tool call format.
     """
-    is_scripted = device.startswith("scripted")
+    scripted = is_scripted(device)
     limit_tokenizer_threads()
     if (speech := read_speech_model(model_dir)) is not None:
         return TextCodec({}, ModelTokenizer(model_dir), model=speech)
-    tokenizer = ByteTokenizer() if is_scripted else ModelTokenizer(model_dir)
-    named_tokens = {} if is_scripted else load_special_tokens(model_dir)
+    tokenizer = ByteTokenizer() if scripted else ModelTokenizer(model_dir)
+    named_tokens = {} if scripted else load_special_tokens(model_dir)
     pooling = read_pooling_model(model_dir)
     if pooling is not None:
         templates = {} if pooling.true_token is None else load_rerank_template(model_dir, max_characters=max_characters)
         return TextCodec(templates, tokenizer, named_tokens=named_tokens, model=pooling)
     opaque_tokens: Mapping[str, int] = {}
-    if is_scripted:
+    if scripted:
         templates = {DEFAULT: ChatTemplate(SCRIPTED_TEMPLATE, max_characters=max_characters)}
     else:
         templates = load_chat_templates(model_dir, chat_template, max_characters=max_characters)
@@ -282,7 +283,7 @@ def load_text_codec(
         opaque_tokens=opaque_tokens,
         named_tokens=named_tokens,
         allow_special_tokens=allow_special_tokens,
-        model=None if is_scripted else read_vision_model(model_dir),
+        model=None if scripted else read_vision_model(model_dir),
     )
     codec.writer.prepare()
     return codec

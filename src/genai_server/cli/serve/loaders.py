@@ -14,7 +14,7 @@ from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.repository import models_of, suitable
 from genai_server.model_files.model_memory import LOADED, RUNTIME
-from genai_server.options.providers import CPU
+from genai_server.options.providers import CPU, is_scripted
 from genai_server.system.installation import this_installation
 from genai_server.system.system_memory import total_memory
 from genai_server.text.codec import TextCodec, load_text_codec
@@ -38,16 +38,18 @@ def check_library() -> None:
 def text_loader(settings: Settings) -> "LoadText":
     """Return a function that checks a model directory and loads its text codec for each of several devices.
 
-    The function raises ConfigurationError, ModelDirectoryError with the file's name, and ChatTemplateError.
+    Devices of one kind share a codec: the model's own, or that of `scripted` devices. The function raises
+    ConfigurationError, ModelDirectoryError with the file's name, and ChatTemplateError.
     """
 
     def load_text(path: str, devices: Sequence[str], chat_template: str = "") -> Mapping[str, TextCodec]:
         model_dir = Path(path)
-        if not all(device.startswith("scripted") for device in devices):
+        if not all(map(is_scripted, devices)):
             check_library()
             check_model_directory(model_dir)
-        return {
-            device: load_text_codec(
+        device_of_kind = {is_scripted(device): device for device in devices}
+        codecs = {
+            scripted: load_text_codec(
                 model_dir,
                 device,
                 chat_template=chat_template,
@@ -55,8 +57,9 @@ def text_loader(settings: Settings) -> "LoadText":
                 allow_special_tokens=settings.allow_special_tokens,
                 max_characters=_LONGEST_PROMPT * settings.max_body_bytes,
             )
-            for device in devices
+            for scripted, device in device_of_kind.items()
         }
+        return {device: codecs[is_scripted(device)] for device in devices}
 
     return load_text
 

@@ -27,6 +27,7 @@ from genai_server.hub.repository import could_be_repository
 from genai_server.media.audio import decoder_library
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.model_files.vision_model import Medium
+from genai_server.options.providers import is_scripted
 from genai_server.store import tables
 from genai_server.store.database import why_unusable
 from genai_server.supervisor.engine_cores import planned_cores
@@ -141,7 +142,7 @@ def check_draft_model_of(settings: Settings, name: str) -> None:
     draft = settings.draft_model_of(name)
     if not draft or task_of(Path(settings.served[name])).why_no_drafts:
         return
-    if not all(device.startswith("scripted") for device in settings.devices):
+    if not all(map(is_scripted, settings.devices)):
         try:
             check_draft_model(Path(settings.served[name]), Path(draft))
         except ConfigurationError as error:

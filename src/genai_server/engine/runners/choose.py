@@ -38,6 +38,7 @@ from genai_server.messages.launch import EngineSpec
 from genai_server.model_files.pooling_model import Task, read_pooling_model, task_of
 from genai_server.options.check import on_providers
 from genai_server.options.device import reaching, without_spinning_between_passes
+from genai_server.options.providers import is_scripted
 from genai_server.options.table import Reach
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def load_model(spec: EngineSpec) -> LoadedModel:
 
 
 def _load_runners(spec: EngineSpec) -> LoadedModel:
-    if spec.device.startswith("scripted"):
+    if is_scripted(spec.device):
         if (pooling := read_pooling_model(Path(spec.model_dir))) is not None:
             pooled = ScriptedPooledRunner(pooling)
             pooled.model = with_limit(pooled.model, spec.max_length)

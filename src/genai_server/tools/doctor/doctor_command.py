@@ -13,6 +13,7 @@ from genai_server.cli.screen import show
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, in_typed_names, load_settings
 from genai_server.errors import ConfigurationError
+from genai_server.options.providers import is_scripted
 from genai_server.tools.doctor import machine
 from genai_server.tools.doctor import model_checks as models
 from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
@@ -72,7 +73,7 @@ def _with(settings: Settings, *, has_library: bool) -> Iterator[Finding]:
     yield from machine.memory(settings)
     yield from machine.port(settings)
     yield from machine.cache(settings)
-    if all(device.startswith("scripted") for device in settings.devices):
+    if all(map(is_scripted, settings.devices)):
         yield from models.devices(settings)
         return
     broken = not has_library
