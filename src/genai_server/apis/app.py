@@ -85,8 +85,8 @@ from genai_server.web.files import API_DOCS, PAGE
 
 @dataclass(frozen=True)
 class Attachment:
-    """What an API process needs in order to use the engines of its server: a function that finds the supervisor, and
-    the folder for files that the server's processes share.
+    """What an API process needs in order to use the engines of its server: a function that finds the supervisor, the
+    folder for files that the server's processes share, and what to do if no device could load its model.
     """
 
     folder: Path
@@ -303,9 +303,9 @@ async def _start_image_readers(models: Catalog, images: Images) -> None:
 
 @asynccontextmanager
 async def _attached(attachment: Attachment) -> AsyncIterator[SupervisorClient]:
-    """Connect to the supervisor while the block runs. The value is the connection.
+    """Connect to the supervisor while the block runs, and yield the connection.
 
-    If no device could load its model, `attachment.on_nothing_loaded` is called.
+    Meanwhile `attachment.on_nothing_loaded` is called if no device could load its model.
     """
 
     async def follow() -> None:
@@ -343,8 +343,8 @@ def _add_middleware(
     *,
     on_loopback: bool,
 ) -> None:
-    """Add the middlewares, through which a request passes before its route. The one that is added last is the
-    outermost.
+    """Add the middlewares, which each request passes through before it reaches its route. The one that is added last is
+    the outermost.
     """
     seconds = settings.body_timeout, settings.upload_timeout
     app.add_middleware(Drained, drain=drain)

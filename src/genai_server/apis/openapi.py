@@ -37,7 +37,9 @@ _ERRORS: tuple[type[BaseModel], ...] = (ErrorResponse, AnthropicErrorResponse, O
 
 
 def documented(app: FastAPI) -> Callable[[], JsonObject]:
-    """A replacement for `app.openapi` whose document has names for operations and enums."""
+    """A function to replace `app.openapi`. It returns FastAPI's OpenAPI document with operations named after their
+    functions, and with names for enums.
+    """
     build = app.openapi
 
     def document() -> JsonObject:
@@ -91,7 +93,8 @@ def _name_operations(paths: JsonObject) -> None:
 
 
 def _name_enums(schema: JsonObject, name: str, schemas: JsonObject) -> None:
-    """Replace the enums in a field's schema by references, and add the enums to `schemas`.
+    """Move the enums in a field's schema to `schemas`, which has the document's named schemas, and leave references in
+    their place.
 
     An enum that several fields have gets its name in `_SHARED`, any other enum the name `name`.
     """

@@ -49,8 +49,8 @@ class OnBehalf:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the caller of the app knows about a request. The caller is the HTTP server, a WebSocket, a batch, or the
-    ingress of Ray Serve.
+    """What the caller of the app knows about a request before the app reads it. The caller is the HTTP server, a
+    WebSocket, a batch, or the ingress of Ray Serve.
     """
 
     # When the first byte came, by `request_clock`; None if that is unknown.

@@ -1,4 +1,4 @@
-"""What the admin endpoints share: the router, calls to several engines at once, and finding a request by its id."""
+"""What the admin endpoints share: their router, calls to several engines, and the search for a request by its id."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -49,11 +49,12 @@ def admin_router(*codes: int) -> APIRouter:
 async def ask(
     engines: Sequence[EngineClient], make_call: Callable[[int], Call[R]], *, needs_all: bool = False
 ) -> list[tuple[EngineClient, R]]:
-    """Send a call to all running engines and return each engine with its reply.
+    """Send an admin call to all engines that are connected, at the same time, and return each engine with its reply.
 
-    `make_call` creates the call from the number that identifies it on the connection. An engine that ends before it
-    replies, because it died or its model was unloaded, is skipped unless `needs_all`. Raises NoEngineReady if no engine
-    replies, or if a running engine does not reply in time.
+    `make_call` creates the message for one engine from the number that identifies the call on the connection to this
+    engine. An engine that ends before it replies, because it died or its model was unloaded, is left out of the result
+    or, with `needs_all`, makes the whole call fail with NoEngineReady. NoEngineReady is also raised if no engine
+    replies, or if an engine that runs does not reply in time.
     """
     running = [engine for engine in engines if engine.is_connected]
     results = await asyncio.gather(
@@ -79,8 +80,8 @@ async def ask(
 
 
 def by_device(replies: Sequence[tuple[EngineClient, T]], convert: Callable[[T], Any]) -> dict[str, Any]:
-    """A response body whose field `devices` has the reply of each engine, made JSON by `convert`, by the engine's
-    device.
+    """A response body whose field `devices` maps the name of each engine's device to the engine's reply, which
+    `convert` turns into JSON.
 
     If the replies come from engines of several models, `devices` has the replies for the first model only, and the
     additional field `models` has the replies for each model.
@@ -101,12 +102,13 @@ async def ask_about(
     *,
     tenant: str | None = None,
 ) -> tuple[RequestState, list[tuple[EngineClient, Named]]]:
-    """Send a call about one request to the engines; returns the state of the request, and each engine with its reply.
+    """Send a call about one request to the engines. Returns the state of this request, and each engine with its reply.
 
-    `name` is the request's unique id, or else an id that only one request has. `make_call` takes the call's number, the
-    name, and whether the name is certainly a unique id. A single engine finds the request by the name itself, and does
-    nothing if several requests match. With several engines, the unique id is looked up first, only among requests of
-    `tenant` if one is given. Raises RequestNotFound, AmbiguousRequest, whose message lists the unique ids, and
+    `name` is the request's unique id, or else its ordinary id if no other request has the same one. `make_call` creates
+    the message from the number of the call, the name, and whether the name is known to be a unique id. With a single
+    engine, the call is sent at once: the engine looks the name up itself, and does nothing if several requests match.
+    With several engines, all of them are asked for the unique id first; if `tenant` is given, only requests of this
+    tenant (an API key) are found. Raises RequestNotFound, AmbiguousRequest, whose message lists the unique ids, and
     NoEngineReady.
     """
     is_unique = sum(engine.is_connected for engine in engines) > 1
@@ -118,15 +120,17 @@ async def ask_about(
 
 
 def _only_request(name: str, replies: Sequence[tuple[EngineClient, Named]]) -> RequestState:
-    """The one request that a name stands for, among the requests in the engines' replies; see `_only`."""
+    """The one request in the engines' replies whose unique id, or else whose id, is `name`. Raises RequestNotFound and
+    AmbiguousRequest.
+    """
     return _only([(engine.device, state) for engine, reply in replies for state in reply.requests], name)
 
 
 def _only(present: Sequence[tuple[str, RequestState]], name: str) -> RequestState:
-    """The request whose unique id is `name`, or else the only request whose id is `name`. `present` are the requests
-    with their devices.
+    """The request whose unique id is `name`, or else the only request whose id is `name`.
 
-    Raises RequestNotFound, and AmbiguousRequest if several requests have the id.
+    `present` are the requests to choose from, each after the name of its device. Raises RequestNotFound, and
+    AmbiguousRequest if several requests have the id.
     """
     found = {state.unique_id: (device, state) for device, state in present if state.unique_id == name}
     found = found or {state.unique_id: (device, state) for device, state in present if state.request_id == name}
@@ -145,7 +149,12 @@ def _only(present: Sequence[tuple[str, RequestState]], name: str) -> RequestStat
 
 
 async def cancel_request(engines: Sequence[EngineClient], tools: ToolServerClient, name: str) -> RequestState:
-    """Cancel a request of any API process and return it. `name` and the errors raised are as in `ask_about`."""
+    """Cancel a request, whichever API process received it, and return its state.
+
+    `name` is the request's unique id, or else its ordinary id if no other request has the same one. Through `tools`,
+    requests are found for which a tool runs at the moment and no engine. Raises RequestNotFound, AmbiguousRequest and
+    NoEngineReady.
+    """
     ended = await end_request_with_tools(engines, tools, name, FinishReason.CANCELLED, CancelRequest)
     if ended is None:
         ended, _ = await ask_about(engines, name, CancelRequest)
@@ -162,8 +171,10 @@ async def end_request_with_tools(
     """End a request for which the server runs tools, no matter whether a tool or an engine works on it now; returns the
     state of the request.
 
-    `name` and `make_call` are as in `ask_about`; the call ends the request in an engine. Returns None, and ends
-    nothing, if the name is not that of a request for which the server runs tools. Raises AmbiguousRequest.
+    `name` is the request's unique id, or else its ordinary id if no other request has the same one. `reason` becomes
+    the finish reason if a tool runs now. If an engine works on the request, the message that `make_call` creates (see
+    `ask_about`) ends it there. Returns None, and ends nothing, if the server runs no tools for this request. Raises
+    AmbiguousRequest.
     """
     held = await tools.find(name)
     if not held:
@@ -185,7 +196,8 @@ async def end_request_with_tools(
 
 
 async def end_reasoning(engines: Sequence[EngineClient], name: str, tenant: str | None) -> tuple[RequestState, bool]:
-    """End the reasoning of a request of any API process, or only of a request of `tenant` (an API key) if it is given.
+    """End the reasoning of a request, whichever API process received it. If `tenant` (an API key) is given, only a
+    request of this tenant is found.
 
     Returns the state of the request, and whether the reasoning could be ended: False if the server does not know the
     format in which the request's model writes reasoning. `name` and the errors raised are as in `ask_about`.

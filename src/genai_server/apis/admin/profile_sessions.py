@@ -45,8 +45,8 @@ def _profile_dir(services: ServicesDep) -> Path:
 
 
 def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> Manifest:
-    """The manifest of the session with this id; `latest` stands for the most recent one. A dependency. Raises
-    ProfileNotFound.
+    """The manifest of the profile session with the id in the path, or of the most recent session for the id `latest`. A
+    FastAPI dependency of the routes. Raises ProfileNotFound.
     """
     found = find_session(root, None if session_id == LATEST else session_id)
     if found is None:
@@ -55,9 +55,10 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
 
 
 async def _open_sessions(services: ServicesDep) -> Mapping[str, ProfileState]:
-    """The profile sessions of all engines that have not ended, by id; empty if no engine runs.
+    """The states of the profile sessions that engines have not ended yet, by session id; empty if no engine runs. A
+    FastAPI dependency of the routes.
 
-    Profiling that was switched on by the runtime option `enable_profiling` is not included, since it has no plan.
+    Profiling that was switched on with the runtime option `enable_profiling` is no such session and is not included.
     """
     try:
         replies = await ask(services.models.engines(), ListProfiles)
@@ -100,10 +101,10 @@ async def begin_profile(
 
 
 async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileState:
-    """Start the session on the first device that accepts it.
+    """Start a profile session on the first of the engines that accepts it, and return the state of the session.
 
-    Raises RequestNotFound if no engine has the request to be profiled, and the errors with which an engine refuses the
-    session.
+    Raises RequestNotFound if the plan names a request that no engine has, and the errors with which an engine refuses
+    the session.
     """
     for engine in engines:
         with suppress(RequestNotFound):

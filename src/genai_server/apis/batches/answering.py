@@ -41,8 +41,8 @@ class Answered:
 
 
 class Stop:
-    """The signal that a batch must stop, and the reason. Requests of the batch that are being answered are then
-    cancelled.
+    """The signal that a batch must stop, with the reason. Whoever runs the batch checks it or waits for it, and cancels
+    the batch's requests that are being answered.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Stop:
         self.reason = ""
 
     def __call__(self, reason: str) -> None:
-        """Give the signal. If it is given several times, the first reason is kept."""
+        """Give the signal, with this reason. If it is given several times, the first reason is kept."""
         self.reason = self.reason or reason
         self.event.set()
 
@@ -81,10 +81,11 @@ class Answering:
         self.count = count
 
     async def answer(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> Answered | None:
-        """The app's response to a request, whether an answer or an error; None if the batch is stopped before the
-        response is complete.
+        """Send a line of a batch's input file to the app as a request, and return the app's response, whether it is an
+        answer or an error; None if `stop` is given before the response is complete.
 
-        The request is retried while the server is busy, loads a model or is about to stop.
+        `on_behalf` says for whom the batch runs. The request is sent again while the server is busy, loads a model or
+        is about to stop, and after the death of an engine that may be due to other requests.
         """
         deaths = 0
         while not stop.is_set():

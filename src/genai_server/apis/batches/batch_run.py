@@ -56,7 +56,9 @@ class BatchLimits:
 
 
 class BatchRun:
-    """Runs a batch. The caller makes sure that no other process runs it at the same time."""
+    """Runs one batch to its end: checks the input file, answers its requests and writes the result files. The caller
+    holds the batch's file lock, so that no other process runs it at the same time.
+    """
 
     def __init__(
         self, batch: StoredBatch, store: BatchStore, files: FileStore, answering: Answering, limits: BatchLimits
@@ -105,10 +107,11 @@ class BatchRun:
             await results.close()
 
     async def _watch(self, value: JsonObject) -> None:
-        """Store the number of answered requests at regular intervals until cancelled, and stop the batch when it
-        expires or a client has cancelled it.
+        """Store the number of answered requests at regular intervals, and stop the batch when it expires or a client
+        has cancelled it. Runs until its task is cancelled.
 
-        `value` is the batch as it is stored at the beginning. If it was already cancelled then, it is stopped at once.
+        `value` is the batch object as it was stored at the beginning. If a client had already cancelled the batch then,
+        it is stopped at once.
         """
         is_logged = False
         while True:
@@ -141,7 +144,9 @@ class BatchRun:
         return value
 
     async def _lines(self) -> AsyncGenerator[list[BatchLine | LineError]]:
-        """The lines of the input file in parts. Raises FileNotFoundError."""
+        """The lines of the input file, several at a time, each as a request or as the error that the line has. Raises
+        FileNotFoundError.
+        """
         path, max_body = self._files.content(self._batch.input), self._limits.max_body()
         with closing(await asyncio.to_thread(LineReader, path, max_body, self._batch.endpoint)) as reader:
             while (part := await asyncio.to_thread(reader.read)) is not None:
@@ -172,7 +177,7 @@ class BatchRun:
         return []
 
     async def _answer_all(self, results: Results) -> None:
-        """Answer all requests without a result, until the batch is stopped."""
+        """Answer all requests that have no result yet, until the batch is stopped."""
         answering: set[asyncio.Task[None]] = set()
         try:
             async with aclosing(self._lines()) as parts:
@@ -223,10 +228,10 @@ class BatchRun:
                     self._answering.count("failed")
 
     async def _end(self, status: str, **changes: object) -> str:
-        """Close the result files and store that the batch has ended with this status and these changes; returns the
-        status.
+        """Close the result files, and store that the batch has ended with this status and with `changes` of its other
+        fields; returns the status.
 
-        A batch that is completed has the status `finalizing` in the meantime.
+        Until a completed batch is stored, its status is `finalizing`.
         """
         assert self._results is not None
         if status == "completed":

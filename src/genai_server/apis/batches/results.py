@@ -47,7 +47,7 @@ class _Line(msgspec.Struct):
 
 @dataclass
 class _Tokens:
-    """The sums of the tokens of all results."""
+    """The token counts of all results, added up."""
 
     prompt: int = 0
     cached: int = 0
@@ -93,7 +93,9 @@ class _File:
 
 
 class Results:
-    """Writes results and keeps track of the requests that have one. Belongs to the event loop; must be closed."""
+    """Writes the results of one batch, and knows which requests have a result. For use in the event loop only. The
+    caller must close it.
+    """
 
     def __init__(self, succeeded: ResultFile, failed: ResultFile) -> None:
         self._files = (_File(succeeded), _File(failed))
@@ -131,7 +133,7 @@ class Results:
 
     @property
     def usage(self) -> JsonObject:
-        """The tokens of all results, in OpenAI's format."""
+        """The token counts of all results together, in OpenAI's format."""
         return self._tokens.to_json()
 
     def has(self, custom_id: str) -> bool:
@@ -139,7 +141,9 @@ class Results:
         return digest(custom_id) in self._done
 
     async def add(self, lines: Sequence[tuple[str, bytes]], *, succeeded: bool) -> None:
-        """Write results, each a custom id and a line, and wait until they are on the disk."""
+        """Write results to the file for succeeded or for failed requests, and wait until they are on the disk. Each is
+        the custom id of its request and a line of the file.
+        """
         file = self._files[not succeeded]
         done = [asyncio.get_running_loop().create_future() for _ in lines]
         file.waiting += [(digest(id), line, written) for (id, line), written in zip(lines, done, strict=True)]

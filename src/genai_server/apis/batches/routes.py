@@ -22,7 +22,9 @@ _TIMES = (
 
 
 async def the_batches(request: Request, files: FilesDep) -> Batches:
-    """The Batches of the app; a dependency of FastAPI. Raises UnsupportedEndpoint if GENAI_FILES_DIR is not set."""
+    """The object that runs the app's batches. A FastAPI dependency of the routes. Raises UnsupportedEndpoint if
+    GENAI_FILES_DIR is not set.
+    """
     found: Batches = request.app.state.batches
     return found
 

@@ -35,7 +35,9 @@ _PAUSE = 10.0
 
 
 class Batches:
-    """Runs batches that no other process runs. Belongs to the event loop."""
+    """Runs the batches that no other process of the server runs. Each API process has one such object. For use in the
+    event loop only.
+    """
 
     def __init__(
         self, files: FileStore, answering: Answering, limits: BatchLimits, count: Callable[[str], None]
@@ -77,8 +79,8 @@ class Batches:
             await self._stop()
 
     async def _start_batches(self) -> None:
-        """Start the oldest batch of each owner, unless another process runs it. From time to time, also remove expired
-        files.
+        """Start the oldest batch of each owner (an API key) that has none running, unless another process runs it. From
+        time to time, remove expired files, too.
         """
         if time.monotonic() - self._cleaned >= _CLEAN_SECONDS:
             self._cleaned = time.monotonic()
@@ -141,8 +143,10 @@ async def files_and_batches(
     count_batch: Callable[[str], None],
     count_request: Callable[[str], None],
 ) -> AsyncIterator[Batches | None]:
-    """Run batches while the block runs; yields None if files and batches are disabled.
+    """Run batches in the background while the block runs, and yield the object that does it; None if files and batches
+    are disabled.
 
+    Requests of batches are sent to `app`, with bodies of at most the number of bytes that `max_body` returns.
     `count_batch` is called with the status of each batch that ends, and `count_request` with the outcome of each
     request: `completed`, `failed` or `retried`. Raises OSError if the folder for files cannot be created.
     """

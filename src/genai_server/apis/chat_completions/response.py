@@ -51,7 +51,10 @@ CALLING = "tool_calls"
 
 
 class ChoicesBuilder(ABC):
-    """Builds the response to one request with `choices`: a complete object, or the chunks of a stream."""
+    """Builds the response to a request whose answers are entries of the field `choices`: a complete object with
+    `complete` and `choice`, or the chunks of a stream with the other methods. The subclasses are for chat and text
+    completions.
+    """
 
     # The values of `object` in a complete object and in a chunk.
     complete_object: ClassVar[str]
@@ -93,8 +96,8 @@ class ChoicesBuilder(ABC):
         """A chunk with the next parts of one answer and the log probabilities of the tokens."""
 
     def text(self, index: int, text: str) -> bytes:
-        """A chunk with more text of one answer and nothing else, encoded as JSON. Everything but the text is encoded
-        only once per answer.
+        """A chunk with more text of the answer with this index and nothing else, encoded as JSON. All of the chunk but
+        the text is encoded only once per answer.
         """
         around = self._around.get(index)
         if around is None:
@@ -130,7 +133,7 @@ class RoundTexts:
         self._is_next = False
 
     def end_round(self) -> None:
-        """Note that the round of generation has ended, so that the next text is separated from the texts before it."""
+        """Make the next text begin after a blank line, because a round of generation has ended."""
         self._is_next = bool(self._end)
 
     def text(self, text: str) -> str:
@@ -205,8 +208,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
         return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **ended}, usage)
 
     def _is_run(self, delta: JsonObject, part: Part, answer: int) -> bool:
-        """Whether a part of an answer belongs to a tool call that the server runs instead of the client. Also adds the
-        part to `delta`.
+        """If a part of an answer belongs to a tool call that the server runs instead of the client, add it to `delta`
+        and return True; otherwise return False.
 
         A call is added to the field `genai_tool_runs` of `delta` when it is complete, and its result when the tool has
         ended. `answer` is the index of the answer.
@@ -255,8 +258,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
                     delta.setdefault("tool_calls", []).append(call)
 
     def _place(self, answer: int, index: int) -> int:
-        """Convert the index of a tool call in an answer to the index that the client sees, which does not count the
-        calls that the server runs.
+        """The index with which the client sees a tool call. It does not count calls that the server runs. `index`
+        counts all calls of the answer.
         """
         if not self._served.tools:
             return index
@@ -264,8 +267,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
         return self._places.setdefault((answer, index), before)
 
     def _with_calls(self, found: JsonObject) -> JsonObject:
-        """Convert the tool calls of a message or delta to the format that the client uses. This class returns them
-        unchanged.
+        """Convert the field `tool_calls` of `found`, which is a message or a delta, to the format that the client uses.
+        This class returns `found` unchanged.
         """
         return found
 
@@ -362,7 +365,8 @@ def _scored(token: ScoredToken) -> JsonObject:
 def openai_reason(ending: Ending, *, calling: str = CALLING) -> JsonObject:
     """The field `finish_reason` of a choice, and `genai_finish_reason` where OpenAI has no matching value.
 
-    OpenAI's value for every answer that was cut off is "length".
+    `calling` is the finish reason of an answer that ends with tool calls. Every answer that was cut off has OpenAI's
+    reason "length".
     """
     if ending.is_cut and ending.reason is not FinishReason.LENGTH:
         return {"finish_reason": FinishReason.LENGTH.value, "genai_finish_reason": ending.reason.value}
@@ -379,11 +383,12 @@ async def choices_response(
     is_long: bool,
     tools: ServedTools = NO_TOOLS,
 ) -> Response:
-    """Generate the answers to a request and return the response, one object or a stream.
+    """Generate the answers to a request and return the response, which is one object or a stream.
 
-    `builder` is called as the endpoint's subclass of ChoicesBuilder, and returns what builds the response or the chunks
-    of the stream. `is_long` says that the response may be large, so that it is built in a thread. Raises the errors of
-    `generation.generate.generate`, which name fields as this endpoint does, and GenerationFailed.
+    `builder` is the endpoint's subclass of ChoicesBuilder, or a function that returns an instance of it. `id_prefix` is
+    the beginning of the response's id. `is_long` says that the response may be large, so that it is built in a thread.
+    `tools` are the tools that the server runs. Raises the errors of `generation.generate.generate`, in which fields
+    have the names that this endpoint uses, and GenerationFailed.
     """
     with context.leniency.with_names(FieldNames(body.other_names)):
         if tools.tools and isinstance(body, ChatCompletionRequest):

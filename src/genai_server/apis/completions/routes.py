@@ -45,7 +45,9 @@ class CompletionBuilder(ChoicesBuilder):
     text_key = "text"
 
     def choice(self, index: int, answer: WholeAnswer, ending: Ending | None) -> JsonObject:
-        """The entry in `choices` for a complete answer, or for a part of one if `ending` is None."""
+        """The entry in `choices` for a complete answer, or for the next part of an answer in a stream if `ending` is
+        None.
+        """
         ended = openai_reason(ending) if ending else {"finish_reason": None}
         return {"index": index, "text": answer.content, "logprobs": self._logprobs(answer.tokens), **ended}
 

@@ -129,8 +129,8 @@ def asked_chats(body: DecisionRequest, asked: Sequence[Reading]) -> list[AskedCh
 
 
 def _continued(last: ChatMessage | None, question: Sequence[JsonObject]) -> str | list[JsonObject]:
-    """The content of the user's last message followed by the question. `last` is None if the input does not end with a
-    user's message.
+    """The content of a user's message that ends with the question: the content of `last`, the user's last message,
+    followed by the question. `last` is None if the input does not end with a message of the user.
     """
     first, *others = question
     content = (None if last is None else last.content) or []

@@ -86,11 +86,12 @@ async def embed(
     prompt_name: str | None = None,
     remedy: str = TRUNCATION,
 ) -> Pooled:
-    """The embeddings of texts, or of lists of token ids, which are used unchanged.
+    """The embeddings of texts. An input that is a list of token ids is used unchanged.
 
-    `dimensions` shortens the vectors, and `prompt_name` selects a prompt of the model to put in front of each text.
-    `remedy` says in error messages how this API lets a client ask for truncation. Raises RequestError, Unavailable,
-    GenerationFailed, and ClientLeft when the client disconnects, after which nothing is left running.
+    `dimensions` is the length of the vectors, if they are to be shorter than the model's own, and `prompt_name` selects
+    one of the model's prompts, which is put in front of each text. `remedy` is the part of error messages that says how
+    a client of this API asks for truncation. Raises RequestError, Unavailable, GenerationFailed, and ClientLeft when
+    the client disconnects, after which nothing is left running.
     """
 
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
@@ -120,7 +121,8 @@ async def score(
     """The relevance scores of pairs of a query and a document.
 
     `param` is the field with the documents, for error messages. `instruction` says what makes a document relevant, for
-    models that accept such a text. Documents are truncated to `document_tokens`. Raises the same errors as `embed`.
+    models that accept such a text. Documents are truncated to `document_tokens` tokens, if it is given. Raises the same
+    errors as `embed`.
     """
 
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
@@ -133,7 +135,7 @@ async def score(
 
 @dataclass(frozen=True)
 class _PooledRequest:
-    """Runs one request for embeddings or scores."""
+    """Runs one request for embeddings or scores, from the choice of the model to the result."""
 
     services: Services
     context: RequestContext
@@ -180,10 +182,10 @@ class _PooledRequest:
         return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.remedy)
 
     def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
-        """Sort the texts by length, longest first, which groups similar lengths for the engine.
+        """Sort the texts by length, longest first, so that the engine gets texts of similar length together.
 
-        Returns the original index of each text, the texts, and the tokens of all of them. Raises InvalidField for a
-        token id that the model does not have.
+        Returns the index that each text had before sorting, the sorted texts, and the tokens of all of them in one
+        list. Raises InvalidField for a token id that the model does not have.
         """
         order = sorted(range(len(texts)), key=lambda number: -texts[number].about.num_tokens)
         for number, text in enumerate(texts):

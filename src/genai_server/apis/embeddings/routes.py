@@ -95,8 +95,9 @@ async def score_pairs(body: AnyScoreRequest, services: ServicesDep, context: Req
 
 
 def _place(field: str, given: str | list[str], number: int) -> str:
-    """The path of a text of the pair with this number in the body, such as `text_2[3]`, for error messages. `given` is
-    the value of the field.
+    """Where the text of pair `number` is in the body, such as `text_2[3]`, for error messages.
+
+    `given` is the value of the field `field`. A single text, which belongs to all pairs, has no index.
     """
     return field if isinstance(given, str) or len(given) == 1 else f"{field}[{number}]"
 

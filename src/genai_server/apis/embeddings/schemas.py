@@ -130,7 +130,7 @@ class ScoreRequest(PooledFields):
 
 
 def _form_of_scoring(given: Any) -> str:
-    """ "labels" for a body in SGLang's format, "pairs" for one in vLLM's."""
+    """The format of a body of /v1/score: "labels" for SGLang's, "pairs" for vLLM's."""
     has_labels = "label_token_ids" in given if isinstance(given, dict) else isinstance(given, LabelScoreRequest)
     return "labels" if has_labels else "pairs"
 

@@ -66,9 +66,11 @@ def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
 
 
 def _changes_without_form(location: str, message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
-    """The blocks of a message that add or remove tools but have no effect in this server, each with its location.
+    """The blocks of a message that are to add or remove tools but have no effect in this server, each with its location
+    in the body.
 
-    A change has no effect if its tool exists only on Anthropic's servers, or if the message is not a system message.
+    They have no effect if the tool exists only on Anthropic's servers, or if the message is not a system message.
+    `location` is that of the message.
     """
     for inner, block in objects_at(message, "content[]"):
         if block.get("type") not in _CHANGES:

@@ -66,7 +66,9 @@ def _leave_out(context: RequestContext, path: str, remark: str, name: str) -> No
 
 
 class _Allowed:
-    """A callable that returns whether a request lets the model call a given tool of a tool server."""
+    """A predicate that says whether a request lets the model call a tool of one tool server, by the request's entry for
+    the server and by its toolset, if there is one.
+    """
 
     def __init__(self, server: McpServer, toolset: McpToolset | None) -> None:
         self._older = server.tool_configuration

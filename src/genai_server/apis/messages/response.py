@@ -145,15 +145,15 @@ class MessageBuilder:
 
 
 def _tool_use_id(id: str) -> str:
-    """The id of a tool call in Anthropic's format. An id whose form the model's chat template requires, as Mistral's
-    does, is unchanged.
+    """The id of a tool call in Anthropic's format. An id in a format that the model's chat template requires (Mistral's
+    templates do) is unchanged.
     """
     return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
 
 
 def _served_id(id: str) -> str:
-    """The id of a tool call that the server has run, in Anthropic's format. An id whose form the model's chat template
-    requires is unchanged.
+    """The id of a tool call that the server has run, in Anthropic's format. An id in a format that the model's chat
+    template requires (Mistral's templates do) is unchanged.
     """
     return f"mcptoolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
 

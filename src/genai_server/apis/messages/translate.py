@@ -22,10 +22,11 @@ _EFFORT, _BUDGET = "reasoning_effort", "thinking_token_budget"
 
 
 class Translation:
-    """Translates a body of the Messages API to chat parameters, which are then in the attribute `chat`.
+    """Translates a body of the Messages API when it is created. The chat parameters are then in the attribute `chat`,
+    the tools that the server runs in `tools`, and the body's names for fields of the chat in `names`.
 
-    `served` has the tools that the server runs, by the name of the tool server. Raises ThreadUnsupported, and
-    InvalidField for errors that concern the whole conversation.
+    `served` has the tools of the tool servers that the request may use, by the name of the server. Raises
+    ThreadUnsupported, and InvalidField for errors that concern the whole conversation.
     """
 
     def __init__(self, body: CountTokensRequest, served: Mapping[str, Sequence[ServedTool]] | None = None) -> None:
@@ -76,7 +77,7 @@ class Translation:
 
 
 def _names(body: CountTokensRequest, paths: Sequence[str], images: Mapping[str, str]) -> FieldNames:
-    """Map fields of the chat parameters to the fields of the body from which they come, for error messages.
+    """The names that fields of the chat parameters have in the body, for error messages.
 
     `paths` are the paths in the body from which the chat's messages come, in order. `images` maps paths of images in
     the chat to paths in the body.

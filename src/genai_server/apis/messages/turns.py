@@ -51,7 +51,8 @@ class _Located:
 
 
 class Turns:
-    """The conversation of a body as OpenAI's messages (`messages`), each with the path in the body from which it comes.
+    """Translates the conversation of a body when it is created. The attribute `messages` then has OpenAI's messages,
+    each with the path in the body from which it comes.
 
     Adjacent messages of one role form one turn, as in Anthropic's API. The texts of a turn are joined by newlines, and
     each tool result becomes a message of its own. `served` are the names of the tool servers whose calls become calls
@@ -183,7 +184,9 @@ class Turns:
         return [*parts, *self._flat(located.place, block.content or ())]
 
     def _flat(self, location: str, parts: Sequence[_Part]) -> list[TextBlock | ImageBlock]:
-        """The texts and images in the parts of a tool result. Adjacent references to tools become one list of tools."""
+        """The texts and images of the content parts of a tool result at `location`. Adjacent references to tools become
+        one text that lists the tools.
+        """
         flat: list[TextBlock | ImageBlock] = []
         located = [(f"{location}.content[{index}]", part) for index, part in enumerate(parts)]
         for is_reference, run in groupby(located, key=lambda one: isinstance(one[1], ToolReferenceBlock)):
@@ -201,7 +204,9 @@ class Turns:
         return self._tools.introduce(names)
 
     def _simple(self, location: str, block: _Part) -> list[TextBlock | ImageBlock]:
-        """The texts and images of a block other than a tool result."""
+        """The texts and images of a content block at `location` that is not a tool result; empty for blocks that the
+        model does not read.
+        """
         match block:
             case TextBlock() | ImageBlock():
                 return [block]

@@ -111,7 +111,8 @@ def _in_v1(services: Services, name: str, status: ModelStatus, files: ModelFiles
 def _context_length(services: Services, known: JsonObject, files: ModelFiles) -> int | None:
     """Maximum number of tokens of prompt and answer together; None if it is unknown until the model is loaded.
 
-    `known` is the model's entry in /v1/models, and `files` the fallback for a model that is not loaded.
+    `known` is the model's entry in /v1/models. For a model that is not loaded, `files` has the context length from the
+    model's directory.
     """
     return known.get("max_model_len") or services.settings.within(files.context_length)
 

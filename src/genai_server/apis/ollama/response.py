@@ -59,7 +59,9 @@ class AnswerBuilder:
         return self._line("", "") | end
 
     def nothing(self, reason: str) -> JsonObject:
-        """The response to a request that only loads or unloads the model."""
+        """The response to a request that only loads or unloads the model. `reason` is the value of `done_reason`:
+        "load" or "unload".
+        """
         return self._line("", "") | {"done": True, "done_reason": reason}
 
     def _line(
@@ -83,7 +85,7 @@ class AnswerBuilder:
 
 
 def timestamp(time: datetime) -> str:
-    """The time, which is in UTC, in Ollama's format."""
+    """A time, given in UTC, in Ollama's format."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

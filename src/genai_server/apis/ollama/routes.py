@@ -94,8 +94,8 @@ async def seconds_to_keep(body: KeptFields, request: Request, context: RequestCo
 
 
 async def keep(services: Services, status: ModelStatus, seconds: float | None) -> None:
-    """Set for how many seconds a model stays loaded without requests. Does nothing for None or for an unchanged
-    value.
+    """Set for how many seconds a model stays loaded without requests. Does nothing if `seconds` is None or the value
+    that the model already has.
     """
     if seconds is None:
         return

@@ -103,7 +103,7 @@ class Options(_SamplingOptions):
 
 
 class KeptFields(Wire):
-    """Fields of all endpoints that use a model."""
+    """Fields of all endpoints that use a model: which model, and how long it stays loaded."""
 
     model: NonEmptyText | None = Field(None, description="Id of a served model; by default the first suitable one.")
     keep_alive: KeepAlive | None = Field(

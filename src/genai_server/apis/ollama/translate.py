@@ -35,16 +35,19 @@ _ID = "call{:05}"
 
 
 class Raw(CompletionRequest):
-    """The parameters of a text completion for a raw prompt. Unlike in OpenAI's API, the maximum number of tokens has no
-    default.
+    """The parameters of a text completion whose prompt is used without a chat template. Unlike in OpenAI's API, the
+    maximum number of tokens has no default.
     """
 
     default_max_tokens: ClassVar[int | None] = None
 
 
 class Translation:
-    """Translates a body of Ollama's API to chat parameters, or to text completion parameters for a raw prompt; these
-    are then in the attribute `body`. `model` is the id of the model to use.
+    """Translates a body of Ollama's API when it is created. The attribute `body` then has chat parameters or, for a
+    prompt that is used without a chat template, the parameters of a text completion.
+
+    `model` is the id of the model to use. The attribute `names` has the given body's names for fields of the translated
+    one, and `overridden` the fields that are ignored because `options` has another value.
     """
 
     def __init__(self, body: OllamaChatRequest | GenerateRequest, model: str) -> None:

@@ -24,8 +24,9 @@ Introduce = Callable[[JsonObject], str]
 
 
 class ClientTool(ABC):
-    """Converts the tools of one type, and the items with their calls and outputs, to functions and calls of functions,
-    and back.
+    """Translates one type of tools that clients run. To the model such a tool is a function. The subclasses convert the
+    tool to this function, the model's function call to an item of the response, and items of the conversation back to
+    calls and texts for the prompt.
     """
 
     tool: ClassVar[type[TypedTool]]
@@ -40,8 +41,8 @@ class ClientTool(ABC):
 
     @abstractmethod
     def function(self, tool: Any, deferred: Sequence[NamespacedTool]) -> JsonObject:
-        """The function that stands for the tool. `deferred` are the tools of the request that a tool search can
-        find.
+        """The function that stands for the tool. `deferred` are the tools of the request that the model sees only after
+        a tool search has found them.
         """
 
     @abstractmethod
@@ -54,8 +55,8 @@ class ClientTool(ABC):
 
     @abstractmethod
     def result(self, item: JsonObject, introduce: Introduce) -> str:
-        """The text that the model reads for an output item. `introduce` writes the definitions of tools that the item
-        adds.
+        """The text that the model reads for an output item. `introduce` returns the text with the definitions of the
+        tools that an item adds.
         """
 
 
@@ -202,8 +203,8 @@ def _object(required: list[str], **properties: JsonObject) -> JsonObject:
 
 
 def _written(output: JsonObject) -> str:
-    """What a shell command has written, as the model reads it. The exit code is added if the command failed or wrote
-    nothing.
+    """The text that the model reads for the output of a shell command. It ends with the exit code if the command failed
+    or wrote nothing.
     """
     outcome = output["outcome"]
     ended = "timed out" if outcome["type"] == "timeout" else f"exit code {outcome.get('exit_code', 0)}"

@@ -180,7 +180,7 @@ def _given_item(item: Item | ForeignItem, location: str) -> JsonObject:
 
 
 def _fields(item: Item) -> JsonObject:
-    """The fields of an item that are specific to its type, without id, status and others that many types have."""
+    """The fields of an item that only its type has, without id, status and other fields that many types have."""
     without = {"id", "type", "status", "async_", "caller", "created_by", "environment", "role"}
     fields: JsonObject = item.model_dump(exclude=without, exclude_none=True)
     return fields
@@ -310,8 +310,8 @@ def _with_orphans(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObje
 
 
 def _turn(messages: list[JsonObject], *ended_by: str) -> JsonObject:
-    """The assistant's message to which the next item belongs: the last message, unless it has another role or one of
-    the fields `ended_by`; otherwise a new message.
+    """The assistant's message to which the next item is added: the last of `messages` or, if that has another role or
+    already has one of the fields `ended_by`, a new message.
     """
     if not messages or messages[-1]["role"] != "assistant" or any(field in messages[-1] for field in ended_by):
         return _new(messages, "assistant")

@@ -103,8 +103,11 @@ def _convert(body: Any, field: str) -> list[str]:
 
 
 def _history(body: Any, field: str) -> JsonObject:
-    """A body with only the list `field`, in which all items but those of the conversation history with content parts
-    are replaced by empty objects. In the Conversations API all items are history.
+    """A body that has only the list `field`, in which items that are not to be converted are replaced by empty objects,
+    so that locations stay the same.
+
+    Items of the conversation history with content parts remain. In the Conversations API, where `field` is "items", all
+    items are history.
     """
     return _with_parts(body if field == "items" else history_of(body, field), field)
 
@@ -133,8 +136,8 @@ def _leave_out_file(location: str, image: JsonObject) -> Iterator[str]:
 
 
 def _with_parts(body: Any, field: str) -> JsonObject:
-    """A body with only the list `field`, in which items of types without content parts are replaced by empty objects.
-    Empty if the body has no such list.
+    """A body that has only the list `field`, in which items of types without content parts are replaced by empty
+    objects, so that locations stay the same. Empty if the body has no such list.
     """
     items = body.get(field) if isinstance(body, dict) else None
     if not isinstance(items, list):

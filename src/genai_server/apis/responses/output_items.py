@@ -19,7 +19,9 @@ NamedEvent = tuple[str, JsonObject]
 
 
 class OutputItem(ABC):
-    """An output item whose text arrives piece by piece."""
+    """An output item of a running response. Its text arrives piece by piece; the methods `opening`, `more` and
+    `closing` yield the stream events for it.
+    """
 
     # The type of the item.
     type: str

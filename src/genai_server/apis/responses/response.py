@@ -52,7 +52,8 @@ def stream_error(error: GenaiServerError, number: int) -> JsonObject:
 
 
 class ResponseBuilder:
-    """Builds up a response that `translate.new_response` has created.
+    """Builds up a response object from the parts of its answer, and returns the stream events for each change. `begun`
+    is the object that `translate.new_response` has created.
 
     The first call of `finish`, `cancel` or `fail` ends the response; after that, `add` must not be called.
     """
@@ -99,7 +100,9 @@ class ResponseBuilder:
         return self._begun["status"] not in ("queued", "in_progress")
 
     def begin(self) -> list[JsonObject]:
-        """The first events of the stream."""
+        """The first events of the stream: the response object, and the lists of tool servers' tools that it begins
+        with.
+        """
         events = [self._state("created"), self._state(self._begun["status"])]
         for each in self._listed:
             events += [*self._open(each), *self._close("completed")]
@@ -192,8 +195,8 @@ class ResponseBuilder:
         return self._end("failed", usage, error=error_of(error))
 
     def unstored(self, events: Sequence[JsonObject]) -> list[JsonObject]:
-        """Change the response object to say that it is not stored, because storing has failed. Returns the given last
-        stream events with the changed response object in them.
+        """Set `store` to false in the response object, because storing it has failed. Returns `events`, the last stream
+        events, with the changed object.
         """
         self._begun = {**self._begun, "store": False}
         return [{**event, "response": self.response} if "response" in event else event for event in events]
@@ -241,8 +244,8 @@ class ResponseBuilder:
         return self._state(event)
 
     def _close_called(self) -> list[JsonObject]:
-        """End the tool calls whose results will not arrive any more as incomplete, and return the last events about
-        each.
+        """Mark the tool calls whose results will not arrive any more as incomplete, and return the last stream events
+        of each.
         """
         events: list[JsonObject] = []
         for called in self._called.values():
@@ -253,8 +256,8 @@ class ResponseBuilder:
         return events
 
     def _events(self, named: Iterable[NamedEvent], item: OutputItem | None = None) -> list[JsonObject]:
-        """Complete stream events about an output item (by default the last one): add the sequence number, the position
-        of the item, and its id.
+        """Complete stream events about an output item, by default the last one: add the type, the sequence number, and
+        the item's position and id.
         """
         position = {"output_index": len(self._items) - 1 if item is None else self._items.index(item)}
         item = self._items[-1] if item is None else item

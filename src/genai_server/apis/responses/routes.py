@@ -168,10 +168,11 @@ async def list_input_items(
 
 
 def _followed(response: KeptResponse, after: int | None = None) -> EventStream:
-    """A stream with the events of a response after the sequence number `after`. Closing the stream does not end the
-    response.
+    """A stream with the events of a response that follow the event with the sequence number `after`, or all of them.
+    Closing the stream does not end the response.
 
-    Raises InvalidField if the response has no events.
+    Raises InvalidField if the response has no events, because it was not created as a background response with a
+    stream.
     """
     events = response.follow(after)
     return EventStream(Following(response), events, named=True, make_error=lambda error: stream_error(error, 0))
@@ -182,7 +183,7 @@ async def _start(
 ) -> RunningResponse:
     """Check a request and start to generate the response. Returns when an engine has accepted the request.
 
-    Raises RequestError, whose message has the names of fields that the client used, and Unavailable.
+    Raises RequestError, whose message names fields as the client wrote them, and Unavailable.
     """
     store = stored.store
     if not store.is_on:
@@ -243,8 +244,8 @@ async def _start(
 async def _begun(
     begin: Callable[[Sequence[JsonObject]], Awaitable[Generation]], items: list[JsonObject], *, is_shortened: bool
 ) -> tuple[list[JsonObject], Generation]:
-    """Start to answer a conversation of `items` with the function `begin`; returns the items that the prompt contains,
-    and the running answer.
+    """Call `begin` with the items of a conversation, which starts to generate the answer. Returns the items that the
+    prompt contains, and the running generation.
 
     If `is_shortened`, the oldest items are dropped as long as the prompt is too long. Raises PromptTooLong if no more
     items can be dropped, and the errors of `begin`.

@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 
 class RunningResponse(Running):
-    """Generates a response. It must either run in the background or be closed, which cancels it if it is still
-    running.
+    """A response that is being generated, from the acceptance by the engine to its storage. The route creates it and
+    then reads `events` or `whole`, or lets it run with `begin_in_background`. Otherwise it must be closed, which
+    cancels it if it is still running.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class RunningResponse(Running):
         """Store the response, and continue to generate it in a task that does not depend on the client's connection.
 
         The task runs within the context manager that `counting` returns, which counts it as running work of the
-        process. `counted` has what is to be released at the end of the request, and is closed when the task ends.
-        Raises the errors of `ResponseStore.begin_background`.
+        process. Closing `counted` ends the request's use of its API key's limits. That happens when the task ends, or
+        at once if the response cannot be stored. Raises the errors of `ResponseStore.begin_background`.
         """
         try:
             await self._stored.store.begin_background(self)
@@ -99,7 +100,9 @@ class RunningResponse(Running):
         self._task = asyncio.create_task(self._run(self._reading, counted, counting))
 
     async def events(self) -> AsyncGenerator[JsonObject]:
-        """All stream events of the response. Raises GenerationFailed."""
+        """Generate the answer, yield all stream events of the response, and store the response before the last ones.
+        Raises GenerationFailed.
+        """
         for event in self._build.begin():
             yield event
         async for _, answer, piece in self._generation.pieces():
@@ -118,7 +121,7 @@ class RunningResponse(Running):
             yield event
 
     async def whole(self, context: RequestContext) -> JsonObject:
-        """Wait for the complete answer and return the response. It is stored only if this succeeds.
+        """Wait for the complete answer and return the response object. Only a complete answer is stored.
 
         Raises ClientLeft when the client disconnects, and GenerationFailed.
         """
@@ -136,7 +139,9 @@ class RunningResponse(Running):
         return self._follow(self._events, 0 if after is None else after + 1)
 
     def cancel(self) -> None:
-        """Cancel the response and keep its partial answer. Clients that follow its stream receive the last events."""
+        """Cancel the response and keep its partial answer. Clients that read its stream receive the last events. Raises
+        InvalidField if the response has already ended otherwise than by cancellation.
+        """
         if self._build.is_ended and self.response["status"] != "cancelled":
             raise not_cancelled(self.response)
         self._end()
@@ -146,7 +151,7 @@ class RunningResponse(Running):
         return self._build.fail(error, self._generation.usage())
 
     def close(self) -> None:
-        """Cancel the answer unless it has ended, and store the response."""
+        """Cancel the answer unless it has ended, and store the response in the background."""
         self._end()
         self._generation.close()
         if self._storing is None and not self._is_abandoned:
@@ -158,8 +163,8 @@ class RunningResponse(Running):
             await asyncio.wait([self._task])
 
     async def keep(self) -> None:
-        """Store the response when it has ended. Only the first call has an effect, and storing continues if the caller
-        is cancelled.
+        """Store the response, which has ended, and wait for that. Later calls only wait for the first. If the caller is
+        cancelled, storing continues.
         """
         if self._is_abandoned:
             return
@@ -239,7 +244,9 @@ class RunningResponse(Running):
             self._add_event(event)
 
     async def _ended(self, ending: Ending) -> list[JsonObject]:
-        """End the response object as `ending` says how the answer has ended, and return the last stream events."""
+        """End the response object with the finish reason in `ending`, and return the last stream events. A response
+        that has been cancelled meanwhile, in this process or another one, stays cancelled.
+        """
         was_ended_elsewhere = (
             ending.reason is FinishReason.CANCELLED
             and self._task is not None
@@ -295,19 +302,22 @@ class RunningResponse(Running):
         return [event for event in last if event["sequence_number"] >= num_events]
 
     async def _read(self) -> None:
+        """Those events of `last` that the stored stream does not have yet, judged by their sequence numbers."""
         async for _ in self.events():
             pass
 
 
 @dataclass(frozen=True)
 class Following:
-    """The source of a stream that sends the events of a response which is generated independently of the stream."""
+    """What an event stream needs to know about a response that is generated independently of the stream: its progress.
+    A client that closes the stream does not end the response.
+    """
 
     kept: KeptResponse
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """How many prompt tokens have been read, and how many there are in all; None when all have been read."""
+        """How many prompt tokens the engine has read, and how many there are in all; None once it has read them all."""
         return self.kept.progress
 
     def close(self) -> None:

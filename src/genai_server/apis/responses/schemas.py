@@ -206,7 +206,7 @@ class ResponsesRequest(GenerationFields):
 
     @property
     def searches_tools(self) -> bool:
-        """Whether tools with `defer_loading` are shown to the model only when a tool search has found them."""
+        """Whether the model sees tools with `defer_loading` only after a tool search has found them."""
         return any(isinstance(tool, ToolSearchTool) for tool in self.tools or [])
 
     @property

@@ -29,8 +29,8 @@ _NOT_APPROVED = "Error: the user has not approved this call"
 
 @dataclass(frozen=True)
 class McpTools:
-    """The tools of the tool servers that a request names and may use, with the labels by which the request calls the
-    servers.
+    """The tools of the tool servers that a request names and may use. A label is the name that the request gives to a
+    tool server.
     """
 
     tools: Sequence[ServedTool] = ()
@@ -58,7 +58,9 @@ class McpTools:
         ]
 
     def instead(self, body: ResponsesRequest) -> ResponsesRequest:
-        """The request with each tool of type mcp replaced by the functions of its tool server."""
+        """A copy of the request in which each tool of type mcp, which names a tool server, is replaced by the functions
+        of this tool server. Raises InvalidField if `tool_choice` requires a tool and there is none.
+        """
         if not any(isinstance(tool, McpTool) for tool in body.tools or ()):
             return body
         tools = [
@@ -145,7 +147,9 @@ def _address(tool: McpTool, index: int, services: Services) -> ServerAddress | N
 
 @dataclass(frozen=True)
 class ServedHistory:
-    """A conversation in which items of tool servers are replaced by function calls and their outputs."""
+    """A conversation in which items about tools of tool servers are replaced by function calls and their outputs, and
+    the approvals in it.
+    """
 
     items: list[JsonObject]
     # The approval requests of the calls that the client has approved, keyed by the calls' ids.
@@ -153,10 +157,10 @@ class ServedHistory:
 
 
 def with_calls(conversation: Sequence[JsonObject], labels: Collection[str]) -> ServedHistory:
-    """Replace the items of the tool servers with these labels by function calls and outputs. Items of other tool
-    servers stay, and the model reads them as notes.
+    """Replace the items about tools of the tool servers with these labels by function calls and outputs. Items of other
+    tool servers stay, and the model reads them as notes.
 
-    Raises InvalidField for an approval without a request for it.
+    Raises InvalidField for an approval of a call that the conversation does not contain.
     """
     if not labels:
         return ServedHistory([*conversation], {})
@@ -184,7 +188,7 @@ def with_calls(conversation: Sequence[JsonObject], labels: Collection[str]) -> S
 
 
 def _approvals(conversation: Sequence[JsonObject]) -> dict[object, JsonObject]:
-    """The items with which the client approves or declines calls, by the ids of the approval requests."""
+    """The items with which the client approves or declines calls, by the id of the item that asked for the approval."""
     requests = {item["id"] for item in conversation if item["type"] == "mcp_approval_request"}
     answers: dict[object, JsonObject] = {}
     for item in conversation:

@@ -66,7 +66,7 @@ EndRequest = Callable[[str], Awaitable[object]]
 
 
 class Running(Protocol):
-    """A response that is being generated in this process."""
+    """A response that is being generated in this process, as the store needs it."""
 
     # The conversation's items up to this response.
     items: Sequence[JsonObject]
@@ -81,7 +81,7 @@ class Running(Protocol):
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """How many prompt tokens have been read, and how many there are in all; None when all have been read."""
+        """How many prompt tokens the engine has read, and how many there are in all; None once it has read them all."""
 
     def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
         """The items with these ids, by id, among the items of the conversation and the output items of this response.
@@ -105,7 +105,9 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response that was read from the store. Requests can use it like a running response."""
+    """A response that was read from the store. It has the properties and methods of a running response that requests
+    use.
+    """
 
     record: StoredRecord
     # Reads the next stream events after a sequence number. Raises ResponseNotFound and StoreUnavailable.
@@ -155,13 +157,14 @@ class LatestResponse:
     record: Record | None = None
 
     def forget(self, id: object) -> None:
-        """Forget the latest response if it has this id, because a request that was to continue it has failed."""
+        """Forget the latest response if its id is `id`, because a request that was to continue it has failed."""
         if self.record is not None and self.record.id == id:
             self.record = None
 
 
 class ResponseStore:
-    """Stores responses and conversations and finds them for their owners. Belongs to the event loop; must be closed.
+    """Stores responses and conversations and finds them for their owners. `owner` is the digest of an API key
+    everywhere; None without API keys. For use in the event loop only. The caller must close it.
 
     All methods that access the store raise StoreUnavailable if that is not possible.
     """
@@ -196,7 +199,9 @@ class ResponseStore:
         self._is_closing = False
 
     async def check(self, owner: str | None) -> None:
-        """Write to the store on behalf of an owner, to find out whether it works. Raises StoreUnavailable."""
+        """Make a write that changes nothing, on behalf of an owner, to find out whether the store can be written.
+        Raises StoreUnavailable.
+        """
         await self._database.write(owner, lambda rows: rows.execute(f"PRAGMA user_version = {VERSION}"))
 
     def begin(self, running: Running) -> None:
@@ -251,11 +256,11 @@ class ResponseStore:
         return reason
 
     def abandon(self, id: str) -> None:
-        """Forget a running response without storing it."""
+        """Forget the running response with this id, without storing it."""
         self._running.pop(id, None)
 
     def later(self, storing: Coroutine[Any, Any, object]) -> None:
-        """Run `storing` as a task for which no client waits."""
+        """Run the coroutine `storing` as a task that no request waits for. `close` waits for it."""
         task = asyncio.ensure_future(storing)
         self._storing.add(task)
         task.add_done_callback(self._storing.discard)
@@ -346,8 +351,8 @@ class ResponseStore:
         return record is None or record.is_cancelled
 
     async def delete(self, id: str, owner: str | None = None) -> None:
-        """Delete a response. If it is running in the background it is cancelled; if a client waits for it, it continues
-        for this client.
+        """Delete a response. A background response that is running is cancelled. If a client waits for the response, it
+        is generated to its end for this client, but not stored.
 
         Raises ResponseNotFound.
         """
@@ -458,8 +463,8 @@ class ResponseStore:
         await self._database.write(owner, lambda rows: self._records.delete(rows, id, owner))
 
     async def _complete(self, ended: Record) -> None:
-        """Store the end of a background response as soon as the store can be written. Until then the response seems to
-        be running.
+        """Store the final state of a background response, and try again until the store can be written. Until then
+        other requests see the response as running.
         """
         while not self._is_closing:
             await asyncio.sleep(_RETRY_EVERY)
@@ -468,8 +473,10 @@ class ResponseStore:
                 return
 
     async def _evict(self, owner: str | None) -> set[str]:
-        """Delete records until the limits of the store are met, each in a database job of its own, on behalf of the
-        owner whose record was stored last. Returns the ids of the deleted records.
+        """Delete records until the limits of the store are met, each in a database job of its own. Returns the ids of
+        the deleted records.
+
+        `owner` is the owner whose record was stored last, on whose behalf the jobs run.
         """
         evicted = set()
         with suppress(StoreUnavailable):  # the next record continues the eviction
@@ -478,8 +485,8 @@ class ResponseStore:
         return evicted
 
     async def _end_elsewhere(self, running: StoredRecord) -> None:
-        """End the engine request of a response that another API process generates. Does nothing if the request has
-        already ended.
+        """End the engine request of a response that another API process generates. Does nothing if the engine request
+        has already ended.
         """
         if self._end_request is not None:
             with suppress(NoEngineReady, RequestNotFound):  # the request has ended, perhaps with its engine
@@ -504,8 +511,8 @@ class ResponseStore:
         return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
 
     async def _find(self, key: Key, read: Do[T | None]) -> T:
-        """Run the job `read`, which reads from the record with this key, and return its result. Raises ResponseNotFound
-        or ConversationNotFound if the job returns None.
+        """Run `read` as a database job, which reads from the record with this key, and return its result. Raises
+        ResponseNotFound or ConversationNotFound if the result is None.
         """
         found = await self._database.read(key.owner, read)
         if found is None:
@@ -514,7 +521,7 @@ class ResponseStore:
 
 
 def not_streamed(id: str) -> InvalidField:
-    """The error for a request to stream a response whose events were not stored."""
+    """The error for a request to stream the response with this id, whose events were not stored."""
     return InvalidField(
         "stream", f"must be false: response {quoted(id)} was not created with background: true and stream: true"
     )

@@ -23,7 +23,9 @@ NOT_STORED = "x-genai-not-stored"
 
 @dataclass(frozen=True)
 class TurnReceipt(Receipt):
-    """The receipt of a request that came over a WebSocket, with the latest response on that connection."""
+    """What is known of a request that came over a WebSocket before the app reads it, and the latest response on that
+    connection.
+    """
 
     # The latest response on the connection.
     latest: LatestResponse = field(default_factory=LatestResponse)
@@ -31,7 +33,7 @@ class TurnReceipt(Receipt):
 
 @dataclass(frozen=True)
 class CallerStore:
-    """The store, and the owner whose responses and conversations the caller may use."""
+    """The store of responses, and the owner whose responses and conversations the client of a request may use."""
 
     store: ResponseStore
     # Digest of the caller's API key; None without API keys.
@@ -42,7 +44,8 @@ class CallerStore:
     latest: LatestResponse | None = None
 
     async def given_items(self, given: str | Sequence[InputItem], field: str) -> list[JsonObject]:
-        """The items of the request's field, in which item references are replaced by the stored items.
+        """Convert the items `given` in the request's field `field` to the form that items have in responses. References
+        to items are replaced by the stored items.
 
         Raises InvalidField and StoreUnavailable.
         """
@@ -54,7 +57,7 @@ class CallerStore:
 
 
 async def caller_store(request: Request, owner: KeyHolderDep) -> CallerStore:
-    """The store for the caller of a request; a dependency."""
+    """The store for the client of a request. A FastAPI dependency of the routes."""
     state = request_state(request.scope)
     latest = state.receipt.latest if isinstance(state.receipt, TurnReceipt) else None
     return CallerStore(request.app.state.responses, owner, state.record.unique_id, latest)
@@ -65,7 +68,9 @@ StoreDep = Annotated[CallerStore, Depends(caller_store)]
 
 
 def not_stored(reason: str | None) -> dict[str, str]:
-    """The response header with the reason why something was not stored; empty if there is no reason."""
+    """A response header with the reason why a response was not stored, or not added to its conversation; empty if there
+    is no reason.
+    """
     return {} if reason is None else {NOT_STORED: reason.encode("ascii", "backslashreplace").decode()}
 
 

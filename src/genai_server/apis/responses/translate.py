@@ -204,8 +204,8 @@ def new_response(
 def name_conversions(
     leniency: Leniency, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
 ) -> None:
-    """Report to `leniency` the items of a conversation that the prompt leaves out, or has in another form than with
-    OpenAI's API.
+    """Report to `leniency` the items of a conversation that the prompt leaves out, and those that it contains in
+    another form than with OpenAI's API.
 
     `given` are the items in the request's field `input`. `earlier` is the field of the request that refers to all other
     items of the conversation, such as `previous_response_id`.
@@ -216,8 +216,8 @@ def name_conversions(
 
 
 def _location_of(given: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject], str]:
-    """A function that returns where an item of the conversation is in the request: such as `input[3]` for an item in
-    `given`, otherwise the field `earlier` with the item's id.
+    """A function that says where an item of the conversation is in the request: such as `input[3]` for an item of
+    `given`, otherwise the name `earlier` of the field that refers to it, with the item's id.
     """
     locations = {id(item): f"input[{index}]" for index, item in enumerate(given)}
     return lambda item: locations.get(id(item)) or f"{earlier} (item {item['id']})"
@@ -229,7 +229,9 @@ def tools_by_name(body: ResponsesRequest, conversation: Sequence[JsonObject] = (
 
 
 def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
-    """The request's tools in OpenAI's format, in which a namespace contains its tools, for the response object."""
+    """The request's tools in the form in which the response object repeats them. As in OpenAI's API, a namespace
+    contains its tools.
+    """
     found: list[JsonObject] = []
     for tool in tools:
         if not isinstance(tool, NamespacedTool):
@@ -281,8 +283,8 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
     last = max((position for position, item in enumerate(rest) if item.get("role") == "user"), default=None)
 
     def users_last(position: int) -> int | None:
-        """The position of the user's last message if that message would be dropped by a cut at `position`, otherwise
-        None.
+        """If the user's last message comes before `position`, so that a cut there would drop it, the position of the
+        message; otherwise None.
         """
         return last if last is not None and last < position else None
 

@@ -69,7 +69,9 @@ class ResponsesSocket:
             await send({"type": "websocket.close", "code": _GOING_AWAY})
 
     async def _refusal(self, scope: Scope) -> "InnerResponse | None":
-        """The response that refuses a handshake; None if the handshake is accepted."""
+        """Send a GET request for the handshake to the app. Returns the app's response if it refuses the handshake,
+        otherwise None.
+        """
         headers = Headers(scope=scope)
         if not is_own_origin(headers) and headers["origin"] not in self._origins:
             error = OriginForbidden()
@@ -84,7 +86,9 @@ class ResponsesSocket:
 
 
 async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle messages, one after another, until the client disconnects, which cancels the request in progress."""
+    """Handle the messages of a WebSocket one after another until the client disconnects, and then cancel the request in
+    progress.
+    """
     latest, turn = LatestResponse(), None
     try:
         while (message := await receive())["type"] != "websocket.disconnect":
@@ -138,7 +142,7 @@ class _Turn:
         await asyncio.wait([self._task])
 
     async def leave(self) -> None:
-        """Tell the app that the client has disconnected, and wait until the app has finished the request."""
+        """Make the app see that the client has disconnected, and wait until it has finished the request."""
         self._is_left.set()
         await self.ended()
 
@@ -169,7 +173,7 @@ class _Turn:
                 self.is_finished = self.is_finished or name in _LAST_EVENTS
 
     async def _refused(self) -> None:
-        """Send an error to the WebSocket, with which the app has answered the request instead of a stream."""
+        """Send the error with which the app has answered the request, instead of a stream, to the WebSocket."""
         self.is_finished = True
         self._on_refusal()
         status = self._answer.status if self._answer.status >= 400 else 500
@@ -187,15 +191,17 @@ class _Turn:
 
 
 def _named(headers: Iterable[tuple[bytes, bytes]]) -> JsonObject:
-    """Fields for the first event with the values of headers that report what was left out or converted: `genai_ignored`
-    for x-genai-ignored.
+    """The response headers that report what was left out or converted, as fields for the first event: `genai_ignored`
+    for the header x-genai-ignored.
     """
     found = {name.decode().lower(): value.decode() for name, value in headers}
     return {name[2:].replace("-", "_"): found[name] for name in (IGNORED_HEADER, CONVERTED_HEADER) if name in found}
 
 
 def _body(text: bytes) -> tuple[bytes, object]:
-    """The body of the POST request for a message, and the value of `previous_response_id`. Raises RequestError."""
+    """Read a WebSocket message. Returns the body of the POST request for it, and the value of its field
+    `previous_response_id`. Raises RequestError if the message is not valid.
+    """
     check_json(text)
     try:
         body = json.loads(text)

@@ -26,8 +26,8 @@ _INSTRUCTIONS = "Choose the label that fits the text."
 
 @dataclass(frozen=True)
 class ScoredTexts:
-    """The probability of each label or token for each text: a list for each text, in the order of the labels or tokens
-    in the request.
+    """The result of scoring: for each text, the probability of each label or token, in the order of the labels or
+    tokens in the request.
     """
 
     # The model's name in responses.
@@ -88,10 +88,11 @@ async def _prompts(
     model: ModelInfo,
     context: RequestContext,
 ) -> list[NextTokens]:
-    """Encode the prompts, one for each item: the query and the item, in the order that the request asks for.
+    """Encode the prompts, one for each item. A prompt consists of the query and an item, in the order that the request
+    asks for.
 
     If all prompts begin with the query, its tokens are counted as prompt tokens only once. Raises InvalidField for
-    unknown token ids, and PromptTooLong.
+    unknown token ids and for an empty prompt, and PromptTooLong.
     """
     add_special = body.add_special_tokens is not False
     query = await _encode(body.query, "query", codec, context, add_special=add_special)

@@ -60,8 +60,8 @@ def api_metrics(
 
 
 class Instruments:
-    """Counts answers and refused requests when they end. Each attribute `count_…` is a function that counts one event,
-    given its result.
+    """The Prometheus counters and histograms of an API process. `observe` counts a request that has ended; each
+    attribute `count_…` is a function that counts one event of another kind by its result.
     """
 
     def __init__(self, registry: CollectorRegistry, prefix: str, *, with_keys: bool = False) -> None:
@@ -72,7 +72,9 @@ class Instruments:
             return Histogram(prefix + name, text, _LABELS, buckets=buckets, registry=registry)
 
         def counter(name: str, text: str, label: str, values: Iterable[str]) -> Callable[[str], None]:
-            """A function that counts one event by its label. All of `values` are exported from the start, as 0."""
+            """Create a counter with one label. Returns a function that counts one event, given the label's value. All
+            of `values` are exported from the start, as 0.
+            """
             counted = Counter(prefix + name, text, (label,), registry=registry)
             for value in values:
                 counted.labels(value)
@@ -122,7 +124,9 @@ class Instruments:
         )
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a request that has ended. Refused requests that only read are not counted."""
+        """Count a request that has ended, with its answers. A refused request that would only have read data is not
+        counted.
+        """
         labels = (record.model, record.device)
         keys = (record.key_name,) if self._with_keys else ()
         if not record.answers and record.status >= 400 and not record.only_reads:

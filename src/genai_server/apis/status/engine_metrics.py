@@ -73,7 +73,9 @@ class EngineMetrics(Collector):
                     yield _renamed(metric, self._prefix + old)
 
     def loads(self) -> dict[Labels, dict[str, Any]]:
-        """The current load and the counters of each connected engine, for the history of the web page."""
+        """The current load and the counters of each connected engine, keyed by the names of its model and device. The
+        web page shows their history.
+        """
         found = {}
         for labels, engine in self._connected.items():
             figures = engine.figures
@@ -198,8 +200,8 @@ class EngineMetrics(Collector):
         return self._filled(CounterMetricFamily(self._prefix + name, text, labels=_LABELS), values)
 
     def _counter_by_key(self, name: str, text: str, values: Mapping[Labels, Mapping[str, int]]) -> Metric:
-        """A counter metric made from values by API key. It has a label for the key if GENAI_METRICS_KEYS is set;
-        otherwise the values of all keys are summed up.
+        """A counter metric made from values by API key: with a label for the key if GENAI_METRICS_KEYS is set,
+        otherwise with the sum over all keys.
         """
         if not self._settings.metrics_keys:
             return self._counter(name, text, {labels: sum(by_key.values()) for labels, by_key in values.items()})

@@ -96,7 +96,7 @@ async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
 
 
 def _whole_status(models: Catalog, known: Iterable[ModelStatus]) -> str:
-    """The status of the server, by the states of all devices of all models: `ok`, `degraded` or `failed`."""
+    """The state of the server as one word, by the states of all devices of all models: `ok`, `degraded` or `failed`."""
     states = [state for model in known for state in _states(models, model)]
     if not any(state in _BROKEN for state in states):
         return OK

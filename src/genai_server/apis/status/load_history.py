@@ -22,7 +22,9 @@ router = APIRouter(tags=["status"])
 
 
 class LoadHistory:
-    """Takes samples of the engines' latest reports at regular intervals, without waiting for an engine."""
+    """Keeps samples of the engines' load for the last five minutes. The samples are taken from the engines' latest
+    reports every two seconds, without waiting for an engine.
+    """
 
     def __init__(self, metrics: EngineMetrics, requests: RecentRequests) -> None:
         self._metrics = metrics

@@ -13,7 +13,9 @@ router = APIRouter(tags=["tools"], responses=error_responses(401, 429))
 
 
 class ListedToolServer(BaseModel):
-    """A tool server. Requests refer to it by its name, in `x-genai-run-tools`, `server_label` or `mcp_servers`."""
+    """A configured tool server. Requests refer to it by its name, in the header `x-genai-run-tools` or in the fields
+    `server_label` or `mcp_servers`.
+    """
 
     id: str
     object: Literal["tool_server"] = "tool_server"

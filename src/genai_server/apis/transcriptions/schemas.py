@@ -89,8 +89,8 @@ class TranslationForm(AudioForm):
 
 
 class ServerVad(Wire):
-    """How speech is told from silence (voice activity detection). In a form the fields are `chunking_strategy[type]`
-    and so on, or one text with JSON.
+    """How speech is distinguished from silence (voice activity detection). A form has these fields as
+    `chunking_strategy[type]` and so on, or one field with all of them as JSON.
     """
 
     model_config = ConfigDict(strict=False)

@@ -64,7 +64,7 @@ class TranscriptionOptions:
 
 
 class Transcription:
-    """A transcription in progress. `close` cancels what is running in the engine."""
+    """A transcription in progress. `windows` yields its segments; `close` cancels the running engine request."""
 
     # What a stream reports of prompts: nothing.
     progress = None
@@ -95,7 +95,7 @@ class Transcription:
         """Start the transcription, and wait until an engine has accepted the first window or the transcription has
         ended.
 
-        Raises the same errors as `windows`. `close` cancels what has been started.
+        Raises the same errors as `windows`. What has been started must be ended with `close`.
         """
         first = self._first = asyncio.ensure_future(anext(self._transcribed, None))
         first.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
@@ -152,7 +152,7 @@ class Transcription:
         self._requests.finish()
 
     async def _with_words(self, segments: list[Segment], window: Window, task: TranscriptTask) -> list[Segment]:
-        """The segments of a window with the times of their words, which take another pass of the model."""
+        """The segments of a window with the times of their words. To find the times, the model runs once more."""
         texts = [[token for token in segment.tokens if self._transcriber.is_text(token)] for segment in segments]
         times = await self._transcriber.token_times(window, list(chain(*texts)), task)
         times = [min(window.start + time, window.end) for time in times]
@@ -178,7 +178,7 @@ class Transcription:
         return {"type": "tokens", **tokens, "total_tokens": sum(tokens.values()), "input_token_details": details}
 
     def close(self) -> None:
-        """Cancel the window that is being read and the engine request that is running."""
+        """Cancel the reading of the current window and the engine request that is running."""
         if self._first is not None:
             self._first.cancel()
         self._requests.close()
@@ -283,8 +283,8 @@ def _detection(form: AudioForm) -> Detection:
 
 
 def _known(code: str, model: SpeechModel, param: str) -> str:
-    """The code by which the model knows a language, given as in `en` or `en-US` (the region is ignored). Raises
-    InvalidField, which names `param`, if the model does not know the language.
+    """The code that the model uses for a language, given as in `en` or `en-US` (the region is ignored). Raises
+    InvalidField for the field `param` if the model does not know the language.
     """
     known = sorted(model.languages) or [ENGLISH]
     found = _SUBTAGS.sub("", code.strip().lower())

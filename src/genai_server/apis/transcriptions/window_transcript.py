@@ -79,8 +79,8 @@ class WindowTranscript:
 class WindowTranscriber:
     """Transcribes windows of recordings with one model.
 
-    `base` is the template of all engine requests: it has what is equal in all of them, such as the salt of the prefix
-    cache and `max_length`, the maximum number of tokens of prompt and transcript together.
+    `base` is the engine request with the fields that are the same for all windows, such as the salt of the prefix cache
+    and `max_length`, the maximum number of tokens of prompt and transcript together.
     """
 
     def __init__(self, model: SpeechModel, codec: TextCodec, requests: EngineRequests, base: GenerationRequest) -> None:
@@ -100,8 +100,8 @@ class WindowTranscriber:
         )
 
     async def detect_language(self, window: Window, candidates: Collection[str] = ()) -> str:
-        """The code of the language that the window most likely has, out of `candidates`, or out of all if there are
-        none.
+        """The code of the language that is most likely spoken in the window, out of `candidates`, or out of all
+        languages of the model if there are none.
         """
         languages = {code: id for code, id in self._model.languages.items() if not candidates or code in candidates}
         found = await self._scores(window, [], list(languages.values()))
@@ -128,8 +128,8 @@ class WindowTranscriber:
         return found
 
     async def token_times(self, window: Window, tokens: Sequence[int], task: TranscriptTask) -> list[float]:
-        """When each of the text's tokens begins, and when the last one ends, in seconds from the beginning of the
-        window.
+        """The time at which each token of the window's text begins, and the time at which the last one ends, in seconds
+        from the beginning of the window.
         """
         model = self._model
         prompt = [model.start_of_transcript, *self._task_tokens(task)]
@@ -151,8 +151,8 @@ class WindowTranscriber:
         return math.exp((await self._scores(window, before, [token]))[token])
 
     async def _scores(self, window: Window, before: list[int], tokens: list[int]) -> dict[int, float]:
-        """The log probability of each of `tokens` as the next token after the prompt `before`, which defaults to the
-        start of a transcript.
+        """The log probability of each of `tokens` as the next token after the prompt `before`. An empty prompt stands
+        for the token that starts a transcript.
         """
         prompt = before or [self._model.start_of_transcript]
         # The token that is generated does not matter, but the end would bring no log probabilities.

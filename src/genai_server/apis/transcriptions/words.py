@@ -24,8 +24,8 @@ class Word(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The smallest group of tokens whose bytes are complete characters. `first` and `last` are token positions; `last`
-    is exclusive.
+    """The smallest group of consecutive tokens whose bytes are complete characters. `first` and `last` are the
+    positions of its tokens in the transcript; `last` is exclusive.
     """
 
     text: str
