@@ -27,7 +27,8 @@ _MAX_SHARE = 0.01
 
 
 class LoopShare:
-    """Limits how long one task may occupy the event loop without giving way to others.
+    """Limits how long one task may occupy the event loop without letting other tasks run. A task that reads an answer
+    has one.
 
     asyncio suspends a task only while it waits for something. Without this limit, an answer whose tokens arrived faster
     than they were sent occupied the event loop for 2.7 s.
@@ -41,15 +42,15 @@ class LoopShare:
         self._since = time.perf_counter()
 
     async def give_way(self) -> None:
-        """Let other tasks run if this one has occupied the event loop for too long."""
+        """Let other tasks run if this one has occupied the event loop for more than 10 ms."""
         if time.perf_counter() - self._since > _MAX_SHARE:
             await asyncio.sleep(0)
             self._since = time.perf_counter()
 
 
 class Piece(Struct, frozen=True):
-    """A piece of an answer: text, reasoning or tool calls, with scored tokens, or the progress of the prompt. Never
-    empty.
+    """The next part of a running answer: text, reasoning or tool calls, with log probabilities if the request asks for
+    them. Or a report of how much of the prompt the engine has read. Never empty.
     """
 
     parts: list[Part]
@@ -60,7 +61,7 @@ class Piece(Struct, frozen=True):
 
     @property
     def plain_text(self) -> str | None:
-        """The text, if the piece consists of content only; else None."""
+        """The text of the piece if it has nothing but text of the answer proper; otherwise None."""
         if len(self.parts) != 1 or self.tokens:
             return None
         (part,) = self.parts
@@ -87,7 +88,9 @@ class Ending:
 
 
 class Answer(AnswerFigures, Protocol):
-    """A running answer. It must be closed, which cancels it."""
+    """A running answer, as responses are built from it: the answer of one engine request, or of several with tool calls
+    between them. The caller must close it, which cancels it if it still runs.
+    """
 
     def pieces(self) -> AsyncIterator[Piece]:
         """The pieces of the answer as they arrive. Raises GenerationFailed after the pieces before the failure."""
@@ -102,14 +105,16 @@ class Answer(AnswerFigures, Protocol):
 
     @property
     def num_profiled(self) -> int:
-        """Number of profiled tokens. Only valid at the end of the answer."""
+        """Number of tokens for which ONNX Runtime wrote a profile. Only valid at the end of the answer."""
 
     def end(self) -> None:
-        """End the answer at once. Its reader receives the partial answer."""
+        """End the answer at once. Whoever reads it receives the partial answer."""
 
 
 class RunningAnswer(Answer):
-    """Reads a TokenStream and builds the answer's pieces. It must be closed, which cancels a running answer."""
+    """The answer of one engine request: reads the request's TokenStream and turns its tokens into pieces. The caller
+    must close it, which cancels it if it still runs.
+    """
 
     def __init__(
         self,
@@ -139,8 +144,9 @@ class RunningAnswer(Answer):
     async def pieces(self) -> AsyncIterator[Piece]:
         """The pieces of the answer, token by token.
 
-        Incomplete characters, stop strings and markers are held back until their last token. Raises GenerationFailed
-        after the pieces before the failure, but never after a stop string.
+        Incomplete characters are held back until they are complete. So is text that may be the beginning of a stop
+        string or of a marker, until it is certain. Raises GenerationFailed after the pieces before the failure, but
+        never after a stop string.
         """
         share = LoopShare()
         while (new := await self._next_tokens(share)) is not None:
@@ -168,7 +174,7 @@ class RunningAnswer(Answer):
             yield self._piece(parts, tokens)
 
     async def _next_tokens(self, share: LoopShare) -> Tokens | Progress | None:
-        """The engine's next tokens, or a report of the prompt's progress; None at the end."""
+        """The engine's next tokens, or its next report of how much of the prompt it has read; None at the end."""
         if self._stream.has_items:
             await share.give_way()
         else:
@@ -233,14 +239,14 @@ class RunningAnswer(Answer):
 
     @property
     def num_profiled(self) -> int:
-        """Number of profiled tokens. Only valid at the end of the answer."""
+        """Number of tokens for which ONNX Runtime wrote a profile. Only valid at the end of the answer."""
         return self._stream.finished.num_profiled
 
     def timings(self) -> Timings:
         return self._stopwatch.timings(self._stream.phases, self._stream.num_produced)
 
     def end(self) -> None:
-        """End the answer at once. Its reader receives the partial answer."""
+        """End the answer at once. Whoever reads it receives the partial answer."""
         self._stream.finish(FinishReason.STOP)
         self._stream.close()
 
@@ -248,7 +254,7 @@ class RunningAnswer(Answer):
         self._stream.close()
 
     def _progress(self, progress: Progress) -> JsonObject:
-        """The progress of the prompt in the format of llama.cpp's `prompt_progress`."""
+        """A report of how much of the prompt the engine has read, in the format of llama.cpp's `prompt_progress`."""
         return {
             "total": self._stopwatch.input_tokens,
             "cache": progress.num_cached,
@@ -264,8 +270,8 @@ class RunningAnswer(Answer):
         return Piece(parts, tokens)
 
     async def _echoed(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
-        """The first piece of an answer to a request with `echo`: the prompt, followed by the given parts and scored
-        tokens.
+        """The first piece of an answer to a request with `echo`: the prompt, followed by `parts` and `tokens`, the
+        first parts and scored tokens of the answer itself.
         """
         echo, self._echo = self._echo, None
         assert echo is not None
@@ -277,7 +283,9 @@ class RunningAnswer(Answer):
 
 @dataclass(frozen=True)
 class Generation:
-    """All answers of a request. It must be closed, which cancels running answers."""
+    """All answers to a request, as `generate` returns them. The caller must close it, which cancels the answers that
+    still run.
+    """
 
     # The model's name in responses, including the adapter if any.
     model: str
@@ -329,7 +337,9 @@ class Generation:
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Number of processed tokens of all prompts, and their total number; None when all have been processed."""
+        """How many tokens of all prompts the engine has read, and how many there are in all; None once it has read them
+        all.
+        """
         unread = sum(answer.num_unread for answer in self.answers)
         total = sum(answer.usage.prompt for answer in self.answers)
         return (total - unread, total) if unread else None
@@ -341,7 +351,9 @@ class Generation:
         return replace(found, audio=tokens) if self.medium is Medium.AUDIO else replace(found, images=tokens)
 
     def metrics(self) -> dict[str, Any]:
-        """Metrics of the first answer, in the format of generation.parameters.base.Metrics, rounded to six digits."""
+        """Latency and throughput of the first answer, in the format of generation.parameters.base.Metrics, rounded to
+        six significant digits.
+        """
         answer = self.answers[0]
         profiled = {"profiled_tokens": answer.num_profiled} if answer.num_profiled else {}
         return {**_rounded(msgspec.to_builtins(answer.timings())), "model": self.model, **profiled}

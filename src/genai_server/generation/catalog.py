@@ -56,7 +56,9 @@ _CANNOT = {
 
 
 def plain_name(name: str) -> str:
-    """A model's name without the tag `latest` and the address of the hub, which Ollama's clients add to it."""
+    """A model's name without the tag `:latest` and without the address of a hub in front, which Ollama's clients
+    add.
+    """
     return _HUB.sub("", name).removesuffix(_TAG)
 
 
@@ -67,7 +69,9 @@ def names_of(about: ModelStatus) -> list[str]:
 
 
 def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsupported:
-    """The error for a request that asks a model for an unsupported task. It names the models that are able."""
+    """The error for a request that asks a model for a task which it does not support. `able` are the names of the
+    models that support it, which the error lists.
+    """
     which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
     return TaskUnsupported("model", f"{quoted(model)} {_CANNOT[task]}; {which}")
 
@@ -88,7 +92,10 @@ class ChosenModel:
 
 
 class Catalog:
-    """Knows all models, and serves those that are loaded. Used by the event loop's thread, except where noted."""
+    """The models as an API process sees them. For each loaded model, the catalog connects to the engines and reads the
+    tokenizer and the chat template. `create_app` creates it. For use by the event loop's thread only, except where
+    noted.
+    """
 
     def __init__(
         self, supervisor: SupervisorClient, load_text: LoadText, fingerprint: Fingerprint, max_waiting: int
@@ -105,7 +112,8 @@ class Catalog:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator["Catalog"]:
-        """Context in which the catalog follows the changes that the supervisor reports. The value is the catalog.
+        """Context in which the catalog follows the changes of models that the supervisor reports. Yields the catalog
+        itself.
 
         The block begins once the tokenizers and templates of all loaded models have been read.
         """
@@ -236,7 +244,7 @@ class Catalog:
         raise task_unsupported(chosen.about.name, task, [about.name for about in able])
 
     def taking(self, medium: Medium) -> list[str]:
-        """Names of the models that take images, or audio, in chats."""
+        """Names of the models that take this medium, images or audio, in chats."""
         return [about.name for about in self.statuses() if about.medium is medium and not about.leaving]
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
@@ -253,10 +261,12 @@ class Catalog:
         return [engine for served in having or loaded for engine in served.router.select(device)]
 
     async def serving(self, chosen: ChosenModel, seconds: float) -> tuple[ChosenModel, ServedModel]:
-        """The chosen model once it is served. A model that is loaded on demand is loaded first, within `seconds`.
+        """The chosen model with its engines and its tokenizer. A model that is loaded on demand is loaded first, within
+        `seconds`.
 
-        After waiting, the choice is made again, because the adapter may have been unloaded. Raises QueueFull,
-        NoEngineReady or ModelsBusy if the model is not served in time, and ModelNotFound if it was removed.
+        After a wait, the model and the adapter are chosen again, because the adapter may have been unloaded meanwhile.
+        Raises QueueFull, NoEngineReady or ModelsBusy if the model is not served in time, and ModelNotFound if it was
+        removed.
         """
         self._update()
         about = chosen.about
@@ -269,11 +279,13 @@ class Catalog:
         return self.choose(chosen.id), served
 
     async def loaded(self, name: str, seconds: float) -> ServedModel:
-        """Ask the supervisor to load the model with this name, until it is loaded or has failed to load.
+        """Ask the supervisor, again and again, to load the model with this name, and return the model once it is loaded
+        or has failed to load.
 
-        Raises ModelTooLarge if there is too little memory for the model even alone. Raises ModelsBusy if there is too
-        little memory next to what cannot be unloaded, or if other models are in use for all of `seconds`. Raises
-        NoEngineReady if the model has not loaded after `seconds`, and ModelNotFound if it is removed.
+        Raises ModelTooLarge if there is too little memory for the model even without any other model. Raises ModelsBusy
+        if there is too little memory besides models that cannot be unloaded, or if requests use the other models during
+        all of `seconds`. Raises NoEngineReady if the model has not loaded after `seconds`, and ModelNotFound if it is
+        removed.
         """
         began = time.monotonic()
         asked, has_asked = began - _ASK_EVERY, False
@@ -299,7 +311,9 @@ class Catalog:
             await asyncio.sleep(_LOOK_EVERY / 2)
 
     async def loads(self) -> AsyncIterator[ServedModel]:
-        """Yield each model once this process can send it requests, and again whenever it is loaded again. Endless."""
+        """Yield each model as soon as this process can send it requests, and again whenever it has been loaded again.
+        Never ends.
+        """
         known: set[ServedModel] = set()
         while True:
             ready = {served for served in self._served.values() if served.takes_work}
@@ -321,7 +335,9 @@ class Catalog:
 
     @contextlib.contextmanager
     def _waiting_for(self, name: str) -> Iterator[None]:
-        """Context in which a request that waits for a model is counted. Raises QueueFull if too many wait."""
+        """Context in which a request counts as one that waits for the model `name`. Raises QueueFull if too many
+        requests wait for it.
+        """
         if self._waiting[name] >= self._max_waiting:
             raise QueueFull(f"{self._max_waiting} requests wait for model {name} to be loaded (GENAI_MAX_QUEUE)")
         self._waiting[name] += 1

@@ -29,7 +29,7 @@ _CALLS = "calls or text"
 
 @dataclass(frozen=True)
 class Constraint:
-    """A grammar that an answer must match, and the field that requires it."""
+    """A grammar that an answer must match, and the field of the request that requires it."""
 
     grammar: str
     field: str
@@ -44,14 +44,16 @@ class Constraint:
 
     @property
     def is_needed(self) -> bool:
-        """Whether an answer must fail if the grammar cannot be followed while the answer is generated."""
+        """Whether an answer must fail if the engine cannot follow the grammar while it generates the answer."""
         return self.is_promised or self.name != _CALLS
 
     async def check(self, complain: Complain) -> frozenset[str]:
-        """Compile the grammar. Returns the names of the parts that must be relaxed first; empty if it compiles.
+        """Check that the grammar compiles. Returns the names of the parts whose JSON schemas have to be relaxed, so
+        that a new constraint can be built; empty if the grammar compiles.
 
-        `complain` compiles a grammar and returns an error message or None; its own errors are passed on. Raises
-        InvalidField with the message if the grammar of a constraint that the request demands does not compile.
+        A schema is relaxed by leaving out what cannot be enforced. `complain` compiles a grammar, and returns an error
+        message or None; errors that it raises are passed on. Raises InvalidField with the message if a grammar that the
+        request demands does not compile.
         """
         try:
             await self._check(complain)
@@ -67,8 +69,8 @@ class Constraint:
             return frozenset({self.name})
 
     async def _compiles(self, complain: Complain) -> bool:
-        """Whether the grammar of this part compiles. Raises InvalidField if it does not, and the request demands the
-        constraint.
+        """Whether the grammar of this part compiles. Raises InvalidField if it does not although the request demands
+        the constraint.
         """
         try:
             await self._check(complain)
@@ -84,12 +86,14 @@ class Constraint:
             raise self.refused(words)
 
     def refused(self, reason: str) -> InvalidField:
-        """The error for this reason, which names the constraint's field."""
+        """An InvalidField error that names the constraint's field, its rule, and `reason`."""
         return InvalidField(self.field, f"{self.rule}: {reason}")
 
 
 def structure(wanted: StructuredOutputs | None) -> Constraint | None:
-    """The constraint of `structured_outputs`. Raises InvalidField if no grammar can be made of it."""
+    """The constraint that the field `structured_outputs` demands; None without the field. Raises InvalidField if no
+    grammar can be made of it.
+    """
     if wanted is None:
         return None
     with _naming(_STRUCTURE):
@@ -108,10 +112,11 @@ def structure(wanted: StructuredOutputs | None) -> Constraint | None:
 
 
 class ChatConstraint:
-    """Builds the constraint of one chat.
+    """Builds the constraint of the answers to one chat from its tools, response format and structured outputs.
 
     With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` has the names of the
-    parts, such as functions and the response format, whose schemas are to be relaxed.
+    parts, such as functions and the response format, whose schemas are not enforced, because their grammars do not
+    compile.
     """
 
     def __init__(self, body: ChatParameters, codec: TextCodec, *, best_effort: bool, loose: frozenset[str]) -> None:
@@ -208,11 +213,12 @@ class ChatConstraint:
         )
 
     def _relaxed(self, schema: Mapping[str, Any], name: str, field: str | None) -> Mapping[str, Any]:
-        """The part of a schema that can be enforced. `name` is the name of the function or field with the schema.
+        """The part of a schema that can be enforced. `name` is the name of the function or the field that has the
+        schema.
 
-        Keywords that are dropped are recorded with `field`, unless it is None. Raises InvalidField for a response
-        format that is not a schema. A tool whose parameters are not a schema accepts any value, so that the other tools
-        can be used.
+        The keywords that are left out are recorded for `field`, unless `field` is None. Raises InvalidField for a
+        response format that is not a schema. If a tool's parameters are not a schema, any value is allowed for them, so
+        that the other tools can be used.
         """
         found, left_out = any_value(schema), [EVERYTHING]
         try:
@@ -268,8 +274,8 @@ def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
 
 
 def _schema(given: Any) -> dict[str, Any]:
-    """The value `given` of the field `json`, a schema or its JSON text, as a dictionary. True allows any value, false
-    none.
+    """The value `given` of the field `json`, which is a JSON schema or the text of one, as a dictionary. The schema
+    `true` becomes one that allows any value, `false` one that allows none.
 
     Raises InvalidField for any other value.
     """
@@ -288,7 +294,7 @@ def _schema(given: Any) -> dict[str, Any]:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Context that adds `field` as the field's name to InvalidField errors that name no field."""
+    """Context that sets `field` as the field of InvalidField errors that name none."""
     try:
         yield
     except InvalidField as error:

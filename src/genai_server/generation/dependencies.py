@@ -80,7 +80,7 @@ class Services:
 
 
 async def services(request: Request) -> Services:
-    """The app's services."""
+    """The app's services. A FastAPI dependency of the routes."""
     found: Services = request.app.state.services
     return found
 
@@ -127,10 +127,10 @@ class Deadline:
         return max(0.0, self._began + self.seconds - self._clock())
 
     def require_end(self, reason: FinishReason | None) -> None:
-        """Return if the engine ended a result by itself; `reason` says why it ended. A partial result is of no use
-        here.
+        """Raise an error unless the engine itself ended a result, for uses in which a partial result is worthless.
+        `reason` says what ended the result.
 
-        Raises DeadlinePassed, SessionTerminated or RequestCancelled if something else ended the result.
+        The error is DeadlinePassed, SessionTerminated or RequestCancelled.
         """
         match reason:
             case FinishReason.TIMEOUT:
@@ -145,7 +145,9 @@ class Deadline:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """The context of one HTTP request for an answer."""
+    """What is known of one HTTP request while it is answered: its deadline, its API key with the key's rights, and
+    where its end is recorded. The dependency `context` creates it for a route.
+    """
 
     deadline: Deadline
     # Reports when the client disconnects.
@@ -173,21 +175,28 @@ class RequestContext:
 
     @property
     def tenant(self) -> str:
-        """Stands for the request's API key where keys share the engines; the same for all requests without a key."""
+        """A digest of the request's API key, by which requests take turns in the engines and workers; "" for all
+        requests without a key.
+        """
         return "" if self.key_digest is None else _digest(None, self.key_digest, b"tenant")
 
     def precedence(self, priority: int | None) -> int:
-        """Precedence over requests of other keys, from the body's `priority`; 0 unless the key has this right."""
+        """The body's `priority` if the key has the right that it also counts next to requests of other keys; otherwise
+        0.
+        """
         return (priority or 0) if self.has_absolute_priority else 0
 
     def answer_id(self, prefix: str) -> str:
-        """Id of the answer: the request's `unique_id`, with the prefix of the API."""
+        """The id of the response: `prefix`, which depends on the API, and the request's `unique_id` without the prefix
+        "req-".
+        """
         return prefix + self.record.unique_id.removeprefix("req-")
 
     def cache_salt(self, given: str | None) -> str | None:
-        """Salt for the engine's prefix cache, for the salt `given` in the body.
+        """The salt for the engine's prefix cache. Only requests with equal salts share cached prefixes.
 
-        The result is a digest, which reveals neither the API key nor the body's salt.
+        It is a digest of the API key, unless keys share prefixes, and of `given`, the `cache_salt` in the body. So it
+        reveals neither of them. None if there is neither.
         """
         own_cache = None if self.shares_prefixes else self.key_digest
         if own_cache is None and given is None:
@@ -196,24 +205,23 @@ class RequestContext:
 
     @property
     def owner(self) -> TaskOwner:
-        """The request as the owner of tasks in worker processes, which serve API keys, and the requests of a key, in
-        turn.
+        """The owner of tasks that worker processes do for this request. The worker pool lets API keys take turns, and
+        the requests of each key.
         """
         return TaskOwner(self.tenant, self.record.unique_id, self.low_priority)
 
     def requester(self, salt: str | None = None) -> Requester:
-        """The requester of images and grammars that are prepared for the request: the owner of the tasks, and the cache
-        salt.
+        """The owner of the tasks that prepare images and grammars for this request, together with a cache salt.
 
         `salt` is the `cache_salt` in the body. Prepared images are shared only by requests with equal salts.
         """
         return Requester(self.owner, self.cache_salt(salt))
 
     def answer_memory(self, salt: str | None) -> str:
-        """Name of the store of earlier answers from which the engine takes draft tokens, for the `cache_salt` in the
-        body.
+        """The name under which the engine keeps the tokens of earlier answers, to find draft tokens for this request
+        among them. `salt` is the `cache_salt` in the body.
 
-        No two API keys ever have the same name, so no key's answers influence those of another.
+        Requests with different API keys or salts have different names, so no key's answers influence those of another.
         """
         return _digest(salt, self.key_digest, b"earlier answers")
 
@@ -228,15 +236,15 @@ class RequestContext:
         return counted
 
     async def run_while_connected(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work while the client is connected and return the result of the work.
+        """Run the coroutine `work` while the client is connected, and return its result.
 
         Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server stops.
         """
         return await while_connected(work, self.receive)
 
     async def run_in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that needs no engine, while the client is connected and until the deadline. Returns the result of
-        the work.
+        """Run the coroutine `work`, which needs no engine, while the client is connected and until the deadline.
+        Returns its result.
 
         Raises DeadlinePassed, ClientLeft as soon as the client has disconnected, and ServerStopping when the server
         stops.
@@ -258,7 +266,7 @@ def _digest(salt: str | None, key_digest: bytes | None, purpose: bytes) -> str:
 
 @asynccontextmanager
 async def within(deadline: Deadline) -> AsyncGenerator[None]:
-    """Context whose work is cancelled at the deadline. Raises DeadlinePassed in this case."""
+    """Context manager that cancels the work in its block at the deadline and then raises DeadlinePassed."""
     try:
         async with asyncio.timeout(deadline.seconds_left):
             yield
@@ -268,10 +276,10 @@ async def within(deadline: Deadline) -> AsyncGenerator[None]:
 
 
 async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Await work while the client is connected. Returns the result of the work.
+    """Run the coroutine `work` while the client is connected, and return its result.
 
-    Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server stops. Both cancel the
-    work, possibly before its first step.
+    `receive` is the request's ASGI function, which reports the disconnection. Raises ClientLeft as soon as the client
+    has disconnected, and ServerStopping when the server stops. Both cancel the work, possibly before its first step.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
@@ -288,7 +296,9 @@ async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 
 async def context(request: Request, services: ServicesDep) -> RequestContext:
-    """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
+    """The context of a request. A FastAPI dependency of the routes. Raises InvalidField for a timeout header that is
+    not a number of seconds.
+    """
     state, access = request_state(request.scope), rights(request)
     on_behalf = state.receipt.on_behalf
     limit = services.settings.request_timeout if on_behalf is None else on_behalf.seconds
@@ -318,7 +328,7 @@ async def context(request: Request, services: ServicesDep) -> RequestContext:
 
 
 class EngineFields(Protocol):
-    """Fields of a body that say where, and within how many seconds, it is answered."""
+    """Fields of a body that choose the model, its device, and the time limit of the answer in seconds."""
 
     model: str | None
     device: str | None
@@ -326,7 +336,9 @@ class EngineFields(Protocol):
 
 
 class EngineChoice(NamedTuple):
-    """A model, and one of its engines, with the model's data and tokenizer on the engine's device."""
+    """The model and the engine that were chosen for a request, with what the engine has reported of the model and with
+    the tokenizer for its device.
+    """
 
     chosen: ChosenModel
     served: ServedModel
@@ -355,10 +367,11 @@ async def choose_engine(services: Services, context: RequestContext, body: Engin
 def choose_by_prompt(
     context: RequestContext, choice: EngineChoice, tokens: Sequence[int], *, device: str | None, cache_salt: str | None
 ) -> EngineChoice:
-    """The given choice with the engine of the model that is best for a prompt, weighing work against cached prefixes.
+    """Choose between the engines of the model in `choice` again, now that the prompt is known. The engine that has
+    cached most of the prompt is preferred, unless others have less work.
 
-    `tokens` are the prompt's tokens up to its first image; `device` and `cache_salt` are fields of the body. Raises
-    NoEngineReady.
+    `tokens` are the prompt's tokens up to its first image; `device` and `cache_salt` are fields of the body. Returns
+    `choice` with this engine. Raises NoEngineReady.
     """
     adapter = choice.chosen.adapter
     prefix = prefix_digests(tokens, context.cache_salt(cache_salt), None if adapter is None else adapter.name)

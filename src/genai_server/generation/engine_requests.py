@@ -1,4 +1,6 @@
-"""Several engine requests for one HTTP request, one after another or side by side, and their figures together."""
+"""Several engine requests for one HTTP request, one after another or at the same time, and their added token counts and
+times.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -58,7 +60,9 @@ class SummedFigures(AnswerFigures):
             stream.close()
 
     def begin(self, stream: TokenStream, num_tokens: int) -> None:
-        """Record that an engine has accepted a request. `num_tokens` tokens of its prompt are added to the sum."""
+        """Record that an engine has accepted a request, whose answer is `stream`. `num_tokens` tokens of its prompt are
+        added to the sum.
+        """
         self._streams.add(stream)
         self._stopwatch.input_tokens += num_tokens
 
@@ -67,8 +71,8 @@ class SummedFigures(AnswerFigures):
         self._stopwatch.count(num_tokens)
 
     def end(self, stream: TokenStream, num_counted: int = 0) -> None:
-        """Record the end of a request. `num_counted` prompt tokens, which an earlier request has counted, are not
-        counted as cached.
+        """Record the end of the request whose answer is `stream`. Its first `num_counted` prompt tokens, which an
+        earlier request has counted, are not added to the number of cached tokens.
         """
         self._stopwatch.stop()
         self._streams.discard(stream)
@@ -83,7 +87,8 @@ class SummedFigures(AnswerFigures):
 
 
 class EngineRequests:
-    """Runs the engine requests of one HTTP request, which is recorded once the first one is accepted.
+    """Runs the engine requests that one HTTP request takes, such as one for each window of a recording. Once the first
+    one is accepted, the record of the HTTP request has their added token counts and times.
 
     `pick` returns the engine for the next requests. All requests about one audio recording go to the same engine,
     because that engine has encoded the audio. `param` is the field that errors name. Without `generates`, the generated

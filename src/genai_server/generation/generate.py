@@ -81,7 +81,9 @@ async def generate(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A request that is ready for its engine."""
+    """A request that has been prepared, up to the messages for its engine and the objects that turn the engine's tokens
+    into text.
+    """
 
     engine: EngineClient
     # One for each answer; those to the same prompt are adjacent.
@@ -174,10 +176,11 @@ async def _prepare(
     keeps_media: bool,
     only_complete_calls: bool,
 ) -> _Prepared:
-    """Encode the prompts of a request, choose the engine by them, check the grammar, and build a request for each
-    answer.
+    """Encode the prompts of a request, choose the engine that suits them best, check the grammar, and build an engine
+    request for each answer.
 
-    May have to wait for the work on other requests. Raises InvalidField and other errors that refuse the request.
+    `keeps_media` and `only_complete_calls` are as in `generate`. Long prompts and grammars wait for their turn next to
+    those of other requests. Raises InvalidField and other errors that refuse the request.
     """
     chosen, served, codec = choice.chosen, choice.served, choice.codec
     num_per_prompt = body.n or 1
@@ -311,7 +314,10 @@ def _answer_text(
 
 
 def _repetition(body: SamplingFields, text: AnswerText) -> RepetitionDetector | None:
-    """Detector that ends an answer when it repeats itself; None if repetition is allowed."""
+    """The detector that ends an answer when it repeats itself; None if the answer may do that.
+
+    Without a rule in the body, only answers that consist of several parts, such as reasoning and text, have one.
+    """
     asked = body.repetition_detection
     if asked is None:
         return RepetitionDetector(None) if text.has_parts and not body.ignore_eos else None
@@ -364,7 +370,7 @@ def to_generation_request(
 
 
 def with_default_limit(body: Body, default: int, limit: int) -> Body:
-    """A body whose answers have at most `default` tokens, unless the body has a limit of its own, or `default` is 0.
+    """The body with a limit of `default` tokens for each answer, unless it has a limit of its own or `default` is 0.
 
     The number is reduced to `limit`, the maximum length of the model's sequences, if it is greater.
     """
@@ -374,7 +380,9 @@ def with_default_limit(body: Body, default: int, limit: int) -> Body:
 
 
 def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:
-    """The name and value of the field that limits the answer's tokens."""
+    """The name of the field that limits the answer's tokens, and its value; None stands for no limit. Raises
+    InvalidField if there are two such fields.
+    """
     if isinstance(body, ChatParameters) and body.max_completion_tokens is not None:
         if body.max_tokens is not None:
             raise InvalidField("max_tokens", "cannot be combined with max_completion_tokens")

@@ -18,7 +18,7 @@ from genai_server.messages.generation_request import GenerationRequest
 
 @dataclass(frozen=True)
 class NextTokens:
-    """The question how likely each of the tokens `tokens` is after a prompt.
+    """A question for the engine: how likely is each of `tokens` as the next token after a prompt?
 
     The prompt consists of `head`, which the prompts of other questions may share, and `tail`.
     """
@@ -36,7 +36,7 @@ class NextTokens:
 
 
 class ScoredFields(Protocol):
-    """Fields of a body that choose the device and the priority, and with whom cached prefixes are shared."""
+    """Fields of a body that choose the device, the priority, and the salt of the prefix cache."""
 
     device: str | None
     priority: int | None
@@ -48,11 +48,12 @@ Logprobs = dict[int, float] | GenerationFailed
 
 
 class NextTokenScorer:
-    """Asks one engine for log probabilities of next tokens, for many prompts of one HTTP request.
+    """Asks one engine for log probabilities of next tokens, for many prompts of one HTTP request. The caller must close
+    it.
 
-    The engine gets at most as many of the prompts at a time as it runs at once, and fewer while it has requests of
-    other clients. So the prompts never fill the engine's queue, and each API key keeps its share. The first prompt is
-    processed alone, so that the others find their common beginning in the prefix cache. Must be closed.
+    The engine gets at most as many of the prompts at a time as it can run at the same time, and fewer while it has
+    requests of other clients. So the prompts never fill the engine's queue, and each API key keeps its share. The first
+    prompt is processed alone, so that the others find their common beginning in the prefix cache.
     """
 
     def __init__(
@@ -98,8 +99,7 @@ class NextTokenScorer:
         return self._requests.usage
 
     async def run(self, asked: Sequence[NextTokens]) -> list[Logprobs]:
-        """Return the log probabilities for each question, in order; in place of these the error of a question that
-        failed.
+        """Ask all questions, and return for each, in order, the log probabilities or the error with which it failed.
 
         Raises Unavailable if the first prompt is refused, DeadlinePassed, SessionTerminated and RequestCancelled.
         """
@@ -123,11 +123,12 @@ class NextTokenScorer:
         return found
 
     def _width(self, num_own: int) -> int:
-        """Maximum number of this scorer's prompts that the engine may have at a time, while it has `num_own` of them.
+        """Maximum number of this scorer's prompts that the engine may have at a time. It has `num_own` of them now.
 
-        While the engine has requests of other clients, there are no more prompts than those requests, but at least two,
-        so that one is processed while another is on its way. Otherwise another client's stream would become as slow as
-        if each prompt came from a client of its own.
+        Without requests of other clients, this is the number of sequences that the engine runs at the same time.
+        Otherwise it is the number of those requests, but at least two, so that one prompt is processed while another is
+        on its way. More prompts at a time would slow down the streams of other clients, as if each prompt came from a
+        client of its own.
         """
         num_slots = max(1, self._engine.batching.num_slots)
         num_others = self._engine.work - (0 if self._base.low_priority else num_own)

@@ -1,11 +1,11 @@
-"""How likely a model answers a prompt with each of several options, without generating text.
+"""Computes how likely a model is to answer a prompt with each of several options, without generating text.
 
-The options form a tree of tokens. If all options continue with the same token, an answer that must be one of them has
-no other choice, so the token has the probability 1. Where options branch, the model's probabilities of their tokens are
-normalized over these tokens. An option's probability is the product along its tokens, and those of all options sum to
-1. This is how often a model that samples at temperature 1, and must write one of the options, would write this one. So
-if an option has more than half of the probability, each of its tokens is the most likely one that is allowed, and
-greedy decoding under a grammar of the options writes it, too.
+The options form a tree of tokens. Where all options continue with the same token, that token has the probability 1,
+since an answer that must be one of the options has no other choice. Where options branch, the model's probabilities of
+the next tokens are normalized over the tokens with which an option continues. The probability of an option is the
+product of the probabilities of its tokens, and all options together have the probability 1. This is how often a model
+would write the option if it sampled at temperature 1 and had to write one of the options. An option with more than half
+of the probability is therefore also what greedy decoding under a grammar of the options writes.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Prefix = tuple[int, ...]
 
 @dataclass(frozen=True)
 class OptionScores:
-    """The probabilities of a prompt's options, in order."""
+    """The probabilities of a prompt's options, in the order of the options."""
 
     probabilities: Sequence[float]
     # The model's own probability that it continues with a token of the options, where these part first.
@@ -65,7 +65,8 @@ class PromptWithOptions:
         return len(self.head.tokens) + len(self.tail)
 
     def asked(self, num_counted: int) -> dict[Prefix, NextTokens]:
-        """Questions for an engine: one for each common beginning of options after which they continue differently.
+        """The questions for an engine: one for each beginning that several options share and after which they continue
+        differently.
 
         The questions are keyed by these beginnings. The first `num_counted` tokens of the prompt are left out of the
         token counts, because earlier prompts have counted them.
@@ -79,10 +80,11 @@ class PromptWithOptions:
 async def score_options(
     scorer: NextTokenScorer, prompts: Sequence[PromptWithOptions], model: ModelInfo, *, temperature: float = 1.0
 ) -> list[OptionScores | GenerationFailed]:
-    """The scores of each prompt's options, or the error that prevented them.
+    """Score the options of each prompt. Returns for each prompt, in order, the scores or the error that prevented them.
 
-    A temperature above 1 makes the probabilities more alike. Raises PromptTooLong and InvalidField before any work, and
-    Unavailable, DeadlinePassed, SessionTerminated and RequestCancelled if the engine does not complete the work.
+    `temperature` divides the logarithms of the probabilities, so a value above 1 makes options more equally likely.
+    Raises PromptTooLong and InvalidField before any work, and Unavailable, DeadlinePassed, SessionTerminated and
+    RequestCancelled if the engine does not complete the work.
     """
     heads = [prompt.head for prompt in prompts]
     first = {id(head): number for number, head in reversed(list(enumerate(heads)))}
@@ -106,9 +108,8 @@ async def score_options(
 
 
 def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
-    """Map each prefix that several options share, but continue differently, to the tokens that follow it in any option.
-
-    Prefixes are in order of length.
+    """Find the places where options branch. Returns, for each beginning that several options share and after which they
+    continue differently, the next tokens of these options. Shorter beginnings come first.
     """
     following: dict[Prefix, dict[int, None]] = {}
     for option in options:
@@ -121,12 +122,13 @@ def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
 def _scores(
     options: Sequence[Sequence[int]], logprobs: Mapping[Prefix, Mapping[int, float]], temperature: float
 ) -> OptionScores:
-    """Return the probability of each option, normalized over the options, and their total probability before that.
+    """Compute the probability of each option, and the model's own probability of answering with one of the options at
+    all.
 
-    An option's probability is the product of its tokens' probabilities at each prefix after which options branch, taken
-    at the temperature and normalized over the tokens that continue an option there. Tokens elsewhere count as certain.
-    The total is the model's own probability that it continues with any of the options, where they first branch.
-    `logprobs` maps each such prefix to the model's log probabilities of the tokens that continue an option.
+    `logprobs` maps each beginning after which options branch to the model's log probabilities of the tokens that
+    continue an option there. The probability of an option is the product over these branches, each at the temperature
+    and normalized over the tokens that continue an option. All other tokens count as certain. The model's own
+    probability is the sum at the first branch, without normalization.
     """
     shares = {prefix: log_shares(tokens, temperature) for prefix, tokens in logprobs.items()}
 
@@ -233,8 +235,8 @@ async def _answer_opening(chat: ChatParameters, prompt: list[int], codec: TextCo
 async def _encode_answers(texts: Sequence[str], codec: TextCodec, owner: TaskOwner, *, param: str) -> list[list[int]]:
     """The tokens of each text as an answer, which follows other text. Special tokens are encoded as plain text.
 
-    Raises InvalidField for the field `param` if the tokens of two texts are the same, or if those of one begin those of
-    another.
+    Raises InvalidField for the field `param` if two texts have the same tokens, or if one text's tokens are the
+    beginning of another's.
     """
     encode = partial(codec.encode_text, add_special=False, parse_special=False, param=param, owner=owner)
     # Some tokenizers put a space before the first word of a text.

@@ -1,4 +1,6 @@
-"""The output spec of a request: the tools its answers may call, the grammar they must match, and their parser."""
+"""Decides what the answers to a request may contain and must match: the tools that they may call, the grammar that they
+must match, and the parser that reads them.
+"""
 
 import hashlib
 import json
@@ -32,7 +34,9 @@ _FIELDS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "st
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What a request's answers may contain and must match."""
+    """What the answers to one request may contain and must match (the output spec). `generate` gives its grammar to the
+    engine, and reads each answer with a parser of its own.
+    """
 
     # How the model writes reasoning and tool calls.
     dialect: Dialect = Dialect()
@@ -119,10 +123,10 @@ def plain_output_spec(body: SamplingFields) -> OutputSpec:
 
 
 class CheckedSpecs:
-    """Builds the output specs of chats, checks that their grammars compile, and caches the specs.
+    """Builds the output specs of chats, checks that their grammars compile, and caches the specs for each API key. An
+    API process has one. For use by the event loop's thread only.
 
-    An agent sends the same tools with each request, and building a grammar from them is slow. Used by the event loop's
-    thread only.
+    An agent sends the same tools with each request, and building a grammar from them is slow.
     """
 
     def __init__(self, grammars: GrammarChecker, *, best_effort: bool) -> None:
@@ -137,7 +141,8 @@ class CheckedSpecs:
     ) -> OutputSpec:
         """The output spec of a chat, whose encoded prompt is `prompt`, with a grammar that compiles.
 
-        `in_turn` runs work that takes long for large schemas. Raises InvalidField, CheckerUnavailable and QueueFull.
+        `requester` is the owner of the task that compiles the grammar in a worker process. `in_turn` runs work that
+        takes long for large schemas. Raises InvalidField, CheckerUnavailable and QueueFull.
         """
         if not body.tools and body.response_format is None and body.structured_outputs is None:
             return chat_output_spec(body, codec, prompt, best_effort=self._best_effort)

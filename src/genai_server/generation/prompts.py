@@ -40,7 +40,7 @@ class EchoedPrompt:
     tokens: Sequence[bytes]
 
     def scored(self, following: list[ScoredToken]) -> list[ScoredToken]:
-        """All prompt tokens with log probabilities, of which the first has none.
+        """All tokens of the prompt, each with its log probability. The first has none.
 
         `following` are the scored tokens of the prompt except the first. If log probabilities are missing, the result
         is empty.
@@ -71,10 +71,8 @@ class EncodedPrompt:
 
     @property
     def text(self) -> list[int]:
-        """The prompt's tokens before its first image: the part that can be looked up in the prefix caches of several
-        engines.
-
-        From the first image on it cannot, because each engine gives the features of images ids of its own.
+        """The prompt's tokens before its first image. Only this part can be looked up in the prefix caches of several
+        engines, because from the first image on each engine has its own ids for the images' features.
         """
         return self.tokens[: self.images[0].start] if self.images else self.tokens
 
@@ -245,7 +243,9 @@ def _with_images(tokens: list[int], placeholder: int, images: Sequence[ReadImage
 
 
 def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
-    """The images of a prompt in the engine's format. Requests with different cache salts share no images."""
+    """The images of a prompt in the engine's format. Their ids depend on the cache salt, so that requests with
+    different salts share no images.
+    """
 
     def digest(image: ReadImage) -> str:
         return blake2b(f"{cache_salt}\n{image.digest}".encode(), person=b"image").hexdigest()
@@ -259,9 +259,11 @@ def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
 async def encode_prediction(
     body: ChatParameters | CompletionRequest, codec: TextCodec, model: ModelInfo, owner: TaskOwner
 ) -> list[int]:
-    """The token ids of a chat's prediction; empty without one.
+    """The token ids of a chat's `prediction`, a text that the answer is expected to repeat in large part; empty without
+    one.
 
-    `owner` is the request's owner of tasks. Raises InvalidField if there are more tokens than a sequence may have.
+    `owner` is for the task of encoding a long text in a worker thread. Raises InvalidField if there are more tokens
+    than a sequence may have.
     """
     if not isinstance(body, ChatParameters) or body.prediction is None:
         return []
@@ -281,9 +283,10 @@ async def encode_prediction(
 def echoed_prompts(
     body: CompletionRequest, encoded: Sequence[list[int]], codec: TextCodec, vocab_size: int
 ) -> list[EchoedPrompt | None]:
-    """The prompts to echo, or None for each without `echo`. Slow, so call it in a thread.
+    """The prompts of a request with `echo`, in order, as they are returned before the answers. Without `echo`, a list
+    with None for each prompt. Slow, so call it in a thread.
 
-    Raises InvalidField for tokens outside the model's vocabulary.
+    `encoded` are the tokens of the prompts. Raises InvalidField for tokens outside the model's vocabulary.
     """
     found = []
     for given, tokens in zip(body.prompts, encoded, strict=True):
@@ -300,7 +303,11 @@ def echoed_prompts(
 
 
 def template_variables(body: ChatParameters, codec: TextCodec, leniency: Leniency) -> dict[str, Any]:
-    """The variables for the chat template. Raises InvalidField for an effort without effect, unless lenient."""
+    """The variables that a request sets for the chat template, including those that switch reasoning on or off.
+
+    If the template cannot honour the reasoning effort, the effort is left out of a lenient request, and otherwise
+    refused with InvalidField.
+    """
     thinking = codec.writer.thinking
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort

@@ -1,4 +1,6 @@
-"""Types for models in GENAI_MODELS_DIR and on a hub. `cli/serve/loaders.py` implements the functions."""
+"""Types for the models in GENAI_MODELS_DIR and for those that can be downloaded from a hub. `cli/serve/loaders.py`
+implements the functions.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -19,7 +19,9 @@ _BUDGETS = {"minimal": 512, "low": 1024, "medium": 4096}
 
 
 def with_default_budget(body: ChatParameters, default: int | None, codec: TextCodec) -> ChatParameters:
-    """A body with the default budget of reasoning, if the model reasons and the body has no budget of its own."""
+    """The body with a limit of reasoning tokens, if the model reasons and the body has no limit of its own: `default`,
+    or the limit that stands for the body's reasoning effort where an effort is to be a limit.
+    """
     if body.thinking_token_budget is not None or codec.dialect.reasoning is None:
         return body
     if body.effort_is_budget and not codec.writer.thinking.efforts:
@@ -30,10 +32,12 @@ def with_default_budget(body: ChatParameters, default: int | None, codec: TextCo
 async def reasoning_rules(
     body: ChatParameters, codec: TextCodec, prompt: list[int], context: RequestContext
 ) -> ThoughtRules | None:
-    """How the engine finds and ends the reasoning of an answer to this prompt; None if the model has no known format.
+    """The rules by which the engine finds and ends the reasoning of an answer to this prompt; None if the format of the
+    model's reasoning is unknown.
 
-    Without a known format a budget has no effect: it is left out for lenient requests, and else refused with
-    InvalidField. InvalidField is also raised for a message that would itself end the reasoning.
+    With an unknown format a budget has no effect: it is left out of lenient requests, and otherwise refused with
+    InvalidField. InvalidField is also raised if `reasoning_budget_message`, the text that ends reasoning beyond the
+    budget, contains the marker that ends reasoning.
     """
     reasoning, budget, message = codec.dialect.reasoning, body.thinking_token_budget, body.reasoning_budget_message
     if reasoning is None:

@@ -34,7 +34,9 @@ def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
 
 
 def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
-    """The request for one of several answers to the same prompt, with a seed of its own."""
+    """The engine request for answer `index` of several answers to the same prompt. Its seed is the given one plus
+    `index`, so that the answers differ.
+    """
     seed = request.sampling.seed
     if index == 0 or seed is None:
         return request
@@ -66,8 +68,8 @@ def known_tokens(tokens: Tokens, model: ModelInfo, param: str) -> Tokens:
 
 
 def _bits(tokens: list[int], model: ModelInfo) -> bytes:
-    """A bit for each token of the vocabulary, set for the given tokens; b"" if no tokens are given. Raises
-    InvalidField.
+    """A bit field with a bit for each token of the vocabulary, set for `tokens`; b"" if there are none. Raises
+    InvalidField for unknown tokens.
     """
     if not tokens:
         return b""

@@ -24,9 +24,8 @@ Fingerprint = Callable[[ModelStatus], str]
 
 
 class ServedModel:
-    """A loaded model: the clients of its engines, and its tokenizer and template, which are read in a thread.
-
-    Used by the event loop's thread only.
+    """A loaded model in an API process: the clients of its engines, and its tokenizer and chat template, which are read
+    in a thread. The Catalog creates and closes it. For use by the event loop's thread only.
     """
 
     def __init__(

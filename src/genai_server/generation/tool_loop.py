@@ -60,8 +60,8 @@ _ERROR = "Error: "
 
 @dataclass(frozen=True)
 class ServedTool:
-    """A tool of a tool server that the operator has configured or permits, with the conditions for its use in one
-    request.
+    """A tool of a tool server, with what applies to its use in one request. The operator has configured the server, or
+    permits the request to name it by its URL.
     """
 
     server: str
@@ -73,9 +73,9 @@ class ServedTool:
 
     @property
     def name(self) -> str:
-        """Name of the tool's function in prompts.
+        """The name that the tool has in prompts, as a function.
 
-        Functions that clients define may have the same name; see `with_tools`.
+        A function that the client defines may have the same name and then replaces the tool; see `with_tools`.
         """
         return function_name(self.server, self.info.name)
 
@@ -97,7 +97,9 @@ class ServedTools:
     results: dict[tuple[str, str], ToolOutput] = field(default_factory=dict)
 
     def of(self, call_id: str, name: str) -> ServedTool | None:
-        """The tool that a call names, if the server runs this call; else None."""
+        """The tool that a call with this id and function name calls, if the server runs the call; otherwise None. The
+        server does not run calls that the client still has to approve.
+        """
         tool = self.tools.get(name)
         return None if tool is None or (tool.needs_approval and call_id not in self.approved) else tool
 
@@ -106,13 +108,15 @@ NO_TOOLS = ServedTools()
 
 
 def function_name(server: str, tool: str) -> str:
-    """Name of the function of a server's tool in prompts."""
+    """The name that a tool has in prompts, as a function: made of the names of its server and the tool."""
     return f"{server}{_BETWEEN}{tool}"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The tools that a request wants of one tool server, and which of their calls the client wants to approve."""
+    """The tools that a request wants to use of one tool server, and those of them whose calls the client wants to
+    approve.
+    """
 
     server: str
     allows: Callable[[ToolInfo], bool] = lambda tool: True
@@ -151,7 +155,8 @@ def address_of(
 async def find_tools(
     services: Services, context: RequestContext, model: str | None, selected: Sequence[Selection]
 ) -> list[ServedTool]:
-    """The selected tools of usable servers, some of which may have to be started, for a request to this model.
+    """Ask the tool servers for their tools, and return the selected ones, for a request to the model `model`. Servers
+    that do not run yet are started.
 
     Raises ModelNotFound, TaskUnsupported, ToolServerUnavailable, ClientLeft and DeadlinePassed, and SessionTerminated
     or RequestCancelled if an operator ends the request.
@@ -193,7 +198,8 @@ async def find_tools(
 
 
 def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_TOKENS) -> ToolRequest:
-    """The entry in the operators' list of requests for a request whose tools run, so that no engine has it.
+    """The state of a request while tools run or are listed for it, so that no engine has it. Operators see it in the
+    list of requests.
 
     `usage` counts the tokens that the request has used up to now.
     """
@@ -214,7 +220,9 @@ def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_T
 
 
 async def _unless(ended: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-    """Return the result of `work`; None if the event `ended` is set first, which cancels the work."""
+    """Run the coroutine that `work` returns, and return its result. If the event `ended` is set first, cancel it and
+    return None.
+    """
     working = asyncio.ensure_future(work())
     ending = asyncio.create_task(ended.wait())
     try:
@@ -239,7 +247,8 @@ def with_tools(chat: Chat, tools: Iterable[ServedTool]) -> Chat:
 
 
 def served_tools(tools: Iterable[ServedTool], chat: ChatParameters, approved: Iterable[str] = ()) -> ServedTools:
-    """The tools that the server runs for a chat: `tools` without those whose names functions of the chat have.
+    """The tools that the server runs for a chat: all of `tools` except those that have the name of a function in the
+    chat.
 
     `approved` are the ids of tool calls in the conversation that the client has approved.
     """
@@ -279,7 +288,9 @@ async def generate_with_tools(
 
 
 class ToolLoop(Answer):
-    """One answer that consists of several rounds of generation, between which the server runs tools."""
+    """An answer that consists of several rounds of generation, between which the server runs tools. Responses are built
+    from it as from any other answer.
+    """
 
     def __init__(
         self,
@@ -312,8 +323,8 @@ class ToolLoop(Answer):
         self._held: int
 
     async def begin(self, *, is_streamed: bool, only_complete_calls: bool) -> Generation:
-        """Run the calls that the client has approved, and start the first round. Returns a generation with this one
-        answer.
+        """Run the calls that the client has approved, and start the first round. Returns a generation whose only answer
+        is this one.
         """
         self._is_streamed, self._only_complete_calls = is_streamed, only_complete_calls
         if not self._tools.tools:
@@ -407,7 +418,9 @@ class ToolLoop(Answer):
         self._round.close()
 
     def _end_for(self, reason: FinishReason) -> None:
-        """End the answer when an operator demands it, for `reason`, whether it now generates or waits for a tool."""
+        """End the answer because an operator demands it, no matter whether it is being generated or waits for a tool.
+        `reason` becomes the finish reason.
+        """
         self._reason = self._reason or reason
         self._stopped.set()
         if self._has_begun:
@@ -426,7 +439,9 @@ class ToolLoop(Answer):
         )
 
     async def _run(self, calls: Sequence[tuple[int, WholeToolCall]]) -> AsyncIterator[tuple[int, ToolOutput]]:
-        """Run calls. Yields each result with the index of its call, until the answer ends or its deadline passes."""
+        """Run `calls`, each of which comes with its index, at the same time. Yields the results in order, each with the
+        index of its call, until the answer ends or its deadline passes.
+        """
         running = [asyncio.create_task(self._result(call)) for _, call in calls]
         stopping = asyncio.create_task(self._stopped.wait())
         try:
@@ -495,11 +510,11 @@ class ToolLoop(Answer):
         return self._tools.results[key]
 
     async def _continue(self, answer: WholeAnswer, results: Sequence[ToolOutput]) -> bool:
-        """Start the next round, whose prompt ends with the results of all tool calls in `answer`.
+        """Start the next round, whose prompt ends with the results of all tool calls in `answer`. While the engine's
+        queue is full, wait and try again.
 
         Returns False, and records why the answer ends, if no round can follow: no tokens are left, the prompt is too
-        long, the deadline has passed, or the answer has been ended. A full queue is waited for. Raises the other errors
-        of `generate`.
+        long, the deadline has passed, or the answer has been ended. Raises the other errors of `generate`.
         """
         self._rounds_left -= 1
         chat = self._next_chat(answer, results)
@@ -534,7 +549,9 @@ class ToolLoop(Answer):
         return True
 
     def _next_chat(self, answer: WholeAnswer, results: Sequence[ToolOutput]) -> ChatParameters | None:
-        """The chat of the next round; None if the answer has no tokens left."""
+        """The chat of the next round: the conversation with `answer` and the results of its tool calls. None if the
+        limits of the answer's tokens leave none for another round.
+        """
         calls = answer.tool_calls
         called = [
             {"id": call.id, "function": {"name": call.name, "arguments": call.arguments or "{}"}} for call in calls
@@ -571,7 +588,9 @@ def _result_message(call: WholeToolCall, result: ToolOutput) -> ChatMessage:
 
 
 def replace_indexes(piece: Piece, offset: int) -> Piece:
-    """The piece, from a later round of an answer, with the indexes of its tool calls increased by `offset`."""
+    """A copy of a piece in which the indexes of tool calls are increased by `offset`, since the calls of earlier rounds
+    come first.
+    """
     parts = [
         replace(part, index=part.index + offset)
         if isinstance(part, ToolCallStart | ToolCallArguments | ToolCallEnd)

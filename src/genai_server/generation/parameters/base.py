@@ -30,7 +30,9 @@ NonEmptyText = Annotated[str, Field(min_length=1)]
 
 
 def field_error(field: str, rule: str) -> PydanticCustomError:
-    """The error that a model validator raises for one field. `rule` follows the field's name in the message."""
+    """The error that a pydantic model validator raises for one field. `rule` follows the field's name in the
+    message.
+    """
     return PydanticCustomError("field", "{rule}", {"field": field, "rule": rule})
 
 
@@ -47,9 +49,9 @@ def _tag(value: Any) -> str:
 
 
 class ByType:
-    """Annotates a union of models, each of which has a `type` of its own.
+    """An annotation for a union of models. The value of an object's field `type` selects the model.
 
-    `kind` names such an object in the error for other types; `note` is appended to the error.
+    `kind` is the noun for such an object in the error for an unknown type, and `note` is appended to this error.
     """
 
     def __init__(self, kind: str, note: str = "") -> None:
@@ -66,7 +68,9 @@ class ByType:
 
 
 def check_with_type(given: str, wanted: str, **fields: Any) -> None:
-    """Raise an error unless the fields are given with the wanted type of their object, and only with that type."""
+    """Check fields that belong to one value of an object's field `type`. Raises a validation error if `given`, the
+    object's type, is `wanted` and a field is None, or if it is another type and a field is not None.
+    """
     for field, value in fields.items():
         if given == wanted and value is None:
             raise missing_error(field, f"with type {wanted}")
@@ -75,12 +79,14 @@ def check_with_type(given: str, wanted: str, **fields: Any) -> None:
 
 
 def elements(max_length: int, *, min_length: int | None = None) -> Any:
-    """Length limits of a list. Validation stops at the first wrong element because there may be many thousands."""
+    """A pydantic field with limits of a list's length. Validation stops at the first wrong element, because there may
+    be many thousands.
+    """
     return Field(min_length=min_length, max_length=max_length, fail_fast=True)
 
 
 def members(max_length: int) -> BeforeValidator:
-    """Limit of the number of members of an object whose keys the client chooses.
+    """A validator that limits the number of members of a JSON object whose keys the client chooses.
 
     pydantic's own limit counts only valid members.
     """
@@ -124,7 +130,7 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown_field(cls, given: Any) -> Any:
-        """Keep only one unknown field of a body with many: pydantic would report each one, which takes long."""
+        """Keep at most one unknown field of a body. pydantic would report each one, which takes long for many."""
         if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -146,7 +152,9 @@ class WithoutEffect(Wire):
 
 
 class RouterFields(Wire):
-    """vLLM's and SGLang's fields that routers add to every body. Only values that match this server are accepted."""
+    """Fields of vLLM and SGLang that routers add to every body. Only the values that match what this server does are
+    accepted.
+    """
 
     no_stop_trim: Literal[False] | None = Field(
         None, description="Only SGLang's default is accepted; see include_stop_str_in_output."
@@ -222,7 +230,7 @@ OTHER_FIELDS = frozenset(f"{_OF_VLLM} {_OF_SGLANG} {_OF_LLAMA_CPP}".split())
 
 
 class NullFields(Wire):
-    """Accepts null for optional fields of other servers."""
+    """Accepts null for optional fields of other servers, and treats it as absent."""
 
     @model_validator(mode="before")
     @classmethod
@@ -233,7 +241,9 @@ class NullFields(Wire):
 
 
 class ResultFields(NullFields):
-    """Which model computes the result, on which device, and how soon."""
+    """Fields of all bodies that ask for a result: the model, the device, the priority, and the time limit in
+    seconds.
+    """
 
     model: str | None = Field(None, description="Id of a served model; by default the first suitable one.")
     device: str | None = Field(None, description="Configured device to run on; by default the least busy one.")

@@ -87,8 +87,8 @@ ContentParts = Annotated[list[ContentPart], elements(MAX_PARTS)]
 
 
 class CalledFunction(Wire):
-    """Name and arguments of a tool call, as a model wrote them: `arguments` is a JSON object as text, unless the call
-    was cut off or is wrong.
+    """Name and arguments of a tool call, as a model wrote them. `arguments` is the text of a JSON object, unless the
+    call was cut off or is wrong.
     """
 
     name: NonEmptyText
@@ -150,7 +150,7 @@ _ROLE_OF_FIELD = {
 
 
 class ChatMessage(Wire):
-    """One turn of the conversation."""
+    """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | ContentParts | None = None
@@ -190,7 +190,7 @@ class ChatMessage(Wire):
                 yield index, part
 
     def drop_media(self) -> None:
-        """Delete the data of the images and audio, which has been read."""
+        """Delete the data of the images and audio from the message, once it has been read."""
         for _, part in self.media:
             if isinstance(part, ImagePart):
                 part.image_url.url = ""
@@ -470,7 +470,9 @@ class ChatParameters(GenerationFields):
         return self
 
     def _keep_allowed(self, allowed: AllowedNames) -> None:
-        """Remove the tools that `tool_choice` does not allow."""
+        """Remove the tools that `tool_choice` does not allow. Raises a validation error if it allows a tool that is not
+        in `tools`.
+        """
         names = {tool.function.name for tool in allowed.tools}
         offered = {tool.function.name for tool in self.tools or []}
         if strange := sorted(names - offered):

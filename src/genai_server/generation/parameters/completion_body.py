@@ -20,7 +20,9 @@ Texts = Annotated[list[Text], elements(MAX_PROMPTS, min_length=1)]
 
 
 def form_of_texts(given: Any) -> str | None:
-    """The form of a prompt by its first element: text, tokens, texts or lists; None for another form."""
+    """The form of a prompt, judged by its first element: "text", "tokens" (a list of token ids), "texts", or "lists"
+    (several lists of token ids); None for any other value.
+    """
     if isinstance(given, str):
         return "text"
     if not isinstance(given, list):
@@ -44,7 +46,9 @@ Prompts = Annotated[
 
 
 class CompletionRequest(GenerationFields, StreamFields, RouterFields, OtherStructureFields):
-    """Body of /v1/completions. Special tokens in a prompt are encoded as such: there are no turns to forge."""
+    """Body of /v1/completions. Special tokens in the text of a prompt are encoded as such. In a chat this would let a
+    text imitate another turn, but a text completion has no turns.
+    """
 
     prompt: Prompts
     max_tokens: int | None = Field(

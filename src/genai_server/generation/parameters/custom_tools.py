@@ -19,7 +19,9 @@ _CHARACTERS = re.compile(
 def function_of(
     name: str, description: str | None, syntax: Literal["lark", "regex"] | None, definition: str | None
 ) -> JsonObject:
-    """The function that represents a custom tool, whose text may have to match a grammar."""
+    """The function that represents a custom tool. If `syntax` is given, the text for the tool must match `definition`,
+    a Lark grammar or a regular expression.
+    """
     text: JsonObject = {"type": "string"}
     if syntax == "regex":
         text["pattern"] = f"^(?:{definition})$"
@@ -48,7 +50,7 @@ def text_of(arguments: str) -> str:
 
 
 class CustomText:
-    """The text of a call whose arguments arrive in pieces."""
+    """The text for a custom tool in a call whose arguments arrive in pieces."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []

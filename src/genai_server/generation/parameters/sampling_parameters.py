@@ -62,7 +62,7 @@ class StructuredOutputs(Wire):
 
 
 class RepetitionDetection(Wire):
-    """Which repetition ends the answer, in vLLM's form: the same tokens `min_count` times in a row."""
+    """The repetition that ends an answer, in vLLM's form: the same sequence of tokens `min_count` times in a row."""
 
     max_pattern_size: int = Field(
         0, ge=0, le=MAX_PATTERN, description="Maximum length in tokens of what is repeated; 0 detects nothing."
