@@ -52,7 +52,7 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class Access:
-    """What an authenticated request is allowed to do, and with which key it was sent."""
+    """What an authenticated request is allowed to do, and the key with which it was sent."""
 
     # The API key; None for the admin key, and where no key is needed.
     key: ApiKey | None = None
@@ -73,8 +73,8 @@ class Access:
 
     @property
     def has_absolute_priority(self) -> bool:
-        """Whether the field `priority` of the key's requests is compared with the requests of all keys; if not, it only
-        orders the key's own requests.
+        """Whether the field `priority` in requests of this key also counts next to requests of other keys. If not, it
+        only orders the key's own requests.
         """
         return self.digest is not None and (self.is_admin or (self.key is not None and self.key.has_absolute_priority))
 
@@ -151,8 +151,8 @@ def make_key() -> str:
 def line_of(name: str, key: str, concurrent: int | None = None, rate: int | None = None) -> str:
     """A line for the key file, with the key's name, hash and limits. The key itself cannot be derived from the line.
 
-    `concurrent` is the maximum number of concurrent answers, `rate` the maximum number of requests per minute; None
-    leaves them to the settings. Raises ConfigurationError for an invalid name or limit.
+    `concurrent` is the maximum number of concurrent answers, `rate` the maximum number of requests per minute. For
+    None, the limit in the settings applies. Raises ConfigurationError for an invalid name or limit.
     """
     if not NAME.fullmatch(name):
         raise ConfigurationError(f"the name of a key must have 1 to 64 {_OF_NAMES}; given {quoted(name)}")

@@ -27,7 +27,7 @@ class _Pool:
         self.held: dict[Hashable, int] = {}
 
     def add(self, key: Hashable, num_bytes: int) -> None:
-        """Count more bytes of a key's bodies; a negative number counts fewer."""
+        """Count `num_bytes` more bytes of a key's bodies; a negative number counts fewer."""
         self.total += num_bytes
         held = self.held.pop(key, 0) + num_bytes
         if held:
@@ -83,15 +83,16 @@ class HeldBody:
 
 class BodyBudget:
     """Counts the bytes of request bodies while they are held, and divides the limit equally among the API keys that
-    send bodies.
+    send bodies. For use in the event loop only.
 
     If a limit is reached, a body that takes its key beyond the key's share is refused with BodiesTooLarge. For a body
     within its key's share, bodies of keys beyond their shares are revoked (dropped while they arrive). A body that has
-    arrived is never revoked, so all bodies together may reach twice a limit. A body that is the only one is accepted.
+    arrived is never revoked, so all bodies together may reach twice a limit. While no other body is held, a body is
+    accepted whatever its size.
 
     There are two separate limits of `max_bytes` each: one for the first MiB of all bodies, and one for the bytes beyond
-    the first MiB, so that large bodies never make small ones fail. `setting` is the name of the setting with the limit,
-    for messages. Belongs to the event loop.
+    the first MiB, so that large bodies never make small ones fail. Error messages name `setting` as the setting that
+    has the limit.
     """
 
     def __init__(self, max_bytes: int, setting: str = "GENAI_MAX_BODIES_BYTES") -> None:
@@ -172,8 +173,8 @@ class BodyBudget:
 
 
 def _parts(num_bytes: int) -> tuple[int, int]:
-    """How many bytes of a body count towards the limit of the first MiB of bodies, and how many towards the limit of
-    the bytes beyond.
+    """Of a body with `num_bytes`, the bytes that count towards the limit of the first MiB of bodies, and those that
+    count towards the limit of the bytes beyond.
     """
     first = min(num_bytes, SMALL)
     return first, num_bytes - first

@@ -34,7 +34,9 @@ class BodyRoute(APIRoute):
     takes_undeclared = False
 
     def leniency(self, request: Request) -> Leniency:
-        """A new Leniency with what the route may leave out of this request's body. This class allows nothing."""
+        """A new Leniency, which says what may be left out of this request's body. For this class that is nothing;
+        subclasses allow more.
+        """
         return Leniency()
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -103,7 +105,7 @@ def history_route(left_out: LeftOut, *, convert: Change | None = None) -> type[B
 
 
 async def leniency(request: Request) -> Leniency:
-    """The Leniency that the request's BodyRoute has created; a dependency of FastAPI."""
+    """The Leniency that the request's BodyRoute has created. A FastAPI dependency of the routes."""
     return request_state(request.scope).leniency
 
 

@@ -68,7 +68,9 @@ def internal_error() -> GenaiServerError:
 
 
 def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
-    """The body of an error in the format and words of the request's API; in OpenAI's without a `scope`."""
+    """The body of an error in the format and words of the API to which the request with this ASGI scope belongs.
+    Without a scope, OpenAI's format and words are used.
+    """
     status, kind = http_status(error)
     names = FieldNames() if scope is None else request_state(scope).leniency.names
     dialect = DEFAULT if scope is None else request_state(scope).dialect
@@ -79,7 +81,9 @@ def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str,
 
 
 def named(error: GenaiServerError, names: FieldNames) -> tuple[str, str | None]:
-    """The message of an error and the field that it is about, with the client's field names."""
+    """The message of an error, and the path of the field that it is about, with the client's field names in both. The
+    path is None if the error is about no field.
+    """
     if error.param is None:
         return error.message, None
     if not isinstance(error, InvalidField):
@@ -114,8 +118,8 @@ def _release_frames(error: BaseException | None) -> None:
 
 
 def plain_error_body(scope: Scope | None, error: ErrorParts) -> dict[str, Any]:
-    """The body of an error response in the format of the request's API, for an error that has no exception class, given
-    by its parts. Without a scope, the format is OpenAI's.
+    """The body of an error response, in the format of the API to which the request with this ASGI scope belongs. For
+    errors that have no exception class, given by their parts. Without a scope, the format is OpenAI's.
     """
     if scope is None:
         return DEFAULT.error_body(error)

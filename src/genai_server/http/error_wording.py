@@ -34,7 +34,9 @@ def _openai_body(error: ErrorParts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How an API writes errors. The defaults are those of OpenAI's API and of this server's own endpoints."""
+    """How one API writes errors: its format, its sentences, and which requests belong to it. The defaults are those of
+    OpenAI's API and of this server's own endpoints.
+    """
 
     # Whether a request is one of this API.
     covers: Callable[[Scope], bool] = lambda scope: True
@@ -57,8 +59,8 @@ DEFAULT = Dialect(
 
 @dataclass(frozen=True)
 class FieldNames:
-    """The client's names for the fields of the chat request that its body was translated to. By default the names are
-    the same.
+    """The field names that error messages use. Bodies of most APIs are translated to a chat request, and errors name
+    fields of that request; FieldNames maps these to the fields of the client's body. By default the names are the same.
 
     The name for a path such as `messages[2].content[0]` is that of the longest leading part that is in `table`,
     followed by the rest of the path. A name may have a remark in parentheses, as in `input (message 3)`; `param` omits

@@ -51,7 +51,7 @@ _MAX_LOGGED = 500
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The table of what an API's lenient endpoints remove from a body. Its attributes are applied in the order in which
+    """A table of what an API's lenient endpoints remove from a body. Its attributes are applied in the order in which
     they are declared.
     """
 
@@ -84,7 +84,9 @@ def _is_one_of(value: object, values: Iterable[object]) -> bool:
 
 
 class Leniency:
-    """What may be left out of one request (by default nothing), and what has been left out or converted so far."""
+    """What may be left out of one request, by default nothing, and what has been left out or converted so far.
+    BodyRoute creates one for each request; all code that handles the request reports to it.
+    """
 
     def __init__(
         self,
@@ -109,17 +111,19 @@ class Leniency:
 
     @contextmanager
     def with_names(self, names: FieldNames) -> Iterator[None]:
-        """Use these field names for errors and reports while the block runs.
+        """Use these field names in errors and reports while the block runs.
 
-        They are the client's names for the fields of the chat request that its body was translated to. After an error
-        the names stay in use, for the error's response.
+        They map fields of a chat request to those of the client's body, from which it was translated (see FieldNames).
+        After an error the names stay in use, for the error's response.
         """
         self.names = names
         yield
         self.names = FieldNames()
 
     def apply(self, body: Any) -> None:
-        """Convert the conversation history in a body, and remove from the body what has no effect."""
+        """Convert the conversation history in a body, remove from the body what has no effect, and record both for
+        `report`.
+        """
         if self._convert is not None:
             self._converted += self._convert(body)
         for table in (self._table, self._history):

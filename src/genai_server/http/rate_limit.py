@@ -30,8 +30,8 @@ class _Usage:
 
 
 class RateLimits:
-    """Counts the requests of each API key in this process and refuses those beyond the limits. Owned by the event
-    loop.
+    """Counts the requests of each API key in this process and refuses those beyond the limits. For use in the event
+    loop only.
     """
 
     def __init__(self, concurrent: int, rate: int, clock: Clock) -> None:
@@ -62,8 +62,8 @@ class RateLimits:
 
     @contextmanager
     def answers(self, key: ApiKey, number: int, param: str) -> Iterator[None]:
-        """Count a request that asks for `number` answers as that many requests while the block runs. One of them has
-        already been counted by `request`.
+        """Count a request that asks for `number` answers as that many requests while the block runs. `request` has
+        already counted one of them.
 
         `param` is the field that asks for several answers. Raises InvalidField if the key may never have so many
         answers at once, and RateLimitExceeded if it may not have them now.

@@ -39,7 +39,9 @@ def _count_nothing(number: int, param: str) -> None:
 
 @dataclass(frozen=True)
 class OnBehalf:
-    """Marks a request that the server itself makes in the background, on behalf of a client that does not wait."""
+    """Marks a request that the server itself makes on behalf of a client, for example for a line of a batch. The client
+    does not wait for the answer.
+    """
 
     # The client's `holder`, as http/middleware/authentication.py defines it; None where no key is needed.
     holder: str | None
@@ -192,7 +194,9 @@ class HttpRequestState:
         return await self.parsing.run(job, num_bytes=num_bytes, key=self.key)
 
     async def in_turn(self, job: Callable[[], T], *, is_long: bool = False) -> T:
-        """Run a job that goes through the whole request, and return its result; see InTurn."""
+        """Run a job that goes through the whole request, and return its result. A long job runs in a thread, where API
+        keys take turns; see InTurn.
+        """
         return await self.parse(job, num_bytes=_SHORT + 1 if is_long else self.num_body_bytes)
 
 
@@ -205,10 +209,11 @@ def request_state(scope: Scope) -> HttpRequestState:
 def begin_request(
     scope: Scope, model: str = "", clock: Clock = request_clock, dialects: Sequence[Dialect] = ()
 ) -> HttpRequestState:
-    """Create the state of a request, and keep nothing else in the state of its scope.
+    """Create the state of a request, and remove everything else from the state in its ASGI scope.
 
-    `model` is recorded until a model is chosen. The error format is that of the first of `dialects` that covers the
-    request. The request's id is the client's `x-request-id` if that is a short plain name, otherwise a new one.
+    `model` is recorded as the request's model until one is chosen. The error format is that of the first of `dialects`
+    to which the request belongs. The request's id is the client's `x-request-id` if that is a short plain name,
+    otherwise a new one.
     """
     receipt = receipt_of(scope.get("state", {}))
     given = Headers(scope=scope).get("x-request-id", "")
@@ -224,7 +229,7 @@ def begin_request(
 
 
 def with_receipt(receipt: Receipt) -> dict[str, Any]:
-    """The state of a scope that contains this receipt, for the caller of the app."""
+    """The `state` of an ASGI scope that contains this receipt, for the caller of the app."""
     return {_RECEIPT: receipt}
 
 

@@ -30,14 +30,14 @@ class Source(Protocol):
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """How many prompt tokens have been read, and how many there are in all; None when all have been read."""
+        """How many prompt tokens the engine has read, and how many there are in all; None once it has read them all."""
 
     def close(self) -> None:
         """Free the source's resources. Always called, however the stream ends."""
 
 
 def event_bytes(value: Event, *, named: bool = False) -> bytes:
-    """One event in the format of the wire (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+    """One server-sent event as bytes (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 
     If `named`, the event's name is the `type` of the object.
     """

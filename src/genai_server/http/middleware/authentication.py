@@ -38,10 +38,11 @@ _NO_KEYS = (
 
 
 class Authentication:
-    """Refuses requests without a valid API key, if one is required, and requests beyond the key's limits. Plain ASGI.
+    """A pure ASGI middleware that refuses requests without a valid API key, if one is required, and requests beyond the
+    key's limits.
 
-    The request's Access is left in its state; it is None for a request without a key at one of the open paths. The
-    admin key gives access to everything.
+    It stores the request's Access in the request's state; it is None for a request without a key at one of the open
+    paths. The admin key gives access to everything.
 
     A server without keys serves only its own machine, unless `insecure`. The Host header must name this machine: a web
     page can let its own host name resolve to this machine (DNS rebinding), but it cannot send another Host header.
@@ -93,7 +94,7 @@ class Authentication:
             await self.app(scope, receive, send)
 
     def _count(self, key: ApiKey, scope: Scope, state: HttpRequestState) -> None:
-        """Count a request against the limits of its key until its end. Raises RateLimitExceeded.
+        """Count a request against the limits of its key until the request ends. Raises RateLimitExceeded.
 
         Only requests that cause work count: POST requests, and reads of stored data, which have a limit of their own.
         """
@@ -110,10 +111,10 @@ class Authentication:
         state.counted.enter_context(self._limits.answers(key, number, param))
 
     def _of_holder(self, holder: str | None) -> Access | None:
-        """The access of the API key or admin key whose id, as made by `holder_of`, is `holder`; None if the key no
-        longer exists.
+        """The access for a request that the server makes on behalf of a client. `holder` is the id of the client's API
+        key or admin key, made by `holder_of`. None if the key no longer exists.
 
-        `holder` is None for requests without a key. Such requests have access only if the server requires no key.
+        `holder` is None for a client without a key, which has access only if the server requires no key.
         """
         if not self._keys.required:
             return self._access() if holder is None else None
@@ -160,8 +161,8 @@ def rights(request: Request) -> Access:
 
 
 async def holder(request: Request) -> str | None:
-    """An id of the owner of the request's data: one for each API key, the admin key included. None where no key is
-    needed.
+    """The id of the owner of stored data that a request reads or writes: one for each API key and for the admin key.
+    None where no key is needed. A FastAPI dependency of the routes.
 
     The id is derived from the key itself, because a name may later be given to another key.
     """
@@ -179,8 +180,8 @@ KeyHolderDep = Annotated[str | None, Depends(holder)]
 
 
 async def require_admin(request: Request) -> None:
-    """Allow a request with the admin key or, if neither an admin key nor API keys are set, one of a program on this
-    machine.
+    """Allow a request with the admin key or, if neither an admin key nor API keys are set, a request of a program on
+    this machine. A FastAPI dependency of the admin routes.
 
     Raises AdminForbidden for all others. Without a key, the server must listen only on loopback, and the request must
     not have passed a proxy or come from a web page, although these requests come from this machine, too.

@@ -64,7 +64,9 @@ class _Reading:
 
 
 class OtherBodies(Protocol):
-    """Receives the bodies of POST requests for certain paths in place of BodyLimits, for example into files."""
+    """Receives the bodies of POST requests for certain paths in place of BodyLimits, for example to write them to
+    files.
+    """
 
     @property
     def paths(self) -> Collection[str]:
@@ -75,12 +77,13 @@ class OtherBodies(Protocol):
 
 
 class BodyLimits:
-    """Receives bodies within limits, and refuses requests with other bodies before any work. Plain ASGI.
+    """A pure ASGI middleware that receives bodies within limits, and refuses requests with other bodies before their
+    routes are called.
 
-    A JSON body must also pass `check_json`. Requests whose bodies have arrived begin one by one, with API keys taking
-    turns. `media_limit` returns the maximum size of a body that may contain images or audio, or 0 while no served model
-    takes them. `others` receive the bodies for their own paths. `form_limits` has the maximum sizes of forms with
-    recordings by path; these forms are kept in memory. A ParsingThread is left in the request's state.
+    A JSON body must also pass `check_json`. Requests whose bodies have arrived begin one by one, and API keys take
+    turns. `media_limit` returns the maximum size in bytes of a body that may contain images or audio, or 0 while no
+    served model takes them. `others` receive the bodies for their own paths. `form_limits` maps paths to the maximum
+    size in bytes of forms with recordings, which are kept in memory. The request's state gets a ParsingThread.
     """
 
     def __init__(

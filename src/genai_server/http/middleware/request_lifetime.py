@@ -40,7 +40,7 @@ _MAX_SHOWN = 100
 
 
 class Drain:
-    """Counts the running requests of this process and ends them when the server stops. Owned by the event loop.
+    """Counts the running requests of this process and ends them when the server stops. For use in the event loop only.
 
     While the process drains, running requests may finish, and no new request may begin.
     """
@@ -105,7 +105,8 @@ class Drain:
 
 
 class Drained:
-    """Counts running requests for the drain, and answers those that it cancels with an error. Plain ASGI.
+    """A pure ASGI middleware that counts running requests for the drain, and answers those that the drain cancels with
+    an error.
 
     A request counts when its body has arrived, so the drain waits for no slow client. Low-priority requests of batches
     and background responses do not count, because they are repeated after the next start.
@@ -130,16 +131,16 @@ class Drained:
 
 
 class RequestLifetime:
-    """Creates each request's state, completes its response, and passes its record to the observers at the end. Plain
-    ASGI.
+    """A pure ASGI middleware that creates each request's state, completes its response, and passes its record to the
+    observers at the end.
 
     This is the outermost middleware of HTTP requests, and the only one that wraps `send`, which is called for every
     streamed token. It adds the headers that all responses have. It treats a HEAD request as a GET whose body is not
     sent.
 
     It refuses connections beyond the limit of open files, except at OPEN_PATHS, which are used for health checks. It
-    also refuses heads that two programs could read differently: with several Host headers, of which another program may
-    use the second, or with a path that is not UTF-8.
+    also refuses request heads that two programs could read differently: with several Host headers, of which another
+    program may use the second, or with a path that is not UTF-8.
 
     An unexpected exception is logged and answered with status 500, and the connection stays open. Starlette's own
     handler would raise the exception again, and uvicorn would then close the connection, on which the client may

@@ -80,8 +80,8 @@ class _Reading:
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """The limits of one form: the maximum `size` in bytes, the setting that sets the maximum, the `seconds` that each
-    MiB may take to arrive, and the `whole_seconds` that the form may take.
+    """The limits of the forms for one path: their maximum `size` in bytes, the setting that sets it, the `seconds` that
+    each MiB may take to arrive, and the `whole_seconds` that a form may take.
     """
 
     size: int
@@ -91,7 +91,8 @@ class UploadLimits:
 
 
 class Uploads:
-    """Receives the forms for some paths, and leaves each as an Upload in the request's state.
+    """Receives the forms for some paths, writes the file in each to the disk, and stores the form as an Upload in the
+    request's state.
 
     `folder` returns an existing folder for the files; it may raise an error with which the request is refused. `budget`
     counts the bytes of all uploads until they are released or their requests have ended.

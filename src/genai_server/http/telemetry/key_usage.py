@@ -66,7 +66,8 @@ class Counts(NamedTuple):
 
 
 class KeyUsage:
-    """Counts requests and tokens in a file that all API processes share. Belongs to the event loop; must be closed.
+    """Counts requests and tokens in a file that all API processes share. For use in the event loop only. The caller
+    must close it.
 
     `observe` counts in memory. `follow` adds these numbers to the file every few seconds. If the file cannot be
     written, for example because the disk is full, the numbers stay in memory until it can. A crash loses the last

@@ -21,10 +21,10 @@ _FILES = "recent-requests-{}.jsonl"
 
 class RecentRequests:
     """Keeps the most recent requests that asked for answers, including refused ones. The API processes share them in a
-    folder.
+    folder. After `open`, the caller must close it.
 
-    Must be closed after `open`. `observe` belongs to the event loop and never waits for the disk, since a thread
-    writes. If the disk is too slow, the other API processes miss some requests of this one.
+    `observe` is for the event loop and never waits for the disk, since a thread writes. If the disk is too slow, the
+    other API processes miss some requests of this one.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,9 @@ ABORT = "abort"
 
 
 class AnswerFigures(Protocol):
-    """The figures of one answer to a request that log, metrics and traces report: outcome, token counts and times."""
+    """What log, metrics and traces report about one answer to a request: outcome, token counts and times. Running
+    answers implement it.
+    """
 
     @property
     def outcome(self) -> str:
@@ -59,7 +61,9 @@ def usage_of(answers: Sequence[AnswerFigures], num_per_prompt: int) -> Usage:
 
 @dataclass
 class RequestRecord:
-    """What is recorded about one HTTP request. A refused request has a status but no answers."""
+    """What is recorded about one HTTP request, for the observers: log, metrics and traces. A refused request has a
+    status but no answers.
+    """
 
     scope: Scope
     # The client's id if it gave one; several requests may have the same.
