@@ -71,7 +71,7 @@ class RuntimeOptionsReply(Reply, frozen=True):
 
 
 class SetRuntimeOption(Call[RuntimeOptionsReply], frozen=True):
-    """Set one of onnxruntime-genai's runtime options, for the whole device or for the requests with a name."""
+    """Set one of onnxruntime-genai's runtime options, for the whole device or for the request with one id."""
 
     option: str
     value: str

@@ -130,7 +130,9 @@ class ThoughtRules(Struct, frozen=True):
 
 
 class GenerationRequest(Struct, frozen=True):
-    """A request to an engine: one prompt to continue, or texts to pool. All defaults of the API are resolved."""
+    """A request to an engine: one prompt to continue, or texts for which to compute vectors or scores. All defaults of
+    the API are resolved.
+    """
 
     # The client's name for the request; need not be unique.
     request_id: str
@@ -308,5 +310,7 @@ class ModelInfo(Struct, frozen=True):
 
     @property
     def max_length(self) -> int:
-        """Maximum number of tokens of prompt and answer together: the engine's limit, or the model's context length."""
+        """Maximum number of tokens of prompt and answer together: the engine's limit if it has one, otherwise the
+        model's context length.
+        """
         return self.limit or self.context_length

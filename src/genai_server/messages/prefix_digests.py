@@ -15,8 +15,8 @@ _DIGEST_BYTES = 8
 
 
 def root_digest(salt: str | None, adapter: str | None) -> bytes:
-    """The digest that takes the place of a parent for the first block of a prompt. It depends on the request's
-    `cache_salt` and on the name of its adapter.
+    """The digest that takes the place of a parent for the first block of a prompt. It depends on the request's cache
+    salt and on the name of its adapter; both may be None.
     """
     return blake2b(repr((salt, adapter)).encode(), digest_size=_DIGEST_BYTES).digest()
 
@@ -30,7 +30,7 @@ def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 def prefix_digests(tokens: Sequence[int], salt: str | None, adapter: str | None) -> Iterator[bytes]:
     """The digests of all full blocks of a prompt, in order. Each digest is computed only when the iterator is asked for
-    it.
+    it. `salt` and `adapter` are those of the request; both may be None.
     """
     digest = root_digest(salt, adapter)
     for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):

@@ -94,7 +94,8 @@ class Capacity(Struct, frozen=True):
     ) -> QueueFull:
         """The error for one more request of a tenant when the device has its maximum number of requests.
 
-        `present` has the number of requests by tenant; `more` is added to the message.
+        `present` has the number of requests by tenant. `retry_after` is the number of seconds after which there may be
+        space; None if unknown. `more` is added to the message.
         """
         num_tenants = _num_tenants(present, tenant)
         own = f", {present.get(tenant, 0)} of them of this key" if num_tenants > 1 else ""
@@ -110,6 +111,8 @@ class Capacity(Struct, frozen=True):
     def full_of_tokens(self, device: str, num_tokens: int, own: int, retry_after: int | None) -> QueueFull:
         """The error for a request whose prompt of `own` tokens may not wait, because all waiting prompts would then
         have `num_tokens`, more than the limit.
+
+        `retry_after` is the number of seconds after which there may be space; None if unknown.
         """
         return QueueFull(
             f"the prompts of the requests that wait for {device} would have {num_tokens} tokens with this one's {own}: "
@@ -318,7 +321,7 @@ class FrameDecoder(Generic[M]):
 
 
 def engine_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToEngine]:
-    """A decoder of the messages that an engine receives from an API process."""
+    """A decoder of the messages that an engine receives from an API process, in frames of at most `max_bytes` bytes."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[ToEngine]), max_bytes)
 
 

@@ -95,7 +95,9 @@ class RemoveAdapter(Struct, frozen=True, tag=True):
 
 
 class EndServer(Struct, frozen=True, tag=True):
-    """End the engines and the supervisor as soon as the last API process has disconnected; no new one will connect."""
+    """End the engines and the supervisor as soon as the last API process has disconnected. The sender makes sure that
+    no new API process connects.
+    """
 
 
 Command = LoadModel | UnloadModel | SetAlias | KeepModel | WantModel | AddAdapter | RemoveAdapter | EndServer
@@ -125,7 +127,9 @@ FromSupervisor = ServerStatus | CommandReply | FromPool | FromToolServers
 
 
 def supervisor_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToSupervisor]:
-    """A decoder of the messages that the supervisor receives from an API process."""
+    """A decoder of the messages that the supervisor receives from an API process, in frames of at most `max_bytes`
+    bytes.
+    """
     return FrameDecoder(msgspec.msgpack.Decoder(list[ToSupervisor]), max_bytes)
 
 

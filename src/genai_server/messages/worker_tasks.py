@@ -76,8 +76,8 @@ class ReserveSpace(Struct, frozen=True, tag=True):
 
 
 class ResizeSpace(Struct, frozen=True, tag=True):
-    """Reduce a reservation of disk space to this many bytes. With 0, the reservation ends, or the wait for it. Not
-    answered.
+    """Reduce a reservation of disk space to this many bytes. With 0, the reservation ends, or the wait for it. The pool
+    sends no answer.
 
     Bytes into which tasks may still write are freed when those tasks have ended.
     """

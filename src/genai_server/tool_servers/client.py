@@ -31,7 +31,9 @@ _GONE = "the supervisor, which has the tool servers, cannot be reached"
 
 
 class ToolServerClient:
-    """Sends questions about tools to the supervisor and receives the answers. Used on the event loop only."""
+    """The tool servers as an API process uses them: sends questions about tools to the supervisor and receives the
+    answers. For use in the event loop only.
+    """
 
     def __init__(self, send: Callable[[ToToolServers], bool]) -> None:
         # Returns False if the supervisor cannot be reached.
@@ -65,7 +67,7 @@ class ToolServerClient:
     ) -> ToolOutput:
         """Run a tool and return its output, or the reason of a failure. Cancelling the caller stops the tool.
 
-        `arguments` is JSON, `seconds` the timeout.
+        `arguments` is JSON, `seconds` the timeout. `address` is given for a server that a request names by URL.
         """
         try:
             answer = await self._ask(RunTool(next(self._ids), server, tool, arguments, seconds, tenant, address))
@@ -101,10 +103,10 @@ class ToolServerClient:
         model_devices: list[tuple[str, str]] | None = None,
         end: FinishReason | None = None,
     ) -> list[ToolRequest]:
-        """Return the requests of all API processes that are registered with `hold` and match, and end them if `end` is
-        given.
+        """Return those requests of all API processes that are registered with `hold` and match the arguments, which are
+        the fields of FindRequests. If `end` is given, the requests are ended for this reason.
 
-        The arguments are the fields of FindRequests. Empty if the supervisor cannot be reached.
+        Empty if the supervisor cannot be reached.
         """
         try:
             answer = await self._ask(FindRequests(next(self._ids), name, model_devices, end))
@@ -124,7 +126,9 @@ class ToolServerClient:
             waiting.set_result(message)
 
     def lose(self, reason: str = "") -> None:
-        """Handle the end of the connection: all waiting calls raise ToolServerUnavailable."""
+        """Handle the end of the connection: all waiting calls raise ToolServerUnavailable, with `reason` at the end of
+        its message.
+        """
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():

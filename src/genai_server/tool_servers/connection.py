@@ -34,7 +34,7 @@ _MAX_NAMED = 5
 
 
 class ToolServerConnection:
-    """Starts a tool server or connects to it, in a task. `close` must be called."""
+    """The connection to one tool server, which it starts or connects to in a task. The caller must close it."""
 
     def __init__(self, server: ToolServer, may_connect: Callable[[str], bool]) -> None:
         self._server = server
@@ -76,12 +76,12 @@ class ToolServerConnection:
         return self._tools
 
     async def run(self, tool: str, arguments: bytes, seconds: float, *, tenant: str) -> tuple[str, bool]:
-        """Run a tool. Returns its output, and whether the output is an error. Raises ToolServerUnavailable if it cannot
-        run.
+        """Run a tool with `arguments`, which are JSON, for at most `seconds`. Returns the tool's output, and whether
+        the output is an error. Raises ToolServerUnavailable if the tool cannot be run.
 
-        If the server does not answer within the timeout, or before the caller is cancelled, it may be stuck: it accepts
-        no more calls and ends after the calls that run. A call that only waited for other calls until its timeout does
-        not count.
+        If the server does not answer in time, or before the caller is cancelled, it may be stuck. It then gets no more
+        calls, and is ended when its running calls have ended. This does not happen if the call was still waiting for
+        other calls.
         """
         client = await self._started()
         self._num_calls += 1
@@ -123,7 +123,7 @@ class ToolServerConnection:
             self._close_unless_used()
 
     def retire(self) -> None:
-        """Accept no more calls, and end the server after the calls that run."""
+        """Accept no more calls, and end the server when its running calls have ended."""
         self._is_retired = True
         self._close_unless_used()
 

@@ -60,11 +60,11 @@ def _load() -> Connect | None:
 
 
 class ToolServers:
-    """Starts each tool server for the first request that needs it, and again after it has ended.
+    """Starts each tool server for the first request that needs it, and again after it has ended. For use in one event
+    loop only. The caller must close it.
 
-    Used on one event loop only; must be closed. With `takes_addresses`, requests may also name servers by URL.
-    Connections to such servers are not shared between API keys. They end when they have been idle for a while, or when
-    the key has too many of them.
+    With `takes_addresses`, requests may also name servers by URL. Connections to such servers are not shared between
+    API keys. They end when they have been idle for a while, or when the key has too many of them.
     """
 
     def __init__(self, servers: Mapping[str, ToolServer], *, takes_addresses: bool = False) -> None:
@@ -105,7 +105,8 @@ class ToolServers:
         tenant: str = "",
     ) -> tuple[str, bool]:
         """Run a tool with `arguments`, which are JSON, for at most `seconds`. Returns the output of the tool, and
-        whether the output is an error. Raises ToolServerUnavailable.
+        whether the output is an error. `address` is given for a server that a request names by URL. Raises
+        ToolServerUnavailable.
         """
         connection = self._listed(name) if address is None else self._visited(name, address, tenant)
         return await connection.run(tool, arguments, seconds, tenant=tenant)

@@ -61,7 +61,7 @@ class Program:
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[Streams]:
-        """Run the program during the block, with its message streams as value.
+        """Run the program during the block, and yield the two streams for reading and writing messages.
 
         Raises OSError if it cannot be started.
         """
@@ -174,8 +174,7 @@ async def _end(process: Process, grace: float) -> None:
 
 @asynccontextmanager
 async def connect_by_http(server: ToolServer, may_connect: Callable[[str], bool]) -> AsyncGenerator[Any]:
-    """Connect to the URL of a tool server. The value of the context manager is the pair of streams for reading and
-    writing messages.
+    """Connect to the URL of a tool server during the block, and yield the two streams for reading and writing messages.
 
     `may_connect` receives each IP address to which the host name resolves, and says whether connecting to it is
     allowed.

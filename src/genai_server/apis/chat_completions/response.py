@@ -85,15 +85,17 @@ class ChoicesBuilder(ABC):
 
     @abstractmethod
     def choice(self, index: int, answer: WholeAnswer, ending: Ending) -> JsonObject:
-        """The entry in `choices` for one complete answer."""
+        """The entry in `choices` for one complete answer. `index` is the answer's position among all answers."""
 
     @abstractmethod
     def first(self, num_answers: int) -> list[JsonObject]:
-        """The chunks at the beginning of a stream."""
+        """The chunks at the beginning of a stream of `num_answers` answers."""
 
     @abstractmethod
     def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
-        """A chunk with the next parts of one answer and the log probabilities of the tokens."""
+        """A chunk with the next parts of the answer with this index, and with the log probabilities of `tokens`.
+        `usage` are the token counts so far, if each chunk is to have them.
+        """
 
     def text(self, index: int, text: str) -> bytes:
         """A chunk with more text of the answer with this index and nothing else, encoded as JSON. All of the chunk but
@@ -110,7 +112,9 @@ class ChoicesBuilder(ABC):
 
     @abstractmethod
     def last(self, index: int, ending: Ending, usage: Usage | None = None) -> JsonObject:
-        """The last chunk of one answer, with the finish reason."""
+        """The last chunk of the answer with this index, with its finish reason. `usage` are the token counts so far, if
+        each chunk is to have them.
+        """
 
     def usage(self, usage: Usage) -> JsonObject:
         """The last chunk of a stream, with the token counts of all answers."""
@@ -172,7 +176,7 @@ class ChatCompletionBuilder(ChoicesBuilder):
         self._held: dict[tuple[int, int], WholeToolCall] = {}
 
     def first(self, num_answers: int) -> list[JsonObject]:
-        """The first chunk of each answer, which contains only the role."""
+        """The first chunk of each of `num_answers` answers, which contains only the role."""
         return [self._delta(index, {"role": "assistant", "content": ""}, []) for index in range(num_answers)]
 
     def text(self, index: int, text: str) -> bytes:

@@ -71,8 +71,8 @@ async def render_chat_completion(
 async def find_run_tools(
     names: str | None, body: ChatCompletionRequest, services: Services, context: RequestContext
 ) -> tuple[ChatCompletionRequest, ServedTools]:
-    """Add the tools of the servers named in the header to the body; returns the new body and the tools that the server
-    runs.
+    """Add the tools of tool servers to the body. `names` is the value of the header x-genai-run-tools, the servers'
+    names separated by commas; None without the header. Returns the new body and the tools that the server runs.
 
     Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
     """

@@ -119,7 +119,8 @@ async def _ranked(body: RerankRequest, services: Services, context: RequestConte
 def rerank_body(id: str, pooled: Pooled, *, top_n: int | None, documents: Sequence[str] | None) -> JsonObject:
     """The response body in Jina's format, best document first, with the fields that Cohere's clients read.
 
-    `documents`, if given, are the texts to return with the results.
+    At most `top_n` documents are included, or all with None. `documents`, if given, are the texts to return with the
+    results.
     """
     scores = pooled.scores
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
@@ -133,7 +134,9 @@ def rerank_body(id: str, pooled: Pooled, *, top_n: int | None, documents: Sequen
 
 
 def scores_body(id: str, created: int, pooled: Pooled) -> JsonObject:
-    """The response body in vLLM's format, with the scores in the order of the pairs."""
+    """The response body in vLLM's format, with the scores in the order of the pairs. `created` is in seconds since
+    1970.
+    """
     entries = [{"object": "score", "index": index, "score": score} for index, score in enumerate(pooled.scores)]
     whole = {"id": id, "object": "list", "created": created, "model": pooled.model, "data": entries}
     return whole | {"usage": pooled.usage}

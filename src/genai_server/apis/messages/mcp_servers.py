@@ -43,7 +43,8 @@ async def find_server_tools(
 
 
 def _address(server: McpServer, index: int, services: Services) -> ServerAddress | None:
-    """The address of a tool server that the request names by URL; None if the operator does not allow this host.
+    """The address of a tool server that the request names by URL, in the entry `index` of `mcp_servers`; None if the
+    operator does not allow this host.
 
     Raises InvalidField for an invalid name or token.
     """

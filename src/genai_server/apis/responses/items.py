@@ -87,7 +87,9 @@ def new_item(type: str, id: str | None = None, **fields: Any) -> JsonObject:
 
 
 def message(role: str, content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
-    """A message item. `content` consists of parts made by `input_text` and `output_text`."""
+    """A message item. `content` consists of parts made by `input_text` and `output_text`. It gets a new id if none is
+    given.
+    """
     return new_item("message", id, status=status, role=role, content=content)
 
 
@@ -97,7 +99,7 @@ def input_text(text: str) -> JsonObject:
 
 
 def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
-    """A content part for a text of the model."""
+    """A content part for a text of the model, with the log probabilities of its tokens if they are given."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 

@@ -132,7 +132,8 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
 
 
 def _address(tool: McpTool, index: int, services: Services) -> ServerAddress | None:
-    """The address of a tool server that the request names by URL; None if the operator does not allow this host.
+    """The address of a tool server that the request names by URL, in the entry `index` of `tools`; None if the operator
+    does not allow this host.
 
     Raises InvalidField for invalid headers or an invalid name.
     """

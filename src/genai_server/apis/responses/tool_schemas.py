@@ -71,7 +71,7 @@ class NamespacedTool(Wire):
 
     @property
     def full_description(self) -> str | None:
-        """The tool's description in the prompt."""
+        """The tool's description in the prompt, which begins with that of its namespace; None if there is neither."""
         texts = [text for text in (self.namespace_description, self.description) if text is not None]
         return "\n".join(texts) if texts else None
 

@@ -229,6 +229,8 @@ class WindowTranscriber:
 
 
 def _seed(window: Window, prompt: Sequence[int], temperature: float) -> int:
-    """The seed for an attempt. It depends only on the input, so that the same recording always gets the same text."""
+    """The seed for the attempt to transcribe a window at a sampling temperature. It depends only on these and the
+    prompt, so that the same recording always gets the same text.
+    """
     digest = blake2b(f"{window.digest} {temperature} {list(prompt)}".encode(), digest_size=4).digest()
     return int.from_bytes(digest)
