@@ -35,8 +35,8 @@ _MAX_ID, _MAX_NAMES = 300_000, 1_000
 
 
 def byte_tokenizer(special: Sequence[bytes], eos: Sequence[int], vocab_size: int) -> LLTokenizer:
-    """Return a tokenizer whose first 256 tokens are the bytes, followed by the special tokens and by empty
-    tokens.
+    """Return a tokenizer with `vocab_size` tokens: the 256 bytes, followed by the special tokens and by empty tokens.
+    `eos` are the ids of the tokens that end a text.
     """
     return LLTokenizer(TokenizerWrapper(_Bytes(special, eos, vocab_size)), vocab_size, list(eos))
 

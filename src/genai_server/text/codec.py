@@ -53,7 +53,8 @@ class EncodedChat(NamedTuple):
 
 
 class TextCodec:
-    """The chat templates (if any) and the tokenizer of one model. Used on the event loop only; must be closed.
+    """The chat templates (if any) and the tokenizer of one model on one device. `load_text_codec` creates it. For use
+    in the event loop only. The caller must close it.
 
     Long prompts are encoded in threads, where the `owner`s of requests (API keys) take turns; see TextThreads.
 

@@ -149,7 +149,8 @@ class PooledTexts:
     ) -> list[EncodedText]:
         """Encode pairs as prompts of a reranker that is a decoder. Text after the document is never truncated.
 
-        `queries` maps each query to the path of its field, for error messages. Raises InvalidField and PromptTooLong.
+        `queries` maps each query to the path of its field, for error messages. `instruction` is the system message;
+        None for a prompt without one. Raises InvalidField and PromptTooLong.
         """
         write = self._template(instruction, param)
         around = self._tokenizer.encode(*write("", ""))
@@ -208,7 +209,7 @@ class PooledTexts:
         return write
 
     def _shortened(self, document: str, max_tokens: int) -> str:
-        """Truncate a document to this number of tokens and return its text."""
+        """Truncate a document to `max_tokens` tokens and return its text."""
         tokens = self._tokenizer.encode(*self._guard.plain(document).pieces)
         return document if len(tokens) <= max_tokens else self._tokenizer.decode(tokens[:max_tokens]).rstrip("\ufffd")
 
@@ -267,7 +268,9 @@ def _check_queries(num_tokens: Mapping[str, int], limit: TextLimit) -> None:
 
 
 def _check_total(num_tokens: int, param: str) -> None:
-    """Raise InvalidField if a request has more than MAX_TOKENS tokens."""
+    """Raise InvalidField for the field `param` if `num_tokens`, the number of tokens of a whole request, exceeds
+    MAX_TOKENS.
+    """
     if num_tokens > MAX_TOKENS:
         raise InvalidField(
             param,

@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class TextThreads:
-    """Runs up to `slots` jobs at a time in threads, in the fair order of TaskQueue.
+    """Runs up to `slots` jobs at a time in threads, in the fair order of TaskQueue. For use in the event loop only. The
+    caller must close it.
 
-    A tenant (API key) without running jobs need not wait for the jobs of other tenants. Used on the event loop only;
-    must be closed. `clock` returns seconds.
+    A tenant (API key) without running jobs need not wait for the jobs of other tenants. `clock` returns seconds.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,9 +1,9 @@
 """Worker process that decodes untrusted recordings into files of PCM samples.
 
-The argument is a specification in JSON. A question names the recording's file, the file to write and the maximum
-seconds to write. The answer is the number of samples and their peak amplitude, or that the recording is longer, or the
-reason why the recording is refused or the samples cannot be written. The process reads no environment variables and
-holds no secrets.
+The argument is a specification in JSON. A question names the recording's file, the file to write, and how many seconds
+of audio may be written. The answer is the number of samples and their peak amplitude, or that the recording has more
+seconds, or the reason why the recording is refused or the samples cannot be written. The process reads no environment
+variables and holds no secrets.
 """
 
 import json

@@ -56,7 +56,7 @@ class _Outcome:
 
 
 class Decoder:
-    """Decodes the recordings for all models. Used on the event loop only.
+    """Decodes the recordings for all models of this API process. For use in the event loop only.
 
     `count` is called with the result of each recording, one of RESULTS.
     """
@@ -91,9 +91,9 @@ class Decoder:
     async def _decode(
         self, kind: TaskKind, file: Path, target: Path, requester: Requester, size: int, seconds: int
     ) -> _Outcome | None:
-        """Decode a recording of at most `seconds`.
+        """Decode at most `seconds` of a recording whose file has `size` bytes, in a worker process.
 
-        None if the recording is longer, or if decoding a part takes too long.
+        None if the recording is longer, or if decoding takes too long although `seconds` is less than the maximum.
         """
         settings, is_whole = self._settings, seconds == self._settings.max_audio_seconds
         timeout = float(settings.audio_timeout)

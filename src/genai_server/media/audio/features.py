@@ -24,7 +24,7 @@ class SpeechFeatures:
     """onnxruntime-genai's audio processor for a model directory.
 
     `folder` must be empty, and its contents must not be changed or removed while the object is used. The constructor
-    raises whatever the library raises for files that do not fit.
+    raises the library's own exceptions if the files of the model cannot be used.
     """
 
     def __init__(self, model_dir: Path, folder: Path) -> None:

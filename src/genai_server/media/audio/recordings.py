@@ -20,7 +20,9 @@ _DETECTION = Detection()
 
 
 class Recording:
-    """A decoded recording. Its file exists until `close`. Used on the event loop only."""
+    """A decoded recording, which is read window by window. Its file exists until `close`. `Recordings.open` creates it.
+    For use in the event loop only.
+    """
 
     def __init__(
         self,
@@ -72,7 +74,8 @@ class Recording:
 
 
 class Recordings:
-    """Opens and reads the recordings of all requests. Used on the event loop only; must be closed.
+    """Opens and reads the recordings of all requests of this API process. For use in the event loop only. The app
+    closes it.
 
     Decoded recordings and windows are files in a folder of this process below `folder`. `count` is called with the
     result of decoding each recording, one of `audio.decoder.RESULTS`.
@@ -112,9 +115,10 @@ class Recordings:
         *,
         param: str,
     ) -> Window | int:
-        """Return a window from sample `start` on, or the index of the sample before which there is no speech.
+        """Return the next window from sample `start` on. If there is no speech in the samples that were searched,
+        return the index of the first sample after them.
 
-        Raises like `Recording.window`.
+        Raises the same errors as `Recording.window`.
         """
         question = {
             "pcm": str(decoded.path),

@@ -75,8 +75,8 @@ class Detector:
         self._session = onnxruntime.InferenceSession(str(_MODEL), options, providers=["CPUExecutionProvider"])
 
     def start(self, peak: int) -> "DetectorState":
-        """Return a frame scorer for a part of a recording, which is amplified according to the recording's peak
-        amplitude.
+        """Return a frame scorer for a part of a recording. `peak` is the peak amplitude of the whole recording (of
+        32768); quiet recordings are amplified accordingly.
         """
         gain = min(max(_LOUDNESS * 32768 / max(peak, 1), 1.0), _MAX_GAIN)
         return DetectorState(self._session.run, gain / 32768)
@@ -148,7 +148,9 @@ def find_speech(
 
 
 def _first_speech(scores: Probabilities, threshold: float) -> int | None:
-    """Return the index of the first frame with speech, None if there is none."""
+    """Return the index of the first frame with speech; None if there is none. `scores` are the frames' probabilities of
+    speech. Several frames in a row must reach `threshold`, or one frame a higher probability.
+    """
     for first, end in _runs(scores >= threshold):
         if end - first >= _FRAMES_OF_SPEECH or scores[first:end].max() >= max(_SURE, threshold):
             return first

@@ -22,8 +22,8 @@ _SILENCE = bytes(SAMPLE_RATE)
 class AudioProcessor:
     """onnxruntime-genai's audio processor for a model directory.
 
-    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises
-    whatever the library raises for files that do not fit.
+    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises the
+    library's own exceptions if the files of the model cannot be used.
     """
 
     def __init__(self, model: VisionModel, model_dir: Path, folder: Path) -> None:
@@ -36,7 +36,7 @@ class AudioProcessor:
         self.process_pcm(_SILENCE)  # one-time work is done before the first clip is timed
 
     def process(self, data: bytes, max_seconds: int) -> ProcessedImage:
-        """Decode and prepare an audio file. Raises UnusableImage if it cannot be used."""
+        """Decode and prepare an audio file of at most `max_seconds`. Raises UnusableImage if it cannot be used."""
         pcm = io.BytesIO()
         try:
             decode(io.BytesIO(data), pcm, len(data), max_seconds)

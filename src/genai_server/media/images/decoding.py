@@ -35,7 +35,7 @@ class UnusableImage(Exception):
 
 
 class CostsMore(Exception):
-    """The image has more pixels than the file's header declared (for which the request was charged)."""
+    """The image has more pixels than the request was charged for, because the header of the file declares fewer."""
 
     def __init__(self, pixels: int) -> None:
         super().__init__(pixels)
@@ -45,7 +45,8 @@ class CostsMore(Exception):
 def decode(data: bytes, max_pixels: int, *, low_detail: bool = False, paid_pixels: int | None = None) -> Image.Image:
     """Return an image as RGB without an alpha channel, turned upright; of an animation, the first frame.
 
-    The size is checked before the pixels are decoded. Raises UnusableImage, and CostsMore for more than `paid_pixels`.
+    `low_detail` reduces the image. The size is checked before the pixels are decoded. Raises UnusableImage, also for
+    more than `max_pixels`, and CostsMore for more than `paid_pixels`, the number that the request was charged for.
     """
     with warnings.catch_warnings(action="ignore"):  # of odd metadata
         return _decode(data, max_pixels, max_pixels if paid_pixels is None else paid_pixels, low_detail=low_detail)

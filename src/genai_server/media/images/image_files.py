@@ -28,10 +28,11 @@ class ReadImage:
 
 
 class RequestSpace:
-    """The disk space that a request has reserved for its images. Used on the event loop only; must be closed.
+    """The disk space that a request has reserved for its prepared images. For use in the event loop only. The request
+    must close it.
 
     Each file occupies a part of the space until no request uses the file. The unused rest is given back when the
-    request is closed and none of its images is being prepared.
+    request has closed the space and none of its images is being prepared.
     """
 
     def __init__(self, space: Space) -> None:
@@ -83,8 +84,8 @@ class _CachedFile:
 
 
 class ImageFiles:
-    """Cache of prepared images: files in a folder that only this user can enter. Used on the event loop only; must be
-    closed.
+    """Cache of prepared images: files in a folder that only this user can enter. For use in the event loop only. The
+    owner must close it.
 
     A file first occupies space of the request that prepared it. When no request uses the file, it counts toward
     `max_bytes`, the limit for files that are cached for later requests. Beyond the limit, the least recently used files

@@ -31,8 +31,8 @@ class ProcessedImage(NamedTuple):
 class ImageProcessor:
     """onnxruntime-genai's image processor for a model directory.
 
-    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises
-    whatever the library raises for files that do not fit.
+    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises the
+    library's own exceptions if the files of the model cannot be used.
     """
 
     def __init__(self, model: VisionModel, model_dir: Path, folder: Path) -> None:

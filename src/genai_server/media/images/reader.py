@@ -99,7 +99,8 @@ class _Call(NamedTuple):
 
 
 class Images:
-    """Prepares the images and audio clips of all requests. Used on the event loop only; must be closed.
+    """Prepares the images and audio clips of all requests of this API process, in worker processes. For use in the
+    event loop only. The app closes it.
 
     Prepared images are cached as files in a folder of this process below `folder`, and shared by requests with the same
     cache salt. A request reserves disk space for all of its images before any is prepared, so no request holds space

@@ -201,7 +201,9 @@ async def _get(target: _Target, max_bytes: int, param: str, may_connect: Callabl
 
 
 async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, max_bytes: int) -> _Response:
-    """Request an image from one of a host's IP addresses. TLS certificates are checked against the host's name."""
+    """Request an image from one of a host's IP addresses, and read at most `max_bytes` bytes of it. TLS certificates
+    are checked against the host's name.
+    """
     name = f"[{target.host}]" if ":" in target.host else target.host
     usual = target.port == DEFAULT_PORTS[target.scheme]
     headers = {

@@ -52,7 +52,7 @@ class Lookahead:
         self.ended = True
 
     def forget(self) -> None:
-        """Allow the text before `at` to be dropped, except text from the position `kept_from` on.
+        """Drop the text before `at`, except text from the position `kept_from` on, if enough has gathered.
 
         The text is dropped in large pieces, because each time the remaining text is copied.
         """
@@ -62,11 +62,11 @@ class Lookahead:
             self._offset = start
 
     def since(self, start: int) -> str:
-        """Return the text from a position up to `at`."""
+        """Return the text from the position `start` up to `at`."""
         return self.between(start, self.at)
 
     def between(self, start: int, end: int) -> str:
-        """Return the text between two positions."""
+        """Return the text from the position `start` up to the position `end`."""
         return self._text[start - self._offset : end - self._offset]
 
     @property

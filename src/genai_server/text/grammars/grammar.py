@@ -223,9 +223,10 @@ def text_and_calls(
 
 
 def _opening(opening: str, before: str, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
-    """Return the Lark rule `opening`, with `suffix` after its name, for the marker that opens tool calls.
+    """Return the Lark rule `opening`, with `suffix` after its name. It matches the text before the first tool call, and
+    the marker `opening` that begins tool calls.
 
-    The rule also matches the text before the marker, with the terminal `before`.
+    `before` is the Lark terminal for the text before the marker.
     """
     lazy = "" if opening in opaque_tokens else "[lazy]"
     return f"opening{suffix}{lazy}: {before} {marker(opening, opaque_tokens)}"

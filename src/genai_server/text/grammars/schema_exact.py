@@ -95,10 +95,11 @@ class _Exact:
         return written
 
     def _record(self, schema: Schema) -> None:
-        """Record what a part of the schema contains and the constructor checks for all parts together at the end.
+        """Record properties of a part of the schema that matter for the schema as a whole. The constructor checks them
+        at the end.
 
-        This concerns control characters in texts, `multipleOf` values, references, and objects with keys that are not
-        named.
+        They are control characters in texts, `multipleOf` values, references, and objects that allow keys which the
+        schema does not name.
         """
         self.has_controls |= any(_has_controls(schema[key]) for key in ("enum", "const") if key in schema)
         if (factor := multiple(schema.get("multipleOf"))) is not None:

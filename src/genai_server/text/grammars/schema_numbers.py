@@ -171,7 +171,7 @@ def _bound(key: str, value: Number, towards: float) -> tuple[Number, bool]:
 
 
 def _next(value: float, towards: float) -> float:
-    """Return the next double in the direction of `towards` that llguidance's compiler reads exactly."""
+    """Return the next double after `value`, in the direction of `towards`, that llguidance's compiler reads exactly."""
     while True:
         value = math.nextafter(value, towards)
         if _is_read(value):

@@ -79,7 +79,8 @@ class _Pattern:
         return self._text[self._position - 1]
 
     def _group(self) -> str:
-        """Read what follows an opening parenthesis and says of which kind the group is, and return it in Rust's syntax.
+        """Read the characters after an opening parenthesis that determine the kind of the group, such as `?:`, and
+        return them in Rust's syntax.
 
         Named groups become unnamed groups, because llguidance gives some names a meaning. Raises InvalidField for a
         lookaround assertion or an unsupported kind of group.

@@ -44,7 +44,8 @@ class WrittenPrompt(NamedTuple):
 
 
 class PromptWriter:
-    """Renders prompts with a model's chat templates, keyed by name, if the model has any.
+    """Renders prompts with a model's chat templates. `templates` maps names such as "default" to the templates, and is
+    empty for a model without a chat template.
 
     Texts in `special_tokens` are encoded as special tokens only where the templates contain them. If a template does
     not support tool calls, calls are written in `tool_format`. If a template does not support images or audio,

@@ -58,7 +58,8 @@ def load_special_tokens(model_dir: Path) -> dict[str, str]:
 
 
 def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTERS) -> dict[str, ChatTemplate]:
-    """Return the template of a reranker that is a decoder, as a map with the key "default".
+    """Return the template of a reranker that is a decoder, as a map with the key "default". Rendered prompts may have
+    at most `max_characters`.
 
     It is the model's own template if that supports queries and documents, else the template of Qwen3-Reranker. Raises
     ModelDirectoryError if the model's template is not valid.

@@ -85,7 +85,7 @@ class _TooLong(Exception):
 
 
 class _Probe:
-    """Finds the traits of one template."""
+    """Determines the TemplateTraits of one template. `probe` creates it."""
 
     def __init__(
         self, template: ChatTemplate, tool_format: ToolFormat | None, image_marker: str, *, with_tools: bool
@@ -421,7 +421,9 @@ def _assistant(text: str | None, *values: str) -> Message:
 
 
 def _call(value: str, arguments: str | None = None) -> Message:
-    """Return a tool call whose argument is a marker word, with an id like OpenAI's."""
+    """Return a tool call with an id like OpenAI's. Its argument is the marker word `value`, unless `arguments` has
+    other arguments as JSON text.
+    """
     text = json.dumps({"key": value}) if arguments is None else arguments
     return {"id": f"call_{value}", "type": "function", "function": {"name": _FUNCTION, "arguments": text}}
 

@@ -127,9 +127,10 @@ def _with_types_of_parts(covered: dict[str, Any], original: Message) -> dict[str
 
 
 def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return a message whose content is one text, with a mark for each image and audio clip.
+    """Return a message whose content is one text, with a mark in place of each image and audio clip.
 
-    The message stays unchanged if the template supports one of them, as its constants `known` show, or without parts.
+    A message is unchanged if its content is not a list of parts, or if the template supports images or audio, which its
+    constants `known` show.
     """
     if not isinstance(parts := message["content"], list):
         return message

@@ -55,8 +55,8 @@ class ToolsPlace(StrEnum):
 
 
 class ChosenEffort(NamedTuple):
-    """Template variables that set a reasoning effort, and the effort that they set; None if they only switch
-    reasoning.
+    """Template variables that set a reasoning effort, and the effort that they set. The effort is None if the variables
+    only switch reasoning on or off.
     """
 
     values: Mapping[str, Any]
