@@ -62,7 +62,7 @@ def listed(errors: Iterable[LineError]) -> dict[str, Any]:
 
 
 class LineReader:
-    """Reads a file of requests in parts. All methods block. Must be closed.
+    """Reads a file of requests, several lines at a time. All methods block. The caller must close it.
 
     `max_body` is the maximum size of a request's body in bytes; of a longer line the rest is skipped. With an
     `endpoint`, all requests must be for that path; without one, each may be for any of ENDPOINTS. Raises OSError if the
@@ -76,12 +76,12 @@ class LineReader:
         self._number = 0
 
     def parts(self) -> Iterator[list[BatchLine | LineError]]:
-        """Iterate over all lines in parts. Blank lines are left out, so a part may be empty."""
+        """Iterate over all lines in lists of several lines. Blank lines are left out, so a list may be empty."""
         while (part := self.read()) is not None:
             yield part
 
     def read(self) -> list[BatchLine | LineError] | None:
-        """The next part of the lines; None at the end of the file."""
+        """The next lines, as a list of several; None at the end of the file."""
         found: list[BatchLine | LineError] = []
         num_bytes = 0
         while num_bytes < _PART_BYTES and len(found) < _PART_LINES:

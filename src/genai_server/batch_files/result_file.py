@@ -16,7 +16,8 @@ class _Result(msgspec.Struct):
 
 
 class ResultFile:
-    """Appends lines to a file so that each line is there completely or not at all. All methods block. Must be closed.
+    """Appends lines to a file so that each line is there completely or not at all. All methods block. The caller must
+    close it.
 
     `recovered` must be iterated to its end before the first `append`. Raises OSError if the file cannot be read or
     written.

@@ -53,7 +53,8 @@ class _Job:
 
 
 class Database:
-    """Runs jobs on an SQLite file, in a thread of its own. Must be closed.
+    """Runs jobs on an SQLite file, in a thread of its own. A job is a function that gets the connection. The caller
+    must close the database.
 
     `prepare` creates the tables of a new file or migrates those of an older version, and raises ValueError for an
     unknown version. The first job opens the file; after a failure, the next job opens it again. The file never grows
@@ -94,7 +95,8 @@ class Database:
         self._deadline = float("inf")
 
     async def read(self, owner: str | None, do: Do[T]) -> T:
-        """Run a job that only reads, and return its result.
+        """Run the job `do`, which only reads, and return its result. `owner` is the API key whose turn the job uses;
+        None without API keys.
 
         Raises the job's errors, and StoreUnavailable if the file cannot be read, if the job does not end within the
         time limit, or if too many jobs of this owner wait.
@@ -102,7 +104,8 @@ class Database:
         return await self._run(owner, do, "DEFERRED")
 
     async def write(self, owner: str | None, do: Do[T], *, is_durable: bool = False) -> T:
-        """Run a job that may write, and return its result. If the job raises an error, its changes are undone.
+        """Run the job `do`, which may write, and return its result. If the job raises an error, its changes are undone.
+        `owner` is the API key whose turn the job uses; None without API keys.
 
         A power failure may undo the most recent jobs. If `is_durable`, it can undo neither this job nor any before it.
         Raises the same errors as `read`. After StoreUnavailable because of the time limit, the job may still have been
@@ -203,8 +206,8 @@ class Database:
         self._ended.set_result(None)
 
     def _next(self) -> tuple[str, _Job] | None:
-        """Wait for a job, and return its owner and the job. The owner is the one whose turn it is. None when the
-        database is being closed and no job is left.
+        """Wait for a job. Returns the next job of the owner whose turn it is, with the owner; None when the database is
+        being closed and no job is left.
         """
         with self._changed:
             while not self._queues:

@@ -191,7 +191,7 @@ class Records:
         return None
 
     def delete(self, rows: sqlite3.Connection, id: str, owner: str | None) -> bool:
-        """Delete a record; returns whether it existed."""
+        """Delete the record with this id if `owner` owns it. Returns whether it existed."""
         deleted = rows.execute("DELETE FROM records WHERE owner = ? AND id = ?", (owner or "", id))
         return deleted.rowcount > 0
 

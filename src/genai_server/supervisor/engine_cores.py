@@ -55,8 +55,8 @@ def planned_cores(devices: Sequence[str]) -> dict[str, EngineCores]:
 
 
 def advice_for_nodes(devices: Sequence[str], nodes: Sequence[Node], weights: int) -> str:
-    """Advice for operators to run an engine on each NUMA node instead of one engine on the cores of several nodes; ""
-    if that is not the case.
+    """Advice for operators of a machine with several NUMA nodes: run an engine on each node instead of one engine on
+    the cores of all. "" if the machine has one node, or if no device `cpu` uses all cores.
 
     `weights` is the memory that the weights take in each engine, in bytes.
     """

@@ -124,7 +124,8 @@ class EngineProcess:
         return EngineReport(error=f"the engine process ended while loading, {in_words(status)}")
 
     def wait(self, step_timeout: float, on_hang: Callable[[str], None] = lambda error: None) -> str:
-        """Wait until the process dies and return how it died. Kills it if it hangs (step timeout 0: never).
+        """Wait until the process dies and return how it died. The process is killed if it hangs, that is if a step
+        takes more than `step_timeout` seconds; with 0 it never is.
 
         `on_hang` is called in another thread before the kill, so that API processes learn the reason before their
         connections break.

@@ -37,7 +37,7 @@ class Restarts:
         self._max_restarts = max_restarts
 
     def served(self, seconds: float) -> None:
-        """Record how long the engine served before it died."""
+        """Record that the engine served for `seconds` before it died."""
         if seconds > RECOVERED_AFTER:
             self.in_a_row = 0
 
@@ -50,7 +50,8 @@ class Restarts:
 
 
 class EngineWatch:
-    """Runs one engine in a thread of its own, with restarts, from `start` to `leave` or `unload`.
+    """Runs one engine in a thread of its own, with restarts, from `start` to `leave` or `unload`. The supervisor
+    creates one for each model and device.
 
     `status` is replaced, never modified; `on_change` is then called, in this thread or in the watchdog's. `has_loaded`
     says whether the engine was ever ready. Timeouts are in seconds.
@@ -125,8 +126,8 @@ class EngineWatch:
         return self.beat().kv_bytes if self.status.state == EngineState.READY else 0
 
     def resize(self, num_bytes: int) -> None:
-        """Change the maximum size of the KV cache in bytes, at once or when the engine has loaded, also after
-        restarts.
+        """Change the maximum size of the KV cache to `num_bytes`, at once or when the engine has loaded. It also
+        applies after restarts.
         """
         with self._lock:
             if num_bytes == self._launch.spec.kv_bytes:

@@ -38,7 +38,7 @@ class MemoryEngine(Protocol):
         ...
 
     def resize(self, num_bytes: int) -> None:
-        """Change the maximum size of the KV cache in bytes. With 0, the engine chooses a size when it loads."""
+        """Change the maximum size of the KV cache to `num_bytes`. With 0, the engine chooses a size when it loads."""
         ...
 
 
@@ -79,7 +79,7 @@ class Shortage:
 
 
 class MemoryBudget:
-    """Compares the memory that models need with the free memory. Guarded by the supervisor's lock.
+    """Compares the memory that models need with the free memory. The caller holds the supervisor's lock.
 
     `free` returns the free memory in bytes, counting what running engines have mapped as used. `read` estimates a
     model's memory from its directory.
@@ -191,17 +191,19 @@ class MemoryBudget:
         return self.weights(about) + needed <= num_bytes
 
     def _available(self, loaded: Collection[MemoryModel]) -> int:
-        """Return the memory that the weights of the loaded models leave: free memory plus the current KV caches."""
+        """Return the bytes that can be KV caches or other models: the free memory plus the current KV caches, minus the
+        weights that models are still loading.
+        """
         return self._movable(loaded) - sum(
             self.weights(other.about) for other in loaded if other.state == ModelState.LOADING
         )
 
     def _movable(self, loaded: Collection[MemoryModel]) -> int:
-        """Return the free memory plus the memory of the loaded models' KV caches."""
+        """Return the bytes that are free, plus those of the loaded models' KV caches."""
         return self._free() + sum(engine.kv_bytes for other in loaded for engine in _host_engines(other))
 
     def _reserved(self, model: MemoryModel) -> int:
-        """Return the memory that the KV caches of a loaded model need at least."""
+        """Return the bytes that the KV caches of a loaded model need at least."""
         about = model.about
         return sum(
             engine.kv_range[0] if engine.kv_range else self._kv_needed(about, WANTED_TOKENS)

@@ -34,9 +34,9 @@ CreateEngines = Callable[[ModelStatus], Sequence[EngineWatch]]
 
 
 class ManagedModel:
-    """One model that the supervisor manages, loaded or not. All times are seconds of one clock.
+    """One model that the supervisor manages, loaded or not. All times, also `now`, are seconds of one clock.
 
-    Guarded by the supervisor's lock, except `end`, which waits for processes.
+    The caller holds the supervisor's lock, except for `end`, which waits for processes.
     """
 
     def __init__(self, about: ModelStatus, create: CreateEngines, now: float) -> None:
@@ -179,7 +179,8 @@ class ModelPool:
 
     At most `max_loaded` models are loaded at once (0: no limit; "auto": as many as fit into memory). Models that are
     idle for `idle_unload` seconds are unloaded (0: never). When the turn of a model in use is over, its running answers
-    may continue for `drain` seconds. Times are seconds of one clock. Guarded by the supervisor's lock.
+    may continue for `drain` seconds. All times, also `now`, are seconds of one clock. The caller holds the supervisor's
+    lock.
     """
 
     def __init__(
@@ -273,9 +274,8 @@ class ModelPool:
         self._wanted.setdefault(model.about.name, _Demand(now, now)).last = now
 
     def load_first(self, now: float) -> None:
-        """Load the first model, and further models as far as the limit and the memory allow.
-
-        Others are loaded on demand.
+        """Load the first model, and as many of the others as the limit and the memory allow. The rest are loaded when
+        requests need them.
         """
         first: list[ManagedModel] = []
         for model in self:

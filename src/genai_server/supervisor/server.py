@@ -221,7 +221,7 @@ class _ApiProcess(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Handle the end of the connection (called by asyncio)."""
+        """Handle the end of the connection (called by asyncio). `error` is not used."""
         self._transport = None
         self._server.remove(self)
         self._session.close()

@@ -34,7 +34,9 @@ SendToPool = Callable[[ToPool], bool]
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A future for an answer of the pool, with what is needed when the answer arrives or the connection is lost."""
+    """A task or reservation that the pool has not answered yet: the future for the answer, the error to raise if the
+    connection is lost, and the file and space of the task.
+    """
 
     answer: "asyncio.Future[Answer]"
     # The error if the pool cannot be reached.
@@ -56,8 +58,8 @@ class WorkerClient:
         self._waiting: dict[int, _Waiting] = {}
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Ask the pool to run the tasks of one request, and return a future for the answer of each task (see
-        `Workers.submit`).
+        """Ask the pool to run the tasks of one request, and return a future for the answer of each task. The futures
+        raise the same errors as those of `Workers.submit`.
         """
         return self._submit(tasks, None)
 
@@ -97,7 +99,9 @@ class WorkerClient:
         return space
 
     def lose(self, reason: str = "") -> None:
-        """Handle the end of the connection: all waiting futures raise the error of their kind of task."""
+        """Handle the end of the connection: all waiting futures raise the error of their kind of task, with `reason` at
+        the end of its message.
+        """
         waiting, self._waiting = self._waiting, {}
         for one in waiting.values():
             if not one.answer.done():

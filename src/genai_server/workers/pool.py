@@ -68,13 +68,13 @@ class _Idle:
 
 
 class WorkerPool:
-    """Runs tasks in worker processes, which are started on demand and replaced when they die. Implements Workers.
+    """Runs tasks in worker processes, which are started on demand and replaced when they die. Implements Workers. For
+    use in the event loop only. The caller must close it.
 
     While tasks wait for a slot, one spare process is kept ready for a tenant (API key) without running tasks: such a
     tenant need not wait for a slot (see TaskQueue), and starting a process takes a second.
 
-    Used on the event loop only; must be closed. `clock` returns seconds. A running task may go on for `grace` seconds
-    when nobody waits for its answer any more.
+    `clock` returns seconds. A running task may go on for `grace` seconds when nobody waits for its answer any more.
     """
 
     def __init__(
@@ -317,8 +317,8 @@ class WorkerPool:
         return process
 
     def _start_spare(self) -> None:
-        """Start a spare process for waiting tasks, unless there is one or the queue may not run a task beyond its
-        slots.
+        """Start a spare process for waiting tasks, so that a tenant without running tasks finds one. Does nothing if
+        there is a spare process, or if more tasks run already than there are slots.
         """
         queue = self._queues[False]  # a long task takes far longer than the start of its process
         waiting = next(queue.waiting, None)
@@ -330,14 +330,14 @@ class WorkerPool:
             self._start_one(waiting.kind, waiting.task.spec, waiting.sort)
 
     def _may_keep(self, sort: str) -> bool:
-        """Whether a process for tasks of this sort may be started before a task needs it: one that no idle process can
-        replace, while there are few idle processes. `sort` is made by `_sort`.
+        """Whether a process of this sort may be started before a task needs it: if no idle process is of this sort, and
+        there are few idle processes. Processes of one sort have the same kind and specification.
         """
         return len(self._idle) < _MAX_IDLE and not any(idle.sort == sort for idle in self._idle)
 
     def _start_one(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> "asyncio.Task[Answer]":
-        """Start a process for tasks of this sort (see `_sort`), and give it to the first waiting task, or
-        keep it idle.
+        """Start a process for tasks of this kind and specification, and give it to the first waiting task of this sort,
+        or keep it idle. `sort` is the text that `_sort` returns for both.
         """
         starting = asyncio.create_task(self._start_and_keep(kind, spec, sort))
         starting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # a task may report it
@@ -429,7 +429,9 @@ def remove(path: str) -> None:
 
 
 def _first(waiting: "list[asyncio.Future[AnyWorkerProcess]]") -> "asyncio.Future[AnyWorkerProcess] | None":
-    """Remove and return the first future that is not done; None if there is none."""
+    """Remove futures from the beginning of the list up to the first one that is not done, and return this one; None if
+    all are done.
+    """
     while waiting:
         if not (wanted := waiting.pop(0)).done():
             return wanted

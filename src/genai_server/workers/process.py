@@ -82,8 +82,8 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        """Send a question with bytes to the worker process, wait, and return the answer; see
-        `AnyWorkerProcess.ask`.
+        """Send a question with bytes to the worker process and return its answer, for which this waits at most
+        `timeout` seconds. Raises ProcessDied or ProcessTimeout, after which the process no longer runs.
         """
         head = json.dumps({**question, "size": len(data)}).encode()
         return self._exchange(head + b"\n" + data, timeout)

@@ -11,7 +11,8 @@ Begin = Callable[[], Coroutine[Any, Any, T]]
 
 
 class SharedCall(Generic[T]):
-    """Work that runs as long as at least one caller waits for it. Each caller must call `leave` in the end.
+    """Work that runs as long as at least one caller waits for it. Each caller must call `leave` in the end. SharedCalls
+    creates it.
 
     `forget` is called when no further caller may join the work.
     """
@@ -35,7 +36,7 @@ class SharedCall(Generic[T]):
             self._forget(self)
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
-        """Call a function when the work has ended or was cancelled."""
+        """Call `callback` when the work has ended or was cancelled."""
         self._task.add_done_callback(callback)
 
     async def _run(self) -> T:
