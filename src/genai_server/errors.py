@@ -89,7 +89,7 @@ class GenaiServerError(Exception):
         return {}
 
     def at(self, path: str) -> Self:
-        """Return a copy of this error for the field at a path, with which the message of the copy begins."""
+        """Return a copy of this error for the field at `path`. The message of the copy begins with the path."""
         return type(self)(f"{path}: {self.message}", param=path, retry_after=self.retry_after)
 
 
@@ -244,7 +244,7 @@ class TaskUnsupported(InvalidField, code="unsupported_task"):
 
 
 class PreviousNotFound(InvalidField, code="previous_response_not_found"):
-    """The response that a request continues is not stored, or no longer stored."""
+    """The response that a request continues is not stored, or has been removed from the store."""
 
 
 class MalformedHead(RequestError, code="invalid_http"):
@@ -300,14 +300,14 @@ class AmbiguousRequest(RequestError, code="request_ambiguous"):
 
 
 class ThreadUnsupported(RequestError, code="thread_unsupported_request"):
-    """The request asks the server to store the conversation.
+    """The request asks the server to store the conversation, which this server does not do for Anthropic's API.
 
-    On this code, Anthropic's client continues without that.
+    Anthropic's client recognizes the code of this error and continues without a stored conversation.
     """
 
 
 class ResponseNotFound(RequestError, code="response_not_found"):
-    """No response with this id is stored, or no longer stored."""
+    """No response with this id is stored. It may have been removed."""
 
 
 class ConversationNotFound(RequestError, code="conversation_not_found"):
@@ -315,7 +315,7 @@ class ConversationNotFound(RequestError, code="conversation_not_found"):
 
 
 class StoredFileNotFound(RequestError, code="file_not_found"):
-    """No file with this id is stored for the API key, or no longer stored."""
+    """No file with this id is stored for the API key. It may have been removed."""
 
 
 class BatchNotFound(RequestError, code="batch_not_found"):

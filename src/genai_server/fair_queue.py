@@ -37,8 +37,8 @@ class FairQueue:
         self._num_turns = 0
 
     def arrive(self, tenant: str, present: Iterable[str]) -> None:
-        """Note that a first piece of work of a tenant begins to wait. `present` are the tenants of which something
-        waits already.
+        """Note that work of a tenant begins to wait while none of it was waiting. `present` are the other tenants with
+        waiting work.
         """
         start = max(self._time(tenant), self._start(set(present) - {tenant}))
         account = self._accounts.get(tenant)
@@ -63,7 +63,9 @@ class FairQueue:
         self._accounts.pop(tenant, None)
 
     def serve(self, tenant: str, amount: float) -> None:
-        """Add service that a tenant has received, in the unit of the queue."""
+        """Add `amount` to the service that a tenant has received. It is in the unit of the queue, such as tokens or
+        seconds.
+        """
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = _Account(self._earliest)

@@ -69,9 +69,9 @@ class JsonFormatter(DiscreetFormatter):
 
 
 def configure_logging(level: str, form: str = "text") -> None:
-    """Log to standard error, one line for each record, in the format `form` (text or json).
+    """Log to standard error, one line for each record, at `level` and above, in the format `form` (text or json).
 
-    Lines in a terminal are short.
+    In a terminal, text lines are shorter.
     """
     handler = logging.StreamHandler()
     is_short = form == "text" and sys.stderr.isatty() and level != "debug"
@@ -120,9 +120,9 @@ def written_in_thread() -> Iterator[None]:
 
 
 class WaitingLines:
-    """A text stream whose lines a thread writes to a file descriptor. Thread-safe; must be closed.
+    """A text stream whose lines a thread writes to a file descriptor. Thread-safe. The caller must close it.
 
-    `dropped` returns the line that says how many lines were dropped.
+    If lines had to be dropped because the thread is too slow, `dropped` returns the line that says how many.
     """
 
     def __init__(self, descriptor: int, dropped: Callable[[int], str]) -> None:

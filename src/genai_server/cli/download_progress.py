@@ -30,8 +30,8 @@ class _Speed(ProgressColumn):
 
 @contextmanager
 def download_progress(selection: Selection, report: Callable[[str], None] = say) -> Iterator[Watch]:
-    """Show the progress of a download on standard error during the block. The value is a function to pass to `download`
-    as `watch`.
+    """Show the progress of a download on standard error during the block. Yields a function to pass to `download` as
+    `watch`.
 
     If standard error is no terminal, `report` is called with a line for each file instead.
     """

@@ -299,7 +299,7 @@ def _build(
 
 
 def _chosen(arguments: argparse.Namespace, order: Build) -> Build:
-    """Return the build with the builder that can build the model. Raises ConfigurationError if no builder can."""
+    """Return the build with a builder that can build this model. Raises ConfigurationError if no builder can."""
     return builder.choose(order, arguments.python, arguments.builder, unchecked=arguments.unchecked)
 
 

@@ -24,7 +24,7 @@ def positive(text: str) -> int:
 
 
 def number_from(low: float, high: float = inf) -> Callable[[str], float]:
-    """Return an argparse type for finite numbers in this range."""
+    """Return an argparse type for finite numbers from `low` to `high`."""
 
     def parse(text: str) -> float:
         with suppress(ValueError):

@@ -53,7 +53,7 @@ def show(*parts: str | tuple[str, str]) -> None:
 def measuring_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show a progress bar on standard error during the block, if that is a terminal.
 
-    The value is a function that updates the bar: number of steps done, number of all steps, title.
+    Yields a function that updates the bar: number of steps done, number of all steps, title.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

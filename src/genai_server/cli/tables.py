@@ -89,7 +89,8 @@ def _table(rows: Rows, widths: Sequence[int]) -> Table:
 
 
 def _cropped(text: str, width: int) -> str:
-    """Return the end of a name that is too long, because long names differ at the end.
+    """Return a name in at most `width` columns. Of a longer name, the end is kept, because long names differ at the
+    end.
 
     Text with spaces stays unchanged.
     """

@@ -58,7 +58,10 @@ class _Call:
 async def _calls(
     handle: Any, request: ForwardedRequest, named: str | None, seconds: float
 ) -> dict["asyncio.Task[Any]", _Call]:
-    """Call each running replica of a deployment. Returns the running tasks; empty if no replica is running."""
+    """Call each running replica of a deployment; with `named`, only the replica with this name handles the request.
+    Returns a running task for each call; empty if no replica is running, or if the list of replicas does not arrive
+    within `seconds`.
+    """
     try:
         async with asyncio.timeout(seconds):
             results = await replica_results(handle.broadcast("answer", request, named))

@@ -177,7 +177,9 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
 
 
 def _drain(delete: Callable[[str], None]) -> None:
-    """Delete the application and wait until its replicas have ended. Ray Serve ends those whose time is over."""
+    """Delete the application with the function `delete`, and wait until its replicas have ended. Ray Serve kills
+    replicas that do not end in time.
+    """
     while True:
         # It waits for a minute.
         with contextlib.suppress(TimeoutError):

@@ -265,9 +265,10 @@ class _IngressApp:
     async def _ask_all(
         self, request: ForwardedRequest, seconds: float, *, named: str | None = None, **options: Any
     ) -> list[ReplicaAnswer]:
-        """Return the answers of the replicas of all models, as `ask_replicas` does.
+        """Send a request to the replicas of all models, or only to the replica `named`, and return their answers.
+        `seconds` and `options` are the other arguments of `ask_replicas`.
 
-        Raises NoEngineReady and InvalidField.
+        Raises NoEngineReady if no replica is running, and InvalidField if there is no replica `named`.
         """
         answers = await ask_replicas(self._replicas.values(), request, seconds, named=named, **options)
         if not answers and named is not None:

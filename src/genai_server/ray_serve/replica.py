@@ -120,9 +120,9 @@ class Replica:
         return ReplicaAnswer(self._id, self._model, messages[0]["status"], messages[0]["headers"], body)
 
     def __del__(self) -> Coroutine[Any, Any, None] | None:
-        """Stop the replica.
+        """Return a coroutine that stops the replica; None if it has stopped.
 
-        Ray Serve calls this after the drain and awaits the result; Python's later call does nothing.
+        Ray Serve calls this method after the drain and awaits the result. When Python calls it later, it returns None.
         """
         if not self._is_up:
             return None

@@ -66,9 +66,8 @@ def freeze_existing_objects() -> None:
 
 @asynccontextmanager
 async def rare_full_collections(min_seconds: float = _MIN_SECONDS) -> AsyncIterator[None]:
-    """Run full garbage collections by the clock instead of by the number of objects, during the block.
-
-    The longer collections take, the rarer they are.
+    """Run full garbage collections by the clock instead of by the number of objects, during the block. There are at
+    least `min_seconds` between two collections, and more if collections take long.
     """
     freeze_existing_objects()
     young, middle, old = gc.get_threshold()

@@ -139,7 +139,7 @@ class _Result:
 
 
 class _Batch:
-    """Sends the requests that have no result yet, `concurrency` at a time."""
+    """Sends those requests of a batch that have no result yet, `concurrency` at a time."""
 
     def __init__(self, client: ChatClient, succeeded: ResultFile, failed: ResultFile, concurrency: int) -> None:
         self._client = client
@@ -153,7 +153,8 @@ class _Batch:
         self._is_over = threading.Event()
 
     def run(self, source: Path, done: set[bytes], num_requests: int) -> int:
-        """Send the requests and write each result as it arrives. Returns how many requests failed.
+        """Send the requests in the file `source`, of which there are `num_requests`, and write each result as it
+        arrives. Returns how many requests failed.
 
         `done` are the digests of requests that already have a result. Raises ChatFailed and OSError.
         """

@@ -164,7 +164,9 @@ class Operator:
         return {"session": session, "report": report}
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the JSON object that the server answers."""
+        """Send a request to the server, a POST request if there is a body, and return the JSON object in its response.
+        Raises ServerUnusable.
+        """
         answer = self._text(path, None if body is None else json.dumps(body).encode())
         try:
             value = json.loads(answer)

@@ -100,7 +100,9 @@ def unanswered(url: str, error: BaseException) -> str:
 
 
 def error_message(status: int, reason: str, body: bytes) -> str:
-    """Return the message of an error response, in the format of OpenAI's API or another one."""
+    """Return the HTTP status and the message of an error response, in the format of OpenAI's API or another one.
+    Without a message, the body itself is used if it is plain text, otherwise `reason`, the reason phrase of the status.
+    """
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -100,9 +100,9 @@ def _fail(reason: str) -> NoReturn:
 
 
 class SupervisorThread:
-    """A thread that stays connected to the supervisor, and starts it if necessary, from construction to `end`.
+    """A thread that stays connected to the supervisor, and starts it if necessary, from construction to `end`. The
+    first process of a server runs one, so that the supervisor keeps running, whichever API processes come and go.
 
-    So the process with the server's lifetime keeps the supervisor running, whichever API processes come and go.
     `status` is the last status that the supervisor has reported (thread-safe). In the thread, `on_nothing_loaded` is
     called if no device could load at the start, and `on_started` once, when every device has loaded or failed and at
     least one is ready.

@@ -51,7 +51,9 @@ def check_server(settings: Settings) -> ReadTexts:
 
 
 def bind(settings: Settings, *, backlog: int | None = None) -> socket.socket:
-    """Return a socket that listens on the configured address. Raises ConfigurationError if that is impossible."""
+    """Return a socket that listens on the configured address. At most `backlog` connections wait to be accepted; with
+    None, the system's default applies. Raises ConfigurationError if the address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=backlog)

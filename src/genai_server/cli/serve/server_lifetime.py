@@ -240,7 +240,7 @@ class HandshakeConfig(Config):
     """
 
     def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        """Return the factory of the event loop in which uvicorn runs (called by uvicorn)."""
+        """Return the factory of the event loop in which uvicorn runs; None for asyncio's default. Called by uvicorn."""
         make = super().get_loop_factory()
         return make if make is None or not self.is_ssl else partial(_loop_with_limit, make, self.timeout_keep_alive)
 

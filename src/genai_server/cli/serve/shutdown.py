@@ -177,8 +177,8 @@ class ServerStop:
             signal.signal(number, lambda *_: self._on_signal())
 
     def obeyed_by(self, order: threading.Event) -> None:
-        """Use `order` as the event that is set when the server must stop. It is the event that makes one of uvicorn's
-        parent processes stop its workers.
+        """Use `order` as the event that is set when the server must stop. One of uvicorn's parent processes stops its
+        workers when this event is set.
         """
         if self.order.is_set():
             order.set()

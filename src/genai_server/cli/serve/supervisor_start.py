@@ -20,7 +20,7 @@ def start_supervisor() -> "subprocess.Popen[bytes]":
 
 @contextmanager
 def prepared_supervisor() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Start a supervisor's process in advance. The value is a list with the process, for the argument `prepared` of
+    """Start a supervisor's process in advance. Yields a list with the process, for the argument `prepared` of
     `find_or_start`.
 
     If the process is still in the list at the end of the block, it is killed.

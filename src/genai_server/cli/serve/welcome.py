@@ -42,7 +42,9 @@ def url_of(host: str, port: int, *, is_https: bool) -> str:
 
 
 def welcome(settings: Settings, port: int, engines: Sequence[EngineStatus] = ()) -> None:
-    """Print the welcome message, with the context length of each model whose engines have loaded."""
+    """Print the welcome message for a server that listens on `port`, with the context length of each model whose
+    engines have loaded.
+    """
     url = url_of(settings.host, port, is_https=bool(settings.tls_cert))
     everywhere = "   on every address of this machine" if settings.host in _ALL_ADDRESSES else ""
     show("")

@@ -96,7 +96,7 @@ class Server:
     async def ask(
         self, prompt: str, max_tokens: int, recording: Recording | None = None, more: Mapping[str, Any] = {}
     ) -> Recording:
-        """Request a streamed answer and record it. Failures are recorded, too.
+        """Request a streamed answer of at most `max_tokens` tokens and record it. Failures are recorded, too.
 
         `recording` lets the caller watch the progress; `more` are fields of this request only.
         """
@@ -115,7 +115,8 @@ class Server:
         return recording
 
     async def prompt_tokens(self, prompt: str, max_tokens: int) -> int:
-        """Return the number of tokens of a prompt, as reported with a complete answer; 0 if the server reports none.
+        """Return the number of tokens of a prompt, as the server reports it with a complete answer of at most
+        `max_tokens` tokens; 0 if the server reports none.
 
         Raises AnswerError if the request fails.
         """
@@ -132,7 +133,9 @@ class Server:
             return 0
 
     def _data(self, prompt: str, max_tokens: int, streamed: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
-        """Return the body of a request as JSON. `streamed` are fields about streaming, `more` are further fields."""
+        """Return the body of a request for an answer of at most `max_tokens` tokens, as JSON. `streamed` are fields
+        about streaming, `more` are further fields.
+        """
         body = {
             **({"model": self.model} if self.model is not None else {}),
             "messages": [{"role": "user", "content": prompt}],
@@ -196,7 +199,8 @@ class Outcome:
 async def run_load(
     server: Server, prompts: Sequence[str], max_tokens: int, streams: int, more: Mapping[str, Any] = {}
 ) -> Outcome:
-    """Send all prompts, `streams` of them at a time, and parse the answers when all have ended.
+    """Send all prompts, `streams` of them at a time, and parse the answers, of at most `max_tokens` tokens each, when
+    all have ended.
 
     `more` are fields of these requests only.
     """

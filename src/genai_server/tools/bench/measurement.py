@@ -30,8 +30,8 @@ def spread(values: Sequence[float | None]) -> Spread | None:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return a percentile by linear interpolation between the nearest ranks, as numpy and vLLM do; None without
-    values.
+    """Return the percentile `percent` (0 to 100) by linear interpolation between the nearest ranks, as numpy and vLLM
+    do; None without values.
     """
     return float(np.percentile(values, percent)) if values else None
 
@@ -77,7 +77,9 @@ def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
 
 
 def output_rate(answers: Sequence[Answer]) -> float | None:
-    """Return the output tokens per second, from the first request to the end of the last answer."""
+    """Return the output tokens per second, from the first request to the end of the last answer; None without
+    answers.
+    """
     if not answers:
         return None
     wall = max(answer.ended for answer in answers) - min(answer.sent for answer in answers)
@@ -132,7 +134,9 @@ def _tokens_between(answer: Answer, start: float, end: float) -> float:
 
 
 def gaps_within(times: Sequence[float], start: float, end: float) -> list[float]:
-    """Return the gaps between arrivals that overlap the time span, even in part. All times are in seconds."""
+    """Return those gaps between consecutive arrivals `times` that overlap the time from `start` to `end`, even in part.
+    All times are in seconds.
+    """
     return [after - before for before, after in zip(times, times[1:], strict=False) if after > start and before < end]
 
 

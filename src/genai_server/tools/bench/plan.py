@@ -43,7 +43,9 @@ class Plan:
     seed: str = "0"
 
     def requests_at(self, streams: int) -> int:
-        """Return the number of requests for one point of a sweep: by default one per stream, and at least four."""
+        """Return the number of requests for one case of a sweep with `streams` concurrent streams: by default one for
+        each stream, and at least four.
+        """
         return self.requests or max(4, streams)
 
     @property

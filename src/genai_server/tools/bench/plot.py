@@ -48,8 +48,8 @@ def save_plot(report: Report, path: Path) -> None:
 
 
 def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
-    """Draw a line over the number of streams for each target and prompt length, and a horizontal line for the
-    library.
+    """Draw the figure `name`, times `scale`, as a line over the number of streams for each target and prompt length,
+    and as a horizontal line for the library.
     """
     lines: dict[tuple[str, str, int], list[tuple[int, Spread]]] = {}
     for summary in summaries:
@@ -82,7 +82,7 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
 
 
 def _draw_bars(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
-    """Draw a bar for each target and case that has the figure `name`."""
+    """Draw the figure `name`, times `scale`, as a bar for each target and case that has it."""
     bars = [(summary, value) for summary in summaries if (value := summary.figures.get(name)) is not None]
     if name == "itl_p95":
         bars = [(summary, value) for summary, value in bars if summary.case.streams > 1]

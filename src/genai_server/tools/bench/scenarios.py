@@ -177,15 +177,17 @@ MEASURES: dict[str, Callable[[Target, Plan, int], Awaitable[list[Measurement]]]]
 
 
 def _keys(target: Target, plan: Plan, number: int) -> Iterator[tuple[object, ...]]:
-    """Yield the key from which the prompts of each repeat in round `number` are generated."""
+    """Yield for each repeat in round `number` the key from which its prompts are generated. Other rounds and targets
+    have other keys, so that their prompts differ.
+    """
     return ((plan.seed, target.copy, number, repeat) for repeat in range(plan.repeats))
 
 
 def _measurements(
     target: Target, prompt_tokens: int, number: int, by_case: dict[str, list[Recording]]
 ) -> list[Measurement]:
-    """Return the measurements in round `number`, from the recordings of each case, whose prompts were sent one at a
-    time.
+    """Return a measurement in round `number` for each case in `by_case`, from the recordings of its requests, which
+    were sent one at a time with prompts of `prompt_tokens` tokens.
     """
     return [
         read_all(recordings).measurement(target.server.label, Case(name, 1, prompt_tokens, _OUTPUT_TOKENS), number)

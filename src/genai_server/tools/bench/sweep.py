@@ -28,7 +28,7 @@ _NO_DRAFTS: dict[str, Any] = {"seed": 0}
 
 
 def points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Case]]:
-    """Yield the points of one round in order: each prompt length and number of streams, on every target in turn.
+    """Yield the cases of one round in order: each prompt length and number of streams, on every target in turn.
 
     The bare library is measured before the servers for each prompt length, if the plan includes it.
     """
@@ -67,7 +67,8 @@ async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, n
 
 
 async def run_bare_loop(label: str, model_dir: Path, prompt_tokens: int, output_tokens: int, runs: int) -> Outcome:
-    """Run the loop of `og.Generator` in a separate process and return its answers.
+    """Run the loop of `og.Generator` in a separate process, `runs` times with a prompt of `prompt_tokens` tokens and an
+    answer of `output_tokens` tokens, and return the answers.
 
     With the label TUNED it has as many threads as usable cores, with SHIPPED as many as the model directory sets.
     """

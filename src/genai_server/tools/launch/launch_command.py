@@ -117,7 +117,9 @@ def _chosen(models: dict[str, dict[str, Any]], wanted: str | None, url: str) -> 
 
 
 def _fault(entry: dict[str, Any], context: int) -> str:
-    """Return the reason why a model cannot work with a coding agent; "" if it can."""
+    """Return the reason why a model cannot work with a coding agent; "" if it can. `entry` is the model's entry in
+    /v1/models, and `context` its maximum number of tokens.
+    """
     if not entry.get("chat"):
         return "it has no chat template"
     if "tools" not in entry.get("capabilities", ()):

@@ -195,7 +195,9 @@ class ChatClient:
         body: bytes | Iterable[bytes] | None,
         headers: Mapping[str, str] | None = None,
     ) -> http.client.HTTPResponse:
-        """Send a request and return the response, whatever its status. Raises OSError and HTTPException."""
+        """Send a request and return the response, whatever its status. `headers` override the usual headers. Raises
+        OSError and HTTPException.
+        """
         with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse a body before its end
             connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
         return connection.getresponse()

@@ -132,9 +132,12 @@ def _with_piped(question: str) -> str:
 def connected(
     target: str | None, api_key: str | None, report: Callable[[str], None] = say_aside, options: Sequence[str] = ()
 ) -> Iterator[ChatClient]:
-    """Connect to the given or running server, or start one for the duration of the block. The value is a client.
+    """Connect to the server at the address `target` during the block, and yield a client. If `target` is a model
+    directory, a server is started for it; with None, it is the server that runs at the configured address, or else one
+    that is started for the configured model.
 
-    `report` is called with a line about the start. `options` are options of `serve` for a server that is started.
+    `report` is called with a line about the start, and `options` are options of `serve`, if a server is started.
+    `api_key` is for a server that runs already.
     """
     settings = load_settings()
     if target and is_address(target):

@@ -115,7 +115,9 @@ def _is_answer(message: Message) -> bool:
 
 
 def _following(last: Message | None) -> tuple[str, ...]:
-    """Return the roles of messages that may follow this one, the most common first."""
+    """Return the roles of messages that may follow `last`, the last message so far, the most common first. `last` is
+    None at the beginning.
+    """
     if last is None or _is_answer(last):
         return ("user",)
     if last["role"] == "user":

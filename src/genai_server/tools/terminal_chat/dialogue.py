@@ -236,11 +236,10 @@ def _note(text: str) -> None:
 
 
 def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bool]) -> Answer | None:
-    """Ask the user to approve the tool calls of an answer that wait for approval, and return a new answer to be
-    continued.
+    """Ask the user to approve the tool calls of an answer that wait for approval. Returns an empty answer with the ids
+    of the approved calls, to be filled by the next request; None if no calls wait.
 
-    Returns None if no calls wait. `confirm` asks a yes-or-no question. The calls, and a result for each declined call,
-    are appended to `rounds`.
+    `confirm` asks a yes-or-no question. The calls, and a result for each declined call, are appended to `rounds`.
     """
     if not answer.calls:
         return None

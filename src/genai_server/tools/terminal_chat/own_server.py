@@ -25,7 +25,7 @@ _ERROR = re.compile(r"\S+ \S+ (ERROR|CRITICAL) ")
 
 @contextmanager
 def own_server(directory: Path, key_entry: str, options: Sequence[str] = ()) -> Iterator[str]:
-    """Run a server for a model directory, on a free port of this machine, during the block. The value is its URL.
+    """Run a server for a model directory, on a free port of this machine, during the block. Yields its URL.
 
     `key_entry` is an entry of GENAI_API_KEYS, and `options` are further options of `serve`. The server accepts any
     model name. Ctrl-C does not reach it. If it does not start, ChatFailed is raised with errors from its log, or the

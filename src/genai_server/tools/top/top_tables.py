@@ -124,9 +124,10 @@ def _table(
     titles: Mapping[str, str] = {},
     marked: int | None = None,
 ) -> Table:
-    """Return a table of these columns, some of which are left out if the terminal is too narrow.
+    """Return a table of these columns. If it is wider than `width` characters, some columns are left out. With None,
+    the output is no terminal: nothing is left out.
 
-    The row with the index `marked` is inverted.
+    `titles` has titles of columns that differ from the columns' names. The row with the index `marked` is inverted.
     """
     if width is None:
         table = Table(box=None, title=title, title_justify="left")
