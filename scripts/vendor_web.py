@@ -38,6 +38,7 @@ _FILES = {
     "pdfjs-dist": {
         "legacy/build/pdf.min.mjs": "static/vendor/pdf.js",
         "legacy/build/pdf.worker.min.mjs": "static/vendor/pdf.worker.js",
+        "cmaps/*": "static/vendor/cmaps/",
     },
     "uplot": {
         "dist/uPlot.iife.min.js": "static/vendor/uplot.js",
@@ -104,8 +105,8 @@ def _write(archive: Path, package: str, members: dict[str, str]) -> dict[str, st
 
 
 def _adapted(content: bytes, suffix: str) -> bytes:
-    """A file's content, a text with the paths of this project and without the address of a source map."""
-    if suffix == ".woff2":
+    """A file's content; scripts and styles with the paths of this project and without the address of a source map."""
+    if suffix not in (".js", ".css"):
         return content
     return _SOURCE_MAP.sub("\n", _IMPORT.sub('from"./preact.js"', content.decode())).encode()
 

@@ -54,18 +54,30 @@ def file(name: str, content: bytes, type: str = "") -> Any:
     return {"name": name, "mimeType": type, "buffer": content}
 
 
-def pdf(*pages: str) -> bytes:
-    """A PDF whose pages have these texts."""
+HELVETICA = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+
+
+def cjk_font(ordering: str, cmap: str) -> str:
+    """A font of a PDF that is not embedded: a character collection of Adobe with a predefined CMap for its codes."""
+    descriptor = "/FontName /Any /Flags 6 /FontBBox [0 0 1000 1000] /ItalicAngle 0 /Ascent 700 /Descent -200 /StemV 69"
+    return (
+        f"<< /Type /Font /Subtype /Type0 /BaseFont /Any /Encoding /{cmap} /DescendantFonts [<< /Type /Font "
+        f"/Subtype /CIDFontType0 /BaseFont /Any /CIDSystemInfo << /Registry (Adobe) /Ordering ({ordering}) "
+        f"/Supplement 0 >> /FontDescriptor << /Type /FontDescriptor {descriptor} >> >>] >>"
+    )
+
+
+def pdf(*pages: str, font: str = HELVETICA, encoding: str = "ascii") -> bytes:
+    """A PDF whose pages have these texts, in a font whose codes of characters are those of Python's `encoding`."""
     numbers = [3 + 2 * place for place in range(len(pages))]
     kids = " ".join(f"{number} 0 R" for number in numbers)
-    font = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>"]
     for number, text in zip(numbers, pages, strict=True):
         objects.append(
             f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents {number + 1} 0 R "
             f"/Resources << /Font << /F1 {font} >> >> >>"
         )
-        content = f"BT /F1 1 Tf 50 700 Td ({text}) Tj ET"
+        content = f"BT /F1 1 Tf 50 700 Td <{text.encode(encoding).hex()}> Tj ET"
         objects.append(f"<< /Length {len(content)} >>\nstream\n{content}\nendstream")
     found, places = b"%PDF-1.7\n", []
     for number, each in enumerate(objects, 1):
@@ -312,6 +324,25 @@ def test_text_of_a_pdf_is_sent_with_the_numbers_of_its_pages(talk: Talk, tmp_pat
     assert talk.asked() == f"paper.pdf:\n```\n{text}\n```\n\nWhat is it about?"
     talk.page.reload()
     expect(talk.page.get_by_role("article", name="You").locator(".file summary")).to_have_text("paper.pdf")
+
+
+@pytest.mark.parametrize(
+    ("ordering", "cmap", "encoding", "text"),
+    [
+        ("GB1", "UniGB-UCS2-H", "utf-16-be", "首都是北京"),
+        ("CNS1", "ETen-B5-H", "big5", "首都是臺北"),
+        ("Japan1", "90ms-RKSJ-H", "shift_jis", "首都は東京です"),
+        ("Korea1", "KSCms-UHC-H", "cp949", "수도는 서울입니다"),
+    ],
+)
+def test_text_of_a_pdf_is_read_by_predefined_cmaps(
+    talk: Talk, ordering: str, cmap: str, encoding: str, text: str
+) -> None:
+    talk.list(READS)
+    talk.attach(file("paper.pdf", pdf(text, font=cjk_font(ordering, cmap), encoding=encoding), "application/pdf"))
+    expect(talk.attached().locator("summary")).to_have_text("paper.pdf")
+    ask(talk.page, "What?")
+    assert talk.asked() == f"paper.pdf:\n```\n{text}\n```\n\nWhat?"
 
 
 def test_recording_is_sent_to_a_model_that_hears(talk: Talk, tmp_path: Path) -> None:

@@ -2,14 +2,20 @@
 import { pdf } from "./libraries.js";
 
 const MAX_PDF_BYTES = 100 * 1024 * 1024;
+// Tables of the character codes of Chinese, Japanese and Korean fonts that are not embedded. pdf.js fetches those that a file names.
+const CMAPS = new URL("vendor/cmaps/", import.meta.url).href;
 
 // The text of a PDF file, with the numbers of its pages. Throws Error with a sentence, also if it has more bytes than `most`.
 export async function pdfText(file, most) {
   if (file.size > MAX_PDF_BYTES) throw new Error(`${file.name} has more than 100 MB.`);
   const library = await pdf.load();
   if (!library) throw new Error(`${file.name} was not read: the program for PDF files cannot be loaded.`);
-  // Without what only drawing needs.
-  const task = library.getDocument({ data: await file.arrayBuffer(), disableFontFace: true, verbosity: library.VerbosityLevel.ERRORS });
+  const task = library.getDocument({
+    data: await file.arrayBuffer(),
+    cMapUrl: CMAPS,
+    disableFontFace: true, // fonts are only for drawing
+    verbosity: library.VerbosityLevel.ERRORS,
+  });
   try {
     return await textOf(await task.promise, file.name, most);
   } catch (error) {
