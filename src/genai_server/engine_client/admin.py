@@ -1,4 +1,4 @@
-"""The admin calls of an API process to one engine."""
+"""Calls that an API process makes to one engine on behalf of an operator, such as starting a profile session."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,10 @@ from genai_server.messages.admin import AdminReply, Call, CallFailed, R
 
 
 class EngineAdmin:
-    """Makes the calls of `messages/admin.py` and waits for their replies. Used by the event loop's thread only."""
+    """Sends calls (messages/admin.py) to one engine, and passes each reply to the coroutine that waits for it.
+
+    Each EngineClient has an EngineAdmin. Used by the event loop's thread only.
+    """
 
     def __init__(self, send: Callable[[Call[Any]], None]) -> None:
         # Raises NoEngineReady.
@@ -19,10 +22,10 @@ class EngineAdmin:
         self._numbers = count()
 
     async def ask(self, make_call: Callable[[int], Call[R]]) -> R:
-        """Make a call, which `make_call` creates with its number, and wait for the reply.
+        """Send the call that `make_call` creates, and return the engine's reply.
 
-        Raises the error in the engine's reply, and NoEngineReady if the engine is not running or ends before it has
-        replied.
+        `make_call` receives the number by which the reply is recognized. Raises the error in the engine's reply, and
+        NoEngineReady if the engine is not running or ends before it has replied.
         """
         number = next(self._numbers)
         waiting: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -31,7 +34,7 @@ class EngineAdmin:
         return await waiting
 
     def receive(self, reply: AdminReply) -> None:
-        """Pass a reply of the engine to its caller, unless the caller has stopped waiting."""
+        """Pass a reply of the engine to the coroutine that waits for it. The reply is dropped if none is waiting."""
         waiting = self._calls.pop(reply.call, None)
         if waiting is None or waiting.done():
             return
@@ -41,7 +44,9 @@ class EngineAdmin:
             waiting.set_result(reply)
 
     def lose(self, reason: str) -> None:
-        """Handle the loss of the engine: all waiting calls raise NoEngineReady."""
+        """End all waiting calls with NoEngineReady, whose message is `reason`, because the connection to the engine has
+        ended.
+        """
         calls, self._calls = self._calls, {}
         for waiting in calls.values():
             if not waiting.done():

@@ -1,6 +1,7 @@
-"""The engines of one model as an API process sees them: the choice of one, its capacity, and the connection to it.
+"""The engines of one model as an API process sees them: connections to them, their capacity, and the choice of an
+engine for a request.
 
-The requests on a connection are in in_flight.py, and the tokens of one answer in stream.py.
+The module in_flight.py has the requests on a connection, and stream.py the tokens of one answer.
 """
 
 import asyncio
@@ -52,7 +53,9 @@ _OVER = (EngineState.FAILED, EngineState.STOPPED, EngineState.UNLOADING)
 
 
 class EngineClient:
-    """Stays connected to the engine of one device while `run` runs. Used by the event loop's thread only."""
+    """An API process's connection to the engine of one device, with the engine's last reports. `run` connects again
+    whenever the connection ends. Used by the event loop's thread only.
+    """
 
     def __init__(self, device: str, read_status: ReadStatus, model_name: str = "", serial: int = 0) -> None:
         self.device = device
@@ -88,7 +91,7 @@ class EngineClient:
     def work(self) -> int:
         """Number of requests of normal priority in the engine.
 
-        That is the number of this process's current requests, plus the number of the other processes' requests in the
+        This is the number of this process's current requests, plus the number of other processes' requests in the
         engine's last report.
         """
         return len(self.in_flight) - self.in_flight.num_background + self.load.others
@@ -101,17 +104,21 @@ class EngineClient:
         return max(self.in_flight.num_background, self.load.low_priority_running + self.load.low_priority_waiting)
 
     def status(self) -> EngineStatus:
-        """The engine's status. It is ready only once this process is connected."""
+        """The engine's status as the supervisor reports it, but STARTING instead of READY while this process is not
+        connected to the engine.
+        """
         return self._status_on(self._read_status())
 
     def require_capacity(
         self, num_answers: int, lengths: Sequence[int] = (), *, param: str, tenant: str = "", low_priority: bool = False
     ) -> None:
-        """Raise QueueFull if the engine would not accept this many answers now, and InvalidField if it never would.
+        """Raise QueueFull if the engine would not accept `num_answers` answers now, and InvalidField if it could not
+        accept them even when idle.
 
-        `lengths` are the numbers of prompt tokens of each answer, where known. `param` is the field that asks for
-        several answers. When the requests arrive, the engine decides again, with the same errors. Only the engine
-        decides whether the queue of low-priority requests is full.
+        `lengths` has the number of prompt tokens of each answer; it is empty if these are unknown. `param` is the
+        request's field that asks for several answers, which InvalidField names. `tenant` is the API key whose share of
+        the queue counts. The check uses the engine's last report; the engine itself checks again when the requests
+        arrive, with the same errors. Whether the queue of low-priority requests is full is only checked by the engine.
         """
         load, capacity = self.load, self.load.capacity
         if capacity is None:
@@ -129,7 +136,7 @@ class EngineClient:
             raise capacity.full_of_tokens(f"device {self.device}", total, num_tokens, retry_after)
 
     async def run(self) -> None:
-        """Stay connected to the engine until cancelled."""
+        """Stay connected to the engine until cancelled. Then requests that wait for a restarted engine fail."""
         try:
             await self._attach()
         finally:
@@ -152,7 +159,9 @@ class EngineClient:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _serve_connection(self, address: str, secret: str) -> None:
-        """Connect to the engine at this address, and exchange messages with it until the connection ends."""
+        """Connect to the engine at `address`, and exchange messages with it until the connection ends. `secret` shows
+        the engine that this process belongs to the server.
+        """
         self._writer, connection = await connect(address, api_decoder(), self._receive)
         try:
             self._send(Hello(secret))
@@ -162,7 +171,9 @@ class EngineClient:
             self._forget()
 
     def _forget(self) -> None:
-        """Handle the loss of the engine: end everything that waits for it."""
+        """Reset the state after the connection to the engine has ended: calls and requests that wait for the engine
+        fail, except the requests that can be sent to the restarted engine.
+        """
         self._writer, self.model, self.load, self.figures = None, None, Load(), None
         self.cached_blocks = set()
         self.admin.lose(f"the engine of device {self.device} died")
@@ -189,7 +200,7 @@ class EngineClient:
                 self.in_flight.receive(message)
 
     def _send(self, *messages: ToEngine | Call[Any]) -> None:
-        """Send all messages, or raise NoEngineReady."""
+        """Send messages to the engine. Raises NoEngineReady, and sends none of them, if the engine is not connected."""
         # Between the loss of a connection and `_forget` it is closing; uvloop then raises an error of its own.
         if self._writer is None or self._writer.is_closing():
             raise NoEngineReady(f"device {self.device} cannot take requests now: its engine is not running")
@@ -215,7 +226,7 @@ class EngineClient:
 
 
 class Router:
-    """The engines of one model by their devices, in the order of the settings."""
+    """The connections of an API process to all engines of one model, by device in the order of the settings."""
 
     def __init__(self, devices: Sequence[str], read_status: ReadStatus, model_name: str = "", serial: int = 0) -> None:
         self.engines = {device: EngineClient(device, read_status, model_name, serial) for device in devices}
@@ -226,11 +237,13 @@ class Router:
 
     @property
     def is_ready(self) -> bool:
-        """Whether at least one engine can take work."""
+        """Whether at least one engine accepts requests."""
         return any(engine.is_ready for engine in self.engines.values())
 
     def select(self, device: str | None) -> list[EngineClient]:
-        """The engine of one device, or all. Raises InvalidField for a device that is not configured."""
+        """Return the engine of `device`, or all engines if it is None. Raises InvalidField for a device that is not
+        configured.
+        """
         if device is None:
             return list(self.engines.values())
         if device not in self.engines:
@@ -241,17 +254,18 @@ class Router:
     def pick(
         self, device: str | None, *, prefix: Iterable[bytes] = (), tenant: str = "", low_priority: bool = False
     ) -> tuple[EngineClient, ModelInfo]:
-        """The engine to which a request is sent, and the description of its model: the engine of `device` if a device
-        is given, otherwise the best one.
+        """Choose the engine for a request, and return it with the description of its model: the engine of `device` if
+        this is given, otherwise the one with the least work.
 
-        The best engine has the least work. Tokens of the prompt count as additional work for an engine if another
-        engine has them in its prefix cache and this engine does not (TOKENS_PER_REQUEST, MAX_MORE_REQUESTS). `prefix`
-        are the digests of the prompt's blocks (messages/prefix_digests.py), which are only read if there are several
-        engines.
+        Tokens of the prompt count as additional work for an engine if another engine has them in its prefix cache and
+        this engine does not (TOKENS_PER_REQUEST, MAX_MORE_REQUESTS). `prefix` are the digests of the prompt's blocks
+        (messages/prefix_digests.py), which are only read if there are several engines. `tenant` is the API key of the
+        request.
 
-        Low-priority work only counts for low-priority requests, and between engines that are equal otherwise. An engine
-        that is full or was terminated comes last but can be chosen, because only the engine itself knows whether that
-        is still so. Raises InvalidField for an unknown device, and NoEngineReady if no engine runs.
+        Low-priority requests in an engine count as work only for a request that has low priority too, and decide
+        between engines that are otherwise equal. An engine whose last report says that it is full or terminated is
+        chosen only if there is no other; it may have changed since the report. Raises InvalidField for an unknown
+        device, and NoEngineReady if no engine runs.
         """
         engines = self.select(device)
         running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
@@ -266,8 +280,8 @@ class Router:
 
 
 def _num_cached(engines: Sequence[EngineClient], prefix: Iterable[bytes]) -> dict[EngineClient, int]:
-    """The number of tokens at the beginning of a prompt that each engine has in its prefix cache, in full blocks.
-    `prefix` are the digests of the prompt's blocks.
+    """Return, for each engine, how many tokens at the beginning of a prompt its prefix cache has, counted in full
+    blocks. `prefix` are the digests of the prompt's blocks, in order.
     """
     cached = dict.fromkeys(engines, 0)
     holders = [engine for engine in engines if engine.cached_blocks]
@@ -282,9 +296,10 @@ def _num_cached(engines: Sequence[EngineClient], prefix: Iterable[bytes]) -> dic
 
 
 def _order(engine: EngineClient, num_missing: int, tenant: str, low_priority: bool) -> tuple[float, ...]:
-    """The key by which engines are sorted for a request of a tenant; the engine with the smallest key is chosen.
+    """Return the sort key of an engine for a request of the API key `tenant`; the engine with the smallest key is
+    chosen.
 
-    `num_missing` is the number of the prompt's tokens that another engine has in its prefix cache and this engine has
+    `num_missing` is the number of the prompt's tokens that another engine has in its prefix cache and this engine does
     not. Of idle engines, the one with fewer cached blocks gets a new conversation, so that the caches of all engines
     are used.
     """
@@ -297,7 +312,7 @@ def _order(engine: EngineClient, num_missing: int, tenant: str, low_priority: bo
 
 
 def describe(status: EngineStatus) -> str:
-    """The state of an engine in words, with the reason in parentheses if there is one."""
+    """Return the state of an engine as text, followed by the reason in parentheses if there is one."""
     return f"{status.state} ({status.error})" if status.error else status.state
 
 

@@ -1,4 +1,4 @@
-"""The requests of one API process that are in an engine, or wait for the engine's restart."""
+"""The requests of one API process that one engine works on, or that wait for its restart."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,37 +20,42 @@ PATIENCE = 30.0
 
 
 class SendMessages(Protocol):
-    """Sends messages to the engine: all, or none. Raises NoEngineReady if the engine is not connected."""
+    """Function that sends messages to the engine: all of them, or none if it raises NoEngineReady because the engine is
+    not connected.
+    """
 
     def __call__(self, *messages: ToEngine) -> None: ...
 
 
 class _Sent(Struct, frozen=True):
-    """An answer that was requested from the engine."""
+    """An answer that was requested from the engine and has not ended."""
 
     # The reader's end of the answer.
     stream: TokenStream
     # The key of the first answer to the same HTTP request.
     group: int
-    # Whether its request is of low priority.
+    # Whether the request has low priority.
     low_priority: bool
 
 
 class _Waiting(Struct, frozen=True):
-    """An answer that had no token yet when its engine died. It waits for the restarted engine, at most once."""
+    """An answer that had no token yet when its engine died, and waits to be requested again from the restarted engine.
+    It fails if that engine dies too.
+    """
 
     request: GenerationRequest
     stream: TokenStream
     group: int
-    # When it began to wait, by the clock.
+    # When it began to wait, in seconds of the clock of InFlight.
     since: float
 
 
 class InFlight:
-    """The answers that this process has requested from one engine, by the key under which the engine knows each. Used
-    by the event loop's thread only.
+    """The unfinished answers that this process has requested from one engine.
 
-    The answers to one HTTP request are a group, which is sent as a whole or not at all.
+    Each answer has a number, its key, which messages to and from the engine contain. The answers to one HTTP request
+    form a group, which is sent as a whole or not at all. Each EngineClient has an InFlight. Used by the event loop's
+    thread only.
     """
 
     def __init__(self, send: SendMessages, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,16 +70,18 @@ class InFlight:
 
     @property
     def num_background(self) -> int:
-        """Number of low-priority requests."""
+        """Number of unfinished answers to low-priority requests."""
         sent = sum(one.low_priority for one in self._sent.values())
         return sent + sum(one.request.low_priority for one in self._waiting.values())
 
     async def submit(self, *requests: GenerationRequest, files: Sequence[object] = ()) -> list[TokenStream]:
-        """Send requests together. Returns their streams once the engine has accepted all of them.
+        """Send the requests of one group to the engine, and return a stream for each once the engine has accepted all
+        of them.
 
-        `files` are objects whose files the engine reads. They are kept until a token of each answer has come, because
-        until then the request may be sent to another engine. Raises Unavailable with the engine's reason if it refuses
-        one, and NoEngineReady if the connection is lost. In both cases none of the requests stays in the engine.
+        `files` are objects whose files on disk the engine reads, and which remove these files when they are no longer
+        referenced. Each stream keeps a reference until its first token has arrived, because until then the request may
+        be sent to a restarted engine. Raises Unavailable with the engine's reason if the engine refuses one of the
+        requests, and NoEngineReady if the connection ends. In both cases the other requests of the group are cancelled.
         """
         group = {next(self._keys): request for request in requests}
         self._send(*_submits(group))
@@ -94,7 +101,7 @@ class InFlight:
         return streams
 
     def receive(self, message: Event) -> None:
-        """Pass an event to its stream, unless the stream's reader has left."""
+        """Pass an event from the engine to the stream of its answer. The event is dropped if that stream was closed."""
         sent = self._sent.get(message.key)
         if sent is None:
             return
@@ -103,9 +110,9 @@ class InFlight:
             del self._sent[message.key]
 
     def resume(self) -> None:
-        """Send the waiting requests to the restarted engine.
+        """Send the requests that wait for the restarted engine, with the rest of their timeouts.
 
-        Raises NoEngineReady if the connection is lost again. Groups that were not sent then wait for the next engine.
+        Raises NoEngineReady if the connection ends meanwhile. Groups that were not sent go on waiting.
         """
         now = self._clock()
         for _, items in groupby(list(self._waiting.items()), lambda item: item[1].group):
@@ -116,7 +123,9 @@ class InFlight:
                 self._sent[key] = _Sent(one.stream, one.group, one.request.low_priority)
 
     def lose(self, error: GenerationFailed) -> None:
-        """Handle the loss of the engine: requests with a token fail, all others wait for the next engine."""
+        """Handle the end of the connection: answers with a token fail with `error`, all others wait for the restarted
+        engine. If the model was unloaded, all answers fail.
+        """
         lost, self._sent = self._sent, {}
         for key, sent in lost.items():
             request = None if isinstance(error, ModelUnloaded) else sent.stream.take_untouched()
@@ -126,9 +135,10 @@ class InFlight:
                 self._waiting[key] = _Waiting(request, sent.stream, sent.group, self._clock())
 
     def give_up(self, error: GenerationFailed, *, all: bool) -> None:
-        """Fail the requests that have waited too long for the next engine, or, with `all`, all waiting requests.
+        """Fail the requests that have waited for a restarted engine for PATIENCE seconds; with `all`, every waiting
+        request.
 
-        Requests past their deadline end with the tokens so far.
+        Requests whose timeout has passed meanwhile end regularly, as timed out and without tokens.
         """
         now = self._clock()
         for key, one in list(self._waiting.items()):
@@ -147,7 +157,7 @@ class InFlight:
             self._send(Stop(key))
 
     def _leave(self, key: int) -> None:
-        """Cancel the request of a reader that has left."""
+        """Cancel the request with the number `key`, whose stream was closed by its reader."""
         self._waiting.pop(key, None)
         if self._sent.pop(key, None) is not None:
             with suppress(NoEngineReady):
@@ -155,15 +165,16 @@ class InFlight:
 
 
 def _submits(group: Mapping[int, GenerationRequest]) -> Iterator[Submit]:
-    """The messages that request the answers of one group, each with its key."""
+    """Return the messages that request the answers of one group. `group` has the requests by key."""
     last = max(group)
     return (Submit(key, request, more=key != last) for key, request in group.items())
 
 
 def error_of_loss(device: str, model: str, engines: Sequence[EngineStatus], *, is_supervised: bool) -> GenerationFailed:
-    """The error of requests that are lost with their engine: the model was unloaded, or the engine hung or died.
+    """Return the error for requests whose engine was lost: ModelUnloaded, EngineHung or EngineDied.
 
-    `engines` are the states of the model's engines on the device.
+    `engines` are the states of the model's engines on the device, as the supervisor reports them; `is_supervised` is
+    False if the supervisor has ended.
     """
     if is_supervised and (not engines or any(status.state == EngineState.UNLOADING for status in engines)):
         return ModelUnloaded(f"the model {model} was unloaded")

@@ -1,4 +1,4 @@
-"""An API process's side of one request: an asynchronous iterator over the tokens that the engine sends."""
+"""The tokens of one answer, as an API process receives them from an engine."""
 
 import asyncio
 import time
@@ -22,10 +22,12 @@ _UNFINISHED = Finished(0, FinishReason.STOP, Phases())
 
 
 class TokenStream:
-    """The tokens of an answer, in batches as they arrive. Used by the event loop's thread only.
+    """An asynchronous iterator over the tokens of one answer, and over reports of progress while the prompt is read.
 
-    Only the first call of `finish` or `fail` has an effect. Closing before the end cancels the request in the engine. A
-    slow reader receives several batches as one.
+    InFlight creates one for each answer and passes it the engine's messages; the code that answers the HTTP request
+    reads it. A reader that is slower than the engine receives several batches of tokens as one. Closing it before the
+    answer ends cancels the request in the engine. Only the first call of `finish` or `fail` has an effect. Used by the
+    event loop's thread only.
     """
 
     def __init__(
@@ -37,21 +39,21 @@ class TokenStream:
     ) -> None:
         # Why the answer ended; None before, and after an error.
         self.reason: FinishReason | None = None
-        # The engine's report at the end; without figures before, and if the engine did not end the answer.
+        # The engine's report at the end of the answer; _UNFINISHED before, and if the engine sent none.
         self.finished = _UNFINISHED
-        # For the prompt's tokens from the second on. Complete when the first batch or the end arrives.
+        # Log probabilities of the prompt's tokens from the second on; complete when the first batch or the end arrives.
         self.prompt_logprobs: list[TokenLogprob] = []
         self._on_leave = on_leave
         self._on_stop = on_stop
-        # Kept to be sent to another engine; None once a token has arrived or the request was taken.
+        # The request, in case it must be sent to a restarted engine; None once a token has arrived or it was taken.
         self._request = request
-        # What the engine reads for the request: kept until it needs them no longer.
+        # Objects whose files the engine reads; referenced until the engine no longer needs the files.
         self._files = files
         self._begun = time.monotonic()
         # What has arrived since the last `take`, as one message.
         self._tokens: Tokens | None = None
         self._progress: Progress | None = None
-        # Tokens of the prompt in the latest progress.
+        # Number of the prompt's tokens that the engine has read, in the largest progress so far.
         self._num_read = 0
         self._vectors: list[bytes] = []
         self._error: GenaiServerError | None = None
@@ -64,7 +66,9 @@ class TokenStream:
     # the engine's side
 
     def receive(self, message: Event) -> None:
-        """Process the engine's next message. Log probabilities of the prompt, and vectors, do not wake the reader."""
+        """Process the engine's next message about this answer. Vectors and log probabilities of the prompt are
+        collected without waking the reader.
+        """
         match message:
             case Tokens():
                 self._request = None
@@ -92,10 +96,10 @@ class TokenStream:
         self._wake()
 
     def _furthest(self, progress: Progress) -> Progress | None:
-        """The progress of reading the prompt to report to the client: the largest so far, because progress must not
-        decrease.
+        """Return the largest progress so far, so that the progress that a client sees never decreases; None if it was
+        already read.
 
-        A prompt is read again from its start after a preemption, and on another engine.
+        A prompt is read again from its start after a preemption, and after a restart of the engine.
         """
         if progress.num_read <= self._num_read:
             return self._progress
@@ -103,7 +107,7 @@ class TokenStream:
         return progress
 
     def finish(self, reason: FinishReason) -> None:
-        """End the answer as complete."""
+        """End the answer without an error, with the given reason."""
         if not self.is_ended:
             self.reason = reason
             self._files = ()
@@ -117,8 +121,8 @@ class TokenStream:
             self._wake()
 
     def take_untouched(self) -> GenerationRequest | None:
-        """Take over the request of this answer, with its remaining time, in order to send it to another engine; None if
-        the answer already has a token, or after an earlier call.
+        """Return the request of this answer with the rest of its timeout, so that it can be sent to a restarted engine,
+        and discard what was received for it. None if the answer has ended or has a token, or after an earlier call.
         """
         request, self._request = self._request, None
         if self.is_ended or request is None:
@@ -129,12 +133,14 @@ class TokenStream:
 
     @property
     def phases(self) -> Phases | None:
-        """The engine's times for this request; None while they are unknown."""
+        """How long each phase of the request took in the engine, as reported at the end; None before, and if the engine
+        sent no report.
+        """
         return None if self.finished is _UNFINISHED else self.finished.phases
 
     @property
     def error_code(self) -> str | None:
-        """Code of the error that ended the answer, if one did."""
+        """The `code` of the error that ended the answer; None if there was no error."""
         return None if self._error is None else self._error.code
 
     @property
@@ -145,7 +151,7 @@ class TokenStream:
     # the reader's side
 
     async def accepted(self) -> None:
-        """Wait until the engine has accepted the request. Raises the error with which the engine refused it."""
+        """Wait until the engine has accepted the request. Raises the engine's error if the engine refuses it."""
         while not self._accepted and self.reason is None:
             if self._error is not None:
                 raise self._error
@@ -162,7 +168,7 @@ class TokenStream:
 
     @property
     def has_items(self) -> bool:
-        """Whether `take` would return tokens, progress or the end, or raise."""
+        """Whether `take` can be called: there are tokens or progress, or the answer has ended."""
         return self._tokens is not None or self._progress is not None or self.is_ended
 
     async def wait(self) -> None:
@@ -171,7 +177,8 @@ class TokenStream:
             await self._until_woken()
 
     def take(self) -> Tokens | Progress | None:
-        """What has arrived since the last call; None at the end. Raises the error that ended the answer.
+        """Return the progress or the tokens that have arrived since the last call, progress first; None at the end.
+        Raises the error that ended the answer, after all tokens.
 
         Must only be called if `has_items` is true.
         """
@@ -186,7 +193,9 @@ class TokenStream:
         return None
 
     async def vectors(self) -> bytes:
-        """The vectors of all texts, once the last one has arrived. Raises the error that ended the request."""
+        """Wait for the end of an embedding or reranking request, and return the vectors of all its texts, one after the
+        other. Raises the error that ended the request.
+        """
         while not self.is_ended:
             await self._until_woken()
         if self._error is not None:
@@ -194,7 +203,7 @@ class TokenStream:
         return b"".join(self._vectors)
 
     async def stop(self) -> None:
-        """End the answer early: drop further tokens, and wait for the engine's final report."""
+        """Ask the engine to end the answer, wait for its final report, and discard tokens that were not taken."""
         if not self.is_ended:
             self._on_stop()
         while not self.is_ended:
@@ -202,7 +211,9 @@ class TokenStream:
         self._tokens = None
 
     def close(self) -> None:
-        """Cancel the request if it still runs, because its reader leaves."""
+        """Release the files of the request, and cancel the request if it still runs. The reader calls this when it no
+        longer reads.
+        """
         self._files = ()
         on_leave, self._on_leave = self._on_leave, lambda: None
         on_leave()

@@ -1,4 +1,6 @@
-"""The supervisor as an API process sees it: the state of models and engines, commands, the worker pool, and tools."""
+"""An API process's connection to the supervisor, over which it sends commands and uses the worker pool and tool
+servers.
+"""
 
 import asyncio
 import logging
@@ -36,9 +38,11 @@ FindSupervisor = Callable[[], SupervisorAddress]
 
 
 class SupervisorClient:
-    """Stays connected to a supervisor, from construction to `close`. Used by the event loop's thread only.
+    """Stays connected to a supervisor, from construction to `close`, and has the last status that the supervisor
+    reported.
 
-    `status` is replaced whenever the supervisor reports a change, and may be read by any thread.
+    `status` is replaced whenever the supervisor reports a change, and may be read by any thread; everything else is
+    used by the event loop's thread only.
     """
 
     def __init__(self, find: FindSupervisor) -> None:
@@ -59,7 +63,7 @@ class SupervisorClient:
         self._following = asyncio.create_task(self._follow())
 
     def close(self) -> None:
-        """Disconnect from the supervisor, which then ends the tasks of this process."""
+        """Disconnect from the supervisor, which then ends what its worker pool does for this process."""
         self._following.cancel()
         self._lose()
 
@@ -69,7 +73,7 @@ class SupervisorClient:
         return self._transport is not None and not self._transport.is_closing()
 
     async def ready(self) -> None:
-        """Wait until the first status has arrived, or until it is known that there is no supervisor."""
+        """Wait until the first status has arrived, or the first attempt to connect has failed."""
         await self._known.wait()
 
     async def changed(self) -> None:
@@ -77,9 +81,10 @@ class SupervisorClient:
         await self._change.wait()
 
     async def command(self, command: Command) -> None:
-        """Send a command to the supervisor and wait until it is carried out. The effect is then in `status`.
+        """Send a command to the supervisor and wait until it was carried out, at most COMMAND_TIMEOUT seconds. `status`
+        then contains the effect.
 
-        Raises the error in the supervisor's reply, and NoEngineReady without a reply.
+        Raises the error in the supervisor's reply, and NoEngineReady if there is no reply.
         """
         call = next(self._calls)
         reply = self._replies[call] = asyncio.get_running_loop().create_future()
@@ -96,8 +101,8 @@ class SupervisorClient:
     # the connection
 
     def _send(self, message: ToSupervisor) -> bool:
-        """Send a message now or, while the connection is being made, as soon as it is there. Returns False, and sends
-        nothing, without a connection.
+        """Send a message to the supervisor and return True. While the connection is being made, the message is sent as
+        soon as the connection exists. Returns False, and sends nothing, if there is no connection.
         """
         if self._transport is not None and self.is_connected:
             self._transport.write(encode_frame([message]))
@@ -124,7 +129,9 @@ class SupervisorClient:
             self._unsent = []
 
     async def _serve_connection(self) -> None:
-        """Connect, and read until the connection ends. Raises OSError and msgspec.DecodeError."""
+        """Find the supervisor, connect to it, and receive its messages until the connection ends. Raises OSError and
+        msgspec.DecodeError.
+        """
         address = await asyncio.to_thread(self._find)
         transport, connection = await connect(address.address, supervisor_client_decoder(), self._receive)
         try:
@@ -138,7 +145,9 @@ class SupervisorClient:
             transport.close()
 
     def _lose(self, reason: str = "") -> None:
-        """Fail everything that waits for the supervisor."""
+        """End everything that waits for the supervisor with an error. `reason` is put at the end of its message, such
+        as ": connection refused".
+        """
         self._transport, self._unsent = None, None
         self.workers.lose(reason)
         self.tools.lose(reason)

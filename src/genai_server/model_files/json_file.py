@@ -1,4 +1,4 @@
-"""Reads JSON files of model directories."""
+"""Reads the JSON files of model directories, such as config.json."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from genai_server.errors import ModelDirectoryError
 def read_value(path: Path, otherwise: Any) -> Any:
     """Return the value in a JSON file; `otherwise` if there is no file.
 
-    Raises ModelDirectoryError, which names the file.
+    Raises ModelDirectoryError, which names the file, if the file cannot be read or is not JSON.
     """
     try:
         if not path.is_file():  # reading from a pipe would block
@@ -21,8 +21,9 @@ def read_value(path: Path, otherwise: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is no file. Raises ModelDirectoryError, which names the
-    file.
+    """Return the object in a JSON file; an empty one if there is no file.
+
+    Raises ModelDirectoryError, which names the file, if the file cannot be read or has no JSON object.
     """
     value = read_value(path, {})
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Estimates the memory that a loaded model needs, from the files of its directory without reading the weights."""
+"""Estimates the memory that a loaded model needs from the files in its directory, without reading the weights."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ AGENT_TOKENS = 32_768
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """The estimated memory of a model. Sizes are in bytes, 0 if they cannot be determined from the files."""
+    """The estimated memory of a loaded model. Sizes are in bytes; values that the files do not show are 0."""
 
     # The loaded weights.
     weights: int = 0
@@ -33,8 +33,8 @@ class ModelMemory:
     context_length: int = 0
 
     def with_draft_model(self, other: "ModelMemory") -> "ModelMemory":
-        """Return the memory of this model together with that of its draft model `other`, whose KV cache holds the same
-        number of tokens.
+        """Return the memory of this model and its draft model (speculative decoding) together. `other` is the memory of
+        the draft model, whose KV cache holds the same number of tokens.
         """
         return replace(
             self,
@@ -43,15 +43,15 @@ class ModelMemory:
         )
 
     def keys_and_values(self, num_tokens: int) -> int:
-        """Return the KV cache size in bytes for a sequence of `num_tokens`, or of the context length if that is
-        shorter.
+        """Return the KV cache size in bytes for a sequence of `num_tokens` tokens in 32 bits, or for the model's
+        context length if that is shorter.
         """
         return self.per_token * min(num_tokens, self.context_length)
 
 
 def advice_for_context(max_length: int, context_length: int) -> str:
-    """Return advice for the user if the memory holds only `max_length` tokens of a model's context of `context_length`
-    tokens, and that is too few for coding agents; otherwise "".
+    """Return advice to the operator if `max_length`, the number of tokens that the memory holds for a request, is too
+    small for coding agents although the model's context (`context_length` tokens) is longer; otherwise "".
     """
     if max_length >= min(context_length, AGENT_TOKENS):
         return ""
@@ -64,7 +64,7 @@ def advice_for_context(max_length: int, context_length: int) -> str:
 def read_model_memory(directory: Path) -> ModelMemory:
     """Estimate the memory of the model in a directory.
 
-    Unreadable files count as absent; loading the model reports them.
+    Files that cannot be read count as missing, because loading the model reports them.
     """
     try:
         config = read_object(directory / GENAI_CONFIG)
@@ -92,8 +92,8 @@ def _graphs(config: Any) -> list[str]:
 
 
 def _size_with_weights(graph: Path) -> int:
-    """Return the size of a graph and of files next to it whose names begin with its name, such as
-    model.onnx.data.
+    """Return the size in bytes of a graph file and of the files next to it whose names begin with its name, such as
+    model.onnx.data. Adapters are left out.
     """
     try:
         return sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*") if "adapter" not in path.suffix)
@@ -102,8 +102,8 @@ def _size_with_weights(graph: Path) -> int:
 
 
 def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
-    """Return the size in bytes of the copy of the output matrix that a head for multi-token prediction (MTP) makes if
-    it shares the matrix with the decoder; 0 if there is no such head.
+    """Return the size in bytes of the second copy of the output matrix that is in memory if a head for multi-token
+    prediction (MTP) uses the matrix from the decoder's file; 0 if there is no such head.
 
     `model` is the section `model` of genai_config.json. The size is an upper bound.
     """
@@ -115,8 +115,8 @@ def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
 
 
 def _mentions(graph: Path, name: bytes) -> bool:
-    """Whether a file with a graph contains a text such as the name of a file. False for a file so large that it
-    contains the weights itself.
+    """Whether a graph file contains a text, such as the name of a file with weights. False for a file of more than
+    _MAX_GRAPH_BYTES, which contains the weights themselves.
     """
     try:  # reading from a pipe would block
         return graph.is_file() and graph.stat().st_size <= _MAX_GRAPH_BYTES and name in graph.read_bytes()
@@ -125,7 +125,9 @@ def _mentions(graph: Path, name: bytes) -> bool:
 
 
 def _keys_and_values(config: dict[str, Any]) -> tuple[int, int]:
-    """Return the KV cache size of one token in 32 bits, in bytes, and the model's context length."""
+    """Return the KV cache size of one token in bytes, with keys and values in 32 bits, and the model's context length
+    in tokens; zeros if genai_config.json, whose contents `config` are, lacks the necessary numbers.
+    """
     try:
         model = config["model"]
         decoder = model["decoder"]

@@ -1,7 +1,8 @@
-"""Models that return a vector or a score for a text instead of generating text, read from their directories.
+"""Reads from its directory the description of a model that returns a vector or a score for a text, instead of
+generating text.
 
-The files are those of sentence-transformers: modules.json, the configurations of its modules,
-config_sentence_transformers.json and sentence_bert_config.json; and config.json of transformers.
+The files are those of sentence-transformers (modules.json, the configurations of its modules,
+config_sentence_transformers.json and sentence_bert_config.json) and config.json of transformers.
 """
 
 from collections.abc import Mapping
@@ -46,7 +47,7 @@ _DECODERS = ("ForCausalLM", "ForConditionalGeneration")
 
 
 class Task(StrEnum):
-    """What a model does, in the words of llama.cpp, Ollama and Cohere."""
+    """What a model does. The values are names that llama.cpp, Ollama and Cohere use."""
 
     GENERATE = "completion"
     EMBED = "embedding"
@@ -60,8 +61,8 @@ class Task(StrEnum):
 
     @property
     def why_no_drafts(self) -> str:
-        """The reason why a draft model has no effect on models with this task; "" for the only task for which it has an
-        effect.
+        """Why a model with this task cannot use a draft model (speculative decoding), as a phrase for messages; "" if
+        it can.
         """
         return "" if self is Task.GENERATE else f"the task of the model is {self}, and only {Task.GENERATE} has drafts"
 
@@ -112,7 +113,7 @@ class PoolingModel(Struct, frozen=True):
     has_sigmoid: bool = True
 
     def summary(self) -> str:
-        """Return a phrase about what the model returns, and the maximum length of texts."""
+        """Return a phrase for the operator: what the model returns, and the maximum length of texts in tokens."""
         most = f"at most {self.max_tokens} tokens"
         if self.task is Task.RERANK:
             return f"scores {'from 0 to 1' if self.has_sigmoid else 'without bounds'}, pairs of {most}"
@@ -121,22 +122,22 @@ class PoolingModel(Struct, frozen=True):
         return f"vectors of {self.dimensions} numbers ({', '.join(made)}), texts of {most}"
 
     def lengths(self) -> str:
-        """Return a phrase that lists the vector lengths that a request may ask for."""
+        """Return a phrase that lists the vector lengths (numbers of dimensions) that a request may ask for."""
         if self.takes_any_length:
             return f"from 1 to {self.dimensions}"
         return ", ".join(map(str, sorted({*self.shorter, self.dimensions})))
 
     def takes_length(self, dimensions: int) -> bool:
-        """Whether the model was trained for vectors of this length."""
+        """Whether a request may ask for vectors with this number of dimensions: the model's own, or a smaller number
+        for which it was trained.
+        """
         return dimensions in (self.dimensions, *self.shorter) or (
             self.takes_any_length and 0 < dimensions < self.dimensions
         )
 
 
 def task_of(directory: Path) -> Task:
-    """Return the task of the model in a directory. A directory that cannot be read counts as a model that generates
-    text.
-    """
+    """Return the task of the model in a directory; GENERATE if the directory's files cannot be read."""
     try:
         return _task(directory)
     except ModelDirectoryError:
@@ -159,7 +160,8 @@ def read_pooling_model(directory: Path) -> PoolingModel | None:
 
 
 def module_configs(directory: Path) -> list[str]:
-    """Return the configuration files of pooling and scoring modules in modules.json, relative to the directory.
+    """Return the paths of the configuration files of the pooling and scoring modules that modules.json lists, relative
+    to the directory.
 
     Raises ModelDirectoryError if modules.json is not valid.
     """
@@ -169,14 +171,17 @@ def module_configs(directory: Path) -> list[str]:
 
 
 def is_decoder(directory: Path) -> bool:
-    """Whether the model in a directory in Hugging Face's format is a decoder. Raises ModelDirectoryError."""
+    """Whether the model in a directory in Hugging Face's format is a decoder, according to config.json.
+
+    Raises ModelDirectoryError if that file is not valid.
+    """
     return _architecture(read_object(directory / CONFIG)).endswith(_DECODERS)
 
 
 def graph_of(directory: Path) -> str:
-    """Return the ONNX file of an embedding or reranking model, relative to its directory.
+    """Return the path of the ONNX file of an embedding or reranking model, relative to its directory.
 
-    Raises ModelDirectoryError if there is none, or if there are several.
+    Raises ModelDirectoryError if the directory has no such file, or several.
     """
     if (directory / GENAI_CONFIG).is_file():
         return str(read_object(directory / GENAI_CONFIG)["model"]["decoder"]["filename"])

@@ -1,7 +1,8 @@
-"""Models that transcribe speech: Whisper (arXiv 2212.04356) as onnxruntime-genai's builder writes it.
+"""Reads the description of a model that transcribes speech: Whisper (arXiv 2212.04356) as onnxruntime-genai's builder
+writes it.
 
 The ids of special tokens come from tokenizer.json. Tokens that a transcript never contains come from the original
-model's generation_config.json, if the directory has that file.
+model's generation_config.json, if the directory has that file; otherwise from a list in this module.
 """
 
 from collections.abc import Iterable, Mapping
@@ -50,7 +51,7 @@ _MAX_TOKENS = 2**31
 
 
 class SpeechModel(Struct, frozen=True):
-    """Description of a speech model, read from its directory. Tokens are given by their ids."""
+    """Description of a speech model, read from its directory. Fields that name a token have its id."""
 
     directory: Path
     # The model reads this much of a recording at once.
@@ -76,7 +77,7 @@ class SpeechModel(Struct, frozen=True):
 
 
 def transcribes(directory: Path) -> bool:
-    """Whether the model in a directory transcribes speech. False if the configuration cannot be read."""
+    """Whether the model in a directory transcribes speech. False if genai_config.json cannot be read."""
     try:
         return _has_kind(read_object(directory / _CONFIG))
     except ModelDirectoryError:
@@ -149,7 +150,7 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
 
 
 def _window_seconds(directory: Path) -> float:
-    """Return the seconds to which onnxruntime-genai's processor pads or cuts a recording."""
+    """Return the length in seconds to which onnxruntime-genai's audio processor pads or cuts every recording."""
     steps = read_object(directory / AUDIO_PROCESSOR).get("feature_extraction", {}).get("sequence", [])
     for step in steps:
         seconds = step.get("operation", {}).get("attrs", {}).get("chunk_size")
@@ -159,7 +160,10 @@ def _window_seconds(directory: Path) -> float:
 
 
 def _non_speech_tokens(vocabulary: Mapping[str, int]) -> list[int]:
-    """Return the tokens of a byte-level vocabulary for `_SYMBOLS` and `_NOTES`, alone and after a space."""
+    """Return the ids of the tokens for symbols that are no speech (`_SYMBOLS`, `_NOTES`, `_STARTS`).
+
+    Most symbols count both alone and after a space. `vocabulary` has the ids of the tokens of a byte-level BPE.
+    """
     tokens = set()
     for symbol in _SYMBOLS:
         tokens |= {vocabulary[text] for text in _spelled(symbol) if text in vocabulary}
@@ -176,13 +180,13 @@ def _spelled(symbol: str) -> Iterable[str]:
 
 
 def _byte_level(text: str) -> str:
-    """Return a text in the notation of a byte-level BPE vocabulary: a printable character for each byte of UTF-8."""
+    """Return a text as a byte-level BPE vocabulary writes it: one printable character for each byte of UTF-8."""
     return "".join(BYTE_CHARACTERS[byte] for byte in text.encode())
 
 
 def _characters() -> list[str]:
-    """Return GPT-2's character for each byte (`bytes_to_unicode`): itself if printable in Latin-1, else one from
-    256 on.
+    """Return the character by which GPT-2's vocabulary writes each of the 256 bytes (`bytes_to_unicode`): the byte's
+    character in Latin-1 if that is printable, otherwise a character from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -193,5 +197,7 @@ BYTE_CHARACTERS = _characters()
 
 
 def longest_audio(num_bytes: int, max_seconds: int) -> int:
-    """Return the maximum number of seconds that an audio file of this size can have, limited to `max_seconds`."""
+    """Return the number of seconds that an audio file of `num_bytes` bytes can have at most, but no more than
+    `max_seconds`.
+    """
     return min(max_seconds, num_bytes // MIN_BYTES_PER_SECOND + 1)

@@ -1,7 +1,7 @@
-"""Model directories without weights, from which onnxruntime-genai loads a model's image or audio processor.
+"""Writes model directories without weights, from which onnxruntime-genai loads a model's image or audio processor.
 
-The library creates a processor only from a loaded model. So it loads a stub: a directory with the model's own
-configuration and tokenizer, and with graphs that have the same inputs and outputs but no nodes.
+onnxruntime-genai creates a processor only from a loaded model. It therefore loads a stub: a directory with the model's
+own configuration and tokenizer, and with graphs that have the same inputs and outputs but no nodes.
 """
 
 import json
@@ -22,10 +22,10 @@ _MAX_COPIED = 64 * 1024 * 1024
 
 
 def write_stub(model_dir: Path, folder: Path, graphs: Sequence[str], **sections: Any) -> dict[str, Any]:
-    """Write a stub of a model directory, which loads on the CPU without weights, into an empty folder.
+    """Write a stub of a model directory into the empty folder `folder`. It loads on the CPU and has no weights.
 
-    `graphs` are the sections under `model` of genai_config.json that name a graph; `sections` replace other sections.
-    Returns all sections.
+    `graphs` are the names of the sections below `model` in genai_config.json whose graphs the stub needs; `sections`
+    has values that replace other sections. Returns the stub's contents of `model`.
     """
     config = read_object(model_dir / GENAI_CONFIG)
     model: dict[str, Any] = config["model"]
@@ -45,7 +45,9 @@ def write_stub(model_dir: Path, folder: Path, graphs: Sequence[str], **sections:
 
 
 def _stub(graph: onnx.GraphProto) -> bytes:
-    """Return a graph with the same inputs and outputs, whose outputs are constants, without elements if possible."""
+    """Return a serialized ONNX model with the inputs and outputs of `graph` and no nodes. The outputs are constants,
+    without elements where their shapes allow that.
+    """
     constants = []
     for output in graph.output:
         kind = output.type.tensor_type

@@ -1,4 +1,4 @@
-"""Generating models that take images or audio clips in chats, read from their genai_config.json."""
+"""Reads from genai_config.json whether a model that generates text also takes images or audio clips in chats."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Medium(StrEnum):
 
 @dataclass(frozen=True)
 class _Family:
-    """The texts by which onnxruntime-genai's image processor recognizes an image in a prompt, for one
-    family of models.
+    """The texts that stand for an image in the prompts of one family of models, as onnxruntime-genai's image processor
+    expects them.
     """
 
     marker: str
@@ -54,7 +54,9 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class VisionModel:
-    """Description of a model that takes images, or audio clips in their place, read from its directory."""
+    """Description of a generating model that takes images or, with `Medium.AUDIO`, audio clips, read from its
+    directory.
+    """
 
     directory: Path
     # model.type of genai_config.json.
@@ -69,8 +71,8 @@ class VisionModel:
 
 
 def read_vision_model(model_dir: Path) -> VisionModel | None:
-    """Return the description of the model in a directory; None if the model takes only text, or is of an unsupported
-    type.
+    """Return the description of the model in a directory; None if the model takes only text, or its type is not
+    supported.
 
     Raises ModelDirectoryError, which names the file, if a configuration is not valid.
     """
@@ -103,9 +105,8 @@ def _audio_model(model_dir: Path, model: dict[str, Any]) -> VisionModel:
 
 
 def medium_of(model_dir: Path) -> Medium | None:
-    """Return whether the model in a directory takes images or audio besides text; None if it takes only text.
-
-    Also None if a configuration is not valid; the engine reports that.
+    """Return whether the model in a directory takes images or audio besides text; None if it takes only text, or if a
+    configuration is not valid, which the engine reports.
     """
     try:
         model = read_vision_model(model_dir)
