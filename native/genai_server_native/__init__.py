@@ -1,4 +1,6 @@
-"""Operators for ONNX Runtime on CPUs (README.md), as a library for `SessionOptions.register_custom_ops_library`."""
+"""Operators for ONNX Runtime on CPUs (native/README.md), in a library that `SessionOptions.register_custom_ops_library`
+loads.
+"""
 
 import ctypes
 import sys
@@ -10,12 +12,14 @@ DOMAIN = "genai_server.native"
 
 
 def library() -> Path:
-    """The library's file."""
+    """Return the path of the library."""
     return Path(__file__).parent / _NAMES.get(sys.platform, "libgenai_native.so")
 
 
 def instruction_sets() -> list[str]:
-    """Those that this processor can run, the fastest first."""
+    """Return the names of those instruction sets for which the library has kernels and which this processor supports,
+    the fastest first.
+    """
     loaded = ctypes.CDLL(str(library()))
     loaded.genai_native_instruction_sets.restype = ctypes.c_char_p
     found: bytes = loaded.genai_native_instruction_sets()
@@ -23,9 +27,10 @@ def instruction_sets() -> list[str]:
 
 
 def use(instruction_set: str) -> None:
-    """Use the kernels of an instruction set in this process from now on; by default these are the fastest.
+    """Use the kernels for this instruction set in the whole process from now on. By default the fastest kernels are
+    used.
 
-    Raises ValueError if this processor cannot run them.
+    Raises ValueError if the processor does not support the instruction set.
     """
     if not ctypes.CDLL(str(library())).genai_native_use(instruction_set.encode()):
         raise ValueError(f"this processor runs {', '.join(instruction_sets())}, not {instruction_set}")

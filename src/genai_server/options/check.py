@@ -1,5 +1,5 @@
-"""Checks the session and provider options that an operator sets for a device, and translates them into the text forms
-of ONNX Runtime and onnxruntime-genai.
+"""Checks the session and provider options that an operator sets for a device, and converts their values to the text
+that ONNX Runtime and onnxruntime-genai take.
 """
 
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ _INDICES = ("device_id", "device_index", "deviceId")
 
 
 def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
-    """Check a device's tables of the configuration file and return them as options.
+    """Check a device's tables of the configuration file, and return them as options.
 
-    `sections` has the tables `session`, `provider` and `providers`, where given. Raises ConfigurationError, whose
-    message names section, key and value; for an unknown key it suggests the most similar known one.
+    `sections` may have the tables `session`, `provider` and `providers`. Raises ConfigurationError, whose message names
+    section, key and value; for an unknown key it suggests the most similar known one.
     """
     given = flat(_table(sections.get("session", {}), "[session]"))
     tables = {
@@ -64,7 +64,7 @@ def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The table without nesting: `{"session": {"intra_op": 1}}` becomes `{"session.intra_op": 1}`.
+    """Return a table without nested tables: `{"session": {"intra_op": 1}}` becomes `{"session.intra_op": 1}`.
 
     ONNX Runtime's option names contain dots, which TOML reads as nested tables unless they are quoted. `prefix` is put
     in front of each name.
@@ -85,8 +85,8 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 
 
 def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
-    """Remove from `given` the options of `[session]` that `rows` describes, and return the values in ONNX Runtime's
-    text form, by its option names.
+    """Remove those options from `given`, the table [session], that `rows` describes, and return their values as text,
+    by ONNX Runtime's names.
 
     Raises ConfigurationError for an invalid value.
     """
@@ -98,10 +98,10 @@ def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
 
 
 def _add(found: dict[str, str], row: Row, name: str, value: Value, where: str) -> None:
-    """Add to `found` the options of ONNX Runtime that one configured value stands for.
+    """Add to `found` the options of ONNX Runtime that are set by the configured option `name` with this value.
 
-    Raises ConfigurationError if the value is invalid or if one of these options is set already. `where` is the section,
-    for the message.
+    Raises ConfigurationError if the value is invalid, or if `found` already has one of these options. `where` is the
+    section of the configuration, which the message names.
     """
     meant = row.options(value_text(row, name, value, where))
     if twice := sorted(meant.keys() & found.keys()):
@@ -110,10 +110,10 @@ def _add(found: dict[str, str], row: Row, name: str, value: Value, where: str) -
 
 
 def value_text(row: Row, name: str, value: Value, where: str) -> str:
-    """The text form in which ONNX Runtime takes an option's value.
+    """Return the value of an option as the text that ONNX Runtime takes.
 
-    Raises ConfigurationError if the value is invalid or the option cannot be set; `where` is the section, for the
-    message.
+    Raises ConfigurationError if the value is invalid or the option cannot be set. The message names the option by
+    `name` and its section of the configuration by `where`.
     """
     if row.impossible:
         raise ConfigurationError(f"{where} {name}={quoted(value)}: it cannot be set: {row.impossible}")
@@ -130,10 +130,11 @@ def _libraries(value: Any) -> list[str]:
 
 
 def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) -> list[ProviderOptions]:
-    """The execution providers of a device with their options, in the order in which they choose nodes of the graph.
+    """Return a device's execution providers with their options. ONNX Runtime offers the nodes of a graph to them in
+    this order.
 
-    `order` is the configured list of names; None stands for the device's default. Providers of `tables` that are not in
-    the order are checked, but left out. Raises ConfigurationError.
+    `order` is the configured list of names; None stands for the device's default. Providers in `tables` that `order`
+    lacks are checked but left out. Raises ConfigurationError for invalid names and options.
     """
     kind, _, index = device.partition(":")
     if order is None:
@@ -161,12 +162,13 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
 
 
 def on_providers(options: DeviceOptions, device: str) -> DeviceOptions:
-    """A copy of the options, with the default execution providers of the device if the options name no provider."""
+    """Return the options, with the device's default execution providers if they name none."""
     return msgspec.structs.replace(options, providers=options.providers or _providers(None, {}, device))
 
 
 def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
-    """The provider's options with the device's number `index`, if the provider has an option for a number.
+    """Return a provider's options with the number `index` of the device that it uses, unless this provider has no
+    option for a number.
 
     Raises ConfigurationError if the operator has set another number.
     """
@@ -181,10 +183,10 @@ def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
 
 
 def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
-    """Check the table `[provider.NAME]` of one execution provider and return its options.
+    """Check the table `[provider.NAME]` of an execution provider, and return its options.
 
-    The options of a provider that is loaded from a library or package are not known here and are passed on as text.
-    Raises ConfigurationError.
+    The options of a provider that is loaded from a library or a Python package are unknown to this server, and are
+    passed on unchecked. Raises ConfigurationError for an unknown provider or option, or an invalid value.
     """
     where = f"[provider.{name}]"
     sources = {source: str(table[source]) for source in _SOURCES if table.get(source)}
@@ -205,10 +207,10 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
 
 
 def _check_together(options: DeviceOptions, warnings: list[str]) -> None:
-    """Check options against each other.
+    """Check options that depend on each other.
 
-    Raises ConfigurationError for options that exclude each other, and appends to `warnings` a sentence about each
-    option that another one makes useless.
+    Raises ConfigurationError if options exclude each other. For each option that has no effect because of another one,
+    a sentence is appended to `warnings`.
     """
     shrinking = options.run.get(session.SHRINKAGE, "")
     if "cpu" in shrinking and options.session.get(session.ARENA) == "0":

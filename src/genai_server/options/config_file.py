@@ -1,8 +1,9 @@
-"""Reads the configuration file: settings by name, and tables with the options of sessions and execution providers.
+"""Reads the configuration file, which has settings by name, and tables with the options of sessions and execution
+providers.
 
-A table may stand at the top level, below a device (`[devices.cuda.session]`, `[devices."cuda:1".session]`), below a
-model (`[models.NAME.session]`), or below both. Where several tables set the same key, the most specific table wins. The
-tables of tool servers (`[mcp.NAME]`) are read by config/tool_servers.py.
+A table of options may stand at the top level, below a device (`[devices.cuda.session]`, `[devices."cuda:1".session]`),
+below a model (`[models.NAME.session]`), or below a device of a model. If several tables set the same key, the most
+specific table wins. The tables of tool servers (`[mcp.NAME]`) are read by config/tool_servers.py.
 """
 
 import tomllib
@@ -22,8 +23,8 @@ _OTHERS = ("mcp",)
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """The parsed configuration file at `path`. If `path` is empty, `genai-server.toml` in the working directory is
-    read; without that file, the result is empty.
+    """Return the contents of the configuration file at `path`. If `path` is empty, `genai-server.toml` in the working
+    directory is read; if there is no such file, the result is empty.
 
     Raises ConfigurationError if the file cannot be read or is not TOML.
     """
@@ -39,10 +40,10 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def read_text(text: str, written_as: str) -> dict[str, Any]:
-    """The tables of options in a text such as the value of `--options`. Raises ConfigurationError if the text is not
-    TOML or has an unknown table.
+    """Return the tables of options in a text in TOML, such as the value of `--options`.
 
-    `written_as` names the text in messages.
+    Raises ConfigurationError if the text is not TOML or has an unknown table. The message says by `written_as` where
+    the text comes from.
     """
     try:
         found = tomllib.loads(text)
@@ -54,10 +55,11 @@ def read_text(text: str, written_as: str) -> dict[str, Any]:
 
 
 def file_settings(tables: Mapping[str, Any], known: Sequence[str], path: str) -> dict[str, str]:
-    """The settings in the parsed file `tables`, as they would be written in environment variables, by field name.
+    """Return the settings in the configuration file by name, with each value as the text that an environment variable
+    would have.
 
-    `known` are the names of all settings. Raises ConfigurationError for an unknown name and for a value that is a list
-    or a table.
+    `tables` has the file's contents, `known` the names of all settings; `path` is for messages. Raises
+    ConfigurationError for an unknown name, and for a value that is a list or a table.
     """
     found: dict[str, str] = {}
     for name, value in tables.items():
@@ -77,9 +79,10 @@ def file_settings(tables: Mapping[str, Any], known: Sequence[str], path: str) ->
 def device_options(
     sources: Sequence[Mapping[str, Any]], model: str, devices: Sequence[str]
 ) -> dict[str, DeviceOptions]:
-    """The session and provider options of a model on each of its devices, by device.
+    """Return the session and provider options of a model on each of its devices, by device.
 
-    `sources` are parsed configurations, of which later ones override earlier ones. Raises ConfigurationError.
+    `sources` has the contents of configurations, of which later ones override earlier ones. Raises ConfigurationError
+    for an invalid option, and for a provider that none of the devices uses.
     """
     merged: dict[str, dict[str, Any]] = {device: {} for device in devices}
     for device, tables in ((device, tables) for tables in sources for device in devices):
@@ -95,9 +98,9 @@ def device_options(
 
 
 def _scopes(tables: Mapping[str, Any], model: str, device: str) -> list[Mapping[str, Any]]:
-    """The tables of a configuration that apply to a model on a device, the most specific one last.
+    """Return those tables of a configuration that apply to a model on a device, the most specific one last.
 
-    Raises ConfigurationError if one of these tables has an unknown key.
+    Raises ConfigurationError if one of them has an unknown key.
     """
     own = _part(tables, "models", model)
     found = [tables]
@@ -122,8 +125,8 @@ def _part(tables: Mapping[str, Any], scope: str, name: str) -> Mapping[str, Any]
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """A new table with the entries of both. Where both have a key, the value of `over` is taken; nested tables are
-    merged in the same way.
+    """Return a new table with the entries of both tables. If both have a key, the value is that of `over`; nested
+    tables are merged in the same way.
     """
     both = dict(under)
     for name, value in over.items():

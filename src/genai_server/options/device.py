@@ -1,7 +1,7 @@
-"""The session and provider options of one device, and which of them take effect in which runner.
+"""The session and provider options of one device, and which of them have an effect.
 
-An engine runs a model either with onnxruntime-genai (`Reach.GENERATOR`) or in sessions of its own for a batch
-(`Reach.BATCHED`). Not every option exists in both.
+An engine runs a model either with onnxruntime-genai (`Reach.GENERATOR`), or in its own ONNX Runtime sessions, in which
+requests run as a batch (`Reach.BATCHED`). Some options exist in only one of the two.
 """
 
 import msgspec
@@ -13,9 +13,7 @@ from genai_server.options.table import Reach, Row, names
 
 
 class ProviderOptions(Struct, frozen=True):
-    """An execution provider and its options, in the names and text values of the library that implements the
-    provider.
-    """
+    """An execution provider and its options, with the names and text values that the provider itself uses."""
 
     name: str
     options: dict[str, str] = {}
@@ -26,7 +24,7 @@ class ProviderOptions(Struct, frozen=True):
 
 
 class DeviceOptions(Struct, frozen=True):
-    """The options of a device's ONNX Runtime sessions, in ONNX Runtime's names. All values are text."""
+    """The checked options of the ONNX Runtime sessions on one device, by ONNX Runtime's names. All values are text."""
 
     # Options that have fields of their own.
     session: dict[str, str] = {}
@@ -45,8 +43,8 @@ _SESSION_ROWS = names(session.SESSION)
 
 
 def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
-    """A sentence about the first option that has no effect in the runner `runner` (onnxruntime-genai's or a batch),
-    with the reason; None if all options have an effect.
+    """Return a sentence about the first option that has no effect if `runner` runs the model, with the reason; None if
+    all options have an effect.
     """
     for name in options.session:
         if _misses(_SESSION_ROWS[name], runner):
@@ -66,18 +64,16 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
 
 
 def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
-    """A copy of the options with which idle threads of a session stop spinning at the end of each run of the model.
+    """Return the options with one addition: idle threads of a session stop spinning at the end of each run of the
+    model. This is for models that share processor cores.
 
-    This is for models that share processor cores. If the operator has set `session.force_spinning_stop`, that value
-    stays.
+    If the operator has set `session.force_spinning_stop`, that value stays.
     """
     return msgspec.structs.replace(options, entries={session.SPINNING_STOP: "1", **options.entries})
 
 
 def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
-    """A copy of the options without those that have no effect in the runner `runner` (onnxruntime-genai's or a
-    batch).
-    """
+    """Return those options that have an effect if `runner` runs the model."""
     providers = []
     for given in options.providers:
         known = provider(given.name)
@@ -93,7 +89,9 @@ def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
 
 
 def device_id(options: DeviceOptions) -> int:
-    """The device's number among devices of the same kind: `device_id` of the first execution provider, or 0."""
+    """Return the device's number among devices of its kind: the option `device_id` of the first execution provider, 0
+    by default.
+    """
     given = next((one.options for one in options.providers), {})
     return int(given.get("device_id", "0"))
 

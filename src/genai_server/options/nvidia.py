@@ -1,7 +1,7 @@
-"""The options of ONNX Runtime's execution providers for NVIDIA's GPUs: CUDA, TensorRT and TensorRT-RTX.
+"""The options of ONNX Runtime's execution providers for NVIDIA GPUs: CUDA, TensorRT and TensorRT-RTX.
 
-The names are the fields of OrtCUDAProviderOptionsV2 and OrtTensorRTProviderOptionsV2; where Triton uses another name,
-it is accepted too. onnxruntime-genai takes the options of CUDA's memory arena separately.
+The names are the fields of OrtCUDAProviderOptionsV2 and OrtTensorRTProviderOptionsV2, and Triton's names where those
+are different. onnxruntime-genai takes the options of CUDA's memory arena separately.
 """
 
 from genai_server.options.table import Reach, Row, choice, flag, number, shapes, size, text

@@ -1,7 +1,7 @@
-"""Reads protobuf's text format without a schema. Triton's config.pbtxt is written in this format.
+"""Reads protobuf's text format, in which Triton's config.pbtxt is written, without a schema.
 
-protobuf's own parser needs a schema and silently drops unknown fields. The translation of a Triton configuration must
-see every field, so that it can report those it leaves out. protobuf's tokenizer splits the text.
+protobuf's own parser needs a schema and drops unknown fields, but the translation of a Triton configuration must report
+every field that it leaves out. Only protobuf's tokenizer is used.
 """
 
 import re
@@ -22,9 +22,9 @@ _CLOSED_BY = {"{": "}", "<": ">"}
 
 
 def read_pbtxt(text: str, name: str) -> Message:
-    """Parse a text in protobuf's text format into the values of each field.
+    """Parse a text in protobuf's text format, and return the values of each field by name.
 
-    Raises ConfigurationError, whose message has the file's `name`, line and column.
+    Raises ConfigurationError for other texts. The message has the name of the file, `name`, and line and column.
     """
     tokenizer: Any = text_format.Tokenizer(text.splitlines())
     try:
@@ -34,7 +34,7 @@ def read_pbtxt(text: str, name: str) -> Message:
 
 
 def messages(values: Iterable["str | Message"]) -> Iterator[Message]:
-    """Those of a field's values that are messages; the others are text."""
+    """Yield those of a field's values that are messages; the others are text."""
     return (value for value in values if isinstance(value, dict))
 
 

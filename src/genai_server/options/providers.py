@@ -1,9 +1,9 @@
-"""The execution providers that the server knows, each with its options and its names in ONNX Runtime and in
+"""The execution providers that this server supports, each with its options and its names in ONNX Runtime and in
 onnxruntime-genai.
 
-onnxruntime-genai's names are those of `NormalizeProviderName` and the table in its session_options.cpp (0.18); it does
-not have TensorRT. Any other provider may come from a Python package or a library, under the name that the library gives
-it.
+onnxruntime-genai's names are those of `NormalizeProviderName` and of the table in its session_options.cpp (0.18); it
+does not support TensorRT. Other providers can be loaded from a Python package or a library, under the name that the
+library itself gives the provider.
 """
 
 import difflib
@@ -52,7 +52,7 @@ OPENVINO: tuple[Row, ...] = (
 
 @dataclass(frozen=True)
 class Provider:
-    """An execution provider: its names, its options and where it is installed from."""
+    """An execution provider: its names, its options, and the package that installs it."""
 
     name: str
     # onnxruntime-genai's name; None if it has none.
@@ -141,8 +141,8 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider(name: str) -> Provider:
-    """The provider with this name in the configuration. An unknown name stands for a provider from a library, which has
-    the same name everywhere.
+    """Return the provider with this name in the configuration. A provider that is not in PROVIDERS comes from a
+    library, and has the same name everywhere.
     """
     return PROVIDERS.get(name) or Provider(name, name, name)
 
@@ -169,8 +169,8 @@ _MAX_NAME = 40
 
 
 def meant_devices(name: str) -> str:
-    """The end of a message about an unknown device: `; did you mean …?` with the most likely names, or a list of the
-    known devices.
+    """Return the end of an error message about an unknown device: `; did you mean …?` with the most similar names, or a
+    list of the known devices.
     """
     letters = name.strip().lower().rstrip(string.digits)
     index = name.strip()[len(letters) :]

@@ -1,8 +1,9 @@
-"""The session options: ONNX Runtime's own fields, and the session configuration entries that are added by name.
+"""The options of [session] in the configuration file: fields of ONNX Runtime's SessionOptions, and its configuration
+entries, which are set by name.
 
 Names and values follow onnxruntime_session_options_config_keys.h and onnxruntime_run_options_config_keys.h of ONNX
-Runtime 1.31. Triton's names are those of its ONNX Runtime backend. onnxruntime-genai (0.18, `SessionOptions_Element` of
-its config.cpp) has no field for `execution_mode`, and has its own thread pools.
+Runtime 1.31. Triton's names for the same options are those of its ONNX Runtime backend. onnxruntime-genai (0.18,
+`SessionOptions_Element` of its config.cpp) has no field for `execution_mode`, and has its own thread pools.
 """
 
 from genai_server.options.nvidia import CAPTURE_RUNS, CAPTURES_AFTER_WARM_UP, CUDA_PLUGIN

@@ -1,5 +1,5 @@
-"""The form of the option tables: rows that describe one option each, kinds of values, and suggestions for unknown
-names.
+"""The classes of which tables of options consist: a row for each option, the kinds of values, and suggestions for
+unknown names.
 """
 
 import difflib
@@ -21,7 +21,7 @@ _MAX_SIZE = 2**64 - 1
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that an option may have, and their text form."""
+    """A kind of value that an option can have, with the check of a configured value and its conversion to text."""
 
     # Describes the valid values.
     expected: str
@@ -29,8 +29,9 @@ class Kind:
     read: Callable[[Value], str]
 
     def text(self, value: Value) -> str:
-        """The text form in which the library takes a value. Raises ValueError, whose message says what values are
-        valid.
+        """Return a configured value as the text that ONNX Runtime or onnxruntime-genai takes.
+
+        Raises ValueError for an invalid value; the message says which values are valid.
         """
         try:
             return self.read(value)
@@ -39,12 +40,16 @@ class Kind:
 
 
 def flag(true: str = "1", false: str = "0") -> Kind:
-    """The kind of a switch. `true` and `false` are the texts that the library takes for the two values."""
+    """Return the kind of an option that is true or false. `true` and `false` are the texts that the library takes for
+    these values.
+    """
     return Kind("true or false (or 1 or 0)", lambda value: true if _FLAGS[str(value).lower()] else false)
 
 
 def number(minimum: int = 0, maximum: int | None = None) -> Kind:
-    """The kind of a whole number from `minimum` to `maximum`, both included."""
+    """Return the kind of a whole number from `minimum` to `maximum`, both included; without a `maximum` there is no
+    upper limit.
+    """
 
     def read(value: Value) -> str:
         if isinstance(value, bool | float):
@@ -58,13 +63,13 @@ def number(minimum: int = 0, maximum: int | None = None) -> Kind:
 
 
 def size() -> Kind:
-    """The kind of a number of bytes, at most 2**64 - 1."""
+    """Return the kind of a number of bytes, at most 2**64 - 1."""
     return Kind("a number of bytes below 2**64", number(0, _MAX_SIZE).read)
 
 
 def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
-    """The kind of a value that is one of `names`, in upper or lower case. `also` maps other accepted spellings to these
-    names.
+    """Return the kind of a value that is one of `names`, in upper or lower case. `also` maps other accepted spellings
+    to these names.
     """
     known = {name.lower(): name for name in names} | {key.lower(): name for key, name in (also or {}).items()}
     shown = ", ".join(names) + ("" if not also else f" (or {', '.join(also)})")
@@ -72,21 +77,21 @@ def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
 
 
 def number_or_other(known: Collection[str], other: str) -> Kind:
-    """The kind of a whole number of which only those in `known` have a meaning. Any other number becomes `other`, as in
-    Triton.
+    """Return the kind of a whole number for which only the numbers in `known` have a meaning. Any other number becomes
+    `other`, as in Triton.
     """
     read = number(-_MAX_SIZE, _MAX_SIZE).read
     return Kind("a whole number", lambda value: found if (found := read(value)) in known else other)
 
 
 def text() -> Kind:
-    """The kind of a text that is not empty."""
+    """Return the kind of a text that is not empty."""
     return _pattern("a text", _TEXT)
 
 
 def anything() -> Kind:
-    """The kind of an option whose values are not documented: any single value is passed on, and true and false become 1
-    and 0.
+    """Return the kind of a value that is not checked, because the option's values are not documented. It is passed on
+    as text, true and false as 1 and 0.
     """
 
     def read(value: Value) -> str:
@@ -98,12 +103,14 @@ def anything() -> Kind:
 
 
 def shapes() -> Kind:
-    """The kind of a text with shapes of the graph's inputs, in the form that TensorRT's profiles have."""
+    """Return the kind of a text with shapes of the graph's inputs, as TensorRT's optimization profiles have them:
+    `input_ids:1x1,attention_mask:1x8`.
+    """
     return _pattern('shapes such as "input_ids:1x1,attention_mask:1x8"', _SHAPES)
 
 
 def arenas() -> Kind:
-    """The kind of a text that lists devices whose memory arenas ONNX Runtime shrinks after each run, such as
+    """Return the kind of a text that lists the devices whose memory arenas ONNX Runtime shrinks after each run, such as
     `cpu:0;gpu:0`.
     """
     return _pattern('devices such as "cpu:0" or "cpu:0;gpu:0"', _ARENAS)
@@ -119,7 +126,9 @@ def _pattern(expected: str, pattern: re.Pattern[str]) -> Kind:
 
 
 class Reach(Enum):
-    """The runners in which an option has an effect: onnxruntime-genai's model, the sessions of a batch, or both."""
+    """How an engine runs a model when an option has an effect: with onnxruntime-genai (GENERATOR), in its own ONNX
+    Runtime sessions for a batch (BATCHED), or either way (BOTH).
+    """
 
     BOTH = "both"
     GENERATOR = "generator"
@@ -128,7 +137,7 @@ class Reach(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """The description of one option: its names, the kind of its values, and where it has an effect."""
+    """One option in a table of options: its names, the kind of its values, and when it has an effect."""
 
     # ONNX Runtime's name.
     name: str
@@ -144,23 +153,27 @@ class Row:
     why: str = ""
 
     def options(self, text: str) -> Mapping[str, str]:
-        """The options of ONNX Runtime, by name, that this option sets if its checked value is `text`."""
+        """Return the options of ONNX Runtime, with their values by name, that this option sets. `text` is its value, as
+        returned by `kind`.
+        """
         return self.means[text] if self.means else {self.name: text}
 
 
 def names(rows: Iterable[Row]) -> dict[str, Row]:
-    """The rows by option name; a row with several names is in the result under each of them."""
+    """Return rows by the names of their options. A row whose option has several names is in the result under each of
+    them.
+    """
     return {name: row for row in rows for name in (row.name, *row.also)}
 
 
 def possible(rows: Mapping[str, Row]) -> list[str]:
-    """The names of the options that can be set, for suggestions in messages."""
+    """Return the names of those options in a table that can be set, for suggestions in messages."""
     return [name for name, row in rows.items() if not row.impossible]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: `; did you mean …?` with the most similar of the `known` names, else
-    a list of these names if there are at most twelve, else "".
+    """Return the end of an error message about the unknown name `name`: `; did you mean …?` with the most similar of
+    the `known` names; if none is similar, a list of at most twelve names, or "" if there are more.
     """
     candidates = sorted(known)
     lower = {candidate.lower(): candidate for candidate in candidates}

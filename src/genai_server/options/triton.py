@@ -1,5 +1,5 @@
-"""Translates a model's configuration of Triton's ONNX Runtime backend (config.pbtxt) into this server's configuration
-file.
+"""Translates the configuration of a model for Triton's ONNX Runtime backend (config.pbtxt) to this server's
+configuration file.
 """
 
 import re
@@ -52,7 +52,7 @@ _OF_THE_MODEL = {
 
 @dataclass
 class Translation:
-    """The translated configuration, with notes about what was left out."""
+    """A configuration of this server that was translated from Triton's, with notes about what was left out."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     session: dict[str, str] = field(default_factory=dict)
@@ -67,10 +67,10 @@ class Translation:
 
 
 def translate(config: Message, backend_config: Sequence[str] = (), *, is_completed: bool = True) -> Translation:
-    """Translate a parsed config.pbtxt and the options of Triton's command line.
+    """Translate the contents of a config.pbtxt and the options of Triton's command line.
 
-    `backend_config` has the values of Triton's `--backend-config`. `is_completed` says whether Triton would complete
-    the configuration from the model's file, as it does without --disable-auto-complete-config. Raises
+    `backend_config` has the values of Triton's `--backend-config`. `is_completed` says whether Triton adds to the
+    configuration what it finds in the model's file, as it does without --disable-auto-complete-config. Raises
     ConfigurationError for values that Triton would refuse.
     """
     result = Translation()
@@ -113,8 +113,8 @@ def _max_batch_size(result: Translation, name: str, value: str) -> None:
 
 
 def _instances(result: Translation, values: list[Any]) -> None:
-    """Translate Triton's instance groups into devices. The number of instances is left out, since one engine per device
-    batches all requests.
+    """Translate Triton's instance groups to devices. The number of instances is left out with a note, because the one
+    engine of a device batches all requests.
     """
     for group in messages(values):
         kind, gpus = str(group.get("kind", ["KIND_AUTO"])[-1]), group.get("gpus", [])
@@ -147,7 +147,9 @@ def _set(result: Translation, name: str, value: str) -> None:
 
 
 def _entries(values: list[Any]) -> dict[str, str]:
-    """The entries of a protobuf map as text by key. A value may be a text, or a message with a `string_value`."""
+    """Return the entries of a protobuf map by key, with their values as text. A value in the file may be a text, or a
+    message with the field `string_value`.
+    """
     result: dict[str, str] = {}
     for entry in messages(values):
         key, value = (entry.get(part, [""])[-1] for part in ("key", "value"))
@@ -178,7 +180,9 @@ def _accelerator(result: Translation, accelerator: Message) -> None:
 
 
 def _backend(result: Translation, backend_config: Sequence[str], *, is_completed: bool) -> None:
-    """Translate the options of Triton's command line, `--backend-config` and --disable-auto-complete-config."""
+    """Translate the options of Triton's command line: `--backend-config` and, if `is_completed` is False,
+    --disable-auto-complete-config.
+    """
     given = _of_this_backend(backend_config)
     known = (_POOL, _BATCH, *_THREADS)
     if strange := [key for key in given if key not in known]:
@@ -201,9 +205,9 @@ def _backend(result: Translation, backend_config: Sequence[str], *, is_completed
 
 
 def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
-    """The values of `--backend-config=onnxruntime,KEY=VALUE` by key. Those of other backends are left out.
+    """Return the values of `--backend-config=onnxruntime,KEY=VALUE` by key, without those for other backends.
 
-    Raises ConfigurationError for a text of another form.
+    Raises ConfigurationError for a text that has another form.
     """
     given: dict[str, str] = {}
     for text in backend_config:
@@ -217,10 +221,10 @@ def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
 
 
 def _place(result: Translation) -> None:
-    """Choose the devices and the execution providers of each kind of device, in order.
+    """Add to the translation its devices, and the order of execution providers for each kind of device.
 
-    Without instance groups, the accelerators decide the devices. On a GPU, CUDA runs the nodes that the other providers
-    leave. Accelerators of a kind without a device are left out with a note.
+    Without instance groups, the execution accelerators decide the devices. On a GPU, CUDA runs the nodes that the other
+    providers cannot run. Accelerators for a kind of device that is not used are left out with a note.
     """
     on_gpus = [name for name in result.provider if name not in (*_ON_CPUS, "cuda")]
     orders = {"cpu": [name for name in result.provider if name in _ON_CPUS], "cuda": on_gpus}
@@ -241,7 +245,9 @@ def _place(result: Translation) -> None:
 
 
 def _choose_runner(result: Translation) -> None:
-    """Set the scheduler to `batched` on GPUs if an option would have no effect in onnxruntime-genai's runner."""
+    """Set the setting `scheduler` to `batched` if a GPU is used and one of the options has no effect in
+    onnxruntime-genai.
+    """
     for kind in {device.partition(":")[0] for device in result.devices} - {"cpu"}:
         order = {"providers": result.providers[kind]} if kind in result.providers else {}
         used = {name: options for name, options in result.provider.items() if name in result.providers.get(kind, ())}
@@ -257,7 +263,9 @@ def _choose_runner(result: Translation) -> None:
 
 
 def as_toml(result: Translation) -> str:
-    """The translated configuration as the text of a configuration file. The notes are comments at its beginning."""
+    """Return the translated configuration as the text of a configuration file, with the notes as comments at the
+    beginning.
+    """
     lines = [f"# {note}" for note in result.notes]
     lines += [f"{name} = {toml_value(value)}" for name, value in result.settings.items()]
     if result.devices:
@@ -282,12 +290,12 @@ def as_toml(result: Translation) -> str:
 
 
 def toml_key(name: str) -> str:
-    """The key as it is written in TOML: bare where its characters allow that, else quoted."""
+    """Return a key as TOML: without quotes if its characters allow that, otherwise quoted."""
     return name if _PLAIN_KEY.fullmatch(name) else toml_value(name)
 
 
 def toml_value(value: Any) -> str:
-    """The value as it is written in TOML: bare if it is a whole number, else as a quoted string."""
+    """Return a value as TOML: as a number if it is a whole number, otherwise as a quoted string."""
     text = str(value)
     if _INTEGER.fullmatch(text):
         return text

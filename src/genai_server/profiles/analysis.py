@@ -1,4 +1,4 @@
-"""Makes the report on a profile: shares of the time, slow decode tokens, and sentences about what stands out."""
+"""Makes the report on a profile: how the time is shared, slow decode tokens, and sentences about what stands out."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ _MAX_REASONS = 5
 
 
 def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
-    """The report on a profile. Decode tokens that took more than `slow_at` times the median are slow."""
+    """Return the report on a profile. Decode tokens that took more than `slow_at` times the median are slow."""
     passes = profile.passes
     decodes = [(index, one) for index, one in enumerate(passes) if one.phase == DECODE]
     nodes = _nodes(passes)
@@ -126,7 +126,7 @@ def _node_times(one: ForwardPass) -> Counter[str]:
 
 
 def _nodes(passes: Iterable[ForwardPass]) -> dict[NodeName, int]:
-    """Index of each node of the graph, in the order in which the nodes first ran."""
+    """Return an index for each node of the graph, in the order in which the nodes first ran."""
     names: dict[NodeName, int] = {}
     for kernel in (kernel for one in passes for kernel in one.kernels):
         names.setdefault(_name(kernel), len(names))
@@ -165,9 +165,10 @@ _MAX_PREFILL = 0.4
 
 
 def find(session: Session | None, phases: Sequence[PhaseTime], slow: Sequence[SlowToken]) -> list[str]:
-    """Sentences about what stands out in a profile, the most general first.
+    """Return sentences about what stands out in a profile, the most general first.
 
-    `session` describes how the profile was recorded, `phases` the times of prefill and decode, `slow` the slow tokens.
+    `session` describes how the profile was recorded (None without a manifest), `phases` has the times of prefill and
+    decode, and `slow` the slow tokens.
     """
     found = [] if session is None else list(_of_session(session, phases))
     total = sum(phase.total_us for phase in phases)

@@ -1,4 +1,4 @@
-"""Reads a folder of profiles, with or without a manifest."""
+"""Reads the profiles in a folder, with or without manifests (manifest.py)."""
 
 import re
 from collections.abc import Iterator
@@ -15,10 +15,11 @@ _STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")
 
 
 def read_profile(path: Path, session: str | None = None) -> Profile:
-    """The profile of a session in a folder, or in a folder directly below it. Raises ProfileNotFound.
+    """Return the profile of one session in a folder, or in a folder directly below it.
 
     `session` is the id of the session; the last session by default. If no session has a manifest, all files of the
-    folder are taken together. A single file, such as the profile of a whole session of ONNX Runtime, is a profile, too.
+    folder are read as one profile. `path` may also be a single file that ONNX Runtime has written. Raises
+    ProfileNotFound if there is no such session or no readable profile.
     """
     if path.is_file():
         return _without_manifest(path.name, path.parent, [path])
@@ -31,9 +32,10 @@ def read_profile(path: Path, session: str | None = None) -> Profile:
 
 
 def find_session(root: Path, session: str | None = None) -> Manifest | None:
-    """The manifest of this session, or of the last one; None if no session is named and none exists.
+    """Return the manifest of the session with the id `session`, or of the last session if that is None; None if there
+    is no session at all.
 
-    Raises ProfileNotFound.
+    Raises ProfileNotFound if the folder does not exist or has no session with this id.
     """
     try:
         manifests = find_manifests(root)
@@ -49,7 +51,7 @@ def find_session(root: Path, session: str | None = None) -> Manifest | None:
 
 
 def read_session(manifest: Manifest) -> Profile:
-    """The profile that a manifest describes. Raises ProfileNotFound if none of its files can be read."""
+    """Return the profile that a manifest describes. Raises ProfileNotFound if none of its files can be read."""
     unread: dict[str, str] = {}
     passes = []
     for record in manifest.passes:
@@ -62,9 +64,10 @@ def read_session(manifest: Manifest) -> Profile:
 
 
 def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
-    """The profile of files without a manifest.
+    """Return the profile of files without a manifest.
 
-    Most file names contain the start in milliseconds. Other files are placed one after another.
+    The order is that of the times in ONNX Runtime's file names, which are exact to the millisecond. A file without a
+    time in its name follows the file before it without a gap.
     """
     unread: dict[str, str] = {}
     passes: list[ForwardPass] = []
@@ -78,7 +81,10 @@ def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
 
 
 def _profile(profile: Profile) -> Profile:
-    """The profile, shifted so that the first pass starts at 0. Raises ProfileNotFound if it has no pass."""
+    """Return the profile with all starts shifted so that its first pass starts at 0.
+
+    Raises ProfileNotFound if the profile has no pass.
+    """
     if not profile.passes:
         reason = "; ".join(f"{name}: {why}" for name, why in list(profile.unread.items())[:3])
         raise ProfileNotFound(f"{profile.name} has no profile of a forward pass{f' ({reason})' if reason else ''}")
@@ -94,7 +100,9 @@ def _runs(path: Path, unread: dict[str, str]) -> Iterator[ForwardPass]:
 
 
 def _begun(path: Path) -> int | None:
-    """The time at which a file's recording began, in microseconds, from the file's name; None if the name lacks it."""
+    """Return when the recording of a file began, from the file's name, in microseconds since 1970; None if the name has
+    no time.
+    """
     found = _STAMP.search(path.name)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""A profile: forward passes, and the kernels that ran in each. All times are microseconds, as in ONNX Runtime."""
+"""The data of a profile: forward passes of a model, and the kernels that ran in each. All times are in microseconds."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,7 +12,9 @@ _LAYER = re.compile(r"\blayers?[./](\d+)\b")
 
 @dataclass(frozen=True)
 class ThreadUse:
-    """How an operator's threads spent their time during a kernel: running work, or waiting for other threads."""
+    """What the threads of ONNX Runtime's pool did during a kernel, as far as ONNX Runtime reports it. Times are in
+    microseconds.
+    """
 
     # Time in which the calling thread ran its share.
     run: int
@@ -24,7 +26,7 @@ class ThreadUse:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One execution of a node of the graph."""
+    """One execution of a node of the graph. Times are in microseconds."""
 
     node: str
     operator: str
@@ -42,14 +44,16 @@ class Kernel:
 
     @property
     def layer(self) -> int | None:
-        """Number of the decoder layer in the node's name, as in /model/layers.3/attn; None outside the layers."""
+        """Number of the decoder layer, from the node's name, as 3 in /model/layers.3/attn; None for nodes outside the
+        layers.
+        """
         found = _LAYER.search(self.node)
         return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """One run of the model."""
+    """One run of the model for a chunk of a prompt or for a decode step. Times are in microseconds."""
 
     file: str
     # Relative to the start of the profile's first pass.
@@ -64,7 +68,7 @@ class ForwardPass:
 
     @property
     def kernel_time(self) -> int:
-        """Time in microseconds in which at least one kernel ran."""
+        """Time in microseconds during which at least one kernel ran."""
         total, end = 0, 0
         for kernel in sorted(self.kernels, key=lambda kernel: kernel.start):
             last = kernel.start + kernel.duration
@@ -74,7 +78,9 @@ class ForwardPass:
 
     @property
     def other_time(self) -> int:
-        """Time in microseconds in which no kernel ran: binding inputs, allocating, going from node to node."""
+        """Time in microseconds during which no kernel ran: binding inputs, allocating memory, and the time between
+        nodes.
+        """
         return max(0, self.duration - self.kernel_time)
 
 

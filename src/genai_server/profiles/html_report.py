@@ -15,7 +15,7 @@ _INLINE = re.compile(r"<(?:script|style)>(.*?)</(?:script|style)>", re.DOTALL)
 
 
 def as_page(report: Report) -> str:
-    """The HTML page of a report, which contains the report as JSON."""
+    """Return the HTML page of a report. The page contains the report as JSON, which its script shows."""
     data = msgspec.json.encode(report).decode()
     # Names of nodes and requests must not close the element that contains them.
     return _template().replace(_PLACE, data.replace("<", "\\u003c"))
@@ -23,7 +23,7 @@ def as_page(report: Report) -> str:
 
 @cache
 def inline_hashes() -> tuple[str, ...]:
-    """Hashes of the page's script and style, in the format of a Content-Security-Policy."""
+    """Return the hashes of the page's script and style, in the format of a Content-Security-Policy."""
     found = _INLINE.findall(_template())
     return tuple(f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}" for text in found)
 

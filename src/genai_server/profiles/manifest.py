@@ -1,8 +1,8 @@
-"""The manifest of a profile session: says which file of ONNX Runtime belongs to which token of which request.
+"""The manifest of a profile session: which file that ONNX Runtime has written belongs to which token of which request.
 
-It is a text file next to the profiles with one JSON object per line: the session, then a line for each file as it
-appears, and the end. So it is complete up to its last line, however the engine ended. Durations are in seconds; points
-in time are Unix time.
+A manifest is a text file next to the profiles with one JSON object per line: first the session, then each file as it
+appears, and finally the end. If the engine is killed, only the last line can be incomplete. Durations are in seconds;
+points in time are Unix time.
 """
 
 import os
@@ -19,7 +19,7 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 class Session(Struct, frozen=True, tag="session"):
-    """Circumstances of a profile session, such as device, model and versions."""
+    """The first line of a manifest: circumstances of a profile session, such as device, model and versions."""
 
     id: str
     prefix: str
@@ -38,7 +38,9 @@ class Session(Struct, frozen=True, tag="session"):
 
 
 class PassRecord(Struct, frozen=True, tag="pass"):
-    """A file, and the forward pass that the file is the profile of."""
+    """A line of a manifest: the name of a file with a profile, and the forward pass that was profiled. Points in time
+    are Unix time, durations are in seconds.
+    """
 
     file: str
     request_id: str
@@ -56,7 +58,7 @@ class PassRecord(Struct, frozen=True, tag="pass"):
 
 
 class End(Struct, frozen=True, tag="end"):
-    """The end of a profile session."""
+    """The last line of a manifest: when and why the profile session ended."""
 
     ended: float
     # Why it ended; None if it was ended on request.
@@ -71,7 +73,7 @@ _LINES = msgspec.json.Decoder(Line)
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a manifest file. The manifest of a session that is still recording is incomplete."""
+    """The contents of a manifest file. While the session is recording, `end` is None and `passes` is incomplete."""
 
     path: Path
     session: Session
@@ -82,17 +84,17 @@ class Manifest:
 
     @property
     def files(self) -> list[Path]:
-        """Paths of ONNX Runtime's files, some of which may no longer exist."""
+        """Paths of the files that ONNX Runtime has written in this session; some of them may no longer exist."""
         return [self.path.parent / record.file for record in self.passes]
 
 
 def encode_line(line: Line) -> bytes:
-    """A line of a manifest, as bytes with the line break."""
+    """Return a line of a manifest file as bytes, with its line break."""
     return msgspec.json.encode(line) + b"\n"
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Read a manifest. Returns None if it has no session. Raises OSError.
+    """Read a manifest file. Returns None if it does not begin with a session, and raises OSError if it cannot be read.
 
     Incomplete lines, and lines whose file would lie in another folder, are ignored.
     """
@@ -115,7 +117,9 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def find_manifests(root: Path) -> list[Manifest]:
-    """The manifests in a folder and the folders directly below it, oldest first. Raises OSError without the folder."""
+    """Return the manifests in a folder and in the folders directly below it, oldest first. Raises OSError if there is
+    no such folder.
+    """
     list(root.iterdir())
     found = []
     for path in [*root.glob(f"*{SUFFIX}"), *root.glob(f"*/*{SUFFIX}")]:

@@ -1,4 +1,4 @@
-"""A profile's report in figures, which is shown as text, JSON or HTML page. All times are whole microseconds."""
+"""The report on a profile, as the data that are shown as text, JSON or HTML page. All times are whole microseconds."""
 
 from msgspec import Struct
 
@@ -7,7 +7,7 @@ from genai_server.profiles.manifest import Session
 
 
 class PhaseTime(Struct, frozen=True):
-    """Times of all passes of a phase, prefill or decode."""
+    """Times of all forward passes of one phase, prefill or decode."""
 
     phase: str
     passes: int
@@ -22,7 +22,7 @@ class PhaseTime(Struct, frozen=True):
 
 
 class TimeShare(Struct, frozen=True):
-    """The time of all kernels with the same operator, node or layer."""
+    """The total time of all kernels of one operator, one node or one layer."""
 
     name: str
     # Number of kernels.
@@ -33,7 +33,9 @@ class TimeShare(Struct, frozen=True):
 
 
 class ThreadShare(Struct, frozen=True):
-    """How an operator used its threads, summed over the kernels for which ONNX Runtime reports the use of threads."""
+    """How an operator used the threads of ONNX Runtime's pool, summed over its kernels for which ONNX Runtime reports
+    that.
+    """
 
     name: str
     calls: int
@@ -47,7 +49,7 @@ class ThreadShare(Struct, frozen=True):
 
 
 class NodeExcess(Struct, frozen=True):
-    """A node that took longer in a pass than in the median pass."""
+    """A node of the graph that took longer in a slow pass than the median of all decode passes."""
 
     # May be OTHER.
     name: str
@@ -58,7 +60,7 @@ class NodeExcess(Struct, frozen=True):
 
 
 class SlowToken(Struct, frozen=True):
-    """A decode pass that took much longer than the median."""
+    """A decode pass that took much longer than the median decode pass."""
 
     index: int
     request_id: str | None
@@ -72,7 +74,7 @@ class SlowToken(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Words for the token and its request, such as "token 5 of ID"; without a manifest for the pass and its
+        """The token and its request as text, such as "token 5 of ID"; without a manifest the number of the pass and its
         file.
         """
         if self.token is None:
@@ -81,7 +83,7 @@ class SlowToken(Struct, frozen=True):
 
 
 class PassTime(Struct, frozen=True):
-    """Times of one pass and of its kernels."""
+    """Times of one forward pass and of the kernels in it."""
 
     file: str
     request_id: str | None
@@ -107,7 +109,7 @@ class NodeName(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """Everything known about a profile. Shares of the time are sorted, the largest first."""
+    """The report on one profile. Lists of TimeShare are sorted by time, the largest first."""
 
     name: str
     session: Session | None
@@ -136,5 +138,5 @@ class Report(Struct, frozen=True):
 
     @property
     def other_us(self) -> int:
-        """Total time in all passes in which no kernel ran, in microseconds."""
+        """Total time, in microseconds and over all passes, during which no kernel ran."""
         return sum(phase.other_us for phase in self.phases)

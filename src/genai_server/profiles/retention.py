@@ -1,6 +1,7 @@
-"""Chooses the profile sessions to remove if the folder is full or they are too old: whole sessions, oldest first.
+"""Chooses which profile sessions to remove when the folder of profiles is full or sessions are too old: always whole
+sessions, the oldest first.
 
-Only files that a manifest names are ever removed. Other files in the folder count, but are kept.
+Only files that a manifest names are ever removed. Other files count towards the size of the folder but are kept.
 """
 
 from collections.abc import Collection, Iterable
@@ -14,9 +15,10 @@ ABANDONED_AFTER = 3600.0
 
 
 def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Manifest]:
-    """The profile sessions of all devices that have ended or were abandoned, oldest first, except those in `keep`.
+    """Return the manifests of sessions that may be removed, oldest first: those of all devices that have ended or were
+    abandoned, without those whose paths are in `keep`.
 
-    `keep` has paths of manifests. `now` is Unix time.
+    `now` is Unix time.
     """
     try:
         manifests = find_manifests(root)
@@ -26,10 +28,11 @@ def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Ma
 
 
 def is_open(manifest: Manifest, now: float) -> bool:
-    """Whether an engine may still write to a profile session: it has no end, and was changed recently.
+    """Whether an engine may still write to a profile session: the session has no end, and its manifest was changed
+    within the last ABANDONED_AFTER seconds.
 
-    A session whose plan waits for an event, such as a slow token, stays open as long as the plan allows. `now` is Unix
-    time.
+    A session whose plan waits for an event, such as a slow token, counts as changed until the longest duration that the
+    plan allows is over. `now` is Unix time.
     """
     plan, last = manifest.session.plan, manifest.changed
     if plan is not None:
@@ -38,18 +41,20 @@ def is_open(manifest: Manifest, now: float) -> bool:
 
 
 def remove(manifest: Manifest) -> None:
-    """Remove a session: first its files, then its manifest. Raises OSError if one cannot be removed."""
+    """Remove a session's files and then its manifest. Raises OSError if one of them cannot be removed."""
     for path in [*manifest.files, manifest.path]:
         path.unlink(missing_ok=True)
 
 
 def remove_all(manifests: Iterable[Manifest]) -> None:
-    """Remove sessions, and continue after one that cannot be removed."""
+    """Remove several sessions. A session that cannot be removed is skipped."""
     for manifest in manifests:
         with suppress(OSError):
             remove(manifest)
 
 
 def end_of(manifest: Manifest) -> float:
-    """When a session that is no longer open ended, as Unix time."""
+    """Return when a session that is no longer open (`is_open`) ended, as Unix time; for an abandoned session the time
+    of its last change.
+    """
     return manifest.changed if manifest.end is None else manifest.end.ended

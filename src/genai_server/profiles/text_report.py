@@ -15,15 +15,16 @@ _WIDE = 120
 
 
 def as_text(report: Report, max_rows: int = 10) -> str:
-    """The report as text, with tables of any width, each with at most `max_rows` rows."""
+    """Return the report as text. Tables are as wide as they need to be, and have at most `max_rows` rows each."""
     parts = [*_beginning(report), *_shares_of_all(report, max_rows), *_slow(report, max_rows), *_unread(report)]
     return plain_report(parts)
 
 
 def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | Rows]:
-    """The report's texts and tables, the slow tokens first and requests by short names.
+    """Return the report for a terminal of `width` columns as paragraphs and tables, the slow tokens first.
 
-    A table's first row has the titles. On a narrow terminal, slow nodes are listed without their operators.
+    A table is a list of rows, the first of which has the titles, and has at most `max_rows` other rows. Request ids are
+    shortened (`short_names`). On a narrow terminal, slow nodes are listed without their operators.
     """
     names = short_names({one.request_id for one in report.passes if one.request_id is not None})
     slow = _slow(report, max_rows, names, with_operators=width >= _WIDE)
@@ -31,7 +32,7 @@ def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | R
 
 
 def short_names(ids: Iterable[str]) -> dict[str, str]:
-    """A short name for each request id: its shortest beginning that no other id has."""
+    """Return a short name for each request id: the shortest beginning of the id that no other id has."""
     all_ids = list(dict.fromkeys(ids))
     for length in range(_SHORT_NAME, max(map(len, all_ids), default=0)):
         names = {each: each if len(each) <= length + 1 else f"{each[:length]}…" for each in all_ids}
@@ -121,9 +122,11 @@ def _threads(report: Report, max_rows: int) -> Rows:
 def _slow(
     report: Report, max_rows: int, names: Mapping[str, str] | None = None, *, with_operators: bool = True
 ) -> list[str | Rows]:
-    """A sentence and a table about the slow tokens; empty if the profile has no decode tokens.
+    """Return a sentence and a table about the slow tokens, at most `max_rows` of them; empty if the profile has no
+    decode tokens.
 
-    `names` are short names of the requests by id. If there is only one request, the table does not name it.
+    `names` has the short names of the requests by id; None stands for full ids. If there is only one request, the table
+    does not name it. `with_operators` adds its operator to each node.
     """
     if report.median_decode_us is None:
         return []

@@ -1,4 +1,4 @@
-"""Merges the files of a profile into one trace of Chrome's event format, which https://ui.perfetto.dev opens.
+"""Merges the files of a profile into one trace in Chrome's event format, which https://ui.perfetto.dev opens.
 
 Each request is a process in the trace, and each of its tokens a thread, so that tokens appear one below the other.
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -35,21 +35,25 @@ class _Event(Struct, omit_defaults=True):
 
 @dataclass
 class _Tracks:
-    """Numbers processes and threads of the trace, and collects the events that name them."""
+    """Assigns numbers to the processes and threads of the trace. `fresh` has events that name new ones and are not
+    written yet.
+    """
 
     fresh: list[_Event] = field(default_factory=list)
     _processes: dict[str, int] = field(default_factory=dict)
     _threads: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def process(self, name: str) -> int:
-        """The number of the process with this name."""
+        """Return the number of the process with this name, which is new if there is none yet."""
         if name not in self._processes:
             pid = self._processes[name] = len(self._processes) + 1
             self.fresh.append(_Event("process_name", "M", pid, args={"name": name}))
         return self._processes[name]
 
     def thread(self, pid: int, name: str, position: int) -> int:
-        """The number of the thread with this name, which is shown at this position of its process."""
+        """Return the number of the thread of process `pid` with this name. A new thread is shown at `position` among
+        the threads of its process.
+        """
         if (pid, name) not in self._threads:
             tid = self._threads[pid, name] = len(self._threads) + 1
             self.fresh.append(_Event("thread_name", "M", pid, tid, args={"name": name}))
@@ -58,9 +62,9 @@ class _Tracks:
 
 
 def write_trace(profile: Profile, out: IO[bytes]) -> int:
-    """Write the trace. Returns the number of its events.
+    """Write the trace of a profile as JSON to `out`. Returns the number of events.
 
-    Raises OSError and ValueError if a file has changed since it was read.
+    Raises OSError and ValueError if a file of the profile has changed since the profile was read.
     """
     about = {} if profile.session is None else {"otherData": msgspec.to_builtins(profile.session)}
     head = msgspec.json.encode({"displayTimeUnit": "ms"} | about)
@@ -85,10 +89,10 @@ def _events(profile: Profile) -> Iterator[_Event]:
 
 
 def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks) -> Iterator[_Event]:
-    """Yield the trace's events for the forward pass with the index `index`, and events that name new tracks before
-    them.
+    """Yield the trace's events for one forward pass, the pass with the index `index` in the profile. Events that name
+    new processes and threads come first.
 
-    `events` are the events of ONNX Runtime's file; the first one is the pass itself.
+    `events` are the events of this pass in the file that ONNX Runtime has written; the first one is the pass itself.
     """
     run = events[0]
     name, position = _track(index, one)
@@ -108,17 +112,20 @@ def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks)
 
 
 def _track(index: int, one: ForwardPass) -> tuple[str, int]:
-    """The name of the track that shows a forward pass, and the track's position below its request."""
+    """Return the name of the thread that shows a forward pass in the trace, and its position among the threads of its
+    request.
+    """
     if one.record is None:
         return f"pass {index}", index
     return ("prompt", 0) if one.phase == PREFILL else (f"token {one.record.token}", one.record.token + 1)
 
 
 def _fit(ends: list[int], begin: int, duration: int) -> int:
-    """The duration of an event that begins at `begin`, cut to fit within the events around it, which end at `ends`.
+    """Return the duration of an event, shortened so that it does not outlast the events around it. It begins at
+    `begin`.
 
-    All times are in microseconds. Rounded to whole microseconds, an event may seem to outlast the one around it, and
-    such traces are rejected.
+    `ends` has the ends of these events; the new event's end is appended. All times are in microseconds. After rounding
+    to whole microseconds, an event may seem to outlast the one around it, and viewers reject such traces.
     """
     while ends and ends[-1] <= begin:
         ends.pop()
@@ -128,6 +135,6 @@ def _fit(ends: list[int], begin: int, duration: int) -> int:
 
 
 def _about(one: ForwardPass) -> dict[str, Any]:
-    """What the trace shows about a pass: file, phase, tokens and time outside kernels, as arguments of its event."""
+    """Return what the trace shows about a forward pass: file, phase, tokens and time outside kernels."""
     known = {"file": one.file, "phase": one.phase, "tokens read": one.num_tokens, "not in kernels (µs)": one.other_time}
     return known if one.record is None else known | {"position": one.record.position}

@@ -1,4 +1,5 @@
-"""Reads ONNX Runtime's own files: events of the Chrome trace format, from one run of the model or from a session.
+"""Reads profiles that ONNX Runtime has written: events in the format of Chrome's trace viewer, from one run of the
+model or from all runs of a session.
 
 The event `model_run` marks a run. Events of category Node whose names end in `_kernel_time` are its kernels.
 https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html
@@ -21,8 +22,8 @@ _RUN = "model_run"
 
 
 class Arguments(Struct):
-    """The arguments of a kernel's event that are read: operator, provider, types and shapes of inputs, thread
-    statistics.
+    """Those arguments of a kernel's event that this package uses: operator, execution provider, types and shapes of
+    inputs, and statistics of threads.
     """
 
     op_name: str = ""
@@ -33,7 +34,7 @@ class Arguments(Struct):
 
 
 class Event(Struct):
-    """An event in a profile that ONNX Runtime has written."""
+    """An event in a file that ONNX Runtime has written. Times are in microseconds."""
 
     name: str
     cat: str = ""
@@ -46,7 +47,9 @@ class Event(Struct):
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a file. Raises OSError, and ValueError for other or incomplete files."""
+    """Return the events in a file. Raises OSError if it cannot be read, and ValueError if it is incomplete or no
+    profile.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[Event])
     except msgspec.DecodeError as error:
@@ -54,9 +57,9 @@ def read_events(path: Path) -> list[Event]:
 
 
 def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
-    """The runs of the model in a file, in order, each with the events within it.
+    """Return the event of each run of the model in a file, in order, with the events during the run.
 
-    Raises OSError, and ValueError for other or incomplete files.
+    Raises OSError if the file cannot be read, and ValueError if it is incomplete or no profile.
     """
     events = read_events(path)
     found = _runs(events)
@@ -65,9 +68,10 @@ def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
 
 
 def read_runs(path: Path) -> list[ForwardPass]:
-    """The runs of the model in a file, in order. Their starts, in microseconds, are times of the file's own clock.
+    """Return the runs of the model in a file, in order. Their starts are in microseconds, relative to the time at which
+    the recording of this file began.
 
-    Raises OSError, and ValueError for other or incomplete files.
+    Raises OSError if the file cannot be read, and ValueError if it is incomplete or no profile.
     """
     events = read_events(path)
     runs = _runs(events)
@@ -101,7 +105,9 @@ def _run(file: str, run: Event, kernels: list[tuple[Kernel, int | None]]) -> For
 
 
 def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel, int | None]]:
-    """The kernels of a file, each with the number of tokens that it looks up if it is an embedding, else None."""
+    """Yield the kernels of a file. Each comes with the number of tokens that it looks up if it is an embedding,
+    otherwise with None.
+    """
     shared_before = 0
     for event, args in nodes:
         use, shared_before = _thread_use(args.thread_scheduling_stats, shared_before)
@@ -119,9 +125,11 @@ def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel,
 
 
 def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Return the kernels with their nesting depth, and their self time: the duration without kernels within them.
+    """Return the kernels with their nesting depth, and with their self time, which is the duration without the kernels
+    nested in them.
 
-    Kernels are nested by thread. `kernels` are sorted by start, and the longer first if several start at once.
+    Only kernels of the same thread are nested. `kernels` must be sorted by start, and those with equal starts by
+    duration, the longest first.
     """
     found: list[Kernel] = []
     open_ones: dict[int, list[int]] = {}
@@ -138,10 +146,11 @@ def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
-    """A kernel's thread use, and the number of work pieces that other threads have run up to now.
+    """Return a kernel's thread use, and how many pieces of work other threads than the calling one have run from the
+    beginning of the file to the end of this kernel.
 
-    `shared_before` is that number up to the previous kernel; it is subtracted because ONNX Runtime's statistics
-    accumulate. The thread use is None if `stats` has no statistics.
+    `stats` are the statistics in the kernel's event; without any, the thread use is None. `shared_before` is the number
+    of pieces up to the previous kernel, which is subtracted because ONNX Runtime counts them from the beginning.
     """
     try:
         main = stats["main_thread"]
@@ -153,7 +162,9 @@ def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
 
 
 def _num_tokens(args: Arguments) -> int | None:
-    """Number of tokens that an embedding looks up, the columns of its indices [batch, tokens]; else None."""
+    """Return the number of tokens that an embedding lookup reads, which is the number of columns of its indices [batch,
+    tokens]; None for other kernels.
+    """
     if args.op_name.startswith("Gather"):
         for shapes in args.input_type_shape:
             for kind, shape in shapes.items():
