@@ -1,1 +1,3 @@
-"""Downloads models from a hub such as Hugging Face, builds models (`export`), and manages the folder of models."""
+"""Downloads models from a hub such as Hugging Face (`pull`), builds ONNX models (`export`), and manages the folder of
+models.
+"""

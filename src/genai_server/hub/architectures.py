@@ -1,7 +1,7 @@
-"""Which models the model builder of onnxruntime-genai can build, judged from the model's config.json.
+"""Decides from a model's config.json whether the model builder of onnxruntime-genai can build the model.
 
-For many other models the builder itself ends with a traceback or writes a model that answers wrongly. The faults listed
-here are those of version 0.18 with Transformers 5.
+For many models that it cannot build, the builder itself ends with a traceback or writes a model that answers wrongly.
+The faults listed here are those of version 0.18 with Transformers 5.
 """
 
 import re
@@ -56,7 +56,7 @@ _CHOICE = re.compile(r'architectures\[0\] == "(\w+)"')
 
 
 def read_source_config(source: Path) -> dict[str, Any]:
-    """Return the contents of the model's config.json.
+    """Return the contents of config.json in the directory `source` of a model that is to be built.
 
     Empty if the file is missing or cannot be read; the builder then reports the error.
     """
@@ -66,9 +66,10 @@ def read_source_config(source: Path) -> dict[str, Any]:
 
 
 def known_architectures(builder_source: str) -> frozenset[str]:
-    """Return the architectures that a model builder supports, from the source text of its builder.py.
+    """Return the names of the architectures that a model builder supports. `builder_source` is the text of its
+    builder.py.
 
-    Empty if the source does not show them.
+    Empty if they are not found in the text.
     """
     return frozenset(_CHOICE.findall(builder_source))
 
@@ -76,10 +77,10 @@ def known_architectures(builder_source: str) -> frozenset[str]:
 def check_architecture(
     config: Mapping[str, Any], known: Collection[str], *, precision: str, device: str, options: Collection[str] = ()
 ) -> None:
-    """Raise ConfigurationError, with the reason, if the model builder cannot build a model.
+    """Raise ConfigurationError, with the reason, if onnxruntime-genai's model builder cannot build a model.
 
-    `config` is the model's config.json, `known` are the architectures that the builder supports, `options` its further
-    options (`NAME=VALUE`).
+    `config` is the model's config.json, and `known` the architectures that the builder supports. `precision`, `device`
+    and `options` (further options of the builder, as `NAME=VALUE`) are those of the build.
     """
     architecture = _architecture(config)
     if architecture is None:
@@ -116,7 +117,7 @@ def _why_not(
 
 
 def why_not_mobius(config: Mapping[str, Any]) -> str | None:
-    """Return the reason why mobius (another model builder) is not used for a model; None if it can build the
+    """Return the reason why Microsoft's other model builder, mobius, is not used for a model; None if it can build the
     model.
     """
     architecture = _architecture(config)
@@ -142,7 +143,9 @@ def _has_windows(config: Mapping[str, Any]) -> bool:
 
 
 def _has_layers_without_rope(config: Mapping[str, Any]) -> bool:
-    """Whether a SmolLM3 has layers without rotary positions (rope). By default, every fourth layer has none."""
+    """Whether a model of the family SmolLM3 has layers without rotary position embeddings (rope). By default, every
+    fourth layer has none.
+    """
     layers = config.get("no_rope_layers")
     return 0 in layers if isinstance(layers, list) else bool(config.get("no_rope_layer_interval", 4))
 

@@ -1,4 +1,6 @@
-"""Estimates the time, memory and disk space to build a decoder from its number of weights (docs/export.md)."""
+"""Estimates the time, memory and disk space that it takes to build a decoder, from its number of weights
+(docs/export.md).
+"""
 
 from dataclasses import dataclass
 
@@ -26,10 +28,10 @@ class BuildCost:
 
 
 def cost_of(build: Build) -> BuildCost | None:
-    """Estimate what a build by onnxruntime-genai's model builder takes.
+    """Estimate the cost of a build with onnxruntime-genai's model builder.
 
-    None for builds that were not measured (encoders, GGUF files, mobius), and for sources whose number of weights is
-    unknown.
+    None if the number of weights is unknown, and for kinds of builds that were not measured: encoders, GGUF files,
+    mobius.
     """
     if build.is_encoder or build.uses_mobius or build.gguf is not None:
         return None

@@ -1,13 +1,14 @@
-"""Runs onnxruntime-genai's model builder: a program for the Python interpreter that `export` uses.
+"""Runs onnxruntime-genai's model builder with additions. This is a program for the Python interpreter that `export`
+uses.
 
     python build_graph.py [--gguf FILE | --eight-bit-ends] ARGUMENTS...
 
-ARGUMENTS are those of the model builder. With a GGUF file, the builder's input is the unpacked form of the file. Each
-matrix product with quantized weights becomes a MatMulNBits with the blocks of the file, so that nothing is quantized a
-second time. Every matrix is first compared with the unpacked one. With --eight-bit-ends, the embedding and the head get
-8 bits (the builder gives them to the head only), and share their weights if they are one matrix. The program also
-corrects what the builder reads wrongly with Transformers 5. It imports no module of this package except gguf_blocks.py
-next to it, because the interpreter's environment may not have the package.
+ARGUMENTS are those of the model builder. With --gguf, the builder's input is the model that Transformers unpacks from
+FILE. A matrix that FILE stores in blocks of quantized weights is written to the graph with these blocks (MatMulNBits),
+so that nothing is quantized a second time; it is first compared with the unpacked matrix. With --eight-bit-ends, the
+embedding and the output head have weights of 8 bits (without this option, only the head), which are stored once if both
+are the same matrix. The program also corrects what the builder reads wrongly with Transformers 5. Of this package it
+imports only gguf_blocks.py next to it, because the package may be missing in the interpreter's environment.
 """
 
 import importlib
@@ -56,8 +57,8 @@ def main() -> None:
 
 
 def correct_gemma_3() -> None:
-    """Patch the builder so that it reads the two sets of rope (position) parameters of Gemma 3, which Transformers 5
-    stores by kind of attention layer.
+    """Patch the builder so that it can read Gemma 3's two sets of rope (rotary position embedding) parameters, for
+    layers with full and with sliding-window attention, in the form in which Transformers 5 stores them.
     """
     gemma: Any = importlib.import_module("builders.gemma")
     initialize = gemma.Gemma3Model.__init__
@@ -75,7 +76,7 @@ def correct_gemma_3() -> None:
 
 
 class EightBitEnds:
-    """Provides the embedding and the head of a model as blocks of 8 bits."""
+    """Provides the embedding and the output head of a model as blocks of 8-bit weights (--eight-bit-ends)."""
 
     keeps_floats = False
 
@@ -84,27 +85,29 @@ class EightBitEnds:
         self.rounded: Counter[str] = Counter()
 
     def find(self, model: Any) -> None:
-        """Find the embedding and the head in a model.
+        """Find the embedding and the output head in a model.
 
-        Matrices whose rows do not consist of whole blocks are skipped.
+        A matrix is skipped if its row length is no multiple of the block size.
         """
         for module in (model.get_input_embeddings(), model.get_output_embeddings()):
             if module is not None and module.weight.shape[1] % _BLOCK == 0:
                 self._addresses.add(module.weight.data_ptr())
 
     def form(self, weight: Any) -> tuple[int, int] | None:
-        """Return the bits and block size of a matrix; None if it is neither the embedding nor the head."""
+        """Return the bits and the block size with which a matrix is written; None if it is neither the embedding nor
+        the head.
+        """
         return (8, _BLOCK) if weight.data_ptr() in self._addresses else None
 
     def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
-        """Return the blocks of a matrix for which `form` returns a value."""
+        """Quantize a matrix for which `form` returns a value, and return its blocks."""
         parts = [weight[start : start + _ROWS].detach().float().numpy() for start in range(0, len(weight), _ROWS)]
         return gguf_blocks.concatenated([gguf_blocks.eight_bits(part) for part in parts])
 
 
 class GgufWeights:
-    """Provides the weights of a GGUF file as blocks, for the matrices of the model that Transformers has made from the
-    file.
+    """Provides the blocks of quantized weights in a GGUF file (--gguf) for the matrices of a model that Transformers
+    has unpacked from the same file.
     """
 
     keeps_floats = True
@@ -123,9 +126,9 @@ class GgufWeights:
         self.rounded: Counter[str] = Counter()
 
     def find(self, model: Any) -> None:
-        """Find the tensor of the file from which each matrix of a model was made.
+        """Find the tensor of the file from which each matrix of the model was unpacked.
 
-        Weights that the file has in 32 bits also replace those of the model that were rounded to 16 bits.
+        Parameters of the model that were rounded to 16 bits, but have 32 bits in the file, get the values in the file.
         """
         heads = model.config.num_attention_heads, model.config.num_key_value_heads
         for name, parameter in model.named_parameters():
@@ -146,11 +149,11 @@ class GgufWeights:
                 self._widen(parameter, torch.from_numpy(values).reshape(parameter.shape))
 
     def _order(self, tensor: Any, parameter: Any, heads: tuple[int, int]) -> Any:
-        """Return the indexes that bring the rows of a tensor of the file into the order of Transformers' matrix; None
-        if both have the same order.
+        """Return the indexes that bring the rows of a tensor in the file into the order of Transformers' matrix
+        `parameter`; None if both have the same order.
 
-        `heads` are the numbers of query heads and of key heads, because llama.cpp interleaves the halves of each head
-        of queries and keys. Raises SystemExit if no order makes the two equal.
+        llama.cpp interleaves the two halves of each query head and each key head; `heads` are the numbers of these.
+        Raises SystemExit if the two matrices are different in any order.
         """
         num_rows = len(parameter)
         orders: list[Any] = [None]
@@ -163,10 +166,10 @@ class GgufWeights:
         raise SystemExit(f"{tensor.name} of the file is not what Transformers made of it")
 
     def _widen(self, parameter: Any, values: Any) -> None:
-        """Replace a parameter that was rounded to 16 bits by `values`, which the file has in 32 bits.
+        """Replace a parameter that was rounded to 16 bits by `values`, the 32-bit numbers in the file.
 
-        Files of Gemma models have some values increased by 1, which is undone. Does nothing if the values are not those
-        of the parameter.
+        Files of Gemma models have some values increased by 1; these are decreased again. Nothing happens if rounding
+        `values` does not give the parameter.
         """
         for wide in (values, values - 1):
             if torch.equal(wide.to(parameter.dtype), parameter):
@@ -183,8 +186,10 @@ class GgufWeights:
         return dequantize(np.ascontiguousarray(self._rows(tensor, order, rows)), tensor.tensor_type)
 
     def form(self, weight: Any) -> tuple[int, int] | None:
-        """Return the bits and block size of a matrix, which may also be some rows of a matrix of the model; None if the
-        file has floating-point weights for it.
+        """Return the bits and the block size with which a matrix is written; None if the file has floating-point
+        weights for it.
+
+        `weight` may also be some rows of a matrix of the model.
         """
         stored = self._found.get(weight.untyped_storage().data_ptr())
         if stored is None or stored[0].tensor_type.name in _FLOATS:
@@ -192,9 +197,10 @@ class GgufWeights:
         return gguf_blocks.form(stored[0].tensor_type.name) or (8, _BLOCK)
 
     def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
-        """Return the blocks of a matrix for which `form` returns a value.
+        """Return the file's blocks of a matrix for which `form` returns a value.
 
-        GGUF types that gguf_blocks.py cannot convert are rounded to 8 bits.
+        If gguf_blocks.py cannot convert the GGUF type, the weights are rounded to 8 bits. Raises SystemExit if the
+        blocks do not have the values of the unpacked matrix.
         """
         tensor, order, whole = self._found[weight.untyped_storage().data_ptr()]
         first = weight.storage_offset() // whole.shape[1]
@@ -214,7 +220,7 @@ class GgufWeights:
 
 
 def is_equal(values: Any, weight: Any) -> bool:
-    """Whether values equal a matrix of weights, apart from differences that rounding to 16 bits explains."""
+    """Whether two matrices of weights are equal except for differences that rounding to 16 bits explains."""
     unpacked = weight.detach().float().numpy()
     if values.shape != unpacked.shape:
         return False
@@ -222,8 +228,8 @@ def is_equal(values: Any, weight: Any) -> bool:
 
 
 def write_blocks(weights: "EightBitEnds | GgufWeights") -> None:
-    """Patch the builder so that it writes matrices for which `weights.form` returns a value as blocks, not as
-    floats.
+    """Patch the builder so that it writes matrices for which `weights.form` returns a value as blocks of quantized
+    weights.
     """
     model: Any = importlib.import_module("builders.base").Model
     for function in (
@@ -238,36 +244,34 @@ def write_blocks(weights: "EightBitEnds | GgufWeights") -> None:
 
 
 def load_weights(model: Any, original: Any, weights: Any, *arguments: Any) -> Any:
-    """Replacement for the builder's method: load the model, and find out which of its matrices are written
-    as blocks.
-    """
+    """Replacement for the builder's method: load the model, and find the matrices that are written as blocks."""
     loaded = original(model, *arguments)
     weights.find(loaded)
     return loaded
 
 
 def make_attention_input_proj(model: Any, original: Any, _weights: Any, *arguments: Any, **others: Any) -> None:
-    """Replacement for the builder's method: write the projections of a layer without the key and value names of the
-    layer before.
+    """Replacement for the builder's method that writes the projections to queries, keys and values. It first clears the
+    names of the key and the value that the builder has kept from the previous layer.
 
-    The builder leaves the names of the last layer set when it joins the projections of a layer. The builder itself
-    joins the projections of all layers or of none, but GGUF files of mixed types (Q4_K_M) have layers of both kinds.
+    The builder keeps these names when it joins the three projections, which it does in all layers or in none. GGUF
+    files of mixed types (Q4_K_M) have layers of both kinds.
     """
     model.attention_attrs |= {"k_path": "", "v_path": ""}
     original(model, *arguments, **others)
 
 
 def is_qkv_projection_packable(model: Any, original: Any, weights: Any, layer_id: int, attention: Any) -> bool:
-    """Replacement for the builder's method: join queries, keys and values only if their blocks have the same
-    form.
+    """Replacement for the builder's method: the projections to queries, keys and values can be joined only if their
+    blocks have the same bits and block size.
     """
     forms = {weights.form(part.weight) for part in (attention.q_proj, attention.k_proj, attention.v_proj)}
     return len(forms) == 1 and bool(original(model, layer_id, attention))
 
 
 def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *parts: Any, **others: Any) -> Any:
-    """Replacement for the builder's method: record in a matrix that joins several matrices (`parts`) which ones these
-    are.
+    """Replacement for the builder's method that joins several matrices into one: the result has these matrices in
+    `parts`.
     """
     joined = original(model, *parts, **others)
     joined.parts = [part.weight for part in parts]
@@ -277,8 +281,8 @@ def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *par
 def make_matmul_float(
     model: Any, original: Any, weights: Any, matmul: Any, name: str, root_input: str, **others: Any
 ) -> str:
-    """Replacement for the builder's method: write a matrix product with blocks, or with 16-bit weights of a GGUF
-    file.
+    """Replacement for the builder's method: write a matrix product with blocks of quantized weights, or with the 16-bit
+    weights of a GGUF file. Returns the name of its node.
     """
     parts = getattr(matmul, "parts", [matmul.weight])
     if None not in map(weights.form, parts):
@@ -290,7 +294,9 @@ def make_matmul_float(
 
 
 def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: Any, basename: str, lm_head: Any) -> str:
-    """Replacement for the builder's method: write the embedding lookup with blocks."""
+    """Replacement for the builder's method: write the embedding lookup with blocks of quantized weights, or with the
+    16-bit weights of a GGUF file. Returns the name of its output.
+    """
     if weights.form(embedding) is None and weights.keeps_floats and embedding.dtype in _HALVES:
         return look_up_widened(model, embedding, basename)
     if weights.form(embedding) is None:
@@ -300,15 +306,17 @@ def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: An
 
 
 def save_model(model: Any, original: Any, weights: Any, *arguments: Any) -> None:
-    """Replacement for the builder's method: report which matrices were rounded, then save the model."""
+    """Replacement for the builder's method: report how many matrices of which GGUF types were rounded, then save the
+    model.
+    """
     for kind, number in weights.rounded.items():
         print(f"Rounding {number} matrices of the type {kind} to 8 bits", flush=True)
     original(model, *arguments)
 
 
 def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
-    """Return blocks as an object with the attributes that the builder expects of quantized weights (`qweight`,
-    `scales`, `qzeros` and so on).
+    """Return blocks as an object with the attributes in which the builder expects quantized weights, such as `qweight`,
+    `scales` and `qzeros`.
     """
     num_rows, num_columns = blocks.codes.shape
     quantized = SimpleNamespace(
@@ -326,8 +334,8 @@ def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
 
 
 def make_widened(model: Any, weight: Any, name: str, root_input: str, **others: Any) -> str:
-    """Write a matrix product whose 16-bit weights are converted to 32 bits when the graph is loaded. Returns the name
-    of the matrix product's node.
+    """Write a matrix product whose weights are stored in 16 bits, and converted to 32 bits when the graph is loaded.
+    Returns the name of the product's node.
     """
     stem = name[1:].replace("/", ".") + ".weight"
     model.make_initializer(weight.T, stem)
@@ -352,9 +360,9 @@ def look_up_widened(model: Any, embedding: Any, basename: str) -> str:
 
 
 def look_up(model: Any, embedding: Any, basename: str, weights: EightBitEnds | GgufWeights, *, is_tied: bool) -> str:
-    """Write an embedding lookup with quantized blocks. Returns the name of its output.
+    """Write an embedding lookup with blocks of quantized weights. Returns the name of its output.
 
-    If `is_tied`, the blocks are those of the head, which is the same matrix.
+    If `is_tied`, the embedding and the output head are one matrix, and the lookup uses the head's blocks in the graph.
     """
     blocks = weights.blocks(embedding)
     stem = "lm_head.MatMulNBits" if is_tied else "model.embed_tokens"

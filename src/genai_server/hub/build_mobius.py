@@ -1,11 +1,13 @@
-"""Builds a decoder with mobius, a model builder by Microsoft: a program for the Python interpreter that `export` uses.
+"""Builds a decoder with mobius, a model builder by Microsoft. This is a program for the Python interpreter that
+`export` uses.
 
     python build_mobius.py SOURCE TARGET fp32|int8|int4
 
-mobius (the package mobius-onnx) writes graphs in 32 bits. This program quantizes them as `export` does: int8, or int4
-by k_quant with 8 bits for the head and the most sensitive layers, in blocks of 32 and with 8-bit activations. Routers
-of experts and the embedding keep 32 bits. It imports no module of this package, because the interpreter's environment
-may not have it.
+mobius (the package mobius-onnx) writes graphs with 32-bit weights. This program quantizes them in the same way as
+`export` does otherwise: to int8, or to int4 by the method k_quant with 8 bits for the head and the most sensitive
+layers, in blocks of 32 weights and with 8-bit activations. The routers of mixture-of-experts models and the embedding
+keep 32 bits. The program imports no module of this package, because the package may be missing in the interpreter's
+environment.
 """
 
 import json
@@ -34,7 +36,7 @@ _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def main() -> None:
-    """Build the model that the command line names."""
+    """Build the model with the source, target and precision on the command line."""
     from mobius.__main__ import main as run_mobius
 
     source, target, precision = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -54,7 +56,7 @@ def main() -> None:
 
 
 def describe(source: Path, folder: Path) -> None:
-    """Add to genai_config.json what mobius leaves out: context length, end tokens and sampling defaults."""
+    """Add to genai_config.json in `folder` what mobius leaves out: context length, end tokens and sampling defaults."""
     path = folder / _CONFIG
     config = json.loads(path.read_text(encoding="utf-8"))
     model, search = config["model"], config["search"]
@@ -71,7 +73,7 @@ def describe(source: Path, folder: Path) -> None:
 
 
 def quantize(graph: Path, target: Path, bits: int) -> None:
-    """Write a copy of a graph in which the matrix products have weights of 8 or 4 bits."""
+    """Write a copy of a graph to `target` in which the weights of matrix products have 8 or 4 bits."""
     from onnxruntime.quantization.matmul_nbits_quantizer import KQuantWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
     model = onnx.load(str(graph))
@@ -92,8 +94,8 @@ def quantize(graph: Path, target: Path, bits: int) -> None:
 
 
 def name_joined(graph: Any) -> None:
-    """Give the matrix products that join queries, keys and values names that contain their layers, because mobius
-    leaves the layers out of these names.
+    """Rename the matrix products that join queries, keys and values, so that their names contain the layer's number,
+    which mobius leaves out.
     """
     makers = {output: node for node in graph.node for output in node.output}
     for node in graph.node:
@@ -107,14 +109,14 @@ def name_joined(graph: Any) -> None:
 
 
 def count_layers(names: list[str]) -> int:
-    """Return the number of a decoder's layers, from the names of its matrix products."""
+    """Return the number of layers of a decoder, as found in `names`, the names of its matrix products."""
     return 1 + max((int(match[1]) for name in names if (match := _LAYER.match(name))), default=-1)
 
 
 def is_sensitive(name: str, layers: int) -> bool:
-    """Whether the quantization method k_quant_mixed gives a matrix product 8 bits instead of 4.
+    """Whether the quantization method k_quant_mixed gives the matrix product with this name 8 bits instead of 4.
 
-    It does so for the head, and for the value and down projections in the first and last eighth of the layers and in
+    These are the head, and the value and down projections in the first and last eighth of the `layers` layers and in
     every third layer between.
     """
     if name.startswith(_HEAD):

@@ -81,7 +81,7 @@ _LAST_LINES = 15
 
 @dataclass(frozen=True)
 class Build:
-    """A model to build: its source, target, precision, device and options."""
+    """A model to build: its source, target, precision, device and options. The command `export` creates it."""
 
     # A directory in Hugging Face's format.
     source: Path
@@ -103,15 +103,15 @@ class Build:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether the model is an encoder, built by export_encoder.py.
+        """Whether the model is an encoder, which is built by export_encoder.py.
 
-        Raises ModelDirectoryError if the source is invalid.
+        Raises ModelDirectoryError if the source is not a valid model directory.
         """
         return self.task.pools and not is_decoder(self.source)
 
     @property
     def has_eight_bit_ends(self) -> bool:
-        """Whether the embedding and the head get 8 bits, stored once if they are one matrix."""
+        """Whether the embedding and the output head get weights of 8 bits, stored once if both are the same matrix."""
         if self.precision not in ("int4", "int8") or self.device != "cpu" or self.gguf is not None or self.uses_mobius:
             return False
         config = read_source_config(self.source)
@@ -121,21 +121,20 @@ class Build:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the weights get 4 bits by the method k_quant_mixed, and sensitive layers 8 bits.
+        """Whether the weights are quantized by the method k_quant_mixed: to 4 bits, and in sensitive layers to 8 bits.
 
-        That needs rows that consist of whole blocks. All models have such rows for blocks of 32, but not always for a
-        block size that the user has chosen.
+        This method needs rows whose lengths are multiples of the block size. That holds for all models with blocks of
+        32, but not for every block size that a user may choose.
         """
         options = {option.split("=", 1)[0] for option in self.extra}
         return self.precision == "int4" and self.has_eight_bit_ends and not options & {"block_size", "algo_config"}
 
     @property
     def options(self) -> list[str]:
-        """The options for the builder, as `NAME=VALUE`.
+        """The options for onnxruntime-genai's builder, as `NAME=VALUE`; none for encoders and mobius.
 
-        A prompt needs only the logits of its last token. On CPUs, activations are rounded to 8 bits, and weights get 4
-        bits where that costs least, and 8 elsewhere (measurements: docs/performance.md). Encoders and mobius have no
-        options.
+        The graph computes only the logits of a prompt's last token. On CPUs, activations are rounded to 8 bits, and
+        weights have 4 bits where that hardly changes the answers, and 8 elsewhere (measurements: docs/performance.md).
         """
         if self.is_encoder or self.uses_mobius:
             return []
@@ -161,7 +160,9 @@ class Build:
 
 
 def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
-    """Raise ConfigurationError if a Python interpreter lacks modules, by default those that the builder imports."""
+    """Raise ConfigurationError, which names them, if the Python interpreter `python` lacks modules. By default,
+    `needed` are those that onnxruntime-genai's builder imports.
+    """
     if missing := missing_modules(python, needed):
         raise ConfigurationError(
             f"{python} lacks {', '.join(missing)}: "
@@ -171,15 +172,16 @@ def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
 
 
 def extras_for(missing: Sequence[str]) -> tuple[str, ...]:
-    """Return the extras of this package that install missing modules.
+    """Return the names of the extras of this package that install the modules `missing`.
 
-    The extra for the device is only included if onnxruntime-genai is missing, as another device's package may have it.
+    The extra for the device is only included if onnxruntime-genai itself is missing, because the package for another
+    device may provide that module.
     """
     return ("cpu", "export") if _LIBRARY in missing else ("export",)
 
 
 def missing_modules(python: Path, needed: Sequence[str] = _NEEDED) -> list[str]:
-    """Return those of the `needed` modules that a Python interpreter lacks.
+    """Return those of the modules `needed` that cannot be found by the Python interpreter `python`.
 
     Raises ConfigurationError if the interpreter cannot be run.
     """
@@ -193,10 +195,11 @@ def missing_modules(python: Path, needed: Sequence[str] = _NEEDED) -> list[str]:
 
 
 def choose(build: Build, python: Path, wanted: str, *, unchecked: bool = False) -> Build:
-    """Choose the builder for a build, and return the build with that choice. `wanted` is one of BUILDERS.
+    """Choose the model builder for a build, and return the build with this choice.
 
-    The source needs to contain only the files that describe the model. With `unchecked`, a builder is also chosen if it
-    is not known to support the model. Raises ConfigurationError, with the reason, if no builder can be used.
+    `wanted` is one of BUILDERS, `python` the interpreter that will run the builder. The source needs to contain only
+    the files that describe the model. With `unchecked`, models that a builder is not known to support are built, too.
+    Raises ConfigurationError, with the reason, if no builder can be used.
     """
     if wanted != MOBIUS:
         try:
@@ -228,7 +231,8 @@ def _why_not_with_mobius(build: Build, *, unchecked: bool) -> str | None:
 
 
 def check_source(build: Build, python: Path) -> None:
-    """Raise ConfigurationError, with the reason, if the builder of a Python interpreter cannot build the model.
+    """Raise ConfigurationError, with the reason, if the model builder that the interpreter `python` has cannot build
+    the model.
 
     The source needs to contain only config.json; quantized weights are checked if they are there. Encoders are not
     checked, because another program builds them.
@@ -255,7 +259,7 @@ def check_source(build: Build, python: Path) -> None:
 
 
 def _check_timestamps(source: Path) -> None:
-    """Raise ConfigurationError if the tokenizer of a speech model lacks the tokens for timestamps."""
+    """Raise ConfigurationError if the tokenizer of the speech model in `source` lacks the tokens for timestamps."""
     try:
         added = read_object(source / _TOKENIZER)["added_tokens"]
         has_times = any(token["content"] == FIRST_TIME for token in added)
@@ -269,7 +273,8 @@ def _check_timestamps(source: Path) -> None:
 
 
 def build(build: Build, python: Path, environment: dict[str, str], report: Callable[[str], None]) -> None:
-    """Run the builder and call `report` with each step. The output goes to the file LOG in the target.
+    """Build a model with the interpreter `python`. `report` is called with a line about each step; the builder's whole
+    output goes to the file LOG in the target.
 
     Raises ExportFailed with the last lines of the output if the builder fails.
     """
@@ -294,9 +299,7 @@ def build(build: Build, python: Path, environment: dict[str, str], report: Calla
 
 
 def _arguments(build: Build, cache: str) -> list[str]:
-    """Return the arguments for the Python interpreter that run the builder. `cache` is a folder for temporary
-    files.
-    """
+    """Return the arguments for the interpreter that runs the builder. `cache` is a folder for temporary files."""
     if build.is_encoder:
         return [str(_ENCODERS), str(build.source), str(build.target), build.precision]
     if build.uses_mobius:
@@ -315,9 +318,10 @@ def _arguments(build: Build, cache: str) -> list[str]:
 
 
 def _correct(path: Path, device: str) -> None:
-    """Correct the built genai_config.json: a misspelled model type, and shared weights that cannot be loaded on a CPU.
+    """Correct the genai_config.json that the builder has written, at `path`: misspelled model types, and a declaration
+    of shared weights that cannot be loaded on a CPU.
 
-    A configuration that cannot be read is left unchanged; the check of the built model reports it.
+    A file that cannot be read is left unchanged; the check of the built model reports it.
     """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -331,7 +335,9 @@ def _correct(path: Path, device: str) -> None:
 
 
 def _add_sampling(build: Build) -> None:
-    """Add sampling defaults to genai_config.json if the source has none, because those of the builder are greedy."""
+    """Add default sampling parameters to genai_config.json if the source has none, because the builder's default is
+    greedy decoding.
+    """
     try:
         generation = read_object(build.source / GENERATION)
         if generation and not generation.get(_DERIVED):
@@ -349,7 +355,7 @@ def _add_sampling(build: Build) -> None:
 
 
 def _copy(build: Build, names: Sequence[str]) -> None:
-    """Copy files with these names from the source to the target, if they exist."""
+    """Copy the files with these names from the source to the target. Files that the source lacks are skipped."""
     for name in names:
         if (build.source / name).is_file():
             shutil.copy(build.source / name, build.target)
@@ -386,7 +392,8 @@ def _add_yes_and_no(target: Path) -> None:
 def run_logged(
     command: Sequence[str], environment: dict[str, str], log: Path, report: Callable[[str], None]
 ) -> tuple[int, list[str]]:
-    """Run a program, call `report` with each of its steps, and write its output to a file.
+    """Run a program. `report` is called with each line of the output that announces a step; the whole output goes to
+    the file `log`.
 
     Returns the exit status and the last lines of the output.
     """

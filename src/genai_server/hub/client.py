@@ -1,7 +1,7 @@
-"""Access to a hub through huggingface_hub: the list of a repository's files, and the bytes of one file.
+"""Access to a model hub through huggingface_hub: the list of a repository's files, and the bytes of one file.
 
-`snapshot_download` of that library is not used, because it discards a partial file after a broken connection and
-compares no hashes (docs/decisions/0018-a-pull-keeps-what-has-come.md).
+The library's `snapshot_download` is not used, because after a broken connection it discards the part of a file that has
+arrived, and because it compares no hashes (docs/decisions/0018-a-pull-keeps-what-has-come.md).
 """
 
 import importlib.metadata
@@ -23,10 +23,10 @@ _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class Hub:
-    """The hub at an address, by default that of the variable HF_ENDPOINT.
+    """A model hub, by default at the address in the environment variable HF_ENDPOINT.
 
-    Requests use the given token, else the token of huggingface_hub (HF_TOKEN, `hf auth login`). The constructor raises
-    ConfigurationError if huggingface_hub is missing or too old.
+    Requests use the given token, or else the token of huggingface_hub (HF_TOKEN, `hf auth login`). The constructor
+    raises ConfigurationError if huggingface_hub is missing or too old.
     """
 
     def __init__(self, token: str | None = None, endpoint: str | None = None) -> None:
@@ -37,7 +37,8 @@ class Hub:
         self._token = token or None
 
     def repository(self, name: str, revision: str | None) -> Repository:
-        """Return the list of a model repository's files at a branch, tag or commit.
+        """Return a model repository's commit and list of files. `revision` is a branch, tag or commit; None stands for
+        the default branch.
 
         Raises PullFailed if the hub cannot be reached or refuses the request.
         """
@@ -57,7 +58,9 @@ class Hub:
         return Repository(name, commit, files, base)
 
     def _remote_file(self, name: str, entry: Any) -> RemoteFile:
-        """Convert an entry of the hub's list to a file. Raises PullFailed for invalid paths and sizes."""
+        """Convert an entry of the hub's list of the repository `name` to a RemoteFile. Raises PullFailed if its path or
+        size is invalid.
+        """
         path, size = entry.path, entry.size
         if not isinstance(path, str) or not path or "\0" in path:
             raise PullFailed(f"{self.endpoint} lists {quoted(path)} among the files of {name}, which cannot be a file")
@@ -68,11 +71,12 @@ class Hub:
     def fetch(
         self, repository: Repository, file: RemoteFile, partial: Path, watch: Callable[[int], None] | None = None
     ) -> None:
-        """Append the missing bytes of a file to `partial`. A broken connection is retried a few times.
+        """Download the bytes of a file that the local file `partial` lacks, and append them. After a broken connection
+        the download is continued, a few times.
 
-        `watch` is called with the size of `partial` in bytes as it grows; an exception from it ends the download.
-        Raises PullFailed if all retries fail, or if the hub sends more than the file's size, and OSError if the disk
-        fails.
+        `watch` is called with the size of `partial` in bytes whenever it has grown; an exception from `watch` ends the
+        download. Raises PullFailed if all attempts fail or the hub sends more bytes than the file has, and OSError if
+        writing fails.
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get

@@ -1,6 +1,7 @@
-"""Downloads the files of a selection, one by one, into a folder next to their final directory, and checks each file.
+"""Downloads the files of a model one by one into a folder next to the model's final directory, and checks each file.
 
-A file gets its final name after its hash was checked. Until then it is `NAME.HASH.partial`; a later pull continues it.
+A file is named `NAME.HASH.partial` until all its bytes have arrived and its hash is correct. The next pull of the same
+file continues a partial file.
 """
 
 import errno
@@ -23,10 +24,12 @@ Watch = Callable[[RemoteFile, int], None]
 def download(
     hub: Hub, repository: Repository, selection: Selection, folder: Path, watch: Watch = lambda file, size: None
 ) -> None:
-    """Download the files of a selection that a folder lacks, and remove all others. Correct files are kept.
+    """Download those files of a selection that `folder` lacks or has with other contents, and remove all files that are
+    not in the selection.
 
-    An exception from `watch` ends the download. Raises PullFailed if a file cannot be downloaded; partial files are
-    kept for the next attempt.
+    `watch` is called with a file and the number of its bytes that are in the folder, once at the start and then as
+    bytes arrive; an exception from `watch` ends the download. Raises PullFailed if a file cannot be downloaded. Partial
+    files are kept for the next attempt.
     """
     with _translated_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,9 +61,10 @@ def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path, wat
 
 
 def _partial(target: Path, file: RemoteFile) -> Path:
-    """Return the path of a partial file.
+    """Return the path at which the bytes of a file are stored until it is complete. `target` is the path of the
+    complete file.
 
-    Its name contains the hash, so that no file of another revision is continued.
+    The name contains the file's hash, so that bytes of another revision are never continued.
     """
     return target.with_name(f"{target.name}.{file.digest.partition(':')[2][:_HASH_LENGTH]}.partial")
 
@@ -74,7 +78,9 @@ def _is_there(path: Path, file: RemoteFile) -> bool:
 
 
 def _remove_other_files(folder: Path, selection: Selection) -> None:
-    """Remove files that belong to attempts with another revision or selection."""
+    """Remove the files in a folder that do not belong to the selection, such as those of an attempt with another
+    revision.
+    """
     ours = {folder / name for name in selection.files}
     ours |= {_partial(folder / name, file) for name, file in selection.files.items()}
     for path in [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]:

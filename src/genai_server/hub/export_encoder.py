@@ -1,9 +1,9 @@
-"""Builds model.onnx of an encoder: a program, which needs PyTorch, for the Python interpreter that `export` uses.
+"""Builds model.onnx of an encoder with PyTorch. This is a program for the Python interpreter that `export` uses.
 
     python export_encoder.py SOURCE TARGET PRECISION
 
 SOURCE is a directory in Hugging Face's format, PRECISION is fp32 or int8. The program imports no module of this
-package, because the interpreter's environment may not have it.
+package, because the package may be missing in the interpreter's environment.
 """
 
 import inspect
@@ -25,7 +25,7 @@ _OPSET = 23
 
 
 def main() -> None:
-    """Build the model that the command line describes."""
+    """Build the model with the source, target and precision on the command line."""
     source, target, precision = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     target.mkdir(parents=True, exist_ok=True)
     print("Reading configuration", flush=True)
@@ -53,8 +53,10 @@ def main() -> None:
 
 
 class Wrapper(torch.nn.Module):
-    """A model with a fixed order of inputs and one output tensor: `output` of the model `inner`, or the result of the
-    layers after it.
+    """A PyTorch module to export: an encoder with a fixed order of inputs and a single output tensor.
+
+    The output is that of the encoder `inner` with the name `output`, or the result of `layers`, which are applied to it
+    one after the other.
     """
 
     def __init__(self, inner: Any, output: str, layers: list[Any]) -> None:
@@ -64,8 +66,8 @@ class Wrapper(torch.nn.Module):
         self.layers = torch.nn.ModuleList(layers)
 
     def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
-        """Return the logits, or the vectors of tokens [texts, tokens, width]; with `layers`, their result, one vector
-        per text [texts, width].
+        """Return the encoder's logits, or its vectors of tokens [texts, tokens, width]; with layers, their result,
+        which is one vector for each text [texts, width].
         """
         optional = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         if hasattr(self.inner.config, "rope_parameters"):
@@ -115,7 +117,7 @@ class Dense(torch.nn.Module):
 
 
 def load(source: Path) -> tuple[Any, str]:
-    """Load the model in 32 bits. Returns the model and the name of its output."""
+    """Load a model with 32-bit weights for the export. Returns the model and the name of its output in the graph."""
     config = AutoConfig.from_pretrained(source)
     architecture = (config.architectures or [""])[0]
     if architecture.endswith("ForSequenceClassification"):
@@ -127,8 +129,8 @@ def load(source: Path) -> tuple[Any, str]:
 
 
 def layers_behind(source: Path) -> list[Any]:
-    """Return the layers of sentence-transformers that the graph contains after the encoder: all modules up to the last
-    dense layer. Empty if there is no dense layer, since the server itself pools vectors.
+    """Return the layers of a sentence-transformers model that the graph contains after the encoder: all of its modules
+    up to the last dense layer. Empty if there is no dense layer, because the server can pool vectors without the graph.
 
     Raises SystemExit for modules that are not supported.
     """
@@ -155,9 +157,9 @@ def layers_behind(source: Path) -> list[Any]:
 
 
 def export(model: Any, path: Path, names: list[str], output: str) -> None:
-    """Write the ONNX graph of a model, which takes any number of texts of any length.
+    """Write a model as an ONNX graph that takes any number of texts of any length.
 
-    `names` are the names of the model's inputs, `output` that of its output.
+    `names` are the names of the graph's inputs, `output` is the name of its output.
     """
     shape = (2, 8)
     inputs = {name: torch.ones(shape, dtype=torch.int64) for name in names}
@@ -179,7 +181,7 @@ def export(model: Any, path: Path, names: list[str], output: str) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy the tokenizer's files and the files that describe the pooling."""
+    """Copy the files of the tokenizer and the files that describe the pooling to the directory `target`."""
     for pattern in _COPIED:
         for path in source.glob(pattern):
             if path.name not in _LEFT_OUT and path.is_file():

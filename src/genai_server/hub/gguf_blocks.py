@@ -1,9 +1,11 @@
-"""Converts the blocks of a GGUF file's tensors to the blocks of MatMulNBits without changing any weight.
+"""Converts quantized tensors of a GGUF file to the form of ONNX Runtime's MatMulNBits without changing any weight.
 
-A weight of a block is `scale * (code - middle) + offset`, where the middle is half of the codes' range: 8 with 4 bits,
-128 with 8. Types of 2, 3 and 4 bits get codes of 4 bits, other types codes of 8. Offsets become fractional zero points,
-which ONNX Runtime supports with 4 bits only, so Q5_1 and Q5_K cannot be converted. This module imports nothing but
-numpy, because build_graph.py uses it in an environment that may not have this package.
+Quantized tensors consist of blocks of consecutive weights in a row. Each weight is stored as an integer, its code, and
+equals `scale * (code - middle) + offset` with the block's scale and offset. The middle is half of the codes' range: 8
+for codes of 4 bits, 128 for codes of 8. GGUF types of 2, 3 and 4 bits get codes of 4 bits, other types codes of 8.
+Offsets become fractional zero points, which ONNX Runtime supports with 4 bits only, so Q5_1 and Q5_K cannot be
+converted. This module imports nothing but numpy, because build_graph.py uses it in an environment that may lack this
+package.
 """
 
 from collections.abc import Callable
@@ -21,9 +23,7 @@ _HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np
 
 
 class Blocks(NamedTuple):
-    """Consecutive rows of a quantized matrix. Each row consists of blocks, which have one scale each and may have an
-    offset.
-    """
+    """Rows of a quantized matrix as blocks (see the module), with codes of 4 or 8 bits."""
 
     # [rows, columns], each in a byte of its own.
     codes: Bytes
@@ -39,7 +39,7 @@ class Blocks(NamedTuple):
         return int(self.codes.shape[1] // self.scales.shape[1])
 
     def values(self) -> Floats:
-        """Return the weights, [rows, columns] in 32 bits."""
+        """Return the weights as 32-bit floats, [rows, columns]."""
         codes = self.codes.reshape(*self.scales.shape, -1).astype(np.float32) - (1 << (self.bits - 1))
         values = codes * self.scales[..., None]
         if self.offsets is not None:
@@ -47,12 +47,14 @@ class Blocks(NamedTuple):
         return values.reshape(self.codes.shape)
 
     def packed(self) -> Bytes:
-        """Return the codes as bytes, [rows, bytes]. Of two 4-bit codes in a byte, the first is the lower half."""
+        """Return the codes as bytes, [rows, bytes]. A byte has one 8-bit code or two 4-bit codes, the first in the
+        lower half.
+        """
         return self.codes if self.bits == 8 else self.codes[:, ::2] | self.codes[:, 1::2] << 4
 
     def zero_points(self) -> Floats | None:
-        """Return zero points, [rows, blocks], so that `weight = scale * (code - zero point)`; None if all are the
-        middle code.
+        """Return the zero points, [rows, blocks], with which `weight = scale * (code - zero point)`; None if there are
+        no offsets, so that every zero point is the middle of the codes' range.
         """
         if self.offsets is None:
             return None
@@ -61,7 +63,7 @@ class Blocks(NamedTuple):
 
 
 def concatenated(parts: list[Blocks]) -> Blocks:
-    """Concatenate the rows of several matrices with equal bits and block sizes."""
+    """Return the rows of several matrices, which have equal bits and block sizes, as one matrix."""
     offsets = None
     if any(part.offsets is not None for part in parts):
         offsets = np.concatenate([np.zeros_like(p.scales) if p.offsets is None else p.offsets for p in parts])
@@ -70,15 +72,15 @@ def concatenated(parts: list[Blocks]) -> Blocks:
 
 
 def form(kind: str) -> tuple[int, int] | None:
-    """Return the bits of codes and the block size for a GGUF type such as Q4_K; None for types that cannot be
-    converted.
+    """Return the bits of a code and the block size to which tensors of a GGUF type, such as Q4_K, are converted; None
+    for types that cannot be converted.
     """
     reader = _READERS.get(kind)
     return None if reader is None else reader.form
 
 
 def read(kind: str, rows: Bytes) -> Blocks:
-    """Convert rows of a GGUF tensor, [rows, bytes], whose type `form` supports, to blocks."""
+    """Convert rows of a GGUF tensor, [rows, bytes]. `kind` is its GGUF type, for which `form` returns a value."""
     reader = _READERS[kind]
     blocks = np.ascontiguousarray(rows).reshape(-1, reader.num_bytes)
     codes, scales, offsets = reader.read(blocks)
@@ -94,7 +96,9 @@ def read(kind: str, rows: Bytes) -> Blocks:
 
 
 def eight_bits(values: Floats, block: int = 32) -> Blocks:
-    """Round weights, [rows, columns], to blocks of 8 bits, as the GGUF type Q8_0 does."""
+    """Quantize weights, [rows, columns], to codes of 8 bits, as the GGUF type Q8_0 does. `block` is the block size,
+    which divides the number of columns.
+    """
     parts = values.reshape(len(values), -1, block)
     scales = np.abs(parts).max(-1) / np.float32(127)
     steps = np.divide(parts, scales[..., None], out=np.zeros_like(parts), where=scales[..., None] != 0)
@@ -103,8 +107,8 @@ def eight_bits(values: Floats, block: int = 32) -> Blocks:
 
 
 class _Reader(NamedTuple):
-    """How the blocks of one GGUF type are read: the size of a block in bytes, the bits and block size of the result,
-    and a function that returns codes, scales and offsets.
+    """How blocks of one GGUF type are read: their size in bytes, the bits and block size of the result, and a function
+    that returns codes, scales and offsets.
     """
 
     # Of a block in the file.
@@ -114,14 +118,15 @@ class _Reader(NamedTuple):
 
 
 def _halves(blocks: Bytes, start: int) -> Floats:
-    """Return the 16-bit float at a byte offset of each block, [blocks, 1] in 32 bits."""
+    """Return the 16-bit float that begins at byte `start` of each block, as 32-bit floats [blocks, 1]."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
 
 
 def _fields(blocks: Bytes, group: int, bits: int) -> Bytes:
-    """Split bytes into fields of `bits` bits, [blocks, fields].
+    """Split the bytes of each block into unsigned numbers of `bits` bits, [blocks, numbers].
 
-    For each group of `group` bytes, the lowest fields of all bytes come first, then the next fields.
+    Each group of `group` bytes gives the lowest bits of all its bytes first, then the next higher bits of all its
+    bytes, and so on.
     """
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(1, 1, -1, 1)
     fields = blocks.reshape(len(blocks), -1, 1, group) >> shifts & np.uint8((1 << bits) - 1)
@@ -129,7 +134,7 @@ def _fields(blocks: Bytes, group: int, bits: int) -> Bytes:
 
 
 def _bits_of_words(blocks: Bytes) -> Bytes:
-    """Return the 32 bits of four bytes of each block, the lowest bit first."""
+    """Return the single bits of each block's bytes, the lowest bit of a byte first, [blocks, bits]."""
     return np.unpackbits(blocks, axis=1, bitorder="little")
 
 
@@ -151,8 +156,9 @@ def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _with_minimum(codes: Bytes, scales: Floats, minima: Floats) -> tuple[Bytes, Floats, Floats]:
-    """Return codes, scales and offsets of 4-bit blocks whose weights are `scale * code + minimum`. The offset of a
-    block is the weight of its middle code, 8.
+    """Return codes, scales and offsets of 4-bit blocks whose weights are `scale * code + minimum`.
+
+    The offset of a block is the weight for the middle code, 8.
     """
     return codes, scales, minima + scales * 8
 
@@ -170,7 +176,7 @@ def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Return the scales and minima of Q4_K blocks."""
+    """Return the scales and minima of Q4_K blocks, eight each in a block of the file."""
     first, second, both = (blocks[:, 4 + 4 * n : 8 + 4 * n] for n in range(3))
     scales = np.concatenate([first & 63, both & 15 | first >> 2 & 48], axis=1)
     minima = np.concatenate([second & 63, both >> 4 | second >> 2 & 48], axis=1)

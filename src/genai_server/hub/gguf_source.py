@@ -1,4 +1,4 @@
-"""GGUF files as sources of models: choosing a file, and unpacking it into a directory in Hugging Face's format."""
+"""GGUF files as sources of models: finding a file, and unpacking it into a directory in Hugging Face's format."""
 
 import os
 from collections.abc import Callable
@@ -41,10 +41,12 @@ def unpack(
     *,
     bits: int | None = None,
 ) -> None:
-    """Unpack a GGUF file into a new directory in Hugging Face's format, and call `report` with each step.
+    """Unpack a GGUF file with the interpreter `python` into a new directory in Hugging Face's format. `report` is
+    called with a line about each step.
 
-    With `bits` (16 or 32) the weights are included, otherwise only the files that describe the model. Raises
-    ConfigurationError if the file cannot be built, and ExportFailed with the program's last lines if unpacking fails.
+    With `bits` (16 or 32) the directory contains weights of this size, otherwise only the files that describe the
+    model. Raises ConfigurationError if no model can be built from the file, and ExportFailed, with the last lines of
+    the output, if unpacking fails.
     """
     target.mkdir(parents=True, exist_ok=True)
     command = [str(python), "-u", str(_PROGRAM), str(path), str(target), *([str(bits)] if bits else [])]
@@ -58,7 +60,8 @@ def unpack(
 
 
 def fetch_beginning(hub: Hub, repository: Repository, file: RemoteFile, folder: Path) -> Path:
-    """Download the beginning of a GGUF file, which describes the model. The rest of the returned file is zeros.
+    """Download the beginning of a GGUF file, which describes the model, into `folder`. Returns the path of a file that
+    has the original's size and zeros in place of the rest.
 
     Raises PullFailed if the download fails.
     """
@@ -76,4 +79,4 @@ def fetch_beginning(hub: Hub, repository: Repository, file: RemoteFile, folder: 
 
 
 class _EnoughFetched(Exception):
-    """Ends a download when the beginning of the file has arrived."""
+    """Raised to end a download after the beginning of the file has arrived."""

@@ -1,8 +1,9 @@
-"""How llama.cpp splits text before byte-pair encoding, by the name in a GGUF file (`tokenizer.ggml.pre`).
+"""The rules by which llama.cpp splits text before byte-pair encoding, by their names in GGUF files
+(`tokenizer.ggml.pre`).
 
-The regular expressions of a rule are applied one after the other: each cuts its matches out of the pieces that the
-earlier expressions have left. This module imports the standard library only, because unpack_gguf.py uses it in an
-environment that may not have this package.
+The regular expressions of a rule are applied one after the other: each splits the parts into which the text was split
+before, at its matches, which become parts of their own. This module imports the standard library only, because
+unpack_gguf.py uses it in an environment that may lack this package.
 """
 
 from typing import Any, NamedTuple
@@ -26,16 +27,14 @@ _DIGIT = r"\p{N}"
 
 
 class Rule(NamedTuple):
-    """A rule for splitting text before byte-pair encoding: the regular expressions that are applied one after the
-    other.
-    """
+    """A rule for splitting text before byte-pair encoding: regular expressions that are applied one after the other."""
 
     expressions: tuple[str, ...]
     # Whether a piece that is a token needs no merges.
     ignores_merges: bool = False
 
     def apply(self, tokenizer: dict[str, Any]) -> None:
-        """Write the rule into the parsed contents of a tokenizer.json."""
+        """Write the rule into `tokenizer`, the parsed contents of a tokenizer.json."""
         splits = [
             {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
             for expression in self.expressions

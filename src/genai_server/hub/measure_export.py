@@ -1,10 +1,11 @@
-"""Compares a built decoder with its source on a text: a program for the Python interpreter that `export` uses.
+"""Compares a built decoder with its source on a text. This is a program for the Python interpreter that `export` uses.
 
     python measure_export.py BUILT SOURCE DEADLINE
 
-The deadline is in seconds since 1970; at least one window of the text is compared. After each window, the program
-prints the result so far as a line of JSON. If the numbers would be misleading, or time or memory do not suffice, it
-ends with a reason. It imports no module of this package, because the interpreter's environment may not have it.
+DEADLINE is in seconds since 1970; at least one window of the text is compared even if it has passed. After each window,
+the program prints the result so far as a line of JSON. It ends with an error message if the comparison would be
+misleading, or time or memory do not suffice. It imports no module of this package, because the package may be missing
+in the interpreter's environment.
 """
 
 import json
@@ -33,7 +34,9 @@ _LARGE = 8 * 1024**3
 
 
 def main() -> None:
-    """Compare the two models and print the perplexities and how often both prefer the same token."""
+    """Compare the two models. Prints the perplexity of each, and the share of tokens after which both prefer the same
+    token.
+    """
     built, source, deadline = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     size = sum(path.stat().st_size for path in source.iterdir() if path.is_file())
     dtype = torch.float32 if size < _LARGE else torch.bfloat16
@@ -62,7 +65,8 @@ def main() -> None:
 
 
 def check_memory(built: Path, needed: int) -> None:
-    """Raise SystemExit if the built model and its source (`needed` bytes) do not fit into free memory together.
+    """Raise SystemExit if the built model in the directory `built` and its source, which needs `needed` bytes, do not
+    fit into free memory together.
 
     Nothing is checked if the operating system does not report free memory.
     """
@@ -77,7 +81,11 @@ def check_memory(built: Path, needed: int) -> None:
 
 
 def windows_of(built: Path) -> list[list[int]]:
-    """Split the text into windows of token ids, each with the beginning-of-text token if the tokenizer adds one."""
+    """Return the text as windows of token ids, encoded by the built model's tokenizer. Each window begins with the
+    token for the beginning of a text if the tokenizer adds one.
+
+    Raises SystemExit if the text has too few tokens for a window.
+    """
     tokenizer = _TOKENIZERS.from_pretrained(built)
     ids = list(tokenizer(_TEXT.read_text(encoding="utf-8")).input_ids)
     first = [ids.pop(0)] if ids and ids[0] == tokenizer.bos_token_id else []
@@ -89,9 +97,10 @@ def windows_of(built: Path) -> list[list[int]]:
 
 
 def load_built(built: Path) -> Any:
-    """Load the built model.
+    """Load the built model in the directory `built`.
 
-    Returns a function that computes the logits of all tokens of a window, [tokens, vocabulary].
+    Returns a function that takes a window of token ids and returns the logits of all its tokens, [tokens, vocabulary].
+    Raises SystemExit if the graph does not read tokens.
     """
     decoder = json.loads((built / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
     graph = onnx.load(str(built / decoder["filename"]), load_external_data=False)
@@ -119,8 +128,8 @@ def load_built(built: Path) -> Any:
 
 
 def with_all_logits(graph: Any) -> None:
-    """Change a graph so that it returns the logits of all tokens: remove the nodes that keep only the last token's
-    (added by prune_lm_head).
+    """Change a graph so that it returns the logits of all tokens, by removing the nodes that select the last token's
+    logits. The builder adds these nodes with its option prune_lm_head.
     """
     nodes = {node.name: node for node in graph.node}
     gather, unsqueeze = nodes.get("/lm_head/prune/Gather"), nodes.get("/lm_head/prune/Unsqueeze")
@@ -138,8 +147,11 @@ def with_all_logits(graph: Any) -> None:
 
 
 def initial(entry: Any, window: list[int], head_size: int, capacity: int) -> Any:
-    """Return the value of one input of a graph (`entry`) for a first pass over a window: the token ids, a mask, the
-    positions or an empty KV cache. Raises SystemExit for an unknown input.
+    """Return the value of one input of a graph for the first pass over a window: the token ids, the attention mask, the
+    positions, or an empty KV cache.
+
+    `entry` is the description of the input by ONNX Runtime; `head_size` and `capacity`, in tokens, give the KV cache
+    its shape. Raises SystemExit for an unknown input.
     """
     if entry.name == "input_ids":
         return np.array([window], np.int64)
@@ -157,8 +169,8 @@ def initial(entry: Any, window: list[int], head_size: int, capacity: int) -> Any
 
 
 def symbolic(name: str, head_size: int, capacity: int) -> int:
-    """Return the size of a dimension of the KV cache whose name in the graph is `name`: 1 for the batch, `capacity` for
-    tokens, otherwise `head_size`.
+    """Return the size of that dimension of the KV cache which has the symbolic name `name` in the graph: 1 for the
+    batch, `capacity` for tokens, otherwise `head_size`.
     """
     if "batch" in name:
         return 1
@@ -166,8 +178,8 @@ def symbolic(name: str, head_size: int, capacity: int) -> int:
 
 
 def loss(logits: Any, window: list[int]) -> Any:
-    """Return the negative log probability of each token of a window except the first, [tokens - 1], computed from the
-    logits [tokens, vocabulary].
+    """Return the negative log probabilities of a window's tokens except the first, [tokens - 1], by the logits [tokens,
+    vocabulary] that a model has computed.
     """
     predicting = logits[:-1]
     largest = predicting.max(-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Checks that built graphs can be loaded, and measures a built model against its source."""
+"""Checks that the graphs of a built model can be loaded, and compares the model with its source."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ for path in sys.argv[1:]:
 
 
 def check_graphs(folder: Path, environment: dict[str, str]) -> None:
-    """Load each graph of a directory once, in a separate process. Raises ExportFailed if one cannot be loaded."""
+    """Load each graph in a directory once, in a separate process. Raises ExportFailed if a graph cannot be loaded."""
     paths = [str(path) for path in sorted(folder.glob("*.onnx"))]
     try:
         done = _run([sys.executable, "-c", _LOAD, *paths], environment, None)
@@ -42,9 +42,10 @@ def check_graphs(folder: Path, environment: dict[str, str]) -> None:
 
 
 def measure(folder: Path, source: Path, python: Path, environment: dict[str, str]) -> str:
-    """Measure a built decoder against its source, write the result to the file QUALITY, and return a sentence about it.
+    """Compare a built decoder with its source, write the result to the file QUALITY, and return a sentence with the
+    result.
 
-    If the model cannot be measured, the sentence says why; this is no error.
+    If the model cannot be measured, the sentence says why; no error is raised.
     """
     command = [str(python), str(_PROGRAM), str(folder), str(source), str(time.time() + _SECONDS)]
     reason = "that takes more than two minutes here"
@@ -67,8 +68,8 @@ def measure(folder: Path, source: Path, python: Path, environment: dict[str, str
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return a sentence with the result of a measurement: the perplexities of model and source, and how often both
-    prefer the same token.
+    """Return a sentence with the result of a measurement: the perplexities of the built model and its source, and how
+    often both prefer the same next token.
     """
     return (
         f"perplexity {result['perplexity']:.2f} on {result['tokens']} tokens, that of the source "
@@ -77,7 +78,9 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _text(output: str | bytes | None) -> str:
-    """Return what a process wrote before it was ended; depending on the operating system, that is text or bytes."""
+    """Return as text what a process had written when it was ended at a timeout. subprocess provides text or bytes,
+    depending on the operating system.
+    """
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints whose weights are already quantized: GPTQ and AWQ.
+"""Checkpoints whose weights are already quantized, by GPTQ or AWQ: how they are quantized, and which can be built.
 
-They are described by `quantization_config` in config.json. The model builder keeps their values unchanged, so precision
-and group size are those of the checkpoint. What the builder reads wrongly, or not at all, is refused; the faults listed
-here are those of version 0.18.
+`quantization_config` in a model's config.json describes them. The model builder keeps the quantized values, so
+precision and group size are those of the checkpoint. Checkpoints that the builder reads wrongly, or not at all, are
+refused; the faults listed here are those of version 0.18.
 """
 
 import json
@@ -39,7 +39,7 @@ class Quantization:
 
     @property
     def precision(self) -> str:
-        """The only precision in which the checkpoint can be built."""
+        """The only precision, such as "int4", in which the checkpoint can be built."""
         return f"int{self.bits}"
 
     def __str__(self) -> str:
@@ -47,10 +47,10 @@ class Quantization:
 
 
 def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | None:
-    """Return how the weights of a checkpoint are quantized, from the model's config.json; None if they are not
-    quantized.
+    """Return how the weights of a checkpoint are quantized, from the contents of the model's config.json; None if they
+    are not, or if the builder needs no description of them.
 
-    Raises ConfigurationError if the builder cannot build the quantized weights for the device.
+    Raises ConfigurationError if the builder cannot build a model with these weights for the device.
     """
     section = config.get("quantization_config")
     architectures = config.get("architectures") or [""]
@@ -91,11 +91,13 @@ def check_tensors(source: Path, quantization: Quantization) -> None:
 
 
 class _Unsupported(Exception):
-    """The reason why the builder cannot build a checkpoint."""
+    """Raised with the reason why the builder cannot build a checkpoint."""
 
 
 def _check(quantization: Quantization, config: Mapping[str, Any]) -> None:
-    """Raise _Unsupported for bits, group sizes and experts that no quantization method supports here."""
+    """Raise _Unsupported for numbers of bits and group sizes that ONNX Runtime cannot run, and for quantized experts,
+    which the builder cannot read.
+    """
     if quantization.bits not in _BITS:
         raise _Unsupported(f"they have {quantization.bits} bits, and the server runs 4 and 8")
     if quantization.group_size not in _GROUP_SIZES:
@@ -136,8 +138,8 @@ def _method(section: Any) -> str:
 
 
 def _tensor_types(path: Path) -> dict[str, str]:
-    """Return the data type of each tensor in a safetensors file, by name. Empty if the file's header cannot be
-    read.
+    """Return the data type of each tensor in a safetensors file, such as "BF16", by the tensor's name. Empty if the
+    file's header cannot be read.
     """
     try:
         with path.open("rb") as file:

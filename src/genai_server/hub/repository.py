@@ -1,4 +1,4 @@
-"""The files of a hub repository at one commit, and the selection of those that form a model."""
+"""The files of a hub repository at one commit, and the choice of those files that form a model."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,7 +47,9 @@ class RemoteFile:
 
     @property
     def shown(self) -> str:
-        """The path with control characters escaped, because the repository's owner has chosen it."""
+        """The path as it is shown to the user. Control characters are escaped, because the repository's owner has
+        chosen the path.
+        """
         return escaped(self.path)
 
 
@@ -64,7 +66,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class Selection:
-    """The files of a repository that form one model directory."""
+    """The files of a repository that form one model directory, by their names there."""
 
     # The folder in the repository that contains them; "" for its root.
     folder: str
@@ -78,13 +80,15 @@ class Selection:
 
 
 def is_repository_name(text: str) -> bool:
-    """Whether a text has the form of a repository's name: `OWNER/NAME`, or `NAME` for a few old repositories."""
+    """Whether a text has the form of a repository's name: `OWNER/NAME`, or just `NAME` as some old repositories have
+    it.
+    """
     return _NAME.fullmatch(text) is not None
 
 
 def could_be_repository(text: str) -> bool:
-    """Whether a text is `OWNER/NAME`, `OWNER/NAME:FOLDER` or the address of a repository, not a path or short
-    name.
+    """Whether a text has the form `OWNER/NAME`, `OWNER/NAME:FOLDER` or of a repository's address, so that it is no
+    short name and no absolute path.
     """
     name = text.removeprefix("https://").removeprefix("huggingface.co/").partition(":")[0].strip("/")
     return "/" in name and not text.startswith("/") and is_repository_name(name)
@@ -99,9 +103,9 @@ def select_model(
 ) -> Selection:
     """Return the files of the only onnxruntime-genai model in a repository or, if there is none, of its only encoder.
 
-    Only files that match one of the patterns `include` are considered, if there are any. Of several variants of a
-    model, the one for the kind of device `device` is selected. If several models remain, `choose` returns one of them,
-    or None. Raises PullFailed if no model matches, or if several do and none was chosen.
+    With patterns in `include`, only files that match one of them count. Of several variants of a model, the best one
+    for the kind of device `device` is selected. If several models remain, `choose` gets them and returns one, or None
+    to choose none. Raises PullFailed if no model matches, or if several do and none was chosen.
     """
     chosen = [file for file in repository.files if not include or _matches(file.path, include)]
     if not chosen:
@@ -123,10 +127,11 @@ def select_model(
 
 
 def for_device(models: Sequence[Selection], device: str) -> list[Selection]:
-    """Return the best variant of each model for a kind of device, judged by the names of the models' folders.
+    """Return the best variant of each model for a kind of device such as "cuda". What a variant was built for is known
+    from the names of its folders.
 
-    A variant that names the device itself is better than one for all GPUs, then int4 than other data types, then a
-    faster accuracy level, then a smaller size.
+    A variant for exactly this kind of device comes before one for all GPUs; among equal ones int4 before other data
+    types, then a faster accuracy level (acc-level-4), then the smaller size.
     """
     words = _FOR_DEVICES.get(device, (device,))
     best: dict[str, Selection] = {}
@@ -145,22 +150,23 @@ def for_device(models: Sequence[Selection], device: str) -> list[Selection]:
 
 
 def suitable(models: Sequence[Selection], device: str) -> dict[str, bool | None]:
-    """Return whether each model is the best variant for a kind of device, by the model's folder. The value is None if
-    the folder's name contains no device.
+    """Return, by the folder of each model, whether it is the best variant for a kind of device; None if the folder's
+    name does not say for which devices it was built.
     """
     best = {model.folder for model in for_device(models, device)}
     return {model.folder: model.folder in best if _devices_in(model.folder) else None for model in models}
 
 
 def _devices_in(folder: str) -> frozenset[str]:
-    """Return the words in a folder's name that say for which devices a model was built."""
+    """Return those words in a folder's name that say for which devices a model was built, such as "cuda"."""
     return _DEVICE_WORDS & {*_WORD.findall(folder.lower())}
 
 
 def models_of(repository: Repository) -> list[Selection]:
-    """Return a selection for each onnxruntime-genai model of a repository, else for its encoder.
+    """Return a selection for each onnxruntime-genai model in a repository; if there is none, a selection for its
+    encoder.
 
-    Raises PullFailed if there is no model.
+    Raises PullFailed if the repository has neither.
     """
     folders = _model_folders(repository.files)
     if not folders:
@@ -173,7 +179,9 @@ def _model_folders(files: Iterable[RemoteFile]) -> list[str]:
 
 
 def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFile]) -> Selection:
-    """Return the files of the model in `folder`, without the files of models in subfolders, which are in `folders`."""
+    """Return those of `files` that belong to the model in `folder`. Files of models in its subfolders are left out;
+    `folders` has the folders of all models.
+    """
     inside, others = f"{folder}/" if folder else "", tuple(f"{other}/" for other in folders if other != folder)
     return _selection(
         folder, [file for file in files if file.path.startswith(inside) and not file.path.startswith(others)]
@@ -181,9 +189,10 @@ def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFi
 
 
 def select_source(repository: Repository) -> Selection:
-    """Return the top-level files of a repository from which a model can be built.
+    """Return the files of a repository from which a model can be built: those at the top, and those of
+    sentence-transformers modules.
 
-    Raises PullFailed if the repository has no such model.
+    Raises PullFailed if the repository has no config.json.
     """
     top = [file for file in repository.files if "/" not in file.path]
     if not any(file.path == CONFIG for file in top):
@@ -193,10 +202,10 @@ def select_source(repository: Repository) -> Selection:
 
 
 def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFile | None:
-    """Return the only GGUF file that matches the patterns `include`.
+    """Return the only GGUF file that matches one of the patterns `include`.
 
-    Without patterns, None if the repository has no GGUF file or also has other weights. Raises PullFailed if no file
-    matches the patterns, or if several files remain.
+    Without patterns, None if the repository has no GGUF file or also has safetensors files. Raises PullFailed if no
+    file matches the patterns, or if several files remain.
     """
     files = [file for file in repository.files if fnmatchcase(file.path, _GGUF)]
     files = [file for file in files if not _matches(PurePosixPath(file.path).name, _NO_MODELS)]
@@ -212,25 +221,32 @@ def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFi
 
 
 def with_tokenizer(repository: Repository, file: RemoteFile) -> Selection:
-    """Return a selection of a GGUF file, placed at the top, and the tokenizer files of its repository."""
+    """Return a selection of a GGUF file and of its repository's tokenizer files. The directory has all of them at the
+    top.
+    """
     return Selection(
         "", {other.path: other for other in repository.files if other.path in _TOKENIZERS} | {name_of(file): file}
     )
 
 
 def name_of(file: RemoteFile) -> str:
-    """Return a file's name without its folder."""
+    """Return a file's name without the folders in its path."""
     return PurePosixPath(file.path).name
 
 
 def select_pooling(repository: Repository) -> Selection:
-    """Return the files that describe the pooling; an empty selection if the repository has no modules.json."""
+    """Return the files that describe how the vectors of an embedding model are pooled; an empty selection if the
+    repository has no modules.json.
+    """
     files = [f for f in repository.files if f.path in MODULE_FILES or _MODULE_FOLDER.fullmatch(f.path)]
     return _selection("", files if any(file.path == MODULES for file in files) else [])
 
 
 def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection:
-    """Return one graph of an encoder with all files next to it. Raises PullFailed if there is none, or several."""
+    """Return the graph of an encoder and the files that belong to it.
+
+    Raises PullFailed if the repository has no encoder, or several graphs of which `include` does not name one.
+    """
     graphs = {f.path: f for f in repository.files if f.path.endswith(".onnx") and _folder(f.path) in _GRAPH_FOLDERS}
     names = [name for name in graphs if _matches(name, include)] if include else []
     names = names or [name for name in _GRAPHS if name in graphs and not include][:1]
@@ -248,7 +264,9 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
 
 
 def _is_of_graph(path: str, graph: str, others: tuple[str, ...]) -> bool:
-    """Whether a file is the graph or may contain the graph's weights, which some tools name after a tensor."""
+    """Whether the file at `path` is the graph `graph` or may contain its weights. Some tools name such files after the
+    graph, others after a tensor, so every file beside it counts that does not belong to one of the graphs `others`.
+    """
     if path.startswith(graph):
         return True
     is_beside = _folder(path) == _folder(graph) != ""
@@ -273,7 +291,9 @@ def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
 
 
 def _variants(problem: str, repository: Repository, sizes: Mapping[str, int]) -> str:
-    """Return an error message that lists the variants, with sizes in bytes, among which the user must choose."""
+    """Return an error message that lists the variants of which the user must choose one. `sizes` has their sizes in
+    bytes.
+    """
     lines = [f"{problem}; choose one:"]
     for folder, size in list(sizes.items())[:_MAX_SHOWN]:
         lines.append(f"  {repository.name}:{escaped(folder)}  ({size / _GIB:.2f} GiB)")
@@ -283,8 +303,8 @@ def _variants(problem: str, repository: Repository, sizes: Mapping[str, int]) ->
 
 
 def _matches(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a path matches a pattern, as in huggingface_hub: a pattern that ends in a slash matches everything
-    below.
+    """Whether a path matches one of the patterns. As in huggingface_hub, a pattern that ends in a slash matches
+    everything in that folder.
     """
     return any(fnmatchcase(path, pattern + "*" if pattern.endswith("/") else pattern) for pattern in patterns)
 

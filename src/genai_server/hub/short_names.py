@@ -1,4 +1,4 @@
-"""Short names for repositories with onnxruntime-genai models.
+"""Short names that commands accept for Hugging Face repositories with onnxruntime-genai models.
 
 scripts/check_short_names.py checks that the repositories exist, if the hub can be reached.
 """

@@ -1,6 +1,7 @@
-"""The folder of models. Each model has a directory, with a file about its origin if it was downloaded or built.
+"""The folder of models, in which each model has a directory. A downloaded or built model's directory has a file about
+its origin.
 
-A directory is prepared in a hidden folder next to it, and renamed when it is complete and checked.
+A directory is prepared in a hidden folder next to it, which is renamed once it is complete and checked.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ _PIECE = 4 * 1024 * 1024
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a model directory comes from, stored in its file ORIGIN."""
+    """Where the files of a model directory come from. It is stored in the directory's file ORIGIN."""
 
     # The repository or directory.
     source: str
@@ -39,22 +40,25 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def place_of(models: Path, source: str) -> Path:
-    """Return the directory for a model, named after the last part of its repository or folder."""
+    """Return the directory for a model below the folder `models`. It is named after the last part of `source`, the
+    model's repository or folder.
+    """
     return models / source.rstrip("/").rpartition("/")[2]
 
 
 def staging(directory: Path, what: str = "pull") -> Path:
-    """Return the hidden folder, next to a model directory, in which files for that directory are prepared. `what` is
-    the end of the folder's name, which says what the folder is for.
+    """Return the path of the hidden folder, next to a model directory, in which files for the directory are prepared.
+    `what` says what the folder is for, and is the end of its name.
     """
     return directory.parent / f".{directory.name}.{what}"
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a model directory, which is being prepared or removed, during the block.
+    """Hold the lock of a model directory during a `with` block, so that no other process prepares or removes the
+    directory.
 
-    Raises PullFailed if another process holds the lock, and ConfigurationError if the directory cannot be locked.
+    Raises PullFailed if another process holds the lock, and ConfigurationError if the lock file cannot be created.
     """
     path = directory.parent / f".{directory.name}.lock"
     lock = FileLock(path, mode=0o600)
@@ -73,9 +77,10 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def seed(folder: Path, directory: Path, is_taken: Callable[[str], bool] = lambda name: True) -> None:
-    """Copy files of an existing model directory that the prepared folder lacks, as hard links where possible.
+    """Copy to the prepared folder `folder` those files of an existing model directory that `folder` lacks, as hard
+    links where possible.
 
-    `is_taken` receives the name of each such file and says whether to copy it. Raises PullFailed if copying fails.
+    `is_taken` gets the name of each such file and returns whether to copy it. Raises PullFailed if copying fails.
     """
     try:
         for path in [path for path in directory.rglob("*") if path.is_file()]:
@@ -89,17 +94,17 @@ def seed(folder: Path, directory: Path, is_taken: Callable[[str], bool] = lambda
 
 
 def keep(folder: Path, directory: Path, former: Origin) -> None:
-    """Copy those files of an existing model directory that the user has added to the prepared folder `folder`: all but
-    the downloaded ones, which `former` lists. Raises PullFailed if copying fails.
+    """Copy to the prepared folder `folder` those files of an existing model directory that were not downloaded but
+    added by the user. `former` lists the downloaded ones. Raises PullFailed if copying fails.
     """
     fetched = {*former.files, *former.added, ORIGIN}
     seed(folder, directory, lambda name: name not in fetched)
 
 
 def install(folder: Path, directory: Path, origin: Origin) -> None:
-    """Rename the prepared folder to the model directory, and remove the former directory.
+    """Make the prepared folder the model directory, with `origin` in its file ORIGIN, and remove the former directory.
 
-    Raises PullFailed on failure.
+    Raises PullFailed if writing or renaming fails.
     """
     former = staging(directory, "former")
     try:
@@ -116,7 +121,7 @@ def install(folder: Path, directory: Path, origin: Origin) -> None:
 
 
 def read_origin(directory: Path) -> Origin | None:
-    """Return the origin stored in a model directory; None if it is missing or cannot be read."""
+    """Return the contents of the file ORIGIN in a model directory; None if it is missing or cannot be read."""
     try:
         return msgspec.json.decode((directory / ORIGIN).read_bytes(), type=Origin)
     except (OSError, msgspec.DecodeError):
@@ -124,7 +129,9 @@ def read_origin(directory: Path) -> Origin | None:
 
 
 def changed_files(directory: Path, origin: Origin) -> list[str]:
-    """Return the names of downloaded files that are missing or were changed since the download."""
+    """Return the names of the downloaded files in a model directory that are missing or have other contents than
+    `origin` says.
+    """
     return [name for name, digest in origin.files.items() if not _is_as_fetched(directory / name, digest)]
 
 
@@ -134,12 +141,13 @@ def models_in(models: Path) -> list[Path]:
 
 
 def unfinished_in(models: Path) -> list[Path]:
-    """Return the hidden folders that unfinished pulls and exports have left for the next attempt."""
+    """Return the hidden folders of pulls and exports that were interrupted, which the next attempt continues."""
     return sorted(path for path in models.glob(".*.*") if path.is_dir() and path.suffix in (".pull", ".source"))
 
 
 def remove(models: Path, name: str) -> int:
-    """Remove a model or an unfinished download of it. Returns the number of bytes freed.
+    """Remove a model, and what interrupted downloads of it have left, from the folder of models. Returns the number of
+    bytes freed.
 
     Raises ConfigurationError if there is no such model, or if it cannot be removed.
     """
@@ -187,13 +195,17 @@ def _is_as_fetched(path: Path, digest: str) -> bool:
 
 
 def has_digest(path: Path, digest: str) -> bool:
-    """Whether a file has the digest `sha256:…`, or `git:…` (the hash of a git blob). Raises OSError."""
+    """Whether a file has the digest `sha256:…`, or `git:…` (the hash of a git blob). Raises OSError if it cannot be
+    read.
+    """
     kind, _, expected = digest.partition(":")
     return digest_of(path, kind).partition(":")[2] == expected.lower()
 
 
 def digest_of(path: Path, kind: str) -> str:
-    """Return the digest of a file, of the kind `sha256` or `git`, with the kind as prefix. Raises OSError."""
+    """Return the digest of a file as `KIND:…`. `kind` is `sha256`, or `git` for the hash of a git blob. Raises OSError
+    if the file cannot be read.
+    """
     digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
         while piece := file.read(_PIECE):

@@ -1,12 +1,13 @@
-"""Writes a GGUF file as a directory in Hugging Face's format: a program for the Python interpreter that `export` uses.
+"""Unpacks a GGUF file into a directory in Hugging Face's format. This is a program for the Python interpreter that
+`export` uses.
 
     python unpack_gguf.py FILE TARGET [16|32]
 
-Transformers reads the file, whatever its quantization, with its tokenizer and chat template. This program corrects what
-Transformers leaves out, and refuses files that would become another model: it then prints `refused: ` with the reason.
-Weights are written in 16 or 32 bits; without this argument, only the files that describe the model are written. The
-program imports no module of this package except gguf_tokenizers.py next to it, because the interpreter's environment
-may not have the package.
+Transformers reads the file, whatever its quantization, with its tokenizer and chat template. This program adds what
+Transformers leaves out, and refuses files that would become a different model: it then prints `refused: ` and the
+reason. Weights are written in 16 or 32 bits; without this argument, only the files that describe the model are written.
+Of this package the program imports only gguf_tokenizers.py next to it, because the package may be missing in the
+interpreter's environment.
 """
 
 import json
@@ -42,7 +43,7 @@ _TOKENIZER_FILES = (_TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
 
 
 def main() -> None:
-    """Write the directory that the command line names."""
+    """Unpack the file on the command line into the directory on the command line."""
     path, target, bits = Path(sys.argv[1]), Path(sys.argv[2]), "".join(sys.argv[3:])
     target.mkdir(parents=True, exist_ok=True)
     print("Reading GGUF file", flush=True)
@@ -78,19 +79,21 @@ def main() -> None:
 
 
 def refuse(reason: str) -> NoReturn:
-    """End the program with the reason why a file cannot be built."""
+    """End the program with the reason why no model can be built from the file."""
     print(f"refused: {reason}", flush=True)
     raise SystemExit(1)
 
 
 def value(gguf: GGUFReader, key: str, otherwise: Any = None) -> Any:
-    """Return a value of the file's metadata, or `otherwise` if the file lacks it."""
+    """Return a value of the file's metadata by its key, or `otherwise` if the file lacks it."""
     field = gguf.get_field(key)
     return otherwise if field is None else field.contents()
 
 
 def check(gguf: GGUFReader, path: Path) -> str:
-    """Return the file's architecture. Ends the program for files that Transformers would read wrongly."""
+    """Return the name of the file's architecture. Ends the program (`refuse`) for files that Transformers would read
+    wrongly.
+    """
     architecture = str(value(gguf, "general.architecture", ""))
     kind = value(gguf, "general.type", "model")
     if kind != "model":
@@ -116,7 +119,7 @@ def check(gguf: GGUFReader, path: Path) -> str:
 
 
 def read_config(gguf: GGUFReader, path: Path, architecture: str) -> Any:
-    """Return the Transformers configuration of the model, with values from the file that Transformers leaves out."""
+    """Return the Transformers configuration of the model in the file, with the values that Transformers leaves out."""
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     config.architectures = [_CLASSES[type(config)].__name__]
     if (head := value(gguf, f"{architecture}.attention.key_length")) is not None:
@@ -132,8 +135,8 @@ def read_config(gguf: GGUFReader, path: Path, architecture: str) -> Any:
 
 
 def correct_rope(gguf: GGUFReader, config: Any) -> None:
-    """Set the parameters of Llama 3's rope (position encoding) if the file has the frequency factors that result from
-    them. Ends the program for other factors.
+    """Set the parameters of Llama 3's rope (rotary position embedding) in `config` if the file has the frequency
+    factors that result from them. Ends the program (`refuse`) if the file has other factors.
     """
     for tensor in gguf.tensors:
         if tensor.name == _ROPE_FACTORS:
@@ -141,7 +144,9 @@ def correct_rope(gguf: GGUFReader, config: Any) -> None:
 
 
 def correct_gemma2(gguf: GGUFReader, config: Any) -> None:
-    """Set Gemma 2's soft caps. Ends the program for the model size whose query scale is not in the file."""
+    """Set Gemma 2's limits of attention scores and logits (soft caps) in `config`. Ends the program (`refuse`) for the
+    model size whose query scale is not in the file.
+    """
     if config.head_dim != 256:
         refuse("the scale of its queries is not in the file, as in Gemma 2 27B")
     config.query_pre_attn_scalar = 256
@@ -150,7 +155,9 @@ def correct_gemma2(gguf: GGUFReader, config: Any) -> None:
 
 
 def llama_3_rope(factors: Any, config: Any) -> dict[str, Any]:
-    """Return the parameters of Llama 3's rope that yield these factors. Ends the program for other factors."""
+    """Return the parameters of Llama 3's rope that result in these frequency factors. Ends the program (`refuse`) if
+    there are none.
+    """
     theta = config.rope_parameters["rope_theta"]
     parameters = {"rope_type": "llama3", "rope_theta": theta, "factor": float(np.max(factors)), **_LLAMA_3_ROPE}
     low, high = _LLAMA_3_ROPE["low_freq_factor"], _LLAMA_3_ROPE["high_freq_factor"]
@@ -165,7 +172,7 @@ def llama_3_rope(factors: Any, config: Any) -> dict[str, Any]:
 
 
 def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
-    """Write the tokenizer that lies next to the GGUF file, else the tokenizer that the file contains."""
+    """Write to `target` the tokenizer next to the GGUF file, or else the one that the file contains."""
     if (path.parent / _TOKENIZER).is_file():
         for name in _TOKENIZER_FILES:
             if (path.parent / name).is_file():
@@ -185,7 +192,9 @@ def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
 
 
 def check_weights(gguf: GGUFReader, model: Any, loading: dict[str, Any]) -> None:
-    """End the program if the file lacks weights of the model, or has weights that Transformers did not read."""
+    """End the program (`refuse`) if the file lacks weights of the model, or has weights that Transformers did not use.
+    `loading` is Transformers' report on loading the model.
+    """
     if missing := sorted(loading["missing_keys"]):
         refuse(f"it lacks weights, such as {missing[0]}")
     have = sum(parameter.numel() for parameter in model.parameters())
