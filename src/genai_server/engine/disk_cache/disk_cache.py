@@ -1,4 +1,6 @@
-"""Prefix cache on disk of one engine: combines the storer, the loader and the folder of files that both use."""
+"""The prefix cache on disk of one engine, which combines the writer and the reader of stored prefixes with their
+folder.
+"""
 
 import logging
 import shutil
@@ -33,9 +35,10 @@ _NO_SLOTS = "prefixes are kept on disk for models that run in a batch on the CPU
 
 
 class DiskCache:
-    """Prefix cache on disk. Its methods are called by the thread of the engine's loop.
+    """Prefix cache on disk of one engine: stores the KV cache of prompts in files, and loads it again instead of
+    computing it.
 
-    One thread reads from the disk, and another one writes.
+    Its methods are called by the thread of the engine's loop. One thread reads from the disk, and another one writes.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class DiskCache:
 
     @property
     def next_deadline(self) -> float:
-        """Earliest time, by the cache's clock, at which a sequence stops waiting for its prefix.
+        """Earliest time, by the cache's clock, at which a sequence stops waiting for its prefix to be loaded.
 
         Infinite if no sequence waits.
         """
@@ -70,7 +73,7 @@ class DiskCache:
     def figures(self, seconds_per_token: float) -> DiskCacheFigures:
         """Counters and settings of the cache for the metrics.
 
-        `seconds_per_token` is the time in which the model reads one prompt token; 0 if unknown.
+        `seconds_per_token` is how long the model takes to read one prompt token; 0 if unknown.
         """
         loader, storer = self._loader, self._storer
         return DiskCacheFigures(

@@ -1,7 +1,7 @@
-"""Loads stored prefixes from disk into the KV cache slots of sequences, in a separate thread.
+"""Loads stored prefixes from disk, in a separate thread, into KV cache slots (the memory of single sequences).
 
-A sequence takes part in no step while its prefix is loaded. It waits no longer than the model would take to read the
-tokens of the prefix.
+A sequence takes part in no step while its prefix is loaded. It waits at most as long as the model would take to read
+the prefix itself.
 """
 
 import logging
@@ -29,7 +29,7 @@ _WEIGHT = 0.3
 
 @dataclass
 class _Load:
-    """Load of a prefix from disk into the slot of a sequence."""
+    """A load of a prefix from disk into the KV cache slot of a sequence, from its start to its end."""
 
     sequence: Sequence
     slot: Slot
@@ -52,7 +52,9 @@ class _Load:
 
 
 class PrefixLoader:
-    """Loads stored prefixes. Its methods are called by the thread of the engine's loop; `thread` reads the files."""
+    """Loads the stored prefixes of sequences. Its methods are called by the thread of the engine's loop; the executor
+    `thread` reads the files.
+    """
 
     def __init__(
         self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, thread: Executor, clock: Clock
@@ -71,10 +73,12 @@ class PrefixLoader:
         self.bytes_per_second = 0.0
 
     def fetch(self, sequence: Sequence, seconds_per_token: float, done: Callable[[], None]) -> bool:
-        """Start to load the stored prefix of a sequence that has a slot. Returns whether the sequence must wait.
+        """Start to load the stored prefix of a sequence that has a KV cache slot. Returns whether the sequence must
+        wait.
 
-        `done` is called in another thread once the load has ended and `take` can count the tokens. `seconds_per_token`
-        is the time in which the model reads one prompt token; 0 if unknown.
+        `done` is called in another thread when the load has ended; then `take` must be called. A sequence whose prompt
+        begins like that of a sequence whose prefix is being loaded waits for this load, without a call of `done`.
+        `seconds_per_token` is how long the model takes to read one prompt token; 0 if unknown.
         """
         slot = self._slots.of(sequence.id)
         tokens = list(storable(sequence.tokens))
@@ -97,9 +101,10 @@ class PrefixLoader:
         return True
 
     def take(self, sequence: Sequence) -> int:
-        """Add the tokens that were loaded for a sequence to the sequence's slot; the sequence waits no longer.
+        """End the load for a sequence, and count what was loaded as part of the sequence's slot. The sequence stops
+        waiting.
 
-        Returns the number of tokens, 0 if nothing was loaded.
+        Returns the number of loaded tokens, 0 if nothing was loaded.
         """
         load = self.cancel(sequence)
         if load is None:
@@ -111,22 +116,23 @@ class PrefixLoader:
         return len(loaded)
 
     def late(self, now: float) -> list[Sequence]:
-        """Sequences whose prefix is still being loaded at the time `now`, which is after the deadline of the load."""
+        """Sequences whose prefix is still being loaded at the time `now`, although the deadline of the load has passed
+        by then.
+        """
         return [load.sequence for load in self._loads.values() if now >= load.deadline]
 
     @property
     def next_deadline(self) -> float:
-        """Earliest deadline of the running loads, by the loader's clock; infinite while nothing is loaded.
-
-        At that time `late` returns the sequence of that load.
+        """Earliest deadline of the running loads, by the loader's clock, from which on `late` returns a sequence;
+        infinite while nothing is loaded.
         """
         return min((load.deadline for load in self._loads.values()), default=inf)
 
     def cancel(self, sequence: Sequence) -> _Load | None:
-        """Stop the load for a sequence. Returns the load, or None if there was none.
+        """Stop the load for a sequence, so that nothing more is written to the sequence's slot. Returns the load, or
+        None if there was none.
 
-        The sequence's slot is not written to any more. The sequence, and others that waited for the same load, stop
-        waiting.
+        The sequence, and others that waited for the same load, stop waiting.
         """
         sequence.is_loading = False
         for other in self._loads.values():
@@ -154,7 +160,9 @@ class PrefixLoader:
         done()
 
     def _load(self, load: _Load) -> int:
-        """Load the longest stored prefix of a sequence's tokens. Returns the number of bytes read from the disk."""
+        """Load the longest stored prefix of a sequence's tokens, unless the model would read the tokens faster. Returns
+        the number of bytes read from the disk.
+        """
         memory, root = self._memory, root_key(load.slot.salt, is_long=load.slot.is_long)
         # States are those behind a complete segment.
         tokens = load.tokens[: load.end] if memory.has_states else load.tokens

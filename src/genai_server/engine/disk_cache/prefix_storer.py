@@ -1,7 +1,7 @@
-"""Stores prefixes that stay in KV cache slots on disk, in a separate thread.
+"""Stores the KV cache of prefixes on disk, in a separate thread, if they stay in memory long enough.
 
-A prefix is stored once the product of its number of tokens and the seconds that they have been in the slot is large
-enough: a long prefix soon, a short one only if it stays for long.
+A prefix is stored once the product of its number of tokens and the seconds that they have been in a KV cache slot is
+large enough: a long prefix soon, a short one only if it stays for long.
 """
 
 import logging
@@ -28,7 +28,7 @@ _PAUSE = 60.0
 
 @dataclass
 class _Seen:
-    """Tokens that a slot had when the storer last checked the slot, and how many of them were stored."""
+    """The tokens of a KV cache slot when the storer last checked the slot, and how many of them were stored."""
 
     tokens: list[int]
     # When the tokens that are not stored came, by the clock.
@@ -38,7 +38,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class _Prefix:
-    """Prefix that is to be stored: the first `length` tokens of a slot."""
+    """A prefix that is to be stored: the first `length` tokens of a KV cache slot."""
 
     slot: Slot
     # The slot's list itself. Whatever overwrites a slot's tokens in memory comes after the slot has another list. So a
@@ -51,7 +51,9 @@ class _Prefix:
 
 
 class PrefixStorer:
-    """Stores prefixes. Its methods are called by the thread of the engine's loop; `thread` writes the files."""
+    """Stores prefixes from KV cache slots on disk. Its methods are called by the thread of the engine's loop; the
+    executor `thread` writes the files.
+    """
 
     def __init__(
         self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, thread: Executor, clock: Clock
@@ -69,7 +71,7 @@ class PrefixStorer:
         self.error = ""
 
     def store_due(self) -> None:
-        """Start to store the prefixes that have become worth storing. Must be called about once a second."""
+        """Start to store the prefixes that have been in memory for long enough. Must be called about once a second."""
         now = self._clock()
         for seen, slot in zip(self._seen, self._slots.slots, strict=True):
             if slot.tokens is not seen.tokens:
@@ -138,9 +140,10 @@ class PrefixStorer:
         self._folder.touch([segment for _, segment in segments], states=self._memory.has_states)
 
     def _segments(self, prefix: _Prefix) -> Iterator[tuple[int, Segment]]:
-        """Segments in which to store a prefix, each with the number of tokens before the segment.
+        """Yield the segments in which a prefix is stored, each with the number of the prefix's tokens before the
+        segment.
 
-        All segments have the full length, except additional ones that end at a checkpoint of recurrent states.
+        Segments have the same length, except additional ones that end where recurrent states are saved (a checkpoint).
         """
         tokens = storable(prefix.tokens[: prefix.length])
         parent, full = prefix.root, self._memory.segment_tokens

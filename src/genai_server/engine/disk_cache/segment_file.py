@@ -1,8 +1,8 @@
-"""File format of a segment of a stored prefix, and its conversion from and to KV cache slots in memory.
+"""File format of a segment, a part of a stored prefix, and copies between its arrays and KV cache slots in memory.
 
-A segment has the KV cache of consecutive tokens, or recurrent states after them. A file is a magic number, the length
-of a MessagePack header, the header and the arrays, one after the other. The header has the tokens and a checksum of the
-arrays, so that a damaged file, or one that belongs to other tokens, is noticed.
+A segment has the KV cache of consecutive tokens, or the recurrent states after them. Its file consists of a magic
+number, the length of a MessagePack header, the header and the arrays. The header has the tokens and a checksum, so that
+a damaged file, or a file that belongs to other tokens, is recognized.
 """
 
 import os
@@ -28,19 +28,19 @@ _KEY_BYTES = 16
 
 
 class UnusableSegment(Exception):
-    """A segment file is damaged, or has other content than its name says. The message gives the reason."""
+    """Raised, with the reason, for a segment file that is damaged or has other contents than its name says."""
 
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Shape and numpy type of one array in a file."""
+    """Shape and numpy type of one array in a segment file."""
 
     shape: tuple[int, ...]
     type: Any
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the array in the file."""
+        """Size of the array in the file, in bytes."""
         return int(np.prod(self.shape)) * int(np.dtype(self.type).itemsize)
 
 
@@ -54,22 +54,23 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 def root_key(salt: str | None, *, is_long: bool) -> str:
-    """Key of the empty prefix, from which the keys of all prefixes with this cache salt are derived.
+    """Key of the empty prefix. The keys of all prefixes with the cache salt `salt` are derived from it.
 
-    `is_long` says whether the KV cache was computed with the rope factors for long contexts.
+    Requests with different salts share no cached prefixes; None stands for no salt. `is_long` says whether the KV cache
+    was computed with the rope (rotary position embedding) factors for long contexts.
     """
     return _digest(b"root", (salt or "").encode(), b"salted" if salt is not None else b"", b"long" if is_long else b"")
 
 
 def segment_key(parent: str, tokens: Sequence[int]) -> str:
-    """Key of the prefix that consists of the prefix with the key `parent`, followed by `tokens`."""
+    """Key of a prefix that consists of the prefix with the key `parent` and `tokens` after it."""
     return _digest(parent.encode(), _packed(tokens))
 
 
 def storable(tokens: Sequence[int]) -> Sequence[int]:
-    """The leading tokens whose KV cache can be stored on disk: those before the first image.
+    """The tokens before the first image, because only their KV cache can be stored on disk.
 
-    Features of images have negative token ids, which other engine processes cannot interpret.
+    Image features have negative token ids, which are valid in one engine process only.
     """
     return tokens[: next((index for index, token in enumerate(tokens) if token < 0), len(tokens))]
 
@@ -86,9 +87,10 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 
 def write_segment(path: Path, parent: str, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
-    """Write the tokens and arrays of a segment to a new file. Raises OSError.
+    """Write a segment to a new file. Raises OSError.
 
-    `parent` is the key of the prefix before the segment. Only the user of this process may read the file.
+    `parent` is the key of the prefix before the segment; `tokens` and `arrays` are the segment's contents. Only the
+    user of this process can read the file.
     """
     blocks = [np.ascontiguousarray(values).reshape(-1).view(np.uint8).data for values in arrays]
     packed = _packed(tokens)
@@ -105,9 +107,9 @@ def read_segment(path: Path, parent: str, tokens: Sequence[int], layout: Sequenc
     """Read the arrays of the segment file at `path`.
 
     `parent` is the key of the prefix before the segment, `tokens` are the tokens that the segment must have, and
-    `layout` describes the arrays in the file, in order. The file is read, not mapped into memory: a mapped page that
-    the disk cannot give would end the process. Raises OSError, and UnusableSegment if the file is damaged, belongs to
-    other tokens, or is owned by another user.
+    `layout` describes the arrays in the file, in order. The file is read instead of being mapped into memory, because
+    an error of the disk would otherwise kill the process. Raises OSError, and UnusableSegment if the file is damaged,
+    belongs to other tokens, or is owned by another user.
     """
     # A pipe would block without O_NONBLOCK. Systems without these flags have neither links nor pipes in folders.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -158,10 +160,12 @@ _MIN_TOKENS, _MAX_TOKENS = 16, 256
 
 
 class SlotMemory:
-    """Copies the KV cache of a range of tokens from a KV cache slot into new arrays, or from such arrays into a slot.
+    """Copies the KV cache of consecutive tokens from a KV cache slot to new arrays, or from such arrays to a slot.
 
-    `arrays` are the KV cache buffers of all slots: for each layer one of keys and one of values, each [slots, kv_heads,
-    length, head_size]. A copy has an array [kv_heads, tokens, head_size] of the type `stored_type` for each buffer.
+    `arrays` are the KV cache buffers of all slots: keys and values of each layer, each of the shape [slots, kv_heads,
+    length, head_size]. A copy consists of one array [kv_heads, tokens, head_size] of the type `stored_type` for each
+    buffer. `states` are the recurrent states of all slots; None if the model has none. `segment_bytes` is the size of a
+    segment's copy, from which the number of its tokens follows.
     """
 
     def __init__(
@@ -183,21 +187,21 @@ class SlotMemory:
         ]
 
     def layout(self, num_tokens: int) -> list[ArrayLayout]:
-        """Shapes and types of the arrays in a file with the KV cache of `num_tokens` tokens, in order."""
+        """Shapes and types of the arrays in a segment file with the KV cache of `num_tokens` tokens, in order."""
         return [ArrayLayout((array.shape[1], num_tokens, array.shape[3]), self._type) for array in self._arrays]
 
     def read(self, slot: int, first: int, end: int) -> list[NDArray[Any]]:
-        """Copy the KV cache of a slot's tokens from index `first` to before index `end`.
+        """Copy the KV cache of the tokens of a slot from index `first` to before index `end`.
 
-        Returns an array [kv_heads, tokens, head_size] for the keys and one for the values of each layer.
+        Returns two arrays [kv_heads, tokens, head_size] for each layer, with the keys and the values.
         """
         return [array[slot, :, first:end].astype(self._type) for array in self._arrays]
 
     def write(self, slot: int, first: int, end: int, values: Sequence[NDArray[Any]], skipped: int) -> None:
-        """Write KV cache to a slot's tokens from index `first` to before index `end`.
+        """Write the KV cache of the tokens of a slot from index `first` to before index `end`.
 
-        `values` are arrays [kv_heads, tokens, head_size] as `read` returns them, of which the first `skipped` tokens
-        are left out.
+        `values` are arrays [kv_heads, tokens, head_size] as `read` returns them; their first `skipped` tokens are not
+        written.
         """
         for array, part in zip(self._arrays, values, strict=True):
             array[slot, :, first:end] = part[:, skipped : skipped + end - first]

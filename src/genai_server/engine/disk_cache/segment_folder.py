@@ -1,12 +1,12 @@
-"""Folder of stored prefixes: one subfolder for each model, and in it one file for each segment.
+"""Folder of stored prefixes: one subfolder for each model, and in it one file for each segment (a part of a prefix).
 
 The name of a segment's file has the key of the prefix before the segment, the number of the segment's tokens, and the
-key of the prefix including the segment. The file names are the only index. Models with recurrent states have further
-files: the states after a prefix, named after the prefix. All engines of a host may use the folder at once, because
-files never change, and appear and disappear as a whole.
+key of the prefix including the segment. There is no other index than the file names. For models with recurrent states,
+further files have the states after a prefix and are named after the prefix. All engines of a host may use the folder at
+once, because files never change, and appear and disappear as a whole.
 
-The modification time of a file is the time of its last use. Each segment is dated before the segment that it continues.
-So no other file depends on the least recently used one.
+The modification time of a file is the time of its last use. Each segment gets an earlier time than the segment before
+it in the prefix, so that the least recently used file is never one on which other files depend.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ _LATER = 1e-3
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive tokens of a stored prefix.
+    """Consecutive tokens of a stored prefix, by which the file with their KV cache is named.
 
     `parent` is the key of the prefix before these tokens, and `key` the key of the prefix that ends with them.
     """
@@ -63,7 +63,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """Summary of what the folder stores for one model."""
+    """What the folder of stored prefixes has for one model: the number and size of files, and their last use."""
 
     name: str
     num_files: int
@@ -73,9 +73,11 @@ class StoredModel:
 
 
 class SegmentFolder:
-    """Stored segments of one model. The files of all models in the folder together have `max_bytes` at most.
+    """The stored segments of one model, `model`. The files of all models below `root` have at most `max_bytes` bytes
+    together.
 
-    Any thread may use the object. Raises OSError if the folder cannot be made, or if other users could read it.
+    Any thread may use the object. The constructor raises OSError if the folder cannot be created, or belongs to another
+    user.
     """
 
     def __init__(self, root: Path, model: str, max_bytes: int, now: Callable[[], float] = time.time) -> None:
@@ -97,14 +99,16 @@ class SegmentFolder:
 
     @property
     def limit(self) -> int:
-        """Maximum bytes of all files, limited by the setting and by the free space of the disk. Raises OSError."""
+        """Maximum total size of all models' files in bytes, by the setting and by the free space of the disk. Raises
+        OSError.
+        """
         return min(self.max_bytes, self.num_bytes + shutil.disk_usage(self.root).free)
 
     def longest(self, root: str, tokens: Sequence[int], *, states: bool) -> list[Segment]:
         """Find the longest stored prefix of `tokens`. Returns its segments in order, or an empty list if there is none.
 
-        `root` is the key of the empty prefix (`root_key`). With `states`, only prefixes after which recurrent states
-        are stored count.
+        `root` is the key of the empty prefix (`root_key`). With `states`, only prefixes count whose recurrent states
+        are stored, too.
         """
         found: list[Segment] = []
         best: list[Segment] = []
@@ -124,22 +128,27 @@ class SegmentFolder:
         return best
 
     def has(self, segment: Segment) -> bool:
-        """Whether a segment was stored at the last scan of the folder. Other processes may have changed that since."""
+        """Whether a segment is stored, as far as this process knows. Other processes may have stored or removed it
+        since this process last read the names of the files.
+        """
         return segment in self._children.get(segment.parent, ())
 
     def has_states(self, key: str) -> bool:
-        """Whether the recurrent states after the prefix with this key were stored at the last scan of the folder."""
+        """Whether the recurrent states after the prefix with the key `key` are stored, as far as this process knows
+        (see `has`).
+        """
         return key in self._with_states
 
     def read(self, segment: Segment, tokens: Sequence[int], layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
-        """Read the KV cache arrays of a segment with these tokens. Returns None if the file is missing or unusable.
+        """Read the KV cache of a segment. Returns None if the file is missing or unusable.
 
-        `layout` describes the arrays in the file, in order.
+        `tokens` are the tokens that the segment must have; `layout` describes the arrays in the file, in order.
         """
         return self._read(segment.name, segment.parent, tokens, layout)
 
     def read_states(self, key: str, layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
-        """Read the recurrent states after the prefix with this key. Returns None if the file is missing or unusable.
+        """Read the recurrent states after the prefix with the key `key`. Returns None if the file is missing or
+        unusable.
 
         `layout` describes the arrays in the file, in order.
         """
@@ -162,10 +171,11 @@ class SegmentFolder:
 
     @contextlib.contextmanager
     def writing(self, num_bytes: int) -> Iterator[None]:
-        """Context in which up to `num_bytes` may be written. Raises OSError.
+        """Context manager within which up to `num_bytes` bytes may be written. Raises OSError, also if another process
+        writes for longer than _PATIENCE seconds.
 
-        Only one process at a time is in such a context. The least recently used files of all models are removed to make
-        room.
+        Only one process at a time is in such a context. On entry, the least recently used files of all models are
+        removed to make room.
         """
         try:
             with self._lock:
@@ -177,11 +187,13 @@ class SegmentFolder:
             raise OSError(f"another process has {self._lock.lock_file} for {_PATIENCE:.0f} s") from None
 
     def write(self, segment: Segment, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
-        """Store a segment. Must be called within the context `writing`. Raises OSError."""
+        """Store a segment with its tokens and its KV cache. Must be called within the context `writing`. Raises
+        OSError.
+        """
         self._write(segment.name, segment.parent, tokens, arrays)
 
     def write_states(self, key: str, arrays: Sequence[NDArray[Any]]) -> None:
-        """Store the recurrent states after the prefix with this key. Must be called within the context `writing`.
+        """Store the recurrent states after the prefix with the key `key`. Must be called within the context `writing`.
 
         Raises OSError.
         """
@@ -198,7 +210,9 @@ class SegmentFolder:
             self._add(name)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove the least recently used files of all models until `num_bytes` more fit within the limit."""
+        """Remove the least recently used files of all models until another `num_bytes` bytes can be written within the
+        limit.
+        """
         files = sorted(_files(self.root), key=lambda file: file[1].st_mtime)
         self.num_bytes = sum(status.st_size for _, status in files)
         limit = self.limit
@@ -210,9 +224,10 @@ class SegmentFolder:
             self.num_bytes -= status.st_size
 
     def touch(self, segments: Sequence[Segment], *, states: bool) -> None:
-        """Record the use of a prefix in the modification times of its files.
+        """Set the modification times of a prefix's files, because the prefix was just used.
 
-        With `states`, the file with the states after the prefix is included.
+        `segments` are the prefix's segments in order. With `states`, the file with the recurrent states after the
+        prefix is included.
         """
         now = self._now()
         names = [segment.name for segment in segments]
@@ -223,9 +238,9 @@ class SegmentFolder:
                 os.utime(self._path / name, (at, at))
 
     def set_aside(self) -> Path | None:
-        """Make all files of the model unusable at once by renaming their folder.
+        """Rename the folder with all files of the model, so that no engine uses them any more.
 
-        Returns the renamed folder, which the caller must delete, or None if nothing was stored.
+        Returns the path of the renamed folder, which the caller must delete, or None if nothing was stored.
         """
         removed = _set_aside(self._path)
         with self._changing:
@@ -233,7 +248,7 @@ class SegmentFolder:
         return removed
 
     def _scan(self) -> None:
-        """Read the names of all files again if the folder has changed since the last scan."""
+        """Read the names of the model's files again if its folder has changed since they were last read."""
         try:
             changed = self._path.stat().st_mtime_ns
             if changed == self._scanned:
@@ -263,7 +278,7 @@ class SegmentFolder:
 
 
 def stored_models(root: Path) -> list[StoredModel]:
-    """Summary of each model that has files in the folder, sorted by name."""
+    """Summary of each model that has stored prefixes below the folder `root`, sorted by name."""
     found: dict[str, list[os.stat_result]] = {}
     for path, status in _files(root):
         found.setdefault(path.parent.name, []).append(status)
@@ -274,7 +289,7 @@ def stored_models(root: Path) -> list[StoredModel]:
 
 
 def clear(root: Path, model: str) -> None:
-    """Remove the stored prefixes of a model from the folder `root`. Engines may use the folder at the same time."""
+    """Remove the stored prefixes of a model from the folder `root`, even if engines use the folder at the same time."""
     if removed := _set_aside(root / model):
         shutil.rmtree(removed, ignore_errors=True)
 
@@ -289,7 +304,7 @@ def _set_aside(folder: Path) -> Path | None:
 
 
 def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Path and status of each file of all models, including the remains of folders that were being deleted."""
+    """Yield the path and status of each file of all models. Folders whose deletion was interrupted are included."""
     for folder in _listed(root):
         for path in _listed(folder):
             with contextlib.suppress(OSError):
@@ -304,7 +319,9 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder that only the user of this process can enter. Raises OSError if it belongs to another user."""
+    """Create a folder that only the user of this process can enter. Raises OSError if it exists and belongs to another
+    user.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat(follow_symlinks=False)
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():

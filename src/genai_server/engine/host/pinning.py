@@ -1,4 +1,4 @@
-"""Keeps an engine on the cores and the memory of its NUMA node, as `numactl` does; on Linux only."""
+"""Binds an engine process to the cores and the memory of one NUMA node, as `numactl` does. Linux only."""
 
 import contextlib
 import ctypes
@@ -22,9 +22,9 @@ _MAX_NODES = 1024
 def keep_on(cores: EngineCores) -> None:
     """Bind this process to the CPUs in `cores`, and prefer memory of their NUMA node if `cores` names one.
 
-    All present threads are bound to the CPUs. Call this before the first session is opened, whose threads inherit both
-    settings. If the node has no free memory, memory of other nodes is used. If the system refuses a setting, for
-    example in a container, that is only logged. Does nothing except on Linux.
+    This must be called before the first session of ONNX Runtime is opened, so that the session's threads inherit both
+    settings; existing threads are bound to the CPUs, too. If the node has no free memory, Linux uses memory of other
+    nodes. If the system refuses a setting, as in some containers, this is only logged. Does nothing except on Linux.
     """
     if sys.platform == "linux":
         try:
@@ -43,9 +43,9 @@ def keep_on(cores: EngineCores) -> None:
 
 
 def _prefer_memory_of(node: int) -> str:
-    """Make Linux prefer a NUMA node for new memory of this thread and of threads that it starts.
+    """Make Linux prefer memory of a NUMA node for this thread, and for threads that it starts.
 
-    Returns the reason if that is impossible, and "" if it has been set.
+    Returns "", or the reason if this is impossible.
     """
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:

@@ -1,4 +1,4 @@
-"""The host's resources for an engine: the kind of processor, thread priorities, and free GPU memory."""
+"""What an engine asks of the host: the type of the processor, a lower priority of threads, and free GPU memory."""
 
 import ctypes
 import os
@@ -11,7 +11,9 @@ from pathlib import Path
 
 @cache
 def processor() -> str:
-    """Name of the kind of processor, with its instruction sets if the system reports them."""
+    """Name and instruction sets of the processor, as far as the system reports them, as a text that is equal for
+    processors of the same type.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -21,7 +23,9 @@ def processor() -> str:
 
 
 def has_vnni() -> bool:
-    """Whether the processor can add products of 8-bit numbers in 32 bits: VNNI of x86, or dot products of ARM."""
+    """Whether the processor has instructions that add products of 8-bit integers as 32-bit integers: VNNI of x86, or
+    the dot products of ARM.
+    """
     flags = processor().split()
     return not {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"}.isdisjoint(flags)
 
@@ -31,9 +35,9 @@ _NAMES = ("cudart64_13.dll", "cudart64_12.dll") if sys.platform == "win32" else 
 
 
 def free_gpu_memory(device_id: int) -> int | None:
-    """Free bytes of a CUDA device; None if there is no such device or no CUDA.
+    """Free memory of a CUDA device in bytes; None if there is no such device, or no CUDA.
 
-    `device_id` counts the devices that the process may use, as CUDA does.
+    `device_id` is the number that CUDA gives the device among those that this process may use.
     """
     for name in _NAMES:
         try:
@@ -52,9 +56,9 @@ _NICENESS = 10
 
 
 def let_others_go_first() -> None:
-    """Lower the priority of the calling thread, and of threads that it starts.
+    """Lower the priority of the calling thread, and of threads that it starts from now on.
 
-    Does nothing except on Linux, because other systems have no priorities of single threads in this form.
+    Does nothing except on Linux, because other systems cannot set the priority of a single thread in this way.
     """
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,6 +1,7 @@
-"""Standard streams of an engine process, which connect it to the supervisor and end the engine with the supervisor.
+"""The engine process's connection to the supervisor over standard input and output.
 
-Over these streams the engine also sends heartbeats, by whose absence the supervisor notices that the engine hangs.
+The supervisor sends a description of the engine and commands; the engine sends reports, and heartbeats whose absence
+shows the supervisor that the engine hangs. When standard input ends, the supervisor has exited, and the engine exits.
 """
 
 import contextlib
@@ -35,12 +36,12 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class SupervisorLink:
-    """Takes over the standard streams of the process: reads messages of the supervisor, and writes messages to it.
+    """Reads the supervisor's messages from standard input, and writes messages to standard output.
 
-    When standard input ends, which it does however the supervisor exits, the process exits. If the attribute `close` is
-    set, it is called first, and the main thread has some seconds to exit in an orderly way. Then the supervisor's
-    folder, which contains the secret, is removed, because a killed supervisor cannot do so. If the supervisor has only
-    asked this engine to exit, the folder stays.
+    When standard input ends, which happens whenever the supervisor exits, the process exits. Before, the function
+    `close` is called if it is set, and the main thread has _CLOSING seconds to end the process in an orderly way. The
+    supervisor's folder with the secret is removed, because a supervisor that was killed could not do so; it stays if
+    the supervisor has asked only this engine to exit.
     """
 
     def __init__(self) -> None:
@@ -60,10 +61,10 @@ class SupervisorLink:
             os.set_blocking(self._output, False)
 
     def launch(self) -> EngineLaunch:
-        """Wait for the launch message, with which the supervisor describes the engine.
+        """Wait for the supervisor's first message, which describes the engine, and return it.
 
-        From then on, standard input is watched. Raises msgspec.DecodeError for an invalid message, and EOFError if
-        standard input ends without one.
+        From then on, a thread reads standard input. Raises msgspec.DecodeError for an invalid message, and EOFError if
+        standard input ends before a message.
         """
         message = next(self._messages, None)
         if not isinstance(message, EngineLaunch):
@@ -76,8 +77,8 @@ class SupervisorLink:
     def send(self, message: FromEngine) -> None:
         """Write a message to the supervisor without waiting. Any thread may call this.
 
-        A heartbeat that does not fit into the pipe's buffer is dropped. The part of any other message that does not fit
-        is kept, and is written when the next message is sent.
+        If the pipe is full, a heartbeat is dropped. Of other messages, what does not fit is written when the next
+        message is sent.
         """
         with self._lock:
             if self._unwritten and isinstance(message, Beat):
@@ -120,11 +121,13 @@ class SupervisorLink:
 
 
 def _exit_from_native_code() -> None:
-    """On Linux, make the kernel end this process some seconds after its parent if it does not exit itself.
+    """On Linux, make the kernel end this process some seconds after its parent, in case the process does not exit
+    itself.
 
-    While native code holds the GIL, in a long or hanging step, no Python thread sees the end of standard input. So the
-    kernel sends a signal when the parent dies, whose handler is the C library's own `alarm`. It takes the signal's
-    number as seconds (16 on x86 and ARM), and the alarm ends the process.
+    While native code holds the GIL in a long or hanging forward pass, no Python thread notices the end of standard
+    input. The kernel therefore sends a signal when the parent dies. The signal's handler is the C library's function
+    `alarm`, which takes the signal's number (16 on x86 and ARM) as a number of seconds, after which the alarm ends the
+    process.
     """
     if sys.platform == "linux":
         library = ctypes.CDLL(None)
@@ -136,10 +139,11 @@ def _exit_from_native_code() -> None:
 
 
 class Heartbeat:
-    """Sends heartbeats. Used by the thread of the engine's loop only.
+    """Sends heartbeats to the supervisor. Used by the thread of the engine's loop only.
 
-    A heartbeat is sent before each pass, because native code may hold the GIL during the pass. As each one wakes the
-    supervisor, a heartbeat with the same content as the last one is left out for BEAT_SECONDS. `send` must not block.
+    The loop calls `beat` before each forward pass, because native code may hold the GIL during the pass. As every
+    heartbeat wakes the supervisor, one with the same content as the last one is left out for BEAT_SECONDS. `send` must
+    not block.
     """
 
     def __init__(self, send: Callable[[Beat], None] = lambda beat: None, clock: Clock = time.monotonic) -> None:
@@ -152,10 +156,11 @@ class Heartbeat:
         self.kv_bytes = 0
 
     def beat(self, tokens: int, requests: int, arrived: int) -> None:
-        """Report that a pass which reads `tokens` tokens of all sequences begins; 0 means that no pass begins.
+        """Report that a forward pass begins which reads `tokens` tokens, of all its sequences together; 0 means that no
+        pass begins.
 
-        `requests` is the number of running and waiting requests, and `arrived` the number of all that have ever
-        arrived.
+        `requests` is the number of running and waiting requests, and `arrived` the number of all requests that have
+        arrived since the engine's start.
         """
         last, now = self._last, self._clock()
         if now < self._next and tokens == last.tokens and bool(requests) == bool(last.requests):

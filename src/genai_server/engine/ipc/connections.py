@@ -1,7 +1,8 @@
-"""The engine's side of the sockets: accepts API processes, reads their messages, and writes to them.
+"""The engine's sockets: accepts connections of API processes, reads their messages, and writes messages to them.
 
-One thread accepts, reads and flushes. The thread of the engine's loop writes directly, because onnxruntime-genai may
-hold the GIL for a whole forward pass, during which no other thread could deliver a token.
+A separate thread accepts, reads, and writes what a socket did not take at once. The thread of the engine's loop writes
+directly, because onnxruntime-genai may hold the GIL for a whole forward pass, during which no other thread could
+deliver a token.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ _ALONE = Batching()
 
 
 class Connection:
-    """Connection of one API process. Any thread may call `send`; only the thread that reads may call other methods."""
+    """The connection of one API process. Any thread may call `send`; the other methods are for the thread that reads."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -52,19 +53,21 @@ class Connection:
         self._backlog = bytearray()
 
     def send(self, data: bytes) -> bool:
-        """Write as much as the socket takes and keep the rest. Returns whether everything was written."""
+        """Write as much of `data` as the socket takes, and keep the rest for `flush`. Returns whether everything was
+        written.
+        """
         with self._lock:
             self._backlog += data
             return self._write()
 
     def flush(self) -> bool:
-        """Write as much of the unsent data as the socket takes. Returns whether everything was written."""
+        """Write as much of what `send` has kept as the socket takes. Returns whether everything was written."""
         with self._lock:
             return self._write()
 
     @property
     def is_stuck(self) -> bool:
-        """Whether so much data is unsent that the API process has evidently stopped reading."""
+        """Whether more than MAX_BACKLOG_BYTES are unwritten, so that the API process must have stopped reading."""
         return len(self._backlog) > MAX_BACKLOG_BYTES
 
     def _write(self) -> bool:
@@ -89,9 +92,11 @@ class Listener:
 
 
 class Connections:
-    """Accepts API processes at the listener, and puts their messages into the inbox of the engine's loop.
+    """Accepts connections of API processes at the listener, and puts their messages into the inbox of the engine's
+    loop.
 
-    A connection must present the secret, because any local user can open a TCP port.
+    The first message of a connection must contain `secret`, because any local user can connect to a TCP port. The
+    answer has `model` and `batching`, which describe the engine.
     """
 
     def __init__(self, listener: Listener, secret: str, model: ModelInfo, batching: Batching = _ALONE) -> None:
@@ -110,17 +115,19 @@ class Connections:
         self._selector.register(self._waker, selectors.EVENT_READ, None)
 
     def start(self, inbox: Inbox, interrupt: Callable[[int, ToEngine], None] = lambda number, message: None) -> None:
-        """Start the thread that accepts connections and reads messages into the inbox.
+        """Start the thread that accepts connections and puts the messages that it reads into `inbox`.
 
-        `interrupt` is called with the number of a connection and each message that must not wait for the end of a long
-        step.
+        `interrupt` is called in that thread, with the number of a connection and a message, for each message that may
+        have to end the forward pass in progress.
         """
         self._inbox = inbox
         self._interrupt = interrupt
         threading.Thread(target=self._serve, name="connections", daemon=True).start()
 
     def send(self, number: int, messages: list[ToApi]) -> None:
-        """Send messages to one API process; does nothing if it has disconnected. Never blocks."""
+        """Send messages to the API process with the connection number `number`, without waiting. Does nothing if it has
+        disconnected.
+        """
         connection = self._connections.get(number)
         if connection is not None and not connection.send(encode_frame(messages)):
             with contextlib.suppress(BlockingIOError):  # the thread is awake already
@@ -209,7 +216,10 @@ class Connections:
 
 
 def listen(address: str) -> Listener:
-    """Listen at the path of a Unix socket, or with "" on a free TCP port of the loopback interface. Raises OSError."""
+    """Listen on a Unix socket with the path `address`, or, if it is "", on a free TCP port of the loopback interface.
+
+    Raises OSError if that is impossible.
+    """
     if sys.platform != "win32" and address:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(address)

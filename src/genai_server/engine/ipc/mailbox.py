@@ -1,4 +1,4 @@
-"""Messages that the engine's loop receives from all threads, and messages that it sends to the API processes."""
+"""The queues of an engine's loop: messages that it receives from other threads, and messages for the API processes."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -33,7 +33,8 @@ Send = Callable[[int, list[ToApi]], None]
 
 
 class Outbox:
-    """Collects messages for the API processes, and knows the load report that each received last.
+    """Collects messages for the API processes until they are delivered, and remembers the last load report and counters
+    that each process has received, so that only changes are sent.
 
     Used by the thread of the engine's loop only.
     """
@@ -46,27 +47,27 @@ class Outbox:
         self._figures: dict[int, Figures] = {}
 
     def connect(self, connection: int) -> None:
-        """Add the connection of an API process, which has received no load report yet."""
+        """Add the connection with this number to those that receive load reports and counters."""
         self.num_connected += 1
         self._loads[connection] = Load()
 
     def disconnect(self, connection: int) -> None:
-        """Remove the connection of an API process, if there is one with this number."""
+        """Remove the connection with this number, if there is one."""
         self._loads.pop(connection, None)
         self._figures.pop(connection, None)
 
     def send(self, connection: int, *messages: ToApi) -> None:
-        """Add messages to the next delivery to an API process."""
+        """Add messages to the next delivery to the API process with this connection number."""
         self._gathered.setdefault(connection, []).extend(messages)
 
     def deliver(self) -> None:
-        """Send the collected messages, in one frame for each connection, so that its process wakes only once."""
+        """Send the collected messages. Each API process gets its messages in one frame, so that it wakes only once."""
         for connection, messages in self._gathered.items():
             self._send(connection, messages)
         self._gathered.clear()
 
     def send_figures(self, figures: Figures) -> None:
-        """Add the engine's counters to the next delivery to each API process that has not received these values yet."""
+        """Add the engine's counters to the next delivery to each API process that does not have the same values yet."""
         for connection in self._loads:
             if self._figures.get(connection) != figures:
                 self._figures[connection] = figures
@@ -78,9 +79,10 @@ class Outbox:
             self.send(connection, message)
 
     def send_load(self, scheduler: Scheduler, accepted: Collection[Sequence], *, terminated: bool) -> None:
-        """Add a load report to the next delivery to each API process for which the load has changed.
+        """Add a load report to the next delivery to each API process whose last report was different.
 
-        `accepted` are the running and waiting sequences. `terminated` says whether the device refuses requests.
+        The report has the numbers of running and waiting requests, and the capacity for more. `accepted` are the
+        running and waiting sequences. `terminated` says whether an operator has made the device refuse requests.
         """
         in_background = [sequence for sequence in accepted if sequence.low_priority]
         others = [sequence for sequence in accepted if not sequence.low_priority]

@@ -1,4 +1,6 @@
-"""Folder of per-token profiles, with its limits. ONNX Runtime writes the files, one for each forward pass."""
+"""The folder of the profiles that ONNX Runtime writes, one file for each profiled forward pass, and the folder's
+limits.
+"""
 
 import math
 import os
@@ -22,10 +24,10 @@ _FULL = 0.9
 
 
 class ProfileFolder:
-    """Counts the profiles of all devices below `root`, and checks the limits.
+    """The subfolder with the profiles of one engine, and the limits that hold for the profiles of all engines together.
 
-    The profiles of this engine lie in the subfolder `name`, because file names do not tell engines apart. `max_age` is
-    in seconds.
+    The subfolder of `root` is called `name`, because the names of ONNX Runtime's files do not show the engine.
+    `max_bytes` is the total size, `max_age` is in seconds.
     """
 
     def __init__(self, root: Path, name: str, *, max_files: int, max_bytes: int, max_age: float = math.inf) -> None:
@@ -51,25 +53,27 @@ class ProfileFolder:
             raise Unavailable(f"GENAI_PROFILE_DIR={self._root}: profiles cannot be written: {reason}") from error
 
     def path_prefix(self, prefix: str) -> str:
-        """Full path prefix for profiles with a file prefix, as the runtime option `enable_profiling` takes it."""
+        """Full path of profiles whose names begin with `prefix`, without the rest of the name, as the runtime option
+        `enable_profiling` takes it.
+        """
         return str(self.directory.resolve() / prefix)
 
     def usage(self) -> tuple[int, int]:
-        """Number and total bytes of the profiles of all devices."""
+        """Number and total size in bytes of the profiles of all engines."""
         sizes = [size for folder in self._root.glob("*") for size in _sizes(folder)]
         return len(sizes), sum(sizes)
 
     def wrote(self, sizes: Sequence[int]) -> None:
-        """Count new files of this engine, with these sizes in bytes."""
+        """Count new profiles of this engine, whose sizes in bytes are `sizes`."""
         files, size = self._counted
         self._counted = files + len(sizes), size + sum(sizes)
 
     def limit_reached(self) -> str | None:
-        """Message about the limit that allows no further file; None if no limit is reached.
+        """A message about the limit because of which no further profile may be written; None if no limit is reached.
 
-        This is called for every profiled pass, and counting a thousand files takes 4 ms. So files are counted again
-        only after a number of calls that is a hundredth of the number of files. Until then, files of other engines may
-        exceed a limit by about as much.
+        This is called for every profiled pass, and counting a thousand files takes 4 ms. So the files are counted again
+        only after a number of calls that is a hundredth of the number of files. Until then, the profiles of other
+        engines may exceed a limit by about as much.
         """
         if self._looks_left == 0:
             self._counted = self.usage()
@@ -85,9 +89,10 @@ class ProfileFolder:
         return None
 
     def remove_old(self) -> None:
-        """Remove the profile sessions of all devices that ended longer than `max_age` ago.
+        """Remove the profile sessions of all engines that ended more than `max_age` seconds ago.
 
-        Of the others, at most as many stay as files are allowed, because sessions may have no files.
+        Of the others, the newest stay, as many as files are allowed; without this limit, sessions without files would
+        add up.
         """
         now = time.time()
         old: list[Manifest] = []
@@ -98,11 +103,11 @@ class ProfileFolder:
         self._looks_left = 0
 
     def make_room(self, keep: Collection[Path]) -> str | None:
-        """At a limit, remove the oldest profile sessions until a tenth of the limit is free.
+        """If a limit is reached, remove the oldest profile sessions until a tenth of the limit is free.
 
-        Returns the message of a limit that is still reached; None if none is. Sessions with a manifest in `keep`, and
-        open ones of other engines, stay. A tenth is freed because this function reads all manifests, which the next
-        passes should not have to repeat.
+        Sessions whose manifests are in `keep`, and sessions to which other engines still write, are not removed.
+        Returns a message about a limit that is still reached, otherwise None. A tenth is freed at once because all
+        manifests have to be read for that, which should not be repeated for each of the next passes.
         """
         if self.limit_reached() is None:
             return None
@@ -121,9 +126,9 @@ class ProfileFolder:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """Sizes in bytes of the profiles in a folder; empty if there is no such folder.
+    """Yield the sizes in bytes of the profiles in a folder; nothing if there is no such folder.
 
-    It is called for every pass, so it creates no Path object for each file.
+    This is called during profiled passes, so it creates no Path object for each file.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -133,7 +138,7 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def wait_for_next_file_name() -> None:
-    """Wait for the next millisecond of the clock, because file names of profiles differ only in their time."""
+    """Wait for the clock's next millisecond, because the names of ONNX Runtime's files differ only in their time."""
     start = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 == start:
         time.sleep(0.0002)

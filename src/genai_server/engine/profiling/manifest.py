@@ -1,7 +1,7 @@
-"""Writes the manifest of each profile session: to which request and token each file of a profiled pass belongs.
+"""Writes the manifest of each profile session: which file belongs to which pass, request and token.
 
-ONNX Runtime's file names contain only a prefix and the time. The files of a pass are those that were not in the folder
-before the pass.
+The names of ONNX Runtime's files contain only a prefix and the time. The files of a pass are those that were not in the
+folder before the pass.
 """
 
 import os
@@ -29,9 +29,10 @@ _LIBRARIES = "onnxruntime*.dist-info"
 
 
 def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> Session:
-    """The part of a manifest that is the same for all profile sessions of an engine.
+    """Return the contents that the manifests of all profile sessions of an engine share.
 
-    `threads` 0 means the usable cores; a number in the options takes precedence.
+    `threads` is the configured number of threads, 0 for as many as there are usable cores; a number in `options` takes
+    precedence.
     """
     versions = {"genai-server": __version__, "python": platform.python_version(), "platform": platform.platform()}
     cores = usable_cores()
@@ -49,9 +50,9 @@ def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOpti
 
 
 def _library_versions() -> dict[str, str]:
-    """Versions of the installed distributions of ONNX Runtime, by name.
+    """Versions of the installed ONNX Runtime packages, by name.
 
-    To read all installed distributions would take a quarter of an engine's start.
+    Only these are read, because reading all installed packages would make the start of an engine a quarter longer.
     """
     folders = [folder for path in sys.path for folder in Path(path).glob(_LIBRARIES)]
     # Of two with the same name, Python imports the first.
@@ -60,7 +61,9 @@ def _library_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Before:
-    """State before a profiled pass: names of the files in the folder, tokens read, and the times of clocks."""
+    """The state before a profiled pass: names of the files in the folder, number of tokens read, and the times of
+    clocks.
+    """
 
     files: frozenset[str]
     position: int
@@ -70,10 +73,11 @@ class _Before:
 
 
 class ProfileManifest:
-    """Writes the manifests of profile sessions in a device's folder. Each file prefix has at most one open session.
+    """Writes the manifests of profile sessions to the folder of an engine.
 
-    A session begins with its first file, or earlier if it has a plan. The attribute `num_begun` counts the sessions.
-    `about` is the part that all manifests share.
+    A session records files whose names begin with its prefix; a prefix has at most one open session. A session that
+    follows a plan begins with `begin`, any other with the first file that has its prefix. `num_begun` is the number of
+    sessions that have begun. `about` has the contents that all manifests share.
     """
 
     def __init__(self, directory: Path, about: Session) -> None:
@@ -89,13 +93,14 @@ class ProfileManifest:
         return frozenset(self._open.values())
 
     def begin(self, plan: ProfilePlan) -> str:
-        """Begin a session that has no files yet. Returns its id. Raises OSError."""
+        """Begin a session that follows a plan, before it has files. Returns the session's id. Raises OSError."""
         return self._begin(plan.prefix, time.time(), plan).name.removesuffix(SUFFIX)
 
     def end(self, prefix: str, reason: str | None = None, profiled: Profiled | None = None) -> None:
-        """End the open session with a file prefix, if there is one. On a full disk, its manifest stays without an end.
+        """End the open session with the file prefix `prefix`, if there is one. If the disk is full, its manifest gets
+        no end.
 
-        `reason` says why the session ends, and `profiled` has the results; None if there are none.
+        `reason` says why the session ends; None if an operator has ended it. `profiled` has the results of a plan.
         """
         path = self._open.pop(prefix, None)
         with suppress(OSError):
@@ -103,19 +108,21 @@ class ProfileManifest:
                 _write(path, End(time.time(), reason, profiled))
 
     def end_others(self, prefixes: Collection[str], reason: str | None = None) -> None:
-        """End all sessions whose prefix is not among `prefixes`."""
+        """End all open sessions whose file prefixes are not in `prefixes`. `reason` says why."""
         for prefix in set(self._open).difference(prefixes):
             self.end(prefix, reason)
 
     def before_step(self, sequence: Sequence) -> None:
-        """Record files and clocks before a pass with a profiled sequence. The pass must follow at once."""
+        """Record the files in the folder and the times of clocks immediately before a pass in which a sequence is
+        profiled.
+        """
         files = frozenset(self._files())
         self._before = _Before(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
 
     def after_step(self, sequence: Sequence) -> list[int]:
-        """Record the files that the pass since `before_step` has written. Returns their sizes in bytes.
+        """Add the files that the pass after `before_step` has written to the manifest. Returns their sizes in bytes.
 
-        Raises OSError if a file cannot be recorded or is incomplete.
+        Raises OSError if the manifest cannot be written or a file is incomplete.
         """
         before, self._before = self._before, None
         sizes: list[int] = []
@@ -143,7 +150,9 @@ class ProfileManifest:
         return sizes
 
     def drop_step(self, prefix: str) -> None:
-        """Remove the files that an interrupted or failed pass has written under a prefix. Errors are ignored."""
+        """Remove the files with the prefix `prefix` that the pass after `before_step` has written, because the pass was
+        interrupted or has failed. Files that cannot be removed stay.
+        """
         before, self._before = self._before, None
         for name in self._files() - before.files if before is not None else ():
             with suppress(OSError):
@@ -167,7 +176,7 @@ class ProfileManifest:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a profile is a complete JSON list. On a full disk ONNX Runtime silently writes as much as fits."""
+    """Whether a profile is a complete JSON list. On a full disk, ONNX Runtime silently writes as much as fits."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4))
         return file.read().rstrip().endswith(b"]")

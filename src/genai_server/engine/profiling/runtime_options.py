@@ -1,4 +1,6 @@
-"""The two runtime options of onnxruntime-genai, terminate_session and enable_profiling, for a whole device."""
+"""Two options that operators can set while an engine runs, with their names in onnxruntime-genai: terminate_session,
+which refuses requests, and enable_profiling.
+"""
 
 import logging
 import sys
@@ -26,15 +28,16 @@ _NOTHING_SET = KeptOptions()
 
 
 class RuntimeOptionState:
-    """Chooses the sequences to profile, and knows whether the device's session is terminated.
+    """The values of the options terminate_session and enable_profiling of one engine. Decides which sequences are
+    profiled.
 
-    A profiled sequence runs in passes of its own. To keep most of a batch together, the whole device and open profile
-    sessions begin to profile a sequence only while fewer than `max_rows` sequences are profiled. Those that have run
-    longest come first. Without a batch there is no such limit.
+    A profiled sequence does not share forward passes with other sequences. If requests run as a batch, at most
+    `max_rows` sequences are therefore profiled at once for the whole device and for profile sessions; those that have
+    run longest come first. Requests that an operator names are always profiled.
 
-    `keep` is called with what an operator sets for the device. The successor of this engine starts with the same values
-    as `kept`, so a crash does not revive a terminated device. `about` is the part of the manifests that all profile
-    sessions share.
+    Whenever an operator has set an option for the device, `keep` is called with the values. After a crash, the next
+    engine gets them as `kept`, so that a terminated device stays terminated. `about` has the contents that the
+    manifests of all profile sessions share.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class RuntimeOptionState:
 
     @property
     def terminated(self) -> bool:
-        """Whether an operator has terminated the device's session, so that requests are refused."""
+        """Whether an operator has terminated the device's session, so that the engine refuses requests."""
         return self._kept.terminated
 
     @terminated.setter
@@ -73,7 +76,12 @@ class RuntimeOptionState:
         self._keep_for_successor(kept)
 
     def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
-        """Start ("1" or a file prefix) or stop ("0") to profile these sequences. Raises Unavailable and OSError."""
+        """Set the option enable_profiling to `value` for `sequences`: "0" stops profiling, "1" starts it with the
+        default file prefix, and any other value is the file prefix with which it starts.
+
+        With `whole_device`, the option also holds for all sequences that run later. Raises Unavailable and OSError if
+        no profile can be written.
+        """
         prefix = {"0": None, "1": DEFAULT_PREFIX}.get(value, value)
         if prefix is not None:
             self._folder.prepare()
@@ -92,13 +100,14 @@ class RuntimeOptionState:
 
     @property
     def num_profile_sessions(self) -> int:
-        """Number of profile sessions that have begun up to now."""
+        """Number of profile sessions that have begun since the engine's start."""
         return self._manifest.num_begun if self._has_profiled else 0
 
     def start_session(self, plan: ProfilePlan, sequences: Collection[Sequence]) -> ProfileSession:
-        """Begin a profile session that follows a plan, for those of the sequences that the plan includes.
+        """Begin a profile session that follows a plan. `sequences` are the running and waiting sequences.
 
-        Raises RequestNotFound, InvalidField, Unavailable and OSError.
+        Raises RequestNotFound if the plan names a request that none of them has, InvalidField if the model cannot be
+        profiled or the plan's file prefix is in use, and Unavailable or OSError if no profile can be written.
         """
         named = [s for s in sequences if plan.request_id in (None, s.request.request_id)]
         if plan.request_id is not None and not named:
@@ -113,7 +122,7 @@ class RuntimeOptionState:
         return self.sessions.start(plan, self._prefixes(sequences))
 
     def choose(self, running: list[Sequence], waiting: Collection[Sequence] = ()) -> None:
-        """Select the sequences to profile, in place of those that have ended or are no longer selected."""
+        """Decide which of the running sequences are profiled in the next pass. Sessions that are over end."""
         if not self._has_profiled:
             return
         self.sessions.release(running, waiting)
@@ -136,19 +145,19 @@ class RuntimeOptionState:
         return None if self._kept.profile == "0" else self._kept.profile
 
     def _prefixes(self, sequences: Iterable[Sequence]) -> set[str]:
-        """File prefixes under which the device, and these sequences, are profiled."""
+        """File prefixes that are in use for the whole device or for one of these sequences."""
         prefixes = {self._device_prefix, *(sequence.profile.prefix for sequence in sequences)}
         return {prefix for prefix in prefixes if prefix is not None}
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Record the duration of a completed step, for the profile sessions that wait for slow tokens."""
+        """Record the duration of a completed step in seconds, for profile sessions that wait for slow tokens."""
         if self._has_profiled:
             self.sessions.observe(step, seconds)
 
     def before_step(self, step: Step) -> None:
-        """Switch ONNX Runtime's profiling on or off for each sequence of a step.
+        """Switch ONNX Runtime's profiling on or off for each sequence of a step, according to `choose`.
 
-        It is off while a preempted sequence reads its earlier tokens again.
+        While a sequence that was preempted reads its earlier tokens again, its profiling is off.
         """
         if not self._has_profiled:
             return
@@ -164,9 +173,9 @@ class RuntimeOptionState:
                 sequence.profile.active = prefix
 
     def _obstacle(self, sequence: Sequence) -> str | None:
-        """Why the next pass of a sequence cannot be profiled; None if it can.
+        """The reason why the next pass of a sequence cannot be profiled; None if it can.
 
-        Errors of the folder are returned, too, because they must never end the request.
+        Errors of the disk are such a reason, and are not raised, because they must not end the request.
         """
         try:
             reached = self._folder.make_room(self._manifest.open_sessions)
@@ -177,7 +186,9 @@ class RuntimeOptionState:
             return _UNWRITABLE.format(error)
 
     def after_step(self, step: Step, running: Iterable[Sequence]) -> None:
-        """Record the files of a profiled step. At a limit or on a full disk, all profiling stops."""
+        """Record the files of a profiled step. If a limit is reached or the disk is full, profiling stops for the
+        device and the `running` sequences.
+        """
         sequence = step.sequences[0]
         if sequence.profile.active is None:
             return
@@ -191,7 +202,7 @@ class RuntimeOptionState:
             self._stop(reached, running)
 
     def produced(self, sequence: Sequence) -> None:
-        """Count a token of a sequence whose pass was profiled. The pass that only ends an answer has no token."""
+        """Count an output token of a sequence, if the pass that led to it was profiled."""
         if sequence.profile.active is not None:
             sequence.profile.num_tokens += 1
             self.sessions.profiled(sequence)
@@ -209,7 +220,9 @@ class RuntimeOptionState:
         log.warning("profiling has stopped: %s", reason)
 
     def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
-        """The current values of the runtime options, and the state of profiling, for operators."""
+        """The current values of the options and the state of profiling, for operators. `sequences` are those whose
+        profiling is reported.
+        """
         files, size = self._folder.usage()
         return RuntimeOptions(
             terminate_session="1" if self.terminated else "0",

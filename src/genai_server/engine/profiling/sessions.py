@@ -1,7 +1,8 @@
-"""The open profile sessions of a device: which passes each one profiles, by request, output token and duration.
+"""The open profile sessions of an engine, and which passes each of them profiles according to its plan.
 
-`ProfileSession` decides this without a library or a file; its times are seconds of a monotonic clock. `ProfileSessions`
-combines the sessions with their manifests and the sequences that they profile.
+A plan names requests, output tokens and durations. `ProfileSession` follows one plan, without files and libraries; its
+times are in seconds of a monotonic clock. `ProfileSessions` connects the sessions with their manifests and with the
+sequences that are profiled.
 """
 
 import time
@@ -24,10 +25,10 @@ _MIN_STEPS = 16
 
 
 class ProfileSession:
-    """A profile session that begins now and follows a plan.
+    """A profile session that begins at the time `now` and follows a plan.
 
-    Sequences are identified by their ids and by the names of their requests. `num_tokens` counts profiled tokens,
-    `num_triggers` the slow tokens that triggered profiling.
+    `num_tokens` is the number of tokens that were profiled, `num_triggers` the number of slow tokens after which
+    profiling began.
     """
 
     def __init__(self, id: str, plan: ProfilePlan, now: float) -> None:
@@ -43,11 +44,11 @@ class ProfileSession:
         self._unprofiled: deque[float] = deque(maxlen=_MAX_STEPS)
 
     def concerns(self, name: str) -> bool:
-        """Whether the session's plan includes requests with this id."""
+        """Whether the session's plan includes the request with the id `name`."""
         return self.plan.request_id in (None, name)
 
     def selects(self, sequence: int, name: str, token: int) -> bool:
-        """Whether to profile the pass that produces output token `token` of a sequence.
+        """Whether to profile the pass that leads to output token number `token` of a sequence.
 
         `sequence` is the id of the sequence, and `name` the id of its request.
         """
@@ -57,19 +58,20 @@ class ProfileSession:
         return within and triggered and self.concerns(name)
 
     def awaits(self, name: str, token: int) -> bool:
-        """Whether a draft must not follow output token `token`, so that the first token to profile has its own pass.
+        """Whether a sequence must not have draft tokens now, because the first token to profile follows soon.
 
-        With a draft, one pass could produce more tokens than the one before the first to profile. `name` is the id of
-        the request.
+        `token` is the number of the sequence's next output token, `name` the id of its request. With a draft, one pass
+        leads to several tokens, and could go beyond the first token to profile.
         """
         first = self.plan.first_token
         return self.plan.slow is None and token < first <= token + MAX_DRAFTED and self.concerns(name)
 
     def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
-        """Record the duration of a decode step, and trigger profiling if the step was slow.
+        """Record the duration of a decode step. If the step was slow and the plan waits for slow tokens, its sequences
+        are profiled from now on.
 
-        `next_tokens` has the number of the next output token, by sequence id, of each sequence of the step that the
-        session's plan includes. `seconds` is the duration, `now` the time, and `profiled` says whether the step was
+        `next_tokens` has, by sequence id, the number of the next output token of each sequence of the step that the
+        plan includes. `seconds` is the duration of the step, `now` the time, and `profiled` whether the step was
         profiled.
         """
         if profiled:
@@ -92,11 +94,11 @@ class ProfileSession:
         return len(self._fired) != self._fired.maxlen or now - self._fired[0] >= _HOUR
 
     def keep(self, sequences: Collection[int]) -> None:
-        """Forget all sequences that are not among `sequences`, because they have ended."""
+        """Discard the state of all sequences whose ids are not among `sequences`, because they have ended."""
         self._until = {sequence: token for sequence, token in self._until.items() if sequence in sequences}
 
     def over(self, now: float) -> str | None:
-        """Message that says why the session must end at the time `now`; None if the session continues."""
+        """The reason why the session must end at the time `now`; None if it continues."""
         if self.num_tokens >= self.plan.max_tokens:
             return f"{self.num_tokens} tokens are profiled (max_tokens)"
         if now >= self._ends:
@@ -105,7 +107,7 @@ class ProfileSession:
 
     @property
     def profiled(self) -> Profiled:
-        """Results of the session up to now."""
+        """Results of the session so far: numbers of tokens, and median durations of profiled and other decode steps."""
         times = _milliseconds(self._profiled), _milliseconds(self._unprofiled)
         return Profiled(self.num_tokens, self.num_triggers, *times)
 
@@ -118,9 +120,9 @@ MAX_OPEN = 8
 
 
 class ProfileSessions:
-    """Starts and ends profile sessions. Used by the thread of the engine's loop only.
+    """The open profile sessions of an engine, by file prefix. Used by the thread of the engine's loop only.
 
-    The session that profiles a sequence is the one whose file prefix the sequence has.
+    A sequence is profiled by the session whose file prefix it has.
     """
 
     def __init__(self, manifest: ProfileManifest, clock: Clock = time.monotonic) -> None:
@@ -135,9 +137,9 @@ class ProfileSessions:
         return self._open.keys()
 
     def start(self, plan: ProfilePlan, others: Collection[str]) -> ProfileSession:
-        """Begin a session. Raises InvalidField and OSError.
+        """Begin a session. Raises InvalidField if its file prefix is in use or too many sessions are open, and OSError.
 
-        `others` are file prefixes that are in use outside of sessions.
+        `others` are file prefixes that are used without a session.
         """
         if plan.prefix in self._open or plan.prefix in others:
             raise InvalidField("prefix", f"{quoted(plan.prefix)} is in use")
@@ -149,7 +151,7 @@ class ProfileSessions:
         return session
 
     def end(self, id: str) -> None:
-        """End the session with this id. Raises ProfileNotFound."""
+        """End the session with the id `id`. Raises ProfileNotFound if there is none."""
         for session in list(self._open.values()):
             if session.id == id:
                 self._end(session)
@@ -162,7 +164,7 @@ class ProfileSessions:
             self._end(session, reason)
 
     def release(self, running: Collection[Sequence], waiting: Collection[Sequence]) -> None:
-        """End the sessions whose time is over, and stop profiling sequences that no session selects any more."""
+        """End the sessions that are over, and stop profiling sequences that their session no longer selects."""
         if not self._open and not self._ended:
             return
         now, names = self._clock(), {sequence.request.request_id for sequence in (*running, *waiting)}
@@ -183,22 +185,24 @@ class ProfileSessions:
         self._ended.clear()
 
     def prefix_for(self, sequence: Sequence) -> str | None:
-        """File prefix of the first session that selects a sequence's next pass; None if no session does."""
+        """File prefix of the first session that selects a sequence's next pass; None if no session profiles it."""
         return next((prefix for prefix, session in self._open.items() if _selects(session, sequence)), None)
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether a session may soon select a sequence, so that the sequence must not have draft tokens until then."""
+        """Whether a sequence must not have draft tokens now, because a session soon selects it for profiling."""
         name = sequence.request.request_id
         return any(session.awaits(name, sequence.num_produced) for session in self._open.values())
 
     def profiled(self, sequence: Sequence) -> None:
-        """Count a token of a sequence whose pass was profiled."""
+        """Count an output token whose pass was profiled, in the session that profiles the sequence."""
         active = sequence.profile.active
         if active is not None and (session := self._open.get(active)) is not None:
             session.num_tokens += 1
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Record the duration of a completed step in each open session whose plan includes a sequence of the step."""
+        """Record the duration in seconds of a completed step in each session whose plan includes a sequence of the
+        step.
+        """
         if not self._open or not step.decodes:
             return
         under = step.sequences[0].profile.active
@@ -208,7 +212,9 @@ class ProfileSessions:
                 session.decoded(tokens, seconds, self._clock(), profiled=under == prefix)
 
     def describe(self, sequences: Collection[Sequence], sessions: Iterable[ProfileSession] = ()) -> list[ProfileState]:
-        """States of the given sessions, which may have ended, or of all open ones if none are given."""
+        """States of `sessions`, which may have ended, or of all open sessions if it is empty. A session is "recording"
+        if one of `sequences` is profiled for it.
+        """
         recording = {sequence.profile.prefix for sequence in sequences}
         return [
             ProfileState(session.id, "recording" if session.plan.prefix in recording else "waiting", session.profiled)
