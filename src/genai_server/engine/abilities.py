@@ -1,4 +1,6 @@
-"""What a runner can do: read by the scheduler and by request admission before they ask a runner for anything."""
+"""What a runner (the part of an engine that runs the model) can do. The scheduler and the admission of requests read
+this before they use a runner.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from genai_server.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class Abilities:
-    """Capabilities and limits of a runner. They are fixed once the runner's model is loaded."""
+    """Capabilities and limits of a runner, which do not change after its model is loaded."""
 
     # The runner's name in the API.
     name: str
@@ -41,14 +43,15 @@ class Abilities:
 
 
 class PassRules(Protocol):
-    """What the scheduler asks a runner when it composes a forward pass."""
+    """Those methods of a runner by which the scheduler decides what a forward pass reads."""
 
     abilities: Abilities
 
     def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
-        """Number of unread prompt tokens to read in a pass of at most `maximum` tokens.
+        """Number of unread prompt tokens of a sequence that the next pass should read if it has room for `maximum`
+        tokens.
 
-        The result exceeds `maximum` by one where a single token would otherwise be left for a pass of its own.
+        The result is `maximum + 1` if a single token would otherwise be left for another pass.
         """
         ...
 
@@ -57,8 +60,7 @@ class PassRules(Protocol):
         ...
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Part of the KV cache that low-priority sequences must leave free.
-
-        That part holds the most recently used cached prefixes, at most `maximum` of them.
+        """Part of the KV cache that low-priority sequences must leave free: that of the most recently used cached
+        prefixes, of at most `maximum` prefixes.
         """
         ...

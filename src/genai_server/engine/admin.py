@@ -1,4 +1,4 @@
-"""Carries out the calls of operators to a running engine, such as to cancel a request or to start a profile."""
+"""Carries out what operators ask of a running engine, such as cancelling a request or starting a profile."""
 
 from collections.abc import Callable, Iterable
 
@@ -17,10 +17,10 @@ from genai_server.messages.generation_request import FinishReason
 
 
 class AdminCalls:
-    """Carries out administrative calls. Used by the thread of the engine's loop only.
+    """Carries out the administrative calls that API processes send. Used by the thread of the engine's loop only.
 
-    `forward` runs the forward pass of a step, which a call needs to terminate a sequence that runs on an
-    `og.Generator`.
+    `forward` runs the forward pass of a step. It is needed to terminate a sequence that onnxruntime-genai runs in an
+    `og.Generator` of its own instead of in the batch.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class AdminCalls:
         return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
 
     def _end(self, message: admin.CancelRequest | admin.EndReasoning) -> admin.RequestList | admin.ReasoningEnded:
-        """End a whole request, or only the reasoning of a request, depending on the message."""
+        """Cancel a request or end only its reasoning, depending on the message."""
         if isinstance(message, admin.CancelRequest):
             return admin.RequestList(message.call, self._cancel(message))
         return self._end_reasoning(message)
 
     def _cancel(self, message: admin.CancelRequest) -> list[admin.RequestState]:
-        """Cancel the request that has the message's name, unless several requests have this name.
+        """Cancel the request that the message names. Nothing happens if several requests have the name.
 
-        Returns the states, from before the cancellation, of all sequences of requests with this name.
+        Returns the states of all sequences of requests with this name, as they were before.
         """
         sequences = self._requests.named(message.name, is_unique=message.is_unique)
         found = [sequence.describe() for sequence in sequences]
@@ -93,10 +93,11 @@ class AdminCalls:
         return found
 
     def _end_reasoning(self, message: admin.EndReasoning) -> admin.ReasoningEnded:
-        """Make the answers of a request stop reasoning and continue with their visible part.
+        """Make the answers of the request that the message names stop reasoning and continue with their visible part.
+        Nothing happens if several requests have the name.
 
-        Nothing is done if several requests have the name. The reply has the states of all sequences with this name, and
-        the number of answers whose reasoning is ended.
+        The reply has the states of all sequences of requests with this name, and the number of answers whose reasoning
+        ends.
         """
         sequences = self._requests.named(message.name, is_unique=message.is_unique, tenant=message.tenant)
         trackers = [sequence.reasoning for sequence in sequences if sequence.reasoning is not None]
@@ -110,7 +111,8 @@ class AdminCalls:
     def _profile_sessions(
         self, message: admin.StartProfile | admin.EndProfile | admin.ListProfiles
     ) -> admin.OpenProfiles:
-        """Start or end a profile session, or list the sessions. Raises GenaiServerError.
+        """Start or end a profile session, or list the sessions. Raises GenaiServerError if the session cannot be
+        started or ended.
 
         Returns the new session after a start, and otherwise all open sessions.
         """
@@ -152,8 +154,8 @@ class AdminCalls:
     def _terminate(self, sequence: Sequence) -> None:
         """End a sequence with the finish reason "terminated".
 
-        A sequence that runs on an `og.Generator` is ended through the option `terminate_session` of onnxruntime-genai,
-        which makes the next pass of the generator raise at once.
+        If the sequence runs in an `og.Generator` of its own, onnxruntime-genai's option `terminate_session` is set for
+        the generator, whose next pass then raises at once.
         """
         if sequence.batched or self._runners.main.abilities.pools or sequence.state is not SequenceState.RUNNING:
             self._requests.finish(sequence, FinishReason.TERMINATED)
@@ -168,7 +170,7 @@ class AdminCalls:
         """Switch profiling on or off for sequences, or for the whole device.
 
         `value` is "0" to stop, "1" to start with the default file prefix, or a file prefix with which to start. Returns
-        the reason if profiling is impossible, else None. Raises Unavailable if no profile can be written.
+        the reason if profiling is impossible, otherwise None. Raises Unavailable if no profile can be written.
         """
         if value != "0" and (why := self._loaded.why_no_profile):
             return why
@@ -183,5 +185,5 @@ class AdminCalls:
 
 
 def _requests_of(sequences: Iterable[Sequence]) -> set[str]:
-    """Unique internal ids of the requests that the sequences belong to."""
+    """Internal ids of the requests to which the sequences belong."""
     return {sequence.request.own_id for sequence in sequences}

@@ -1,6 +1,6 @@
-"""Accepts or refuses the requests that arrive at an engine, and starts those that the scheduler admits.
+"""Accepts or refuses the requests that arrive at an engine, and prepares accepted ones to run.
 
-For each request either an acceptance or a refusal is sent, never both.
+An API process receives exactly one message for each request, an acceptance or a refusal.
 """
 
 import logging
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Turns arriving requests into sequences of the request table. Used by the thread of the engine's loop only.
+    """Makes sequences of arriving requests, and adds them to the request table. Used by the thread of the engine's loop
+    only.
 
     A request keeps its position in the queue while worker threads compile its grammar and encode its images or audio.
     """
@@ -55,9 +56,11 @@ class Admission:
         self.num_arrived = 0  # sequences added to the table up to now
 
     def submit(self, connection: int, submit: Submit) -> None:
-        """Take one request of a group. Once the last one has arrived, the whole group is accepted or refused.
+        """Receive one request of a group. When the last one of the group has arrived, all its requests are accepted or
+        refused together.
 
-        All requests of a group come from one connection, one after the other, and all but the last have `more` set.
+        A group comes from one connection without other requests in between. All its messages but the last have `more`
+        set.
         """
         submits = self._gathered.setdefault(connection, [])
         submits.append(submit)
@@ -86,16 +89,18 @@ class Admission:
             self._accept_prepared(sequence)
 
     def _grammar_compiled(self, sequence: Sequence, compiled: Compiled) -> None:
-        """Cache a compiled grammar, then accept or refuse the sequence that waited for it.
+        """Store a grammar that a worker thread has compiled, then accept or refuse the sequence that waits for it.
 
-        A sequence that has ended meanwhile is left alone.
+        Only the grammar is stored if the sequence has ended meanwhile.
         """
         self._guidance.keep(sequence.request.grammar or "", compiled, tenant=sequence.tenant)
         goes_without = isinstance(compiled, str) and not sequence.request.needs_grammar
         self._one_prepared(sequence, lambda: None if goes_without else self._give_guide(sequence))
 
     def _inputs_encoded(self, sequence: Sequence, encoded: Encoded) -> None:
-        """Give a sequence its encoded images or audio, then accept or refuse the sequence, unless it has ended."""
+        """Add the images or audio that a worker thread has encoded to a sequence, then accept or refuse the sequence.
+        Does nothing if the sequence has ended meanwhile.
+        """
 
         def give() -> None:
             if isinstance(encoded, GenaiServerError):
@@ -105,9 +110,10 @@ class Admission:
         self._one_prepared(sequence, give)
 
     def _one_prepared(self, sequence: Sequence, give: Callable[[], None]) -> None:
-        """Count one preparation of a sequence as done and call `give`, which hands the result to the sequence.
+        """Count one preparation of a sequence as done, and call `give`, which adds the result to the sequence. The
+        sequence is accepted after its last preparation.
 
-        A sequence that has ended meanwhile is left alone. If `give` raises a GenaiServerError, the sequence is refused.
+        If `give` raises a GenaiServerError, the sequence is refused. Does nothing if the sequence has ended meanwhile.
         """
         sequence.num_preparations -= 1
         if sequence not in self._requests:
@@ -122,16 +128,19 @@ class Admission:
             self._accept_prepared(sequence)
 
     def _accept_prepared(self, sequence: Sequence) -> None:
-        """Accept a sequence, or set its state to PREPARING while threads still compile its grammar or encode inputs."""
+        """Accept a sequence, or set its state to PREPARING while worker threads still compile its grammar or encode its
+        inputs.
+        """
         if sequence.num_preparations:
             sequence.state = SequenceState.PREPARING
         else:
             self._requests.accept(sequence)
 
     def open(self, sequence: Sequence, seconds_per_token: float) -> None:
-        """Give an admitted sequence its KV cache slot, and start to load the stored prefix of its prompt from disk.
+        """Reserve a KV cache slot (memory for keys and values) for a sequence that the scheduler has admitted, and
+        start to load the stored prefix of its prompt from disk.
 
-        `seconds_per_token` is the time in which the model reads one prompt token; 0 if unknown.
+        `seconds_per_token` is how long the model takes to read one prompt token; 0 if unknown.
         """
         with self._requests.failing([sequence]):
             self._runners.open(sequence)
@@ -144,15 +153,18 @@ class Admission:
                 )
 
     def prefix_loaded(self, sequence: Sequence) -> None:
-        """Count the tokens of a sequence that were loaded from the disk cache. The model reads the other tokens."""
+        """Count those prompt tokens of a sequence as read whose KV cache was loaded from disk. The model will read the
+        others.
+        """
         disk = self._loaded.disk_cache
         if disk is not None and sequence in self._requests:
             self._found(sequence, disk.take(sequence))
 
     def match_again(self, sequence: Sequence) -> None:
-        """Search the KV cache again for prompt tokens that other sequences have read since this sequence was opened.
+        """Look in the KV cache for prompt tokens of a sequence that other sequences have read after `open`, and reuse
+        them.
 
-        If the copy of the matching KV cache fails, the failure is logged and the model reads the prompt itself.
+        If copying their KV cache fails, the failure is logged, and the model reads the tokens itself.
         """
         if not sequence.reuses_past:
             return
@@ -162,11 +174,11 @@ class Admission:
             log.warning("request %s: a cached prefix could not be copied: %s", sequence.request.request_id, error)
 
     def disconnected(self, connection: int) -> None:
-        """Discard the incomplete group of requests of a connection that has closed."""
+        """Discard the incomplete group of requests of a closed connection."""
         self._gathered.pop(connection, None)
 
     def _found(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count further prompt tokens of an opened sequence as read, because their KV cache was found in a cache."""
+        """Count `num_tokens` further prompt tokens of an opened sequence as read, because their KV cache was cached."""
         sequence.num_read += num_tokens
         if not sequence.num_preemptions:
             sequence.num_cached += num_tokens
@@ -199,7 +211,9 @@ class Admission:
         self._runners.for_request(request).check(request)
 
     def _fitted(self, submit: Submit) -> Submit:
-        """Return the message, without the grammar of its request if the grammar is optional and cannot be used."""
+        """Return the message unchanged, or without the request's grammar if the grammar is optional and cannot be
+        followed.
+        """
         request = submit.request
         if request.grammar is None or request.needs_grammar:
             return submit
@@ -218,9 +232,10 @@ class Admission:
         return sequence
 
     def _give_guide(self, sequence: Sequence) -> None:
-        """Give a sequence the matcher of its grammar, or start to compile the grammar if it is not compiled yet.
+        """Set the matcher of a sequence's grammar, which limits the next tokens. If the grammar is not compiled yet, a
+        worker thread starts to compile it. Does nothing without a grammar.
 
-        Raises InvalidField if the grammar cannot be compiled.
+        Raises InvalidField if the grammar is known to be invalid.
         """
         grammar = sequence.request.grammar
         if grammar is None:
@@ -237,10 +252,11 @@ class Admission:
             )
 
     def _give_reasoning(self, sequence: Sequence) -> None:
-        """Give a sequence a tracker of its reasoning if its request has rules for the reasoning.
+        """Set the tracker of a sequence's reasoning if its request has rules for the reasoning, such as a budget of
+        tokens.
 
-        Raises InvalidField if the request limits the tokens of the reasoning, but the model's tokenizer cannot tell the
-        text of a token, which the tracker needs.
+        Raises InvalidField if the request has such a budget, but the tokenizer of the model cannot convert single
+        tokens to text, which the tracker needs.
         """
         rules = sequence.request.thoughts
         if rules is None:
@@ -253,7 +269,7 @@ class Admission:
             )
 
     def _give_inputs(self, sequence: Sequence) -> None:
-        """Start to encode the images or the audio of a sequence, if it has any."""
+        """Start to encode the images or the audio of a sequence in a worker thread. Does nothing if it has none."""
         if self._encoder is None or not self._encoder.has_inputs(sequence.request):
             return
         sequence.num_preparations += 1

@@ -1,8 +1,8 @@
-"""`python -m genai_server.engine.bare_loop`: runs onnxruntime-genai's own generation loop without a server.
+"""Measures onnxruntime-genai's own generation loop without a server: `python -m genai_server.engine.bare_loop`.
 
-Its speed is the upper limit for the server. `genai-server bench` starts this program as a separate process, so that the
-memory of onnxruntime-genai and its hold on the GIL do not disturb the benchmark. The program prints one line of JSON:
-the runs for each prompt length, with times in seconds.
+The result is the upper limit of the server's speed. `genai-server bench` starts this program as a process of its own,
+so that the memory of onnxruntime-genai and its use of the GIL do not disturb the benchmark. The program prints one line
+of JSON, which has the runs for each prompt length, with times in seconds.
 """
 
 import argparse
@@ -44,9 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class BareLoop:
-    """A model that is loaded by onnxruntime-genai, on the execution providers that its genai_config.json names.
+    """A model that onnxruntime-genai has loaded on the execution providers in the model's genai_config.json.
 
-    `threads` is the number of threads; 0 means the number of usable cores, and None the default of onnxruntime-genai.
+    `threads` is the number of threads; 0 stands for the number of usable cores, None for the default of
+    onnxruntime-genai.
     """
 
     def __init__(self, model_dir: Path, threads: int | None) -> None:
@@ -62,10 +63,10 @@ class BareLoop:
         self._model = self._library.Model(config)
 
     def run(self, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """Read a random prompt and generate exactly `output_tokens` tokens after it.
+        """Generate exactly `output_tokens` tokens after a random prompt of `prompt_tokens` tokens.
 
-        Returns times of one clock in seconds: `sent` when the prompt is handed over, `prefilled` when it has been read,
-        and in the list `tokens` when each token has been generated.
+        Returns times in seconds of one clock: `sent` is the time before the prompt is read, `prefilled` the time after,
+        and the list `tokens` has the time after each generated token.
         """
         parameters = self._library.GeneratorParams(self._model)
         length = prompt_tokens + output_tokens

@@ -16,14 +16,14 @@ PAST = slice(3, 5)
 
 
 class DoesNotFit(Exception):
-    """The batched runner cannot run this model. The message says why."""
+    """Raised if a model cannot run in the batch. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """State of fixed size that a layer keeps for each sequence, such as the last inputs of a convolution.
+    """A state of fixed size that a layer of the graph has for each sequence, such as the last inputs of a convolution.
 
-    `past` and `present` are the names of the graph's input and output that have the state.
+    `past` and `present` are the names of the graph's input and output for the state.
     """
 
     past: str
@@ -35,13 +35,14 @@ class LayerState:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the state of one sequence."""
+        """Size of the state of one sequence in bytes."""
         return math.prod(self.shape) * int(np.dtype(self.type).itemsize)
 
 
 @dataclass(frozen=True)
 class LowRankPath:
-    """LoRA path x·A·B of a graph, next to a weight matrix that maps `num_inputs` values to `num_outputs` values.
+    """A path x·A·B for LoRA adapters in a graph, parallel to a weight matrix that maps `num_inputs` values to
+    `num_outputs`.
 
     `a` and `b` are the names of the graph's inputs for the matrices A and B.
     """
@@ -55,7 +56,7 @@ class LowRankPath:
 
 @dataclass(frozen=True)
 class VisionFiles:
-    """The encoder and embedding graphs of a model that reads images or audio, read by `read_vision_files`."""
+    """The encoder and embedding graphs of a model that reads images or audio besides text, found in its directory."""
 
     vision: Path
     embedding: Path
@@ -72,28 +73,32 @@ class VisionFiles:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, name: str) -> str:
-        """Actual name, in the model's graphs, of the input or output that onnxruntime-genai calls `name`."""
+        """Name in the model's graphs of the input or output that onnxruntime-genai calls `name`."""
         return self.names.get(name, name)
 
     @property
     def features(self) -> str:
-        """Actual name, in the model's graphs, of the tensor with the encoded features of images or audio."""
+        """Name in the model's graphs of the tensor with the features of images or audio, which the encoder graph
+        returns.
+        """
         return self.name("audio_features" if self.has_audio else "image_features")
 
     @property
     def part(self) -> str:
-        """Section of genai_config.json that names the encoder graph: "speech" or "vision"."""
+        """Name of the section of genai_config.json that describes the encoder graph: "speech" or "vision"."""
         return "speech" if self.has_audio else "vision"
 
     @property
     def given(self) -> str:
-        """Actual name, in the encoder graph, of the input to encode: pixels of images, or the spectrogram of audio."""
+        """Name of the encoder graph's input that is encoded: pixels of images, or the spectrogram of audio."""
         return self.name("audio_embeds" if self.has_audio else "pixel_values")
 
 
 @dataclass(frozen=True)
 class DecoderGraph:
-    """Names and shapes of the inputs and outputs of a decoder graph that updates its KV cache in place."""
+    """Description of a decoder's graph that runs in the batch: names and shapes of its inputs and outputs, and what it
+    can do.
+    """
 
     path: Path
     # The tokens, or their embeddings [rows, tokens, hidden_size] if there is a graph that makes them.
@@ -144,13 +149,12 @@ class DecoderGraph:
 
     @property
     def is_native(self) -> bool:
-        """Whether the decoder runs in CPU memory with the operators of genai-server-native."""
+        """Whether the decoder runs in CPU memory, with the operators of the package genai-server-native."""
         return not self.block_tokens
 
     def in_32_bits(self) -> "DecoderGraph":
-        """Description of the same decoder after its graph was rewritten to compute in 32 bits.
-
-        The rewriting is done by engine/graph_rewriting/widening.py, for decoders that run in CPU memory.
+        """Return the description of this decoder after its graph was rewritten to compute in 32 bits, which
+        engine/graph_rewriting/widening.py does for decoders in CPU memory.
         """
         wide: dict[str, Any] = {
             kind: tuple(replace(state, type=np.float32) for state in getattr(self, kind))
@@ -160,22 +164,26 @@ class DecoderGraph:
 
     @cached_property
     def has_states(self) -> bool:
-        """Whether some layers keep recurrent states of fixed size in place of a KV cache."""
+        """Whether some layers have recurrent states of fixed size instead of a KV cache."""
         return bool(self.conv_states or self.recurrent_states)
 
     @cached_property
     def bytes_per_row(self) -> int:
-        """Bytes of all states of fixed size of one sequence: recurrent states and encoded audio, but no KV cache."""
+        """Bytes of one sequence's states of fixed size, over all layers: recurrent states and encoded audio, but no KV
+        cache.
+        """
         return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of the KV cache of one token, over all layers."""
+        """Bytes of one token's KV cache, over all layers."""
         return len(self.past_names) * self.num_kv_heads * self.head_size * int(np.dtype(self.cache_type).itemsize)
 
 
 def local_window(node: onnx.NodeProto) -> int:
-    """Size in tokens of the sliding window of a GroupQueryAttention; 0 without a window, and for other operators."""
+    """Size in tokens of the sliding window of a node with GroupQueryAttention; 0 if it has none, or is another
+    operator.
+    """
     if node.op_type != ATTENTION:
         return 0
     return max(0, next((a.i for a in node.attribute if a.name == "local_window_size"), 0))

@@ -1,8 +1,8 @@
-"""Encoded images and audio of a prompt: the ids, features and positions of image tokens, and the encoder's states.
+"""Encoded images and audio of a prompt, and the token ids and positions of images.
 
-In the model's vocabulary, all features of images share one token id. Within the engine each feature has an id of its
-own, which is negative. So equal ids mean an equal KV cache, with images as without, and neither cached prefixes nor
-drafts need a rule for images.
+A model's vocabulary has one token id for all features of all images. Within the engine each feature has an id of its
+own, which is negative. Tokens with equal ids therefore always have an equal KV cache, and the search for cached
+prefixes and drafts treats images like text.
 """
 
 from collections import abc
@@ -23,7 +23,7 @@ _FIRST_ID = -2
 
 @dataclass(frozen=True, eq=False)
 class EncodedImage:
-    """Features of one image, as its encoder made them."""
+    """One image of a prompt after encoding: the features that replace the embeddings of its tokens."""
 
     # Equal for equal images only.
     serial: int
@@ -32,21 +32,22 @@ class EncodedImage:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the features in memory."""
+        """Size of the features in bytes."""
         return int(self.features.nbytes)
 
     @property
     def ids(self) -> list[int]:
-        """A negative token id for each feature."""
+        """A negative token id for each feature, equal for equal images only."""
         first = _FIRST_ID - self.serial * _MAX_FEATURES
         return list(range(first, first - len(self.features), -1))
 
 
 class PromptImages:
-    """The encoded images of one prompt, or the recordings of a prompt with audio.
+    """A prompt and its encoded images, or its encoded audio clips.
 
-    `image_token` is the token id that stands for every feature in the model's vocabulary. Raises ValueError if the
-    prompt has more or fewer of these tokens for an image than the image has features.
+    `image_token` is the token id that stands for each feature in the model's vocabulary. Raises ValueError if the
+    number of an image's features is not the number of these tokens in the part of the prompt that `images` names for
+    it.
     """
 
     def __init__(
@@ -71,18 +72,20 @@ class PromptImages:
         self._behind = 0 if self._positions is None else int(self._positions.max()) + 1 - len(prompt)
 
     def model_tokens(self, tokens: abc.Sequence[int]) -> list[int]:
-        """The given tokens for the model, with the model's image token in place of the negative ids of features."""
+        """Return `tokens` as the model reads them: its image token replaces the negative ids of features."""
         return [token if token >= 0 else self._image_token for token in tokens]
 
     def features(self, tokens: abc.Sequence[int]) -> NDArray[Any] | None:
-        """Features [features, hidden_size] of the image tokens in `tokens`, in order; None without image tokens."""
+        """Return the features [features, hidden_size] of the image tokens in `tokens`, in order; None if there are
+        none.
+        """
         keys = [divmod(_FIRST_ID - token, _MAX_FEATURES) for token in tokens if token < 0]
         return np.stack([self._features[serial][index] for serial, index in keys]) if keys else None
 
     def positions(self, first: int, num_tokens: int) -> NDArray[np.int64] | None:
-        """Positions [3, num_tokens] of the tokens of prompt and answer from index `first` on.
+        """Return the positions [3, num_tokens] of the tokens of prompt and answer from index `first` on.
 
-        None if the position of each token is its index, as in a prompt of text only.
+        None if each token's position is its index, as in prompts of text only.
         """
         if self._positions is None:
             return None
@@ -93,10 +96,11 @@ class PromptImages:
 
 
 def _positions(num_tokens: int, images: abc.Sequence[Image]) -> NDArray[np.int64]:
-    """Positions of tokens on three axes: frames, rows and columns (M-RoPE of Qwen2-VL, arXiv 2409.12191, section 2.1).
+    """Return the positions of a prompt's tokens on three axes: frames, rows and columns (M-RoPE of Qwen2-VL, arXiv
+    2409.12191, section 2.1).
 
-    A token of text has the same position on each axis. The positions of an image count on each axis from the position
-    at which the image begins; the text after the image continues from the largest of them.
+    A token of text has the same position on each axis. Within an image, the positions count frames, rows and columns
+    from the position at which the image begins; text after the image continues behind the largest of them.
     """
     parts: list[NDArray[np.int64]] = []
     index = position = 0
@@ -119,7 +123,9 @@ def _positions(num_tokens: int, images: abc.Sequence[Image]) -> NDArray[np.int64
 
 @dataclass(frozen=True, eq=False)
 class EncodedAudio:
-    """One window of a recording: its spectrogram features, and the keys and values that the encoder made of them."""
+    """One window of a recording to transcribe: the spectrogram, and the keys and values that the encoder has computed
+    from it.
+    """
 
     # What the encoder reads, float32 [1, mels, frames].
     features: NDArray[Any]
@@ -131,5 +137,5 @@ class EncodedAudio:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all arrays in memory."""
+        """Size of all arrays in bytes."""
         return self.features.nbytes + sum(array.nbytes for array in self.states)

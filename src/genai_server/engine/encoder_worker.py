@@ -1,7 +1,7 @@
-"""Encodes the images or audio of requests in a separate thread, and caches what was encoded recently.
+"""Encodes the images or audio of requests in a separate thread, and caches recent results.
 
-Other sequences continue to generate meanwhile. The result for a request reaches the engine's loop as a message.
-`ImageWorker` is for models whose prompts contain features of images or audio, `AudioWorker` for transcription.
+Meanwhile, other sequences continue to generate. The result for a request is passed to the engine's loop as a message.
+`ImageWorker` is for models that read images or audio in chats, `AudioWorker` for models that transcribe.
 """
 
 import logging
@@ -36,15 +36,16 @@ One = TypeVar("One", EncodedImage, EncodedAudio)
 
 
 class RequestEnded(Exception):
-    """The request whose input was to be encoded has ended."""
+    """Raised to stop the encoding for a request that has ended."""
 
 
 class EncoderWorker(ABC, Generic[One]):
-    """Base of the workers that encode images or audio in a thread of their own.
+    """Base class of workers that encode images or audio in a thread of their own.
 
-    Encoded inputs of unfinished requests always stay in the cache, so that none is encoded twice. All others together
-    take up to `max_bytes`. `open_encoder` is called in the worker's thread, whose low priority is inherited by the
-    encoder's own threads, so that decoding comes first. The constructor raises what `open_encoder` raises.
+    A cache has all results for unfinished requests, so that no input is encoded twice, and up to `max_bytes` of other
+    results. `open_encoder` loads the encoder and returns the function that encodes. It is called in the worker's
+    thread, whose low priority the encoder's own threads inherit, so that decoding comes first. The constructor raises
+    what `open_encoder` raises.
     """
 
     # A word for one input with its article, for messages.
@@ -61,9 +62,9 @@ class EncoderWorker(ABC, Generic[One]):
         self._encode = self._thread.submit(open_encoder).result()
 
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
-        """Encode the inputs of a sequence. `done` is called in the worker's thread with the encoded inputs or an error.
+        """Encode all inputs of a sequence. `done` is then called in the worker's thread with the result or an error.
 
-        `done` is not called if the sequence ends before its inputs are encoded.
+        `done` is not called if the sequence ends before.
         """
         job = partial(self._prepare, sequence, done)
         self._thread.submit(job, tenant=sequence.tenant, low_priority=sequence.low_priority)
@@ -82,9 +83,10 @@ class EncoderWorker(ABC, Generic[One]):
 
     @abstractmethod
     def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> One:
-        """Encode one image or recording, given as the input tensors of the encoder. Implementations call `_encode`.
+        """Encode one image or recording. `tensors` are the input tensors of the encoder. Implementations call
+        `_encode`.
 
-        `digest` identifies the input, and `request` is the request that has it.
+        `digest` identifies the image or recording, which belongs to `request`.
         """
 
     def _prepare(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
@@ -101,7 +103,7 @@ class EncoderWorker(ABC, Generic[One]):
             done(RunnerFailed("internal error; see the server log"))
 
     def _encoded(self, sequence: Sequence, digest: str, path: str) -> One:
-        """Encode one input, whose tensors are in the file at `path`, or take the result from the cache.
+        """Return the encoded form of one input, from the cache or by encoding the tensors in the file at `path`.
 
         `digest` identifies the input. Raises RequestEnded if the sequence has ended.
         """
@@ -119,12 +121,14 @@ class EncoderWorker(ABC, Generic[One]):
         return found
 
     def _num_present(self) -> int:
-        """Number of encoded inputs in use, counted once for each unfinished request that uses the input."""
+        """Number of results that unfinished requests use. A result that several requests use counts once for each."""
         self._in_use = [used for used in self._in_use if used[0].state is not SequenceState.ENDED]
         return len(self._in_use)
 
     def _drop_unused(self) -> None:
-        """Drop encoded inputs that no unfinished request has, the least recently used first, down to `max_bytes`."""
+        """Remove results that no unfinished request uses from the cache, the least recently used first, until the
+        others of this kind have at most `max_bytes` bytes.
+        """
         self._num_present()
         present = {digest for _, digest in self._in_use}
         unused = [digest for digest in self._cached if digest not in present]
@@ -140,9 +144,11 @@ _MAX_SERIALS = 100_000
 
 
 class ImageWorker(EncoderWorker[EncodedImage]):
-    """Encodes images, one at a time, into features [features, hidden_size], which take the place of token embeddings.
+    """Encodes images, one at a time, into features [features, hidden_size], which replace the embeddings of image
+    tokens.
 
-    With `has_audio`, the inputs are audio instead of images.
+    With `has_audio`, it encodes audio clips in chats in the same way. `image_token` is the token id that stands for
+    each feature in the model's vocabulary.
     """
 
     noun = "an image"
@@ -207,7 +213,7 @@ Align = Callable[[Alignment, EncodedAudio], list[float]]
 
 
 class AudioWorker(EncoderWorker[EncodedAudio]):
-    """Encodes windows of recordings for a speech recognition model."""
+    """Encodes windows of recordings for a model that transcribes speech."""
 
     noun = "a sound"
 
@@ -218,11 +224,12 @@ class AudioWorker(EncoderWorker[EncodedAudio]):
         max_ahead: int,
         open_aligner: Callable[[], Align] | None = None,
     ) -> None:
-        """Prepare a worker that calls `open_encoder` in its thread, and keeps up to `max_bytes` of encoded audio.
+        """Start a worker whose thread loads the encoder with `open_encoder`. The cache has up to `max_bytes` of encoded
+        audio that no unfinished request uses.
 
-        `max_ahead` limits the number of unfinished requests with encoded audio: further requests wait until some of
-        these end. `open_aligner` is called when the first request needs the times of tokens; None if the model cannot
-        tell these times.
+        At most `max_ahead` unfinished requests have encoded audio at once; further requests wait. `open_aligner` loads
+        what finds the times at which tokens are spoken, when the first request asks for them; None if the model cannot
+        do this.
         """
         super().__init__(open_encoder, max_bytes)
         self._open_aligner = open_aligner
@@ -233,7 +240,9 @@ class AudioWorker(EncoderWorker[EncodedAudio]):
         return request.sound is not None
 
     def check(self, request: GenerationRequest) -> None:
-        """Raise InvalidField for a request without audio, with images, or with unsupported alignment."""
+        """Raise InvalidField for a request without audio or with images, or if it asks for the times of tokens and the
+        model cannot find them.
+        """
         if request.images:
             raise InvalidField("images", "cannot be read by this model")
         if request.sound is None:

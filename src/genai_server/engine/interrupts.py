@@ -1,7 +1,7 @@
 """Interrupts forward passes that must not run to their end.
 
-A pass that reads one prompt is interrupted once the sequence is cancelled or past its deadline, and for an operator's
-call about a request. A pass of low-priority sequences is interrupted once another request arrives.
+A pass that reads a part of one prompt is interrupted when its request is cancelled or reaches its deadline, and for an
+operator's call about a request. A pass of low-priority sequences is interrupted when another request arrives.
 """
 
 import threading
@@ -21,23 +21,23 @@ _LONGEST_PASS = 10.0
 
 
 class Interruptible(Protocol):
-    """The methods of a runner that are needed to interrupt its passes."""
+    """Those methods of a runner with which a pass is interrupted."""
 
     def interrupt(self) -> None:
-        """Interrupt the pass that is in progress or about to begin."""
+        """Interrupt the pass that is in progress, or otherwise the next one. Any thread may call this."""
         ...
 
     def lapse(self) -> None:
-        """Discard an interrupt that came too late for a pass."""
+        """Cancel an interrupt that came too late to interrupt its pass, so that it does not interrupt the next one."""
         ...
 
 
 class Interrupts:
-    """Knows which pass of a runner is in progress and may be interrupted.
+    """Decides for each arriving message whether it interrupts the forward pass in progress.
 
-    A message that ends the sequence of the pass always interrupts the pass. Other messages do not interrupt two chunks
-    of a prompt in a row, because frequent messages would otherwise keep the prompt from ever being read. `has_messages`
-    returns whether any message waits for the engine's loop.
+    A message that ends the pass's sequence always does. Other messages do not interrupt two passes of the same prompt
+    in a row, because the prompt might otherwise never be read. `has_messages` returns whether messages wait for the
+    engine's loop.
     """
 
     def __init__(self, runner: Interruptible, has_messages: Callable[[], bool]) -> None:
@@ -49,11 +49,11 @@ class Interrupts:
 
     @contextmanager
     def within(self, step: Step, seconds: float) -> Iterator[None]:
-        """Context for the pass of a step. `seconds` is the time until the earliest deadline of the step's sequences.
+        """Context manager around the pass of a step, which may then be interrupted. `seconds` is the time until the
+        earliest deadline of the step's sequences.
 
-        Passes that decode, or that have several sequences, are interrupted only if all of the sequences are of low
-        priority. A pass that may be interrupted does not begin while messages wait, because they came too early to
-        interrupt it: then Interrupted is raised.
+        A pass that decodes or has several sequences may be interrupted only if all of them have low priority. If
+        messages wait for the loop already, a pass that may be interrupted does not begin: Interrupted is raised.
         """
         if not step.is_low_priority and not step.is_chunk:
             yield
@@ -75,9 +75,10 @@ class Interrupts:
                 self._runner.lapse()
 
     def ask(self, connection: int, message: ToEngine) -> None:
-        """Interrupt the current pass if a message that has just arrived must not wait until the pass ends.
+        """Interrupt the pass in progress if a message that has just arrived must not wait until its end.
 
-        The message must be in the inbox of the engine's loop already. Any thread may call this.
+        The message must already be in the inbox of the engine's loop. `connection` is the number of the connection from
+        which it came. Any thread may call this.
         """
         step = self._step
         if step is not None and _interrupts(message, connection, step):
@@ -91,7 +92,9 @@ class Interrupts:
 
 @contextmanager
 def _counted(step: Step) -> Iterator[None]:
-    """Context for the pass of a step. Records in the sequence of a prompt chunk whether the pass was interrupted."""
+    """Context manager around the pass of a step. If the pass reads a part of one prompt, the sequence's
+    `was_interrupted` is set afterwards.
+    """
     is_interrupted = False
     try:
         yield
@@ -104,7 +107,7 @@ def _counted(step: Step) -> Iterator[None]:
 
 
 def _interrupts(message: ToEngine, connection: int, step: Step) -> bool:
-    """Whether a message from a connection must interrupt the pass of a step."""
+    """Whether a message from the connection with this number must interrupt the pass of a step."""
     if isinstance(message, Submit):
         return step.is_low_priority and not message.request.low_priority
     if not step.is_chunk:
@@ -118,10 +121,10 @@ def _interrupts(message: ToEngine, connection: int, step: Step) -> bool:
 
 
 def _ends(message: ToEngine, connection: int, sequence: Sequence) -> bool:
-    """Whether a message from a connection ends a sequence.
+    """Whether a message from the connection with this number ends a sequence.
 
-    Also true for a message that names the sequence's request, although the message ends nothing if several requests
-    have that name.
+    Also true for a message with the name of the sequence's request, which ends no sequence if several requests have
+    that name.
     """
     match message:
         case Cancel(key):

@@ -1,4 +1,4 @@
-"""Counters of an engine's work, for the metrics."""
+"""Counts an engine's work for the metrics."""
 
 from collections import Counter, abc
 
@@ -19,9 +19,10 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Tally:
-    """Histogram that sorts its values in bulk, so that adding a value costs as much as appending to a list.
+    """A histogram to which values are added cheaply: `add` only appends to a list, and the values are sorted into
+    buckets when the histogram is read.
 
-    `bounds` are the upper bounds of the buckets. The attribute `add` is a function that adds a value.
+    `bounds` are the upper bounds of the buckets.
     """
 
     def __init__(self, bounds: abc.Sequence[float]) -> None:
@@ -42,7 +43,7 @@ class Tally:
 
 
 class Meter:
-    """Counts the engine's work, cheaply enough to be called for each token. Used by the loop's thread only."""
+    """Counters of an engine's work. Used by the thread of the engine's loop only, for every token and every pass."""
 
     def __init__(self) -> None:
         # By the names of API keys, of which there are as many as the operator has made.
@@ -60,16 +61,18 @@ class Meter:
         self._token_gaps = Tally(_SECONDS)
 
     def opened(self, sequence: Sequence) -> None:
-        """Count a sequence that got its KV cache slot, with the cached part of its prompt."""
+        """Count the prompt tokens of a sequence that has got a KV cache slot, and how many of these came from the
+        prefix cache.
+        """
         request = sequence.request
         if sequence.batched and request.cache_prompt and not request.prompt_logprobs:
             self._cache_queries += len(request.prompt)
             self._cache_hits += sequence.num_cached
 
     def preempted(self, sequence: Sequence) -> None:
-        """Count a preemption of a sequence.
+        """Count a preemption of a sequence, of low priority or of normal priority.
 
-        A low-priority sequence is preempted in favour of others, any other sequence for lack of memory.
+        Low-priority sequences are preempted for others, sequences of normal priority for lack of memory.
         """
         if sequence.low_priority:
             self._low_priority_preemptions += 1
@@ -77,11 +80,11 @@ class Meter:
             self._preemptions += 1
 
     def matched(self, num_tokens: int) -> None:
-        """Count prompt tokens of which the KV cache was found only after their sequence had got its slot."""
+        """Count prompt tokens that were found in the prefix cache after `opened`."""
         self._cache_hits += num_tokens
 
     def passed(self, step: Step, seconds: float) -> None:
-        """Count the completed pass of a step."""
+        """Count a step whose pass is complete and took `seconds`."""
         if step.decodes:
             self._decode_passes.add(seconds)
             self._decode_rows.add(len(step.chunks))
@@ -89,9 +92,10 @@ class Meter:
             self._prefill_passes.add(seconds)
 
     def produced(self, sequence: Sequence, num_tokens: int, before: float | None) -> None:
-        """Count new tokens of a sequence. `before` is the time of the previous token; None for the first one.
+        """Count `num_tokens` new tokens of a sequence. `before` is the time of the token before them; None if there was
+        none.
 
-        The time from `before` to the newest token is divided equally among the tokens of one step.
+        The time from `before` to the newest token is divided equally among the tokens.
         """
         self._generation_tokens[sequence.request.key_name] += num_tokens
         # Nobody waits for the next token of a low-priority sequence.
@@ -105,14 +109,14 @@ class Meter:
         self._prompt_tokens[sequence.request.key_name] += len(sequence.request.prompt)
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:
-        """Count the tokens of a draft, and those that were accepted."""
+        """Count the tokens of a draft that a pass has verified, and how many of them were accepted."""
         self._drafted += num_drafted
         self._accepted += num_accepted
 
     def figures(
         self, scheduler: Scheduler, requests: RequestTable, options: RuntimeOptionState, loaded: LoadedModel
     ) -> Figures:
-        """All counters of the engine, for the metrics."""
+        """Return all counters and the engine's current state, for the metrics."""
         running, encoder, disk = scheduler.running, loaded.encoder, loaded.disk_cache
         num_encoded = 0 if encoder is None else encoder.num_encoded
         is_audio = isinstance(encoder, AudioWorker)

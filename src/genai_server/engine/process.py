@@ -1,6 +1,6 @@
-"""The engine process. The supervisor starts it; it loads one model on one device and runs the engine's loop.
+"""The main program of an engine process, which loads one model on one device and runs it. The supervisor starts it.
 
-Its standard streams carry the messages of messages/launch.py in both directions.
+The supervisor and the engine exchange the messages of messages/launch.py over the engine's standard streams.
 """
 
 import logging
@@ -52,7 +52,7 @@ _HOST_CHUNK, _MIN_CHUNK = 128, 2
 
 
 def main() -> None:
-    """Run the engine process until the supervisor exits."""
+    """Run the engine process until the supervisor exits or asks it to exit."""
     link = SupervisorLink()
     ignore_group_signals()
     launch = link.launch()
@@ -104,10 +104,11 @@ def serve(
     guidance: Guidance,
     link: SupervisorLink,
 ) -> None:
-    """Accept connections, send the model's data to the API processes, and run the engine's loop until the process ends.
+    """Accept connections of API processes and run the engine's loop until the process ends.
 
-    The model is closed only if its entire session is profiled, because closing writes the profile; otherwise closing
-    would only take time.
+    `launch` is the supervisor's description of the engine, and `model` the description of the model that API processes
+    receive. The model is closed at the end only if its whole session is profiled, because ONNX Runtime then writes the
+    profile; otherwise closing would only take time.
     """
     spec = launch.spec
     speculates = spec.speculation == "auto" and loaded.main.abilities.drafts
@@ -150,7 +151,7 @@ def serve(
 
 
 def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineReport:
-    """Report of an engine to its supervisor after it has loaded its model."""
+    """Return the report to the supervisor that the engine has loaded its model and listens at `address`."""
     model = loaded.main.model
     min_bytes, max_bytes = loaded.kv_range if on_cpu(spec) else (0, 0)
     if spec.kv_cache_bytes:  # set by the operator
@@ -167,7 +168,9 @@ def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineR
 
 
 def cores_in_use(spec: EngineSpec) -> EngineCores | None:
-    """CPUs, number of threads and NUMA node of an engine; None if the engine is not on a CPU, or not on Linux."""
+    """The CPUs, number of threads and NUMA node that the engine uses; None if it does not run on the CPU, or not on
+    Linux.
+    """
     if sys.platform == "linux" and on_cpu(spec):
         from genai_server.engine.model.session_options import num_threads
 
@@ -178,7 +181,7 @@ def cores_in_use(spec: EngineSpec) -> EngineCores | None:
 
 
 def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
-    """Log a warning if too little memory makes the maximum length of a sequence less than the model's context."""
+    """Log a warning if sequences are limited to fewer tokens than the model's context for lack of memory."""
     if spec.max_length or model.max_length >= model.context_length:
         return
     advice = advice_for_context(model.max_length, model.context_length)
@@ -192,15 +195,16 @@ def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
 
 
 def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
-    """Maximum number of prompt tokens in a step that also decodes."""
+    """Maximum number of prompt tokens that a step may read if it also decodes."""
     given = spec.prefill_chunk
     return max(_MIN_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else DEVICE_CHUNK
 
 
 def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = False) -> Scheduler:
-    """Make the scheduler of an engine, for as many running sequences as the model has KV cache slots for.
+    """Create the scheduler of an engine. As many sequences can run at once as there are KV cache slots, or as the
+    settings allow if the runner has no fixed number of slots.
 
-    `speculates` says whether steps may read drafts for speculative decoding.
+    `speculates` says whether drafts are used (speculative decoding).
     """
     runner, can = loaded.main, loaded.main.abilities
     chunk = prefill_chunk(spec, runner)
@@ -221,9 +225,10 @@ def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = 
 
 
 def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
-    """Publisher of the blocks in the runner's prefix cache, or None if the settings ask for none.
+    """Return the publisher of KV cache events about the runner's prefix cache, or None if the settings do not ask for
+    it.
 
-    None is also returned, with a warning, if the runner has no prefix cache. Raises ConfigurationError.
+    Also None, with a warning, if the runner has no prefix cache. Raises ConfigurationError.
     """
     if spec.kv_events is None:
         return None
@@ -235,7 +240,7 @@ def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
 
 
 def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
-    """The runner's prefix cache on disk, or None if the settings ask for none or it cannot be used."""
+    """Open the prefix cache on disk. Returns None if the settings do not ask for it, or it cannot be used."""
     if spec.prefix_cache_bytes == "0" or is_scripted(spec.device):
         return None
     from genai_server.engine.disk_cache.disk_cache import open_disk_cache
@@ -246,7 +251,7 @@ def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
     """Load what is needed to follow grammars with the model's tokenizer.
 
-    For a model that does not generate text, the Guidance refuses all grammars.
+    For a model that does not generate text, the result refuses all grammars.
     """
     if (task := task_of(Path(spec.model_dir))) is not Task.GENERATE:
         why = "it transcribes" if task is Task.TRANSCRIBE else "it returns vectors or scores"

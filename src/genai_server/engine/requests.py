@@ -1,4 +1,4 @@
-"""The engine's request table: every request from its arrival to its single terminal event."""
+"""The table of all requests in an engine, from arrival to the one message that tells the API process how each ended."""
 
 import logging
 import math
@@ -19,9 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class RequestTable:
-    """Sequences by connection and key, in order of arrival. Used by the thread of the engine's loop only.
+    """All sequences in the engine, in order of arrival. Used by the thread of the engine's loop only.
 
-    The first call of `finish`, `fail` or `drop` ends a sequence; later calls do nothing.
+    A sequence is found by its connection and its key, the number by which the API process names it. The first call of
+    `finish`, `fail` or `drop` ends a sequence; later calls do nothing.
     """
 
     def __init__(self, scheduler: Scheduler, runners: RunnerPair, outbox: Outbox) -> None:
@@ -45,12 +46,14 @@ class RequestTable:
 
     @property
     def accepted(self) -> list[Sequence]:
-        """Sequences that run or wait to run. Sequences in preparation, which may still be refused, are left out."""
+        """Sequences that run or wait to run. Those whose grammar or inputs are still being prepared are left out,
+        because they may still be refused.
+        """
         return [sequence for sequence in self if sequence.state is not SequenceState.PREPARING]
 
     @property
     def next_deadline(self) -> float:
-        """Earliest deadline of all sequences, by the clock; infinite without sequences."""
+        """Earliest deadline of all sequences, as a time of their clock; infinite if there are no sequences."""
         return min((sequence.deadline for sequence in self), default=math.inf)
 
     def find(self, connection: int, key: int) -> Sequence | None:
@@ -58,33 +61,38 @@ class RequestTable:
         return self._sequences.get((connection, key))
 
     def named(self, name: str, *, is_unique: bool = False, tenant: str | None = None) -> list[Sequence]:
-        """Sequences of the request with the unique internal id `name`, or of all requests with this public id.
+        """Return the sequences of the request whose unique internal id is `name`; if there is none, those of all
+        requests to which their clients gave this id.
 
-        With `is_unique`, only the internal id counts. With a `tenant`, only the requests of this tenant count.
+        With `is_unique`, only internal ids count. With a `tenant`, only requests of this tenant (API key) count.
         """
         present = [sequence for sequence in self if tenant in (None, sequence.tenant)]
         found = [sequence for sequence in present if sequence.request.own_id == name]
         return found or [sequence for sequence in present if sequence.request.request_id == name and not is_unique]
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence into the queue, without a message to its client yet. Raises QueueFull."""
+        """Add a sequence to the table and to the scheduler's queue. Its client receives no message yet. Raises
+        QueueFull.
+        """
         self._scheduler.add(sequence)
         self._sequences[sequence.origin] = sequence
         self._num_changes += 1
 
     def accept(self, sequence: Sequence) -> None:
-        """Send the client `Accepted`. Then the sequence ends with either `finish` or `fail`, unless it is dropped."""
+        """Tell the client that its request is accepted. The client then receives exactly one message about the end,
+        unless the sequence is dropped.
+        """
         sequence.state = SequenceState.WAITING
         self._num_changes += 1
         connection, key = sequence.origin
         self._outbox.send(connection, Accepted(key))
 
     def refuse(self, connection: int, key: int, error: GenaiServerError) -> None:
-        """Send the client `Refused` in place of `Accepted`. The request must not be in the table."""
+        """Tell the client that its request is refused, and why. The request must not be in the table."""
         self._outbox.send(connection, Refused(key, ErrorInfo.from_error(error)))
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence successfully, with the tokens that it has produced."""
+        """End a sequence without an error, and send its client the reason and the final figures."""
         _, key = sequence.origin
         finished = Finished(
             key,
@@ -102,12 +110,12 @@ class RequestTable:
                 self._scheduler.answered(sequence)
 
     def finish_late(self, now: float) -> None:
-        """End all sequences whose deadline has passed at the time `now`."""
+        """End all sequences whose deadline has passed at the time `now`, as timed out."""
         for sequence in [sequence for sequence in self if sequence.deadline <= now]:
             self.finish(sequence, FinishReason.TIMEOUT)
 
     def fail(self, sequences: Iterable[Sequence], error: GenaiServerError) -> None:
-        """End sequences with an error."""
+        """End sequences with an error, which their clients receive."""
         for sequence in list(sequences):
             _, key = sequence.origin
             if self._end(sequence, Failed(key, ErrorInfo.from_error(error))):
@@ -116,16 +124,18 @@ class RequestTable:
 
     @contextmanager
     def failing(self, sequences: list[Sequence]) -> Iterator[None]:
-        """Context that calls `failed` for an exception, with the given sequences, and does not raise it further."""
+        """Context manager that calls `failed` with the given sequences if an exception is raised within it. The
+        exception is not raised further.
+        """
         try:
             yield
         except Exception as error:
             self.failed(sequences, error)
 
     def failed(self, sequences: list[Sequence], error: Exception) -> None:
-        """End the sequences that an exception concerns. Must be called in an `except` block.
+        """End the sequences to which an exception applies. Must be called in an `except` block.
 
-        `Interrupted` ends none, and `Terminated` ends the first one as terminated. Other exceptions end all with an
+        `Interrupted` ends none, `Terminated` ends the first one as terminated, and any other exception ends all with an
         error.
         """
         match error:
@@ -140,9 +150,9 @@ class RequestTable:
                 self.fail(sequences, RunnerFailed("internal error; see the server log"))
 
     def abandon(self, connection: int, key: int, *, answered: bool) -> None:
-        """End a sequence that its client does not want to continue.
+        """End a sequence early because its client asks for that. Does nothing if there is no such sequence.
 
-        With `answered`, the client still gets the terminal event; otherwise nobody waits for an answer any more.
+        With `answered`, the client still receives the message about the end; otherwise it receives nothing.
         """
         sequence = self.find(connection, key)
         if sequence is not None and answered:
@@ -151,16 +161,18 @@ class RequestTable:
             self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Remove a sequence without a message to its client."""
+        """End a sequence without a message to its client."""
         self._end(sequence)
 
     def drop_all(self, connection: int) -> None:
-        """Remove all sequences of a closed connection."""
+        """End all sequences of a closed connection."""
         for sequence in [sequence for sequence in self if sequence.origin[0] == connection]:
             self.drop(sequence)
 
     def send_load(self, *, terminated: bool) -> None:
-        """Send the API processes a load report, if the load of the device has changed."""
+        """Send all API processes a report of the engine's load if it has changed. `terminated` says whether an operator
+        has made the engine refuse requests.
+        """
         running = self._scheduler.running
         in_background = sum(sequence.low_priority for sequence in running)
         state = self._num_changes, self._outbox.num_connected, len(running), in_background, terminated
@@ -169,9 +181,10 @@ class RequestTable:
             self._outbox.send_load(self._scheduler, self.accepted, terminated=terminated)
 
     def _end(self, sequence: Sequence, ended: Finished | Failed | None = None) -> bool:
-        """Remove a sequence and free its memory. Returns False, and sends nothing, if it had ended before.
+        """Remove a sequence from the table and free its memory. `ended` is the message for its client; None for no
+        message. Returns False, and does nothing, if the sequence had ended before.
 
-        The message is sent first, so that an error while memory is freed cannot lose it.
+        The message is queued before memory is freed, so that an error then cannot lose it.
         """
         if sequence not in self:
             return False

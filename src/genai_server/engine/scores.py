@@ -1,4 +1,4 @@
-"""Results of a pass for a sequence: all logits, the highest logits of a device, or vectors of texts."""
+"""The results of a forward pass for one sequence: logits, or vectors of texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ SHARE_ERROR = 5e-4
 
 @dataclass(frozen=True)
 class Best:
-    """The highest logits of some positions of a pass, whose complete logits stay in a device's memory."""
+    """The highest logits at some positions of a pass. All other logits stay in the memory of a device."""
 
     # Logits and tokens [positions, count], highest logit first, then lowest token first.
     logits: Logits
@@ -31,14 +31,14 @@ class Best:
     fetch: Callable[[range], Logits]
 
     def at(self, some: slice) -> "Best":
-        """The best logits of those positions that the slice `some` selects."""
+        """Return the same for those positions that the slice `some` selects."""
         positions, shares, scales = self.positions[some], self.shares[some], self.scales[some]
         return Best(self.logits[some], self.tokens[some], shares, scales, positions, self.fetch)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Results of a pass for one sequence: logits after the last tokens read, or vectors of texts."""
+    """Results of a pass for one sequence: logits after the last tokens that it read, or vectors of texts."""
 
     # Logits [positions, vocab_size] after the last tokens; empty if they are on a device.
     given: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))
@@ -49,17 +49,21 @@ class Scores:
 
     @cached_property
     def logits(self) -> Logits:
-        """All logits [positions, vocab_size], copied from the device if they are there."""
+        """All logits [positions, vocab_size]. If they are in a device's memory, they are copied when this is first
+        read.
+        """
         return self.given if self.best is None else self.best.fetch(self.best.positions)
 
     @cached_property
     def last(self) -> Logits:
-        """All logits [vocab_size] after the last token, copied from the device if they are there."""
+        """All logits [vocab_size] after the last token. If they are in a device's memory, they are copied when this is
+        first read.
+        """
         last: Logits = (self.given if self.best is None else self.best.fetch(self.best.positions[-1:]))[-1]
         return last
 
     def at(self, position: int) -> "Scores":
-        """The scores of one position only, counted from the first."""
+        """Return the scores of a single position. Positions are counted from 0."""
         one = slice(position, position + 1)
         return Scores(self.given[one], self.best and self.best.at(one))
 

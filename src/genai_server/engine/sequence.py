@@ -1,4 +1,4 @@
-"""A sequence: one request inside the engine."""
+"""A sequence: one request as the engine works on it."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from genai_server.timing import Clock
 
 @dataclass(frozen=True, eq=False)
 class LoadedAdapter:
-    """A loaded LoRA adapter. It stays in memory as long as requests may choose it or a sequence uses it."""
+    """A loaded LoRA adapter. It stays in memory until it was unloaded and no sequence uses it any more."""
 
     # Of the file's content. Keys and values depend on it.
     digest: str
@@ -36,7 +36,9 @@ class SequenceState(StrEnum):
 
 
 class SequenceProfile:
-    """Profiling state of one sequence. `prefix` and `active` are prefixes of profile files; None means no profiling."""
+    """Whether a sequence is profiled, and under which prefix of file names. A prefix of None means that it is not
+    profiled.
+    """
 
     def __init__(self) -> None:
         self.prefix: str | None = None  # to be used for the next passes
@@ -44,22 +46,29 @@ class SequenceProfile:
         self.from_token = 0  # the first profiled output token
         self.num_tokens = 0  # profiled tokens
         self.left_out = False  # not selected when the device is profiled
-        self.is_awaited = False  # soon to be profiled: a draft could pass over the first token
+        self.is_awaited = (
+            False  # soon to be profiled; until then without drafts, which could skip the first token to profile
+        )
 
     @property
     def is_on(self) -> bool:
-        """Whether the next pass of the sequence is to be profiled."""
+        """Whether the sequence's next pass is to be profiled."""
         return self.prefix is not None
 
     def switch(self, prefix: str | None, next_token: int) -> None:
-        """Set the file prefix for profiles from the output token `next_token` on; None stops profiling."""
+        """Profile the sequence from output token number `next_token` on, with this prefix of file names; None stops
+        profiling.
+        """
         if self.prefix is None or prefix is None:
             self.from_token = next_token
         self.prefix = prefix
 
 
 class Sequence:
-    """A request and its tokens, from arrival to end."""
+    """A request as the engine works on it: its tokens, its state, and how far the model has read it.
+
+    Admission creates it when the request arrives; the scheduler, a runner and the sampler then advance it to its end.
+    """
 
     def __init__(
         self,
@@ -75,7 +84,7 @@ class Sequence:
         self.id = id  # unique in the engine process, and ascending
         self.origin = origin  # connection and key of the reader
         self.request = request
-        # Tokens that the sequence can grow to, prompt included.
+        # The most tokens that the sequence may have, prompt included.
         self.max_length = min(request.max_length, len(request.prompt) + request.max_tokens)
         self.sampler = Sampler(request.sampling, request.prompt)
         self.guide = guide  # the grammar's state; None without a grammar
@@ -83,13 +92,13 @@ class Sequence:
         self.adapter = adapter  # None without one
         self.reuses_past = reuses_past  # whether it may reuse a cached prefix
         self.state = SequenceState.WAITING
-        self.num_preparations = 0  # things that other threads prepare for it
+        self.num_preparations = 0  # results for it that worker threads have not delivered yet
         self.tokens = list(request.prompt)  # the tokens of the prompt and of the answer
-        # The prompt's, with ids of their own for the features of images.
+        # The prompt, with ids of their own for the features of images.
         self.prompt = request.prompt
         self.images: PromptImages | None = None  # until they are encoded, and without any
         self.audio: EncodedAudio | None = None  # until it is encoded, and without any
-        self.num_read = 0  # how many of these the runner has read
+        self.num_read = 0  # how many of `tokens` the runner has read
         self.num_texts = 0  # how many texts of the prompt the runner has read, where texts are pooled
         self.num_cached = 0  # tokens of the prompt from a cached prefix
         # Tokens of the prompt whose log probabilities are done; the very first has none.
@@ -116,37 +125,40 @@ class Sequence:
 
     @cached_property
     def text_drafts(self) -> TextDrafts:
-        """Source of drafts from texts for this sequence, made when first used because many sequences have no drafts."""
+        """Source of drafts from the texts of this sequence (speculative decoding). It is created at its first use,
+        because many sequences have no drafts.
+        """
         return TextDrafts(self.prompt, self.request.prediction, self.earlier_answers)
 
     @property
     def cache_salt(self) -> str | None:
-        """Cache salt: only sequences with equal salts share cached prefixes.
+        """Text that separates cached prefixes: only sequences with equal salts share them. None if there is no salt.
 
-        For speech recognition, the salt is the digest of the recording, from which all that the decoder reads is
-        derived. Otherwise it is the `cache_salt` of the request. The digest of the adapter's file is added, because the
-        KV cache depends on the adapter. The adapter's id would not do, since each load makes a new one.
+        In transcription it is the digest of the recording, on which everything that the decoder reads depends;
+        otherwise it is the request's `cache_salt`. If the sequence has an adapter, the digest of the adapter's file is
+        added, because the KV cache depends on it. The adapter's id would not do, because it is different each time the
+        same file is loaded.
         """
         salt = self.request.cache_salt if self.request.sound is None else self.request.sound.digest
         return salt if self.adapter is None else f"{salt or ''}:{self.adapter.digest}"
 
     @property
     def adapter_name(self) -> str | None:
-        """Name by which the request has chosen an adapter; None without one."""
+        """Name by which the request has chosen its adapter; None if it has none."""
         return None if self.request.adapter is None else self.request.adapter.name
 
     @cached_property
     def prompt_key(self) -> int:
-        """Hash that is equal for equal prompts with equal cache salts.
+        """Hash of the prompt and the cache salt, by which sequences with equal prompts are found.
 
-        Must not be read before the images of the prompt are encoded.
+        Must not be read before the prompt's images are encoded.
         """
         return hash((self.cache_salt, *self.prompt))
 
     def gives_prompt(self, other: "Sequence") -> bool:
-        """Whether `other` should wait until this sequence has read its prompt, to reuse the KV cache of the prompt.
+        """Whether `other` should wait until this sequence has read its prompt, and then reuse the prompt's KV cache.
 
-        That is so if both have the same prompt and tenant, and `other` is not more urgent.
+        That is so if both have the same prompt and tenant (API key), and `other` is not more urgent.
         """
         return (
             self.reuses_past
@@ -162,7 +174,7 @@ class Sequence:
         return self.request.precedence, self.request.priority
 
     def take(self, encoded: PromptImages | EncodedAudio) -> None:
-        """Set the encoded images or audio of the request, before anything of the prompt is read."""
+        """Set the encoded images or audio of the request. Must be called before any of the prompt is read."""
         if isinstance(encoded, EncodedAudio):
             self.audio = encoded
             return
@@ -171,7 +183,7 @@ class Sequence:
 
     @property
     def age(self) -> float:
-        """Seconds since the request's arrival."""
+        """Seconds since the request arrived."""
         return self._clock() - self._arrived
 
     @property
@@ -186,66 +198,68 @@ class Sequence:
 
     @property
     def num_pooled(self) -> int:
-        """Number of tokens of the pooled texts that the runner has read and whose vectors have been sent."""
+        """Number of tokens in those texts of the request whose vectors the runner has computed."""
         return sum(text.num_tokens for text in self.request.texts[: self.num_texts])
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only the last produced token is unread."""
+        """Whether the prompt is read and no more than the newest token of the answer is unread."""
         return self.num_unread <= 1 and self.num_produced > 0
 
     @property
     def shares_passes(self) -> bool:
-        """Whether the sequence is in the batch and not profiled, so that it can share passes with other sequences."""
+        """Whether the sequence runs in the batch and is not profiled, so that it can share passes with others."""
         return self.batched and not self.profile.is_on
 
     @property
     def wants_positions(self) -> bool:
-        """Whether logits after each token of the prompt are still wanted, to compute the prompt's log probabilities."""
+        """Whether the logits after every token of the prompt are still needed, because the request asks for the
+        prompt's log probabilities.
+        """
         return self.request.prompt_logprobs and self.num_scored < len(self.request.prompt)
 
     @property
     def num_left(self) -> int:
-        """Number of tokens that may still be produced."""
+        """Number of tokens that the answer may still get."""
         return max(0, self.max_length - len(self.tokens))
 
     def is_named(self, name: str) -> bool:
-        """Whether `name` is the id that the server gave the request, or the one that the client gave it."""
+        """Whether `name` is the id that the server or the client has given the request."""
         return name in (self.request.own_id, self.request.request_id)
 
     @property
     def low_priority(self) -> bool:
-        """Whether the sequence takes only what other sequences leave of the device, as requests of batch jobs do."""
+        """Whether the sequence gets only the capacity that other sequences leave, as requests of batch jobs do."""
         return self.request.low_priority
 
     @property
     def tenant(self) -> str:
-        """Identifies the API key. The device is shared equally between tenants."""
+        """Identifier of the request's API key. All tenants get an equal share of the device."""
         return self.request.tenant
 
     def preempt(self) -> None:
-        """Return a running sequence to the waiting ones, with no token counted as read.
+        """Make a running sequence wait again, with none of its tokens read.
 
-        When the sequence is opened again, those of its tokens that are still in the KV cache are found there.
+        When it runs again, tokens whose KV cache is still in memory need not be read a second time.
         """
         self.state = SequenceState.WAITING
         self.num_read = 0
         self.num_preemptions += 1
 
     def start(self) -> None:
-        """Record the current time as the start of the sequence's first pass, if none has started."""
+        """Record the current time as the start of the sequence's first pass. Later calls do nothing."""
         if self._started is None:
             self._started = self._clock()
 
     def append(self, token: int) -> None:
-        """Add a produced token."""
+        """Add a token to the answer."""
         self.tokens.append(token)
         self.last = self._clock()
         if self._first is None:
             self._first = self.last
 
     def describe(self) -> RequestState:
-        """Entry of the sequence in the admin API's list of requests."""
+        """Return the entry of this sequence in the admin API's list of requests."""
         started = RequestPhase.DECODE if self.num_produced else RequestPhase.PREFILL
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         prompt = len(self.request.prompt)
@@ -264,7 +278,7 @@ class Sequence:
         )
 
     def phases(self) -> Phases:
-        """Seconds spent in each phase so far."""
+        """Return the seconds that the sequence has spent waiting, reading the prompt and decoding, so far."""
         now = self._clock()
         started = now if self._started is None else self._started
         first = now if self._first is None else self._first

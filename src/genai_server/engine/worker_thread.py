@@ -1,4 +1,4 @@
-"""Threads that prepare requests: tenants take turns, and low-priority jobs come last."""
+"""A thread for preparing requests, in which tenants (API keys) take turns and low-priority jobs come last."""
 
 import threading
 from collections import deque
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """Runs jobs in a thread, one at a time: tenants take turns, and low-priority jobs come after all others.
+    """Runs jobs in a thread, one at a time. Tenants take turns, and low-priority jobs come after all others.
 
-    The jobs of a tenant run in the order of their submission. With `has_second`, there is a second thread for jobs of
-    normal priority, so that a tenant need not wait for the long job of another one. A thread is started by its first
-    job, within the context `starting`, and calls `initializer`.
+    Jobs of the same tenant run in the order of their submission. With `has_second`, a second thread runs jobs of normal
+    priority, so that a tenant need not wait for another tenant's long job. The threads are started by the first jobs,
+    within the context manager that `starting` returns, and call `initializer`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WorkerThread:
         self._lock = threading.Lock()
 
     def submit(self, job: Callable[[], T], *, tenant: str = "", low_priority: bool = False) -> Future[T]:
-        """Queue a job. Returns a future with its result. Any thread may call this."""
+        """Queue a job and return a future for its result. Any thread may call this."""
         future: Future[T] = Future()
         with self._lock:
             self._jobs[low_priority].setdefault(tenant, deque()).append(lambda: _run(job, future))
@@ -45,7 +45,7 @@ class WorkerThread:
         return future
 
     def _begin_next(self) -> None:
-        """Start the jobs whose turn it is. The caller must hold the lock."""
+        """Start jobs while threads are free. The caller must hold the lock."""
         while len(self._running) < self._num_threads:
             waiting = self._jobs[False]
             if not waiting and not self._running:

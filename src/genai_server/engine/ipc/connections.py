@@ -43,7 +43,7 @@ _ALONE = Batching()
 
 
 class Connection:
-    """The connection of one API process. Any thread may call `send`; the other methods are for the thread that reads."""
+    """The connection of one API process. Any thread may call `send`; only the thread that reads may call the rest."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
