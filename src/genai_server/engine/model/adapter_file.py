@@ -1,7 +1,9 @@
-"""Reads LoRA adapter files (`.onnx_adapter`, ONNX Runtime's AdapterFormat) and checks them against a model's graph.
+"""Reads files with LoRA adapters (`.onnx_adapter`, ONNX Runtime's AdapterFormat) and checks them against a model's
+graph.
 
-A graph that takes adapters has their weights as inputs with a default, which means no adapter. ONNX Runtime detects a
-mismatch only when a request runs, and then names neither the file nor every fault.
+The graph of a model that takes adapters has their weights as optional inputs; the default values mean that there is no
+adapter. ONNX Runtime notices weights that do not match only when a request runs, and its message names neither the file
+nor every fault. Therefore they are checked here.
 """
 
 import shutil
@@ -27,13 +29,16 @@ _PARAMETERS, _NAME, _DIMS, _VALUES = 10, 4, 6, 10
 
 
 def optional_inputs(graph: onnx.GraphProto) -> "dict[str, onnx.TypeProto.Tensor]":
-    """Types of the graph's inputs that have a default value, by name."""
+    """Return the types of those inputs of a graph that have a default value, by name."""
     defaults = {tensor.name for tensor in graph.initializer}
     return {value.name: value.type.tensor_type for value in graph.input if value.name in defaults}
 
 
 def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
-    """Types of the inputs of a model's decoder that have a default value, by name. Raises ModelDirectoryError."""
+    """Return the types of those inputs of a model's decoder graph that have a default value, by name.
+
+    Raises ModelDirectoryError if the graph cannot be read.
+    """
     file = model_dir / str(read_config(model_dir)["model"]["decoder"]["filename"])
     try:
         return optional_inputs(onnx.load(str(file), load_external_data=False).graph)
@@ -42,9 +47,9 @@ def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
 
 
 def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]") -> None:
-    """Check that a file is an adapter whose weights all match optional inputs of a graph.
+    """Check that a file is an adapter, and that each of its weights matches one of a graph's optional inputs, `inputs`.
 
-    Raises AdapterLoadFailed, whose message names the file and what does not fit.
+    Raises AdapterLoadFailed, whose message names the file and what does not match.
     """
     weights = _read(path)
     if not inputs:
@@ -64,10 +69,11 @@ def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]"
 
 
 def read_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
-    """Read the weights, in 32 bits, of an adapter file that was checked before. Raises AdapterLoadFailed.
+    """Return the weights of an adapter file that was checked before, as 32-bit floats by name. Raises
+    AdapterLoadFailed.
 
-    The weights are copied into memory. So nothing that is later written into the file changes them, and a file that is
-    cut does not end the process, as a mapped file would.
+    The weights are copied into memory. Later changes of the file therefore have no effect, and truncating it does not
+    kill the process, as it would if the file were mapped into memory.
     """
     # onnxruntime brings it along.
     from flatbuffers import encode, number_types, packer, table
@@ -90,11 +96,11 @@ def read_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
 
 @contextmanager
 def private_copy(path: Path) -> Iterator[Path]:
-    """Context with the path of a private copy of an adapter file, for onnxruntime-genai, which maps the file.
+    """Context manager that copies an adapter file to a private folder and returns the copy's path, for
+    onnxruntime-genai, which maps adapter files into memory. Raises AdapterLoadFailed.
 
-    Nobody else can write into the copy. It is removed at the end of the context; the mapping keeps its content. On
-    Windows the path is that of the file itself: there a mapped file can be neither cut nor removed. Raises
-    AdapterLoadFailed.
+    No one else can change the copy. It is removed at the end; an existing mapping stays valid. On Windows the path is
+    that of the original, because a mapped file cannot be truncated or removed there.
     """
     if sys.platform == "win32":
         yield path
@@ -107,7 +113,7 @@ def private_copy(path: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Weights in an adapter file, as OrtValues by name. Raises AdapterLoadFailed."""
+    """Return the weights in an adapter file as OrtValues by name. Raises AdapterLoadFailed."""
     # Imported here: a scripted engine imports this module and needs no ONNX Runtime.
     import onnxruntime
 

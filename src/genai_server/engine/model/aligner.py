@@ -1,9 +1,10 @@
-"""Finds when the tokens of a transcript were spoken, by a decoder's attention to the audio (openai/whisper, timing.py).
+"""Finds when each token of a transcript was spoken, from a decoder's attention to the audio (as openai/whisper,
+timing.py).
 
-A part of the decoder's graph returns the cross-attention scores over the audio, for the heads that follow the speech
-(engine/graph_rewriting/cross_attention.py). It reads a transcript at once, without a KV cache. Of all paths through the
-scores that only go forward in time, the one with the largest sum says for each token where in the audio it is (dynamic
-time warping).
+The decoder's graph is reduced to the part that returns the cross-attention scores over the audio, of those attention
+heads that follow the speech (engine/graph_rewriting/cross_attention.py). It reads a whole transcript at once, without a
+KV cache. Of all paths through the scores that never go back in time, the one with the largest sum shows where in the
+audio each token is (dynamic time warping).
 """
 
 from pathlib import Path
@@ -28,7 +29,7 @@ _HEADS = "alignment_heads"
 
 
 class Aligner:
-    """Computes token times with a session of the rewritten decoder graph.
+    """Computes when the tokens of a transcript were spoken. Used by the thread that encodes audio.
 
     The model directory must be one for which `why_no_times` returns "".
     """
@@ -46,9 +47,10 @@ class Aligner:
         self._input_ids = decoder.input_ids
 
     def times(self, alignment: Alignment, audio: EncodedAudio) -> list[float]:
-        """Seconds from the start of the window at which each token of a transcript begins. Raises RunnerFailed.
+        """Return when each token of a transcript begins, in seconds from the start of the window of audio. Raises
+        RunnerFailed.
 
-        The first `num_before` tokens of the alignment come before the transcript and have no times.
+        The first `num_before` tokens of the alignment precede the transcript and have no times.
         """
         inputs: dict[str, Any] = {self._input_ids: np.array([alignment.tokens], np.int32), **self._empty}
         inputs |= {
@@ -65,7 +67,7 @@ class Aligner:
 
 
 def why_no_times(model_dir: Path) -> str:
-    """Why no Aligner is possible for a checked model directory; "" if one is possible."""
+    """The reason why the times of tokens cannot be computed for the model in a checked directory; "" if they can."""
     try:
         decoder = read_cross_decoder(model_dir)
         graph = onnx.load(str(decoder.path), load_external_data=False).graph
@@ -76,10 +78,10 @@ def why_no_times(model_dir: Path) -> str:
 
 
 def alignment_heads(model_dir: Path, decoder: DecoderGraph) -> dict[int, list[int]]:
-    """Cross-attention heads that follow the speech, by layer, as generation_config.json names them.
+    """Return the cross-attention heads that follow the speech, by layer, as generation_config.json lists them.
 
-    Without an entry there, all heads of the last half of the layers are returned. Raises DoesNotFit for heads that the
-    decoder does not have.
+    If the file does not list them, these are all heads of the last half of the layers. Raises DoesNotFit if the decoder
+    does not have the listed heads.
     """
     num_layers = len(decoder.past_names) // 2
     given = read_object(model_dir / GENERATION).get(_HEADS)
@@ -105,11 +107,11 @@ _TINY = 1e-6
 
 
 def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> list[float]:
-    """Times in seconds at which the tokens of a transcript begin.
+    """Return when the tokens of a transcript begin, in seconds.
 
-    `scores` [heads, tokens, frames] are attention scores before softmax: for each token of the transcript those of the
-    token before it, because the model attended to the audio of a token when it predicted the token. Only the first
-    `num_frames` frames have audio.
+    `scores` [heads, tokens, frames] are attention scores before the softmax. Those of a token of the transcript were
+    computed at the token before it, because the model attends to the audio of a token when it predicts the token. Only
+    the first `num_frames` frames have audio.
     """
     heads = (_followed(head) for head in scores[:, :, : max(1, num_frames)])
     found = sum(heads, np.zeros(1, np.float32))
@@ -120,10 +122,11 @@ def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> l
 
 
 def _followed(scores: Weights) -> Weights:
-    """Attention weights [tokens, frames] of one head, relative to those of the other tokens for the same frame.
+    """Return the attention weights [tokens, frames] of one head, each relative to the weights of all tokens for the
+    same frame.
 
-    `scores` [tokens, frames] are the attention scores before softmax. The weights are standardized over the tokens and
-    smoothed over the frames.
+    `scores` [tokens, frames] are the head's attention scores before the softmax. The weights are standardized over the
+    tokens and smoothed over the frames.
     """
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -131,9 +134,9 @@ def _followed(scores: Weights) -> Weights:
 
 
 def _smooth(weights: Weights) -> Weights:
-    """Replace each weight [tokens, frames] with the median of the weights of the neighboring frames.
+    """Replace each weight [tokens, frames] with the median of the weights of its neighboring frames.
 
-    At the ends, frames are reflected.
+    The frames at both ends are mirrored.
     """
     half = _MEDIAN // 2
     num_frames = weights.shape[-1]
@@ -150,7 +153,9 @@ def _smooth(weights: Weights) -> Weights:
 
 
 def _path(costs: Weights) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows and columns of the cheapest path from the first to the last cell, with steps to the right, down, or both."""
+    """Return the rows and columns of the path with the lowest sum of costs from the first to the last cell of a matrix.
+    Each step goes to the right, down, or both.
+    """
     num_rows, num_columns = costs.shape
     total = np.empty((num_rows, num_columns))
     total[0] = np.cumsum(costs[0], dtype=np.float64)

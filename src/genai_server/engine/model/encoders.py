@@ -1,4 +1,4 @@
-"""Runs the graphs next to the decoder: the encoders of images and audio, and the token embeddings."""
+"""Runs the graphs that a model has in addition to its decoder: encoders of images and audio, and token embeddings."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,11 +23,12 @@ _IDS, _EMBEDDINGS, _LENGTHS = "input_ids", "inputs_embeds", "audio_lengths"
 
 
 def features_graph(files: VisionFiles) -> bytes:
-    """Make an encoder graph that returns its input, the features, unchanged: [1, features, hidden_size].
+    """Create an encoder graph that returns its input, features [1, features, hidden_size], unchanged. Returns the
+    serialized model.
 
-    With such a graph, onnxruntime-genai takes images or audio that have been encoded already, and loads no weights of
-    the encoder. The shape and type of the features are those that the embedding graph expects. Returns the serialized
-    model.
+    In place of the model's own encoder, such a graph lets onnxruntime-genai accept images or audio that are encoded
+    already, without loading the encoder's weights. The shape and type of its output are those that the embedding graph
+    expects.
     """
     embedding = onnx.load(str(files.embedding), load_external_data=False).graph
     wanted = next(value.type.tensor_type for value in embedding.input if value.name == files.features)
@@ -55,9 +56,10 @@ def features_graph(files: VisionFiles) -> bytes:
 
 
 class ImageEncoder:
-    """Runs the encoder graph for images or audio.
+    """Runs a model's encoder graph for images or audio in chats.
 
-    If `packed` is given, the graph with packed products at that path is run instead, whose weights are rounded.
+    With `packed`, the path of the same graph with genai-server-native's matrix products and 8-bit weights, that graph
+    is run.
     """
 
     def __init__(
@@ -74,9 +76,9 @@ class ImageEncoder:
         self._inputs = {value.name: NUMPY_TYPES[value.type] for value in self._session.get_inputs()}
 
     def encode(self, tensors: Mapping[str, NDArray[Any]]) -> Features:
-        """Features [features, hidden_size] of one image or recording. Raises RunnerFailed.
+        """Return the features [features, hidden_size] of one image or audio clip. Raises RunnerFailed.
 
-        `tensors` are the inputs by onnxruntime-genai's names.
+        `tensors` are the encoder's inputs, by onnxruntime-genai's names.
         """
         given = {self._name(name): values for name, values in tensors.items()}
         given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
@@ -88,7 +90,7 @@ class ImageEncoder:
 
 
 class TokenEmbedder:
-    """Runs the embedding graph, which looks up the embeddings of tokens."""
+    """Runs a model's embedding graph, which returns the embeddings of tokens."""
 
     def __init__(self, files: VisionFiles) -> None:
         self.image_token = files.image_token
@@ -106,10 +108,10 @@ class TokenEmbedder:
         self._others = {name: self._no_features.astype(kinds[name]) for name in others}
 
     def embed(self, ids: NDArray[np.int64], features: Features | None = None) -> NDArray[Any]:
-        """Embeddings [1, tokens, hidden_size] of tokens [1, tokens]. Raises RunnerFailed.
+        """Return the embeddings [1, tokens, hidden_size] of the tokens `ids` [1, tokens]. Raises RunnerFailed.
 
-        Image tokens get the rows of `features` [image tokens, hidden_size] instead, in order. An image token without a
-        feature gets zeros.
+        Image tokens get the rows of `features` [image tokens, hidden_size] instead, in order. If there are fewer rows
+        than image tokens, the last image tokens get zeros.
         """
         given = self._no_features
         if num_images := int(np.count_nonzero(ids == self.image_token)):
@@ -125,7 +127,8 @@ class TokenEmbedder:
 
 
 def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
-    """Return audio features that onnxruntime-genai will encode itself. Raises RunnerFailed if there are none.
+    """Return audio features for a model whose encoder onnxruntime-genai will run itself. Raises RunnerFailed if they
+    are missing.
 
     `tensors` are the inputs of the encoder, by name.
     """
@@ -135,7 +138,11 @@ def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
 
 
 class AudioEncoder:
-    """Runs the graph of the encoder, or, if `packed` is given, the graph with packed products at that path."""
+    """Runs the encoder graph of a model that transcribes speech.
+
+    With `packed`, the path of the same graph with genai-server-native's matrix products and 8-bit weights, that graph
+    is run.
+    """
 
     def __init__(
         self,
@@ -152,7 +159,9 @@ class AudioEncoder:
         self.shape: tuple[int, ...] = tuple(features.shape[1:])
 
     def encode(self, tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
-        """Encode the features of one window of a recording. Raises RunnerFailed."""
+        """Encode the spectrogram features of one window of a recording, given as the encoder's inputs by name. Raises
+        RunnerFailed.
+        """
         features = tensors.get(FEATURES)
         if features is None or features.shape != (1, *self.shape):
             given = None if features is None else features.shape

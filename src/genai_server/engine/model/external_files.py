@@ -1,6 +1,6 @@
-"""Finds the files that hold the weights of an ONNX file, without importing onnx.
+"""Finds the files in which an ONNX file's weights are stored, without importing onnx.
 
-The import of onnx would take a sixth of a second of each start.
+Importing onnx would make each start a sixth of a second longer.
 """
 
 from collections.abc import Iterator
@@ -33,10 +33,10 @@ _KEY, _VALUE = 1, 2
 
 
 def external_files(onnx_file: Path) -> dict[str, int]:
-    """Names of the weight files that an ONNX file refers to, with the bytes that its tensors need of each file.
+    """Return the names of the weight files to which an ONNX file refers, with the size in bytes that each must at least
+    have.
 
-    Empty for a file that is not an ONNX graph, because only ONNX Runtime can report what is wrong with it. Raises
-    OSError.
+    Empty for a file that is no ONNX graph, because ONNX Runtime reports what is wrong with it. Raises OSError.
     """
     data = onnx_file.read_bytes()
     if _LOCATION not in data:
@@ -57,9 +57,10 @@ def external_files(onnx_file: Path) -> dict[str, int]:
 
 
 def _tensors(data: bytes, message: str) -> Iterator[bytes]:
-    """Serialized TensorProtos with external data, found in `data` at any depth.
+    """Yield the serialized TensorProto of each tensor with external data in a serialized protobuf message, at any
+    depth.
 
-    `data` is a serialized protobuf message of the type `message`, such as "GraphProto".
+    `data` is the message, and `message` its type, such as "GraphProto".
     """
     if message == _TENSOR:
         yield data
@@ -71,7 +72,10 @@ def _tensors(data: bytes, message: str) -> Iterator[bytes]:
 
 
 def _fields(data: bytes) -> list[tuple[int, Any]]:
-    """Field numbers and values, integers or bytes, of a serialized protobuf message. Raises protobuf's DecodeError."""
+    """Return the number and the value, an integer or bytes, of each field in a serialized protobuf message.
+
+    Raises protobuf's DecodeError.
+    """
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.unknown_fields import UnknownFieldSet
 

@@ -1,6 +1,6 @@
-"""Checks the files of a model directory before anything is loaded, and reads its configuration.
+"""Checks the files of a model directory before a model is loaded, and reads the model's configuration.
 
-A draft model for speculative decoding is checked, too: it must have the same tokens as the model it drafts for.
+A draft model for speculative decoding is checked, too: it must have the same tokens as the model for which it drafts.
 """
 
 import json
@@ -66,7 +66,7 @@ _FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, gena
 
 
 def check_model_directory(directory: Path) -> ModelInfo:
-    """Read the configuration of a model directory, and check that all needed files exist.
+    """Check that a model directory has all needed files, and return the description of its model.
 
     Raises ModelDirectoryError, whose message names the directory and the file.
     """
@@ -107,7 +107,7 @@ def check_model_directory(directory: Path) -> ModelInfo:
 
 
 def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
-    """Check the files of a model for embeddings or reranking. Raises ModelDirectoryError."""
+    """Check the files of an embedding or reranking model, and return its description. Raises ModelDirectoryError."""
     if (directory / CONFIG).is_file():
         _check_names(directory, read_config(directory))
     for name in (model.graph, TOKENIZER, TOKENIZER_CONFIG):
@@ -138,7 +138,7 @@ def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
 
 
 def _check_external_files(directory: Path, graph: str) -> None:
-    """Check the files that hold a graph's weights. Raises ModelDirectoryError."""
+    """Check that the files with a graph's weights exist in the model directory. Raises ModelDirectoryError."""
     for name in external_files(directory / graph):
         inner = str(PurePosixPath(graph).parent / name)
         _check_inside(directory, inner, graph)
@@ -151,12 +151,14 @@ def _check_templates(directory: Path) -> None:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Whether a checked model directory has a chat template. Without one, the model takes raw prompts only."""
+    """Whether a checked model directory has a chat template. A model without one can only be used with raw prompts."""
     return (directory / CHAT_TEMPLATE).is_file() or bool(_read_json(directory / TOKENIZER_CONFIG).get("chat_template"))
 
 
 def what_is_left_out(directory: Path) -> str:
-    """Message about inputs that the original model takes and this server does not serve; "" if there are none."""
+    """Message for the operator about images or audio that the original model takes and this server does not support for
+    it; "" if there are none.
+    """
     if task_of(directory) is not Task.GENERATE:
         return ""
     model = read_config(directory)["model"]
@@ -168,9 +170,9 @@ def what_is_left_out(directory: Path) -> str:
 
 
 def named_files(config: Any) -> list[str]:
-    """Names of the files in a configuration at any depth, in order.
+    """Return the names of all files that a configuration names at any depth, in order.
 
-    The file that describes how images are prepared is included even if only its default name applies.
+    The default file with settings for images is included if images are supported and no other file is named.
     """
     found: dict[str, None] = {}
     for part in _objects(config):
@@ -183,7 +185,7 @@ def named_files(config: Any) -> list[str]:
 
 
 def remedy(directory: Path, name: str) -> str:
-    """What an operator can do about a missing or broken file of a model directory."""
+    """Return what an operator can do about the file `name` of a model directory, which is missing or broken."""
     if name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE):
         return _FROM_THE_ORIGINAL
     if name != CONFIG:
@@ -196,9 +198,10 @@ def remedy(directory: Path, name: str) -> str:
 
 
 def _nested_models(directory: Path) -> Iterator[Path]:
-    """Folders below a directory that contain a model, as repositories with several models and caches of hubs do.
+    """Yield the folders below a directory that contain a model, as in repositories with several models and in caches of
+    hubs.
 
-    Hidden folders, links and deep folders are not searched, and no more than some hundred folders altogether.
+    At most _MAX_SEARCHED folders are searched, without hidden ones, links, and those more than _MAX_DEPTH levels deep.
     """
     for folder, folders, files in islice(os.walk(directory), _MAX_SEARCHED):
         depth = len(Path(folder).relative_to(directory).parts)
@@ -208,7 +211,7 @@ def _nested_models(directory: Path) -> Iterator[Path]:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether a file is only the pointer that Git leaves in place of a large file without LFS. Raises OSError."""
+    """Whether a file is only the pointer with which Git represents a large file without LFS. Raises OSError."""
     with path.open("rb") as file:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
@@ -228,9 +231,8 @@ def _check_present(directory: Path, name: str, lack: str) -> None:
 
 
 def _check_names(directory: Path, config: Any) -> None:
-    """Check all names in the configuration: files must lie in the directory, and no library may be loaded.
-
-    The configuration must not set a path for profiles, either. Raises ModelDirectoryError.
+    """Check the names in the configuration: files must lie in the directory, no library may be loaded, and the prefix
+    of profiles must not be a path. Raises ModelDirectoryError.
     """
     for key, value in (pair for part in _objects(config) for pair in part.items()):
         if isinstance(value, str) and _FILE.search(key):
@@ -245,7 +247,7 @@ def _check_names(directory: Path, config: Any) -> None:
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
-    """All JSON objects of a configuration at any depth."""
+    """Yield all JSON objects in a configuration, at any depth."""
     waiting = [config]
     while waiting:
         value = waiting.pop(0)
@@ -257,7 +259,11 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _check_inside(directory: Path, name: str, named_in: str) -> None:
-    """Check that a file name leads to a file inside the model directory. Raises ModelDirectoryError."""
+    """Check that a file name leads to a file inside the model directory, also through links. Raises
+    ModelDirectoryError.
+
+    `named_in` is the file that has the name, for the message.
+    """
     if PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or ".." in re.split(r"[/\\]", name):
         raise ModelDirectoryError(f"{directory / named_in} names a file outside the model directory: {quoted(name)}")
     try:
@@ -271,14 +277,15 @@ def _check_inside(directory: Path, name: str, named_in: str) -> None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read the genai_config.json of a model directory. Raises ModelDirectoryError."""
+    """Return the contents of genai_config.json in a model directory. Raises ModelDirectoryError."""
     return _read_json(directory / CONFIG)
 
 
 def session_profile(directory: Path) -> str:
-    """File prefix with which ONNX Runtime profiles the whole session of the model; "" if it is not profiled.
+    """Return the file prefix with which ONNX Runtime profiles the whole session of the model, from loading to closing;
+    "" if it does not.
 
-    The prefix is the value of `enable_profiling` in the configuration. Raises ModelDirectoryError.
+    The prefix is the value of `enable_profiling` in genai_config.json. Raises ModelDirectoryError.
     """
     if task_of(directory).pools:
         return ""
@@ -287,10 +294,11 @@ def session_profile(directory: Path) -> str:
 
 
 def model_info(config: dict[str, Any]) -> ModelInfo:
-    """Model data from `genai_config.json`, whose section `search` contains the model's sampling defaults.
+    """Return the description of a model from the contents of its genai_config.json, with the sampling defaults in its
+    section `search`.
 
-    `do_sample` false and `top_k` 1 only mean greedy sampling by default; a request with a temperature still gets
-    samples. Raises KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai requires.
+    `do_sample` false or `top_k` 1 there make greedy decoding the default; a request with a temperature is sampled
+    nevertheless. Raises KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai requires.
     """
     model, search = config["model"], config.get("search", {})
     eos = model["eos_token_id"]
@@ -320,7 +328,9 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
 
 
 def weight_bytes(directory: Path) -> int:
-    """Bytes of all graphs and weight files on disk. Raises ModelDirectoryError or OSError."""
+    """Return the size in bytes of all graphs and weight files in a model directory. Raises ModelDirectoryError or
+    OSError.
+    """
     names = [graph_of(directory)] if task_of(directory).pools else named_files(read_config(directory))
     graphs = [directory / name for name in names]
     weights = {graph.parent / name for graph in graphs for name in external_files(graph)}
@@ -344,9 +354,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Dictionary of the key-value pairs of a JSON object. Raises ValueError if a key is repeated.
+    """Return the key-value pairs of a JSON object as a dictionary. Raises ValueError if a key is repeated.
 
-    Of repeated keys, Python would keep the last value, and onnxruntime-genai would apply both.
+    Python would use the last value of a repeated key, and onnxruntime-genai would apply both.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -357,11 +367,12 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_draft_model(model: Path, draft: Path) -> ModelInfo:
-    """Check the files of a draft model, and that it has the same tokens as another, checked model.
+    """Check the files of a draft model, and that its tokens are those of the model for which it drafts, which was
+    checked before. Returns the draft model's description.
 
-    Returns the draft model's data. The models may be padded to different vocabulary sizes, and their texts may be split
-    by different rules, because a draft model reads and writes token ids only. Raises ConfigurationError, whose message
-    begins with the path `draft` and says what differs.
+    The vocabularies may be padded to different sizes, and the tokenizers may split text by different rules, because a
+    draft model reads and writes token ids only. Raises ConfigurationError, whose message begins with the path `draft`
+    and says what differs.
     """
     try:
         info = check_model_directory(draft)
@@ -381,9 +392,9 @@ def check_draft_model(model: Path, draft: Path) -> ModelInfo:
 
 
 def _first_difference(kind: str, wanted: dict[int, str], found: dict[int, str]) -> str:
-    """Message about the token with the lowest id that differs between two vocabularies; "" if none differs.
+    """Return a message about the lowest token id at which two vocabularies differ; "" if they are equal.
 
-    `wanted` and `found` map ids to texts. `kind` is the word for such a token in the message.
+    `wanted` and `found` have the texts of tokens by id. `kind` is what such a token is called in the message.
     """
     if wanted == found:
         return ""
@@ -393,7 +404,10 @@ def _first_difference(kind: str, wanted: dict[int, str], found: dict[int, str]) 
 
 
 def _tokens(directory: Path) -> tuple[dict[int, str], dict[int, str]]:
-    """All tokens, and the special tokens, of a directory's tokenizer by id. Raises ModelDirectoryError."""
+    """Return the texts of all tokens by id, and those of the special tokens, from the tokenizer in a directory.
+
+    Raises ModelDirectoryError.
+    """
     tokenizer = read_object(directory / TOKENIZER)
     try:
         vocabulary = tokenizer["model"]["vocab"]

@@ -1,9 +1,10 @@
-"""Describes the graphs of a model directory: the decoder for the batched runner, and the encoders of images and audio.
+"""Reads descriptions of the graphs in a model directory: the decoder that runs in the batch, and the graphs for images
+and audio.
 
-If the batched runner cannot run a decoder, DoesNotFit says why. The decoder of a speech recognition model is described
-in the form to which engine/graph_rewriting/cross_attention.py rewrites it. A model that reads images or audio has
-further graphs: a vision or speech graph that makes features [features, hidden_size], and an embedding graph that makes
-embeddings of tokens, with the features in place of image tokens.
+If a decoder cannot run in the batch, DoesNotFit has the reason. The decoder of a speech recognition model is described
+as it is after engine/graph_rewriting/cross_attention.py has rewritten it. A model that reads images or audio in chats
+has a vision or speech graph, which returns features [features, hidden_size], and an embedding graph, which returns the
+embeddings of tokens with features in place of image tokens.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -33,10 +34,10 @@ _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np
 
 
 def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
-    """Read the description of a decoder's graph. Raises DoesNotFit if the batched runner cannot run the graph.
+    """Return the description of a decoder's graph. Raises DoesNotFit if the graph cannot run in the batch.
 
-    The weights are not read. `part` is the section of genai_config.json that names the graph, which has the form of a
-    decoder.
+    The weights are not read. `part` is the section of genai_config.json for the graph, such as that of a head for
+    multi-token prediction, which has the form of a decoder.
     """
     config = read_config(model_dir)
     decoder = config["model"][part]
@@ -107,7 +108,7 @@ def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
 
 
 def has_head(model_dir: Path) -> bool:
-    """Whether a model directory has a head for multi-token prediction."""
+    """Whether a model directory has a head for multi-token prediction (MTP), and its use is not disabled there."""
     if not (model_dir / CONFIG).is_file():
         return False
     head = read_config(model_dir)["model"].get(MTP) or {}
@@ -115,10 +116,11 @@ def has_head(model_dir: Path) -> bool:
 
 
 def rope_switch(model_dir: Path) -> int | None:
-    """Number of tokens up to which the model's rope uses its short factors, as in `DecoderGraph.switches_at`.
+    """Return the number of tokens up to which a model uses the short factors of its rope (rotary position embedding),
+    as in `DecoderGraph.switches_at`.
 
-    None if the rope does not have short and long factors, or if the graph cannot be understood. The model need not be
-    one that the batched runner can run.
+    None if its rope does not have short and long factors, or the graph has another form than the model builder writes.
+    The graph need not be one that can run in the batch.
     """
     decoder = read_config(model_dir)["model"]["decoder"]
     if "filename" not in decoder:
@@ -131,7 +133,7 @@ def rope_switch(model_dir: Path) -> int | None:
 
 
 def _some(names: list[str]) -> str:
-    """Text with the first few names, followed by the number of further names, because a graph may have hundreds."""
+    """Return a text with the first names and the number of the others, because a graph may have hundreds of inputs."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
@@ -142,10 +144,11 @@ Pairs = tuple[tuple[str, str], ...]
 def _layer_names(
     decoder: dict[str, Any], given: Container[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Pairs, Pairs]:
-    """Names of the past and of the present KV cache, and of the states of convolutions and of linear attention.
+    """Return the names of the past and of the present KV cache, and those of the states of convolutions and of linear
+    attention as pairs of past and present.
 
-    The names are those in genai_config.json, with onnxruntime-genai's defaults. A layer whose state is among the
-    graph's inputs, of which `given` has the names, has no KV cache.
+    `decoder` is the section of genai_config.json with the patterns of these names, for which onnxruntime-genai has
+    defaults. A layer with a state among the graph's inputs, whose names are `given`, has no KV cache.
     """
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
     parts = [
@@ -168,7 +171,11 @@ def _layer_names(
 
 
 def layer_states(names: Iterable[tuple[str, str]], inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
-    """Descriptions of the states with these past and present names. Raises DoesNotFit unless each has a fixed size."""
+    """Return descriptions of the states with these past and present names. `inputs` has the types of the graph's
+    inputs.
+
+    Raises DoesNotFit unless each state has a fixed size.
+    """
     found = []
     for past, present in names:
         shape = tuple(int(dim.dim_value) for dim in inputs[past].shape.dim[1:])
@@ -179,7 +186,7 @@ def layer_states(names: Iterable[tuple[str, str]], inputs: Mapping[str, Any]) ->
 
 
 def _conv_states(names: Pairs, inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
-    """Descriptions of the states of convolutions, which the graph stores as [channels, width - 1].
+    """Return descriptions of the states of convolutions, which are [channels, width - 1] in the graph.
 
     Raises DoesNotFit unless all convolutions have the same width.
     """
@@ -190,7 +197,7 @@ def _conv_states(names: Pairs, inputs: Mapping[str, Any]) -> tuple[LayerState, .
 
 
 def _position_axes(shape: Any) -> int:
-    """First dimension of positions with three dimensions, such as [3, rows, tokens]; 0 for [rows, tokens].
+    """Return the first dimension of positions of the shape [axes, rows, tokens]; 0 if the shape is [rows, tokens].
 
     Raises DoesNotFit for other shapes.
     """
@@ -202,9 +209,8 @@ def _position_axes(shape: Any) -> int:
 
 
 def float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:
-    """The numpy type of an ONNX element type. Raises DoesNotFit for a type that the batched runner does not support.
-
-    `what` names the value of this type in the error message.
+    """Return the numpy type of an ONNX element type. Raises DoesNotFit, with a message about the value `what`, for a
+    type that is not supported in the batch.
     """
     if element not in _CACHE_TYPES:
         raise DoesNotFit(f"its {what} is of type {onnx.TensorProto.DataType.Name(element)}")
@@ -220,7 +226,7 @@ def _check_operators(graph: onnx.GraphProto) -> None:
 
 
 def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
-    """Number of heads and head size of the layers' KV caches. Raises DoesNotFit unless all layers have the same."""
+    """Return the number of KV heads and the head size, which all layers must share. Otherwise raises DoesNotFit."""
     heads = int(decoder.get("num_key_value_heads", shapes[0][1].dim_value))
     size = int(decoder.get("head_size", shapes[0][3].dim_value))
     # A named dimension has the value 0.
@@ -234,10 +240,11 @@ def _keeps_window(node: onnx.NodeProto) -> bool:
 
 
 def _switch(graph: onnx.GraphProto, attention_mask: str) -> int | None:
-    """Longest row, in tokens, for which the graph uses the short factors of its rope; None if it does not branch.
+    """Return the number of tokens in a row up to which the graph uses the short factors of its rope; None if it does
+    not branch.
 
-    The model builder writes such a branch for a rope with short and long factors, where one long row of a batch makes
-    all rows use the long factors. Raises DoesNotFit for any other branch.
+    For a rope with short and long factors, the model builder writes a branch by which a single long row of a batch
+    makes all rows use the long factors. Raises DoesNotFit for any other branch.
     """
     makers = {output: node for node in graph.node for output in node.output}
     constants = {value.name: value for value in graph.initializer}
@@ -270,7 +277,9 @@ _MERGE_SIZE = 2
 
 
 def read_vision_files(model_dir: Path) -> VisionFiles | None:
-    """Description of the encoder and embedding graphs in a checked model directory; None for text-only models."""
+    """Return the description of the encoder and embedding graphs in a checked model directory; None if the model reads
+    only text.
+    """
     known = read_vision_model(model_dir)
     if known is None:
         return None
@@ -293,7 +302,9 @@ def read_vision_files(model_dir: Path) -> VisionFiles | None:
 
 @dataclass(frozen=True)
 class EncoderFiles:
-    """The graph that encodes audio into keys and values for cross-attention."""
+    """Description of the graph of a speech recognition model that encodes audio into keys and values for
+    cross-attention.
+    """
 
     path: Path
     # The input [1, mels, frames].
@@ -303,7 +314,7 @@ class EncoderFiles:
 
 
 def read_encoder_files(model_dir: Path) -> EncoderFiles:
-    """Description of the encoder in a checked model directory of a speech recognition model."""
+    """Return the description of the audio encoder in a checked directory of a speech recognition model."""
     encoder = read_config(model_dir)["model"]["encoder"]
     inputs, outputs = encoder.get("inputs", {}), encoder.get("outputs", {})
     layers = range(int(read_config(model_dir)["model"]["decoder"]["num_hidden_layers"]))
@@ -313,9 +324,8 @@ def read_encoder_files(model_dir: Path) -> EncoderFiles:
 
 
 def read_cross_decoder(model_dir: Path) -> DecoderGraph:
-    """Description of the decoder in a checked model directory of a speech recognition model. Raises DoesNotFit.
-
-    It describes the graph after `use_known_operators` has rewritten it.
+    """Return the description of the decoder in a checked directory of a speech recognition model, as it is after
+    `use_known_operators` has rewritten its graph. Raises DoesNotFit if it cannot run in the batch.
     """
     decoder = read_config(model_dir)["model"]["decoder"]
     graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph

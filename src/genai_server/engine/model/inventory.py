@@ -1,6 +1,7 @@
-"""Lists the files of a model directory: which files exist, what is wrong with them, and how to repair that.
+"""Lists the files of a model directory with what is wrong with each, and how to repair that, for `genai-server models`
+and `genai-server doctor`.
 
-`files.check_model_directory` stops at the first fault and does not read the graphs; this module examines everything.
+`files.check_model_directory` stops at the first fault and does not read the graphs; this module checks everything.
 """
 
 import json
@@ -29,7 +30,7 @@ from genai_server.model_files.speech_model import AUDIO_PROCESSOR, GENERATION
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of a model directory, with its size in bytes."""
+    """A file that a model directory has or should have, with its size in bytes and what is wrong with it."""
 
     name: str
     size: int
@@ -39,7 +40,7 @@ class Entry:
 
 
 def inventory(directory: Path) -> Iterator[Entry]:
-    """An entry for each required file, and one for the directory itself if it has a fault that belongs to no file."""
+    """Yield an entry for each required file, and one for the directory itself if something else is wrong with it."""
     entries = list(_entries(directory))
     yield from entries
     if not any(entry.fault for entry in entries):
@@ -75,7 +76,7 @@ def _entries(directory: Path) -> Iterator[Entry]:
 
 
 def _pooling_entries(directory: Path) -> Iterator[Entry]:
-    """Entries for the files of a model for embeddings or reranking."""
+    """Yield entries for the files of a model for embeddings or reranking."""
     names = (*POOLING_FILES, *module_configs(directory))
     yield from (_json_entry(directory, name) for name in names if (directory / name).exists())
     try:
@@ -117,7 +118,7 @@ def _json_entry(directory: Path, name: str) -> Entry:
 
 
 def _weights(directory: Path, graph: str) -> Iterator[Entry]:
-    """Entries for the external files of a graph. Each must be large enough for all of its tensors."""
+    """Yield entries for the files with a graph's weights, which must be large enough for all tensors in them."""
     path = directory / graph
     if _entry(directory, graph).fault:
         return

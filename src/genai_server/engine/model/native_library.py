@@ -1,4 +1,6 @@
-"""Finds genai-server-native, the library of operators for CPUs, and chooses its kernels for this processor."""
+"""Finds genai-server-native, the library of operators for CPUs, and chooses those of its kernels that this processor
+runs fastest.
+"""
 
 import hashlib
 import importlib
@@ -43,14 +45,16 @@ def native_library() -> Path:
 
 @cache
 def library_key() -> str:
-    """Hash of the shared library and the kind of processor. While it stays the same, results are bitwise the same."""
+    """Hash of the shared library and the type of processor. While it is the same, results are bitwise the same."""
     return hashlib.sha256(native_library().read_bytes() + processor().encode()).hexdigest()[:16]
 
 
 def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None:
-    """Why a device cannot run a batch with the operators of genai-server-native; None if it can.
+    """The reason why a device cannot run a batch with the operators of genai-server-native; None if it can. In that
+    case their kernels are chosen for this process.
 
-    At the first call on a processor, the kernels are tried in a separate process. The result is stored in `cache_dir`.
+    On the first call on a processor, the kernels are tried in a separate process. The result is stored in `cache_dir`,
+    unless that is None.
     """
     if others := [provider.name for provider in options.providers if provider.name != CPU]:
         return f"a batch on a CPU has operators of its own, and the provider {others[0]} runs the graph"
@@ -64,15 +68,15 @@ def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None
 
 
 def multiplies_bf16(cache_dir: Path | None) -> bool:
-    """Whether attention of the chosen kernels can multiply bfloat16 numbers."""
+    """Whether the kernels for attention that were chosen for this processor can multiply bfloat16 numbers."""
     return choose_instruction_set(cache_dir) in _WITH_BF16
 
 
 def choose_instruction_set(cache_dir: Path | None) -> str | None:
-    """The fastest instruction set whose kernels work on this processor; None if none works.
+    """Return the fastest instruction set whose kernels compute correctly on this processor; None if there is none.
 
-    The result is stored in `cache_dir`, for this library and this processor, unless a trial could not run: a machine
-    that is short of time or memory may have both at the next start.
+    The result is stored in `cache_dir`, for this library and this processor, unless a trial could not run for lack of
+    time or memory, which may be different at the next start.
     """
     kept = None if cache_dir is None else cache_dir / f"native-{library_key()}.json"
     usable = _package().instruction_sets()
@@ -101,9 +105,9 @@ def choose_instruction_set(cache_dir: Path | None) -> str | None:
 
 @cache
 def _works(instruction_set: str) -> bool | None:
-    """Whether the kernels for an instruction set compute correctly; None if their trial could not run.
+    """Whether the kernels for an instruction set compute correctly; None if they could not be tried.
 
-    The trial runs in a separate process, which faulty kernels may crash.
+    They are tried in a separate process, because faulty kernels may crash it.
     """
     command = [sys.executable, "-m", _TRIAL, instruction_set]
     try:

@@ -35,7 +35,7 @@ _EXPERTS, _INNER, _ACTIVATIONS = 3, 70, 5
 
 
 def main(instruction_set: str) -> None:
-    """Try all kernels. Raises ValueError if one computes a wrong result."""
+    """Run all kernels for an instruction set. Raises ValueError if one of them computes a wrong result."""
     import genai_server_native
 
     genai_server_native.use(instruction_set)
@@ -94,10 +94,10 @@ def _product_of_floats(kind: Any, rows: int) -> tuple[NDArray[Any], NDArray[Any]
 
 
 def _experts(activation: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Run the operator PackedExperts on random data, and compute the expected result with numpy. Returns both.
+    """Run the operator PackedExperts on random data, and compute the same with numpy. Returns both results.
 
-    `activation` is the operator's number of the activation. All experts compute for each token, weighted by the softmax
-    of the router's scores.
+    `activation` is the operator's number for the activation function. Every token uses all experts, weighted by the
+    softmax of the router's scores.
     """
     rng = np.random.default_rng(activation)
     gates, values = rng.standard_normal((2, _EXPERTS, _INNER, _INPUTS)).astype(np.float32) / 16
@@ -158,9 +158,8 @@ def _attention() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _rows(slots: int = 1) -> dict[str, NDArray[Any]]:
-    """Inputs by which the operators know the rows of a pass: here one sequence of `_TOKENS` tokens.
-
-    The sequence has the last one of `slots` slots.
+    """Return the inputs that describe the rows of a pass to the operators, for a single sequence of `_TOKENS` tokens in
+    the last of `slots` slots.
     """
     given = {"starts": [0, _TOKENS], "slots": [slots - 1], "committed": [_TOKENS]}
     return {name: np.array(numbers, np.int32) for name, numbers in given.items()}

@@ -1,9 +1,9 @@
-"""Lets ONNX Runtime profile a single pass of a session, which its Python package offers for whole sessions only.
+"""Makes ONNX Runtime profile a single pass of a session. Its Python package can only profile whole sessions.
 
-The option is a function of the C API, RunOptionsEnableProfiling, by which onnxruntime-genai profiles its passes, too.
-The package has a library with the C API next to its Python module, and both were built from the same source. The
-function gets the C++ object within Python's RunOptions. To test whether that works, numbers that Python has set are
-read through the C API.
+The C API has a function for this, RunOptionsEnableProfiling, which onnxruntime-genai uses as well. The Python package
+contains a library with the C API, built from the same source as its Python module, so the function is called on the C++
+object inside Python's RunOptions. Before, it is tested whether the C API reads numbers from this object that Python has
+set.
 """
 
 import ctypes
@@ -29,9 +29,9 @@ _SetPath = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_wchar_p i
 
 
 def profile_pass(options: onnxruntime.RunOptions, prefix: str) -> None:
-    """Let a pass with these options be profiled into a file whose name begins with this path prefix.
+    """Set run options so that a pass with them is profiled, into a file whose path begins with `prefix`.
 
-    Raises RunnerFailed if the installed ONNX Runtime cannot do it.
+    Raises RunnerFailed if the installed ONNX Runtime cannot profile a single pass.
     """
     path = prefix if os.name == "nt" else os.fsencode(prefix)
     # An error would be a pointer to its description.
@@ -46,9 +46,9 @@ def check_pass_profiles() -> None:
 
 @cache
 def _functions() -> ctypes.Array[ctypes.c_size_t]:
-    """Table of the functions of ONNX Runtime's C API.
+    """Return the table of the functions of ONNX Runtime's C API.
 
-    Raises RunnerFailed if the objects of the Python package cannot be used with it.
+    Raises RunnerFailed if the C API cannot use the objects of the Python package.
     """
     folder = Path(onnxruntime.__file__).parent / "capi"
     found = [path for name in _LIBRARIES for path in sorted(folder.glob(name))]
@@ -74,5 +74,7 @@ def _functions() -> ctypes.Array[ctypes.c_size_t]:
 
 
 def _address(options: onnxruntime.RunOptions) -> int:
-    """Address of the C++ object of some run options, which pybind11 stores first in its Python object."""
+    """Return the address of the C++ object of some run options, which is the first value that pybind11 stores in the
+    Python object.
+    """
     return ctypes.c_size_t.from_address(id(options) + object.__basicsize__).value

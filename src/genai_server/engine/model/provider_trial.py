@@ -1,7 +1,9 @@
-"""`python -m genai_server.engine.model.provider_trial`: tests which execution providers of ONNX Runtime load here.
+"""Tests which execution providers of ONNX Runtime can be loaded on this machine: `python -m
+genai_server.engine.model.provider_trial`.
 
-ONNX Runtime may include a provider whose own libraries are missing, and only a session shows that. A provider may crash
-the process, so this is a separate one. It prints one line of JSON: for each provider null, or the reason for a failure.
+ONNX Runtime may contain a provider whose own libraries are missing, which only a session shows. As a provider may crash
+the process, the test runs in a process of its own. It prints one line of JSON, which has null or the reason of the
+failure for each provider.
 """
 
 import json
@@ -18,7 +20,7 @@ _IR_VERSION, _OPSET = 8, 17
 
 
 def main() -> None:
-    """Try each provider that ONNX Runtime was built with, on a graph of one node, and print the results."""
+    """Open a session for a graph of one node with each provider that ONNX Runtime contains, and print the results."""
     onnxruntime.set_default_logger_severity(_ERRORS)
     available = onnxruntime.get_available_providers()
     found = {name: load_error(known.onnxruntime) for name, known in PROVIDERS.items() if known.onnxruntime in available}
@@ -26,7 +28,7 @@ def main() -> None:
 
 
 def load_error(provider: str) -> str | None:
-    """Why an execution provider, by ONNX Runtime's name for it, does not load; None if it does."""
+    """The reason why an execution provider, given by ONNX Runtime's name, cannot be loaded; None if it can."""
     try:
         session = onnxruntime.InferenceSession(_graph(), providers=[provider], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors have no base of their own

@@ -1,4 +1,4 @@
-"""Opens the ONNX Runtime session in which the batched runner runs a decoder's graph."""
+"""Opens the ONNX Runtime session that runs a decoder's graph for the batch."""
 
 from typing import Any
 
@@ -31,12 +31,14 @@ def open_session(
     options: DeviceOptions = DEFAULT_OPTIONS,
     profile_prefix: str = "",
 ) -> Any:
-    """Open an ONNX Runtime session for a decoder, with the options of a device.
+    """Open an ONNX Runtime session for a decoder, with the options of its device.
 
-    The graph is rewritten for flat tokens (engine/graph_rewriting/ragged.py), and with `offers_best` to return the best
-    logits (engine/graph_rewriting/output_head.py). `threads` 0 uses the physical cores that the process may use. With a
-    `profile_prefix`, ONNX Runtime profiles the session from load to end. Raises DoesNotFit, and ConfigurationError for
-    options that name something missing.
+    The graph is rewritten so that one pass can read tokens of several sequences (engine/graph_rewriting/ragged.py) and,
+    with `offers_best`, so that a pass can return the highest logits instead of all
+    (engine/graph_rewriting/output_head.py). `threads` is the number of threads, 0 for one on each physical core that
+    the process may use. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose paths begin
+    with it. Raises DoesNotFit if the session cannot run a batch, and ConfigurationError for options that name something
+    missing.
     """
     minimum = _MIN_PAGED if graph.block_tokens else _MIN_VERSION
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < minimum:
@@ -70,10 +72,11 @@ def _make_ragged(model: onnx.ModelProto, graph: DecoderGraph) -> None:
 
 
 def open_state_operators(graph: DecoderGraph, complete: Any) -> Any:
-    """Open a session with only the operators of a decoder that have recurrent states; None if the decoder has none.
+    """Open a session that has only a decoder's operators with recurrent states; None if the decoder has none. It brings
+    the states up to date after a part of a draft was accepted.
 
-    `complete` is the session of the whole decoder. The threads of the new session do not spin: they would take the
-    cores from those of the decoder.
+    `complete` is the session of the whole decoder. The threads of the new session do not spin, because spinning would
+    take the cores from the threads of the decoder.
     """
     if not graph.has_states:
         return None

@@ -1,7 +1,7 @@
-"""Gives the options of a device to ONNX Runtime, as SessionOptions, and to onnxruntime-genai, as configuration.
+"""Passes the options of a device to ONNX Runtime, as SessionOptions, and to onnxruntime-genai, as configuration.
 
-The two libraries contain separate copies of ONNX Runtime in one process. No thread pool spans both, and a provider's
-library must be registered with each. For a provider that is missing, errors say what to install.
+Each of the two libraries contains its own copy of ONNX Runtime. They share no thread pool, and the library of an
+execution provider must be registered with both. Errors about a missing provider say what to install.
 """
 
 import importlib
@@ -55,7 +55,11 @@ _UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 
 def config_entries(options: DeviceOptions, threads: int) -> dict[str, str]:
-    """Session config entries by name: those of the device's options, and the server's defaults for the others."""
+    """Return the session configuration entries by name: those in the device's options, and the server's defaults for
+    others.
+
+    `threads` is the configured number of threads, 0 for the usable physical cores.
+    """
     defaults = {} if has_vnni() else {_UNSIGNED_WEIGHTS: "1"}
     if num_threads(options, threads) >= usable_cpus():
         # Threads that spin between passes would keep the API process from sending tokens.
@@ -64,15 +68,18 @@ def config_entries(options: DeviceOptions, threads: int) -> dict[str, str]:
 
 
 def num_threads(options: DeviceOptions, threads: int) -> int:
-    """Number of threads of an operator: the device's option, else `threads`, else the usable physical cores."""
+    """Return the number of threads with which an operator runs: the number in the device's options, else `threads`, or
+    the number of usable physical cores if both are 0.
+    """
     return int(options.session.get(session.THREADS, "0")) or threads or usable_cores()
 
 
 def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptions:
-    """The options, with absolute paths of custom operator libraries. Raises ConfigurationError if one does not exist.
+    """Return the options with absolute paths of custom operator libraries. Raises ConfigurationError if one does not
+    exist.
 
-    Relative paths start at the model directory or at the working directory. The two copies of ONNX Runtime would search
-    different folders otherwise.
+    Relative paths are searched in the model directory and then in the working directory. Otherwise each of the two
+    copies of ONNX Runtime would search other folders.
     """
     found = []
     for name in options.custom_op_libraries:
@@ -87,7 +94,11 @@ def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptio
 
 
 def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
-    """Overlay for the decoder's section of genai_config.json that applies the device's options."""
+    """Return a JSON overlay for the decoder's section of genai_config.json that applies the device's options.
+
+    `threads` is the configured number of threads, 0 for the usable physical cores. Raises ConfigurationError for
+    options that onnxruntime-genai cannot apply.
+    """
     found: dict[str, Any] = {session.THREADS: num_threads(options, threads)}
     given = options.session
     if "inter_op_num_threads" in given:
@@ -107,9 +118,10 @@ def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
 
 
 def configure_providers(library: Any, config: Any, options: DeviceOptions) -> None:
-    """Restrict a configuration of onnxruntime-genai (the module `library`) to the execution providers of the device.
+    """Set the execution providers of a device, with their options, in a configuration of onnxruntime-genai in place of
+    those that it has. `library` is the module onnxruntime_genai.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if the library of a provider cannot be loaded.
     """
     config.clear_providers()
     for given in options.providers:
@@ -122,9 +134,9 @@ def configure_providers(library: Any, config: Any, options: DeviceOptions) -> No
 
 
 def register(library: Any, given: ProviderOptions) -> None:
-    """Register an execution provider with `library`, which is onnxruntime or onnxruntime-genai.
+    """Register an execution provider with a module, onnxruntime or onnxruntime_genai.
 
-    Does nothing for a provider that is built into the library. Raises ConfigurationError.
+    Does nothing for a provider that is built in. Raises ConfigurationError if the provider's library cannot be loaded.
     """
     where = library_of(given)
     if where is None:
@@ -137,7 +149,10 @@ def register(library: Any, given: ProviderOptions) -> None:
 
 
 def library_of(given: ProviderOptions) -> str | None:
-    """Path of the library of a provider that is not built in; None for others. Raises ConfigurationError."""
+    """Return the path of the library of a provider; None if the provider is built in.
+
+    Raises ConfigurationError if the library or its Python package is missing.
+    """
     if given.package:
         try:
             return str(importlib.import_module(given.package).get_library_path())
@@ -151,7 +166,7 @@ def library_of(given: ProviderOptions) -> str | None:
 
 
 def missing_device(options: DeviceOptions) -> str | None:
-    """Message about the first provider that finds no device on this machine; None if each finds one.
+    """Return a message about the first provider that finds no device on this machine; None if each finds one.
 
     Raises ConfigurationError for a provider that ONNX Runtime cannot load.
     """
@@ -169,10 +184,11 @@ def _devices_of(given: ProviderOptions) -> list[Any]:
 
 
 def session_options(options: DeviceOptions, threads: int, *, profile_prefix: str = "") -> Any:
-    """SessionOptions of ONNX Runtime for a device.
+    """Return ONNX Runtime's SessionOptions for a device.
 
-    With a `profile_prefix`, the session is profiled from load to end into files whose names begin with the prefix.
-    Raises ConfigurationError for a library of operators that does not load.
+    `threads` is the configured number of threads, 0 for the usable physical cores. With a `profile_prefix`, ONNX
+    Runtime profiles the whole session into files whose paths begin with it. Raises ConfigurationError if a library of
+    operators cannot be loaded.
     """
     found, given = onnxruntime.SessionOptions(), options.session
     level = given.get(session.LEVEL, "all")
@@ -202,7 +218,8 @@ def session_options(options: DeviceOptions, threads: int, *, profile_prefix: str
 
 
 def use_global_pool(options: DeviceOptions, threads: int) -> None:
-    """Set the size of the thread pool that all sessions of the process share, if the options ask for such a pool.
+    """Create the thread pool that all sessions of the process share, if the options ask for one. `threads` is the
+    number of its threads, 0 for the usable physical cores.
 
     Must be called before the first session is opened.
     """
@@ -212,19 +229,20 @@ def use_global_pool(options: DeviceOptions, threads: int) -> None:
 
 
 def preload_cuda(options: DeviceOptions) -> None:
-    """Load the CUDA libraries of the nvidia-* packages if a provider needs them.
+    """Load the CUDA libraries in the installed nvidia-* packages if one of the providers needs them.
 
-    The loaders of the operating system do not search the folders of these packages.
+    The operating system does not look for libraries in the folders of these packages.
     """
     if any(given.name in _ON_CUDA for given in options.providers):
         onnxruntime.preload_dlls(cuda=True, cudnn=True)
 
 
 def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
-    """Open a session for a model, given as a path or serialized, on the device's providers in order and then the CPU.
+    """Open a session for a model, which is a path or a serialized model. The device's providers get the nodes of its
+    graph in their order, and the CPU gets the rest.
 
-    `found` are the SessionOptions. Raises ConfigurationError for a provider that ONNX Runtime lacks, and errors of the
-    providers.
+    `found` are the SessionOptions. Raises ConfigurationError for a provider that ONNX Runtime does not contain, and
+    errors of the providers.
     """
     given_model = model if isinstance(model, bytes) else str(model)
     found.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
@@ -258,10 +276,11 @@ def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
 def open_encoder(
     model: Path | bytes, threads: int, options: DeviceOptions, *, is_packed: bool = False, folder: Path | None = None
 ) -> Any:
-    """Open a session for an encoder. Its threads do not spin, because a decoder's passes run at the same time.
+    """Open a session for an encoder, which is a path or a serialized model. Its threads do not spin while they are
+    idle, because the decoder's passes run at the same time.
 
-    `is_packed` says that its products are genai-server-native's. `folder` has the weights of a serialized model. Raises
-    ConfigurationError for a provider that ONNX Runtime lacks, and errors of the providers.
+    With `is_packed`, the graph has operators of genai-server-native. `folder` has the weights of a serialized model.
+    Raises ConfigurationError for a provider that ONNX Runtime does not contain, and errors of the providers.
     """
     found = session_options(options, threads)
     if is_packed:
@@ -273,7 +292,9 @@ def open_encoder(
 
 
 def node_shares(opened: Any) -> dict[str, int]:
-    """Number of a session's graph nodes that run on each provider, by this server's names of the providers."""
+    """Return how many nodes of a session's graph run on each execution provider, by this server's names of the
+    providers.
+    """
     ours = {known.onnxruntime: name for name, known in PROVIDERS.items()}
     counts: Counter[str] = Counter()
     for part in opened.get_provider_graph_assignment_info():
@@ -286,7 +307,7 @@ _OLD_DIRECTML = "onnxruntime-genai-directml"
 
 
 def how_to_get(name: str) -> str:
-    """End of an error message about a missing provider, which says what to install; "" if that is not known."""
+    """Return the end of an error message about a missing provider: what to install. "" if that is not known."""
     known = provider(name)
     if known.package:
         package = known.package.replace("_", "-")
@@ -299,9 +320,8 @@ def how_to_get(name: str) -> str:
 
 
 def newer_directml() -> str:
-    """End of an error message about a model that cannot be loaded: advice to replace an outdated DirectML package.
-
-    "" if that package is not installed.
+    """Return the end of an error message about a model that cannot be loaded: advice to replace an outdated DirectML
+    package; "" if that package is not installed.
     """
     version = _version(_OLD_DIRECTML)
     if version is None:
@@ -311,7 +331,7 @@ def newer_directml() -> str:
 
 
 def _version(package: str) -> str | None:
-    """Version of an installed package; None if it is not installed."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

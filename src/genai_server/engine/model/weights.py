@@ -1,9 +1,10 @@
-"""Weights that are packed for the kernels once, and mapped into memory by every process that runs the model.
+"""Stores a model's weights in the form that the kernels need, so that all processes that run the model share them.
 
-A session of ONNX Runtime packs its weights for its kernels into private memory. Packed weights that were saved next to
-the optimized graph are mapped instead (session options `session.save_external_prepacked_constant_initializers` and
-`session.optimized_model_external_initializers_file_name`). Then the engines of a host share the pages. The name of the
-folder contains all that the packed weights depend on: model, version and processor.
+The kernels need weights in another order than ONNX files have ("packed"). A session of ONNX Runtime usually packs them
+in private memory. If packed weights were saved together with the optimized graph, the file is mapped into memory
+instead, and the engines of a host share its pages (session options
+`session.save_external_prepacked_constant_initializers` and `session.optimized_model_external_initializers_file_name`).
+The name of a folder with packed weights depends on the model, the versions and the processor.
 """
 
 import hashlib
@@ -42,18 +43,21 @@ _FORMAT = 5
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
-    """Directory like `model_dir` with weights packed by ONNX Runtime; `model_dir` itself if that is impossible.
+    """Return a directory like `model_dir` whose decoder's weights ONNX Runtime has packed; `model_dir` itself if this
+    is impossible.
 
-    The packed weights are made for the kernels of this CPU and for the session options in `options`. The directory is
-    kept below `cache_dir`, and `model_dir` is never written to.
+    The weights are packed for the kernels of this processor and the session options in `options`. The directory is
+    stored below `cache_dir` and used again at later starts. Nothing is written to `model_dir`.
     """
     return _packed(model_dir, cache_dir, options, _Products.LIBRARY) or model_dir
 
 
 def native_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
-    """Directory like `model_dir` in which the decoder's products are replaced with those of genai-server-native.
+    """Return a directory like `model_dir` in which genai-server-native's operators compute the decoder's matrix
+    products.
 
-    Returns `model_dir` itself if some products cannot be replaced, or if packed weights cannot be stored.
+    Returns `model_dir` itself if some products cannot be replaced, or the packed weights cannot be stored below
+    `cache_dir`.
     """
     path = model_dir / read_config(model_dir)["model"][DECODER]["filename"]
     if why := why_not_packed(onnx.load(str(path), load_external_data=False).graph):
@@ -63,10 +67,11 @@ def native_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions
 
 
 def packed_encoder(model_dir: Path, cache_dir: Path, options: DeviceOptions, part: str) -> Path | None:
-    """Path of an encoder graph for images or audio with the products of genai-server-native.
+    """Return the path of an encoder's graph for images or audio in which genai-server-native's operators compute the
+    matrix products. Weights of 16 and 32 bits are rounded to 8.
 
-    `part` is the section of genai_config.json that names the encoder. Weights in 16 and 32 bits are rounded to 8.
-    Returns None if some products cannot be replaced, or if packed weights cannot be stored.
+    `part` is the section of genai_config.json that names the encoder. Returns None if some products cannot be replaced,
+    or the packed weights cannot be stored below `cache_dir`.
     """
     name = str(read_config(model_dir)["model"][part]["filename"])
     if why := why_not_packed(onnx.load(str(model_dir / name), load_external_data=False).graph):
@@ -77,7 +82,7 @@ def packed_encoder(model_dir: Path, cache_dir: Path, options: DeviceOptions, par
 
 
 class _Products(Enum):
-    """Which library multiplies with the weights of a packed graph."""
+    """Which library computes the matrix products of a graph with packed weights."""
 
     # ONNX Runtime, with the weights that its kernels pack.
     LIBRARY = ""
@@ -89,9 +94,10 @@ class _Products(Enum):
 def _packed(
     model_dir: Path, cache_dir: Path | None, options: DeviceOptions, products: _Products, part: str = DECODER
 ) -> Path | None:
-    """Directory like `model_dir` with packed weights of the graph that the section `part` of its configuration names.
+    """Return a directory like `model_dir` with packed weights of the graph that the section `part` of genai_config.json
+    names.
 
-    The directory is made below `cache_dir` unless it exists. Returns None if that is impossible.
+    It is created below `cache_dir` if it does not exist there. None if this is impossible.
     """
     has_others = any(provider.name != CPU for provider in options.providers)
     if cache_dir is None or has_others or options.custom_op_libraries:
@@ -111,7 +117,7 @@ def _packed(
 
 
 def _write(model_dir: Path, target: Path, given: DeviceOptions, products: _Products, part: str) -> None:
-    """Pack a graph into a folder next to `target`, and rename the folder to `target` when it is complete."""
+    """Pack a graph's weights in a folder next to `target`, and rename the folder to `target` when it is complete."""
     config = read_config(model_dir)
     graph = str(config["model"][part]["filename"])
     log.info("packing the weights of %s once, into %s", model_dir / graph, target)
@@ -143,7 +149,7 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, products: _Produ
 
 
 def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
-    """Paths of a graph and of the files of its weights; empty if `graph` is None or empty."""
+    """Return the paths of a graph and of the files with its weights; empty if `graph` is None or empty."""
     if not graph:
         return set()
     path = model_dir / graph
@@ -151,7 +157,9 @@ def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
 
 
 def _optimize(source: Path, target: Path, given: DeviceOptions) -> None:
-    """Write the graph at `source` as ONNX Runtime optimizes it for this processor, with packed weights, to `target`."""
+    """Let ONNX Runtime optimize the graph at `source` for this processor and pack its weights, and write the result to
+    `target`.
+    """
     options = session_options(given, 0)
     options.log_severity_level = _ERRORS  # it would warn that the graph is for this processor only, which is intended
     options.optimized_model_filepath = str(target)
@@ -168,7 +176,7 @@ def _optimize(source: Path, target: Path, given: DeviceOptions) -> None:
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether the files of a folder are complete, judged by their sizes and samples of their content."""
+    """Whether a folder with packed weights is complete, by the sizes of its files and samples of their contents."""
     try:
         written = json.loads((target / _MANIFEST).read_text(encoding="utf-8"))
         return bool(written == _fingerprints(target))
@@ -182,7 +190,9 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 
 
 def _fingerprint(file: Path) -> str:
-    """Hash of a file's size and of evenly spread samples: reading the whole file would take as long as loading it."""
+    """Return a hash of a file's size and of samples of its contents. Reading the whole file would take as long as
+    loading it.
+    """
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as stream:
@@ -193,9 +203,9 @@ def _fingerprint(file: Path) -> str:
 
 
 def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]) -> str:
-    """Name for the folder of a model's packed weights, with a hash of everything on which these weights depend.
-
-    These are the model's files, the processor, the version of ONNX Runtime, the options, and the values in `what_else`.
+    """Return the name of the folder for a model's packed weights, which has a hash of everything on which the weights
+    depend: the model's files, the processor, the version of ONNX Runtime, the session options, and the values in
+    `what_else`.
     """
     files = {
         file.relative_to(model_dir).as_posix(): (file.stat().st_size, file.stat().st_mtime_ns)
@@ -207,9 +217,9 @@ def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """Files of the model itself, without adapters, which may lie next to it and change.
+    """Return the files of a model without its adapters, which may be in the same directory and change.
 
-    These are the files in the model directory, and those in the folders of files that the configuration names.
+    These are the files directly in the model directory and in the folders of files that the configuration names.
     """
     named = [Path(name) for name in named_files(read_config(model_dir))]
     folders = {model_dir, *(model_dir / path.parent for path in named if ".." not in path.parts)}
@@ -218,7 +228,7 @@ def _files(model_dir: Path) -> list[Path]:
 
 
 def _packing(options: DeviceOptions) -> dict[str, str]:
-    """The session options that affect packed weights, by name. Options for threads and memory are left out."""
+    """Return those session options by name on which packed weights depend: all but those for threads and memory."""
     level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
     return level | {
         name: value for name, value in config_entries(options, 0).items() if not name.startswith(_OF_THREADS)
