@@ -1,8 +1,9 @@
-"""The LoRA adapters of one engine. Each is loaded once, for all requests that use it.
+"""The LoRA adapters of one engine: loading each of them once, and their weights in the batch.
 
-The weights of adapters that rows of the batch use lie one behind the other (engine/graph_rewriting/low_rank.py). An
-adapter has the same range of ranks in all stacked matrices. Adapters that no row uses stay until their ranks are needed
-for others. An adapter of rank 0 adds nothing, and takes no ranks.
+The weights of the adapters that the batch uses are concatenated into one matrix for each input of the graph
+(engine/graph_rewriting/low_rank.py). An adapter has the same range of ranks in all of these matrices. The weights of an
+adapter that no sequence uses stay there until their ranks are needed for another adapter. An adapter of rank 0 has no
+effect, and no ranks.
 """
 
 import hashlib
@@ -27,7 +28,9 @@ from genai_server.messages.generation_request import Adapter
 
 @dataclass(frozen=True, eq=False)
 class AdapterWeights:
-    """Weights of an adapter in a batch: matrices by the names of the graph's inputs. Some inputs may have none."""
+    """Weights of an adapter in a batch: matrices by the names of the graph's inputs. Inputs without a matrix count as
+    zeros.
+    """
 
     matrices: Mapping[str, NDArray[Any]]
     # The largest of its matrices' ranks.
@@ -35,7 +38,10 @@ class AdapterWeights:
 
 
 def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
-    """Weights of an adapter file that fits a graph with these LoRA paths. Raises AdapterLoadFailed."""
+    """Return the weights in an adapter file, for a graph with the LoRA paths `paths`. The file was checked before.
+
+    Raises AdapterLoadFailed if weights are not finite, or matrices of one path have different ranks.
+    """
     if not paths:
         raise AdapterLoadFailed("the model takes no adapters")
     matrices = read_adapter_file(path)
@@ -65,7 +71,9 @@ class _RankRange:
 
 
 class AdapterStack:
-    """Stacked matrices A and B of the adapters in use, one adapter behind the other, and the ranks of each sequence."""
+    """The matrices A and B of all adapters in use, concatenated along their ranks, and the adapter of each running
+    sequence.
+    """
 
     def __init__(self, paths: Sequence[LowRankPath]) -> None:
         self._paths = paths
@@ -77,7 +85,9 @@ class AdapterStack:
         self._allocate(0)
 
     def ranks(self, sequence: int) -> Ranks | None:
-        """First rank and number of ranks of a sequence's adapter; None without an adapter, and for one of rank 0."""
+        """Return the first rank and the number of ranks of the adapter that a sequence, given by its id, uses; None
+        without an adapter, and for one of rank 0.
+        """
         weights = self._running.get(sequence)
         if weights is None or not weights.rank:
             return None
@@ -85,7 +95,10 @@ class AdapterStack:
         return entry.first, entry.rank
 
     def hold(self, sequence: int, weights: AdapterWeights) -> None:
-        """Keep an adapter's weights in the stack until the sequence ends. Raises RunnerFailed."""
+        """Make sure that an adapter's weights are in the matrices until the sequence with the id `sequence` ends.
+
+        Raises RunnerFailed if there is no memory for them.
+        """
         self._running[sequence] = weights
         try:
             if weights.rank and not any(entry.weights() is weights for entry in self._entries):
@@ -94,17 +107,19 @@ class AdapterStack:
             raise RunnerFailed(f"no memory for an adapter: {error}") from error
 
     def release(self, sequence: int) -> None:
-        """Record that a sequence has ended, with or without an adapter."""
+        """Record that the sequence with this id has ended. It may have had no adapter."""
         self._running.pop(sequence, None)
 
     def bind(self, binding: Any) -> None:
-        """Bind the stacked matrices as inputs of passes. The binding is valid as long as `version` stays the same."""
+        """Bind the matrices as inputs in an IO binding of ONNX Runtime, which is valid as long as `version` does not
+        change.
+        """
         for name, matrix in self._matrices.items():
             binding.bind_input(name, "cpu", 0, matrix.dtype.type, matrix.shape, matrix.ctypes.data)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the stacked matrices, including ranks that no adapter has yet."""
+        """Size of the matrices in bytes, including ranks that are not in use."""
         return sum(matrix.nbytes for matrix in self._matrices.values())
 
     def _used(self) -> list[_RankRange]:
@@ -112,10 +127,10 @@ class AdapterStack:
         return [entry for entry in self._entries if id(entry.weights()) in running]
 
     def _add(self, weights: AdapterWeights) -> None:
-        """Write an adapter's weights into the stacked matrices, at ranks that no adapter in use has.
+        """Write an adapter's weights into the matrices, at ranks that no adapter in use has.
 
-        If there is no gap of enough ranks, adapters that no row uses are forgotten. If that does not suffice, the
-        others are moved together, and the matrices grow if necessary.
+        If there are not enough consecutive ranks, adapters that no sequence uses are dropped. If that does not suffice,
+        the others are moved together, and the matrices grow if necessary.
         """
         first = self._gap(weights.rank, self._entries)
         if first is None:
@@ -143,7 +158,7 @@ class AdapterStack:
         part[rows:] = 0
 
     def _gap(self, rank: int, entries: list[_RankRange]) -> int | None:
-        """First of `rank` consecutive ranks that no adapter in `entries` has; None if there is no such gap."""
+        """Return the first of `rank` consecutive ranks that are not in `entries`; None if there are no such ranks."""
         first = 0
         for entry in [entry for entry in entries if entry.weights() is not None]:
             if entry.first - first >= rank:
@@ -152,7 +167,7 @@ class AdapterStack:
         return first if first + rank <= self._capacity else None
 
     def _pack(self, entries: list[_RankRange]) -> None:
-        """Move the weights of the adapters in `entries` to the first ranks, and forget all other adapters."""
+        """Move the weights of the adapters in `entries` to the lowest ranks, and drop all other adapters."""
         first = 0
         for entry in entries:
             for matrix in self._matrices.values():
@@ -167,7 +182,7 @@ class AdapterStack:
             matrix[:end] = before[name][:end]
 
     def _allocate(self, capacity: int) -> None:
-        """Allocate matrices of `capacity` ranks. The system provides the memory as it is written."""
+        """Allocate matrices with `capacity` ranks. Memory is only used for ranks that are written."""
         sizes = [(path.a, path.num_inputs) for path in self._paths] + [(p.b, p.num_outputs) for p in self._paths]
         self._matrices: dict[str, NDArray[np.float32]] = {
             name: np.empty((capacity, size), np.float32) for name, size in sizes
@@ -180,10 +195,10 @@ log = logging.getLogger(__name__)
 
 
 class Adapters:
-    """The loaded adapters of a runner, by id. Used by the thread of the engine's loop only.
+    """The loaded adapters of an engine, by id. Used by the thread of the engine's loop only.
 
-    A sequence holds its adapter until it ends. So an unloaded adapter stays in memory while sequences use it, and is
-    freed afterwards.
+    A sequence references its adapter until the sequence ends, so an adapter stays in memory after `unload` as long as
+    sequences use it.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -192,7 +207,7 @@ class Adapters:
         self._unloaded: set[str] = set()
 
     def load(self, adapter: Adapter) -> None:
-        """Load an adapter, so that requests may use it. Raises AdapterLoadFailed."""
+        """Load an adapter, so that requests can use it. Does nothing if it is loaded. Raises AdapterLoadFailed."""
         if adapter.id in self._loaded:
             return
         try:
@@ -210,15 +225,15 @@ class Adapters:
         return LoadedAdapter(digest, loaded)
 
     def unload(self, id: str) -> None:
-        """Accept no more requests for an adapter."""
+        """Refuse further requests that use the adapter with this id."""
         self._loaded.pop(id, None)
         self._unloaded.add(id)
 
     def find(self, adapter: Adapter) -> LoadedAdapter:
-        """The loaded adapter of a request. A restarted engine loads it with the first request.
+        """Return the loaded adapter for a request. It is loaded now if that was not done since the engine's start.
 
         Raises ModelNotFound if the adapter was unloaded while the request was on its way, and Unavailable if it cannot
-        be loaded, for instance because its file is gone.
+        be loaded, for instance because its file no longer exists.
         """
         if adapter.id in self._unloaded:
             raise ModelNotFound(f"adapter {quoted(adapter.name)} was unloaded", param="model")
@@ -233,7 +248,7 @@ class Adapters:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file's content. Raises AdapterLoadFailed."""
+    """Return the SHA-256 of a file's contents in hexadecimal. Raises AdapterLoadFailed if the file cannot be read."""
     if not path.is_file():
         raise AdapterLoadFailed(f"{path} does not exist, or is not a file")
     try:

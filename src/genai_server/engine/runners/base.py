@@ -1,6 +1,6 @@
-"""Interface between the engine's loop and the runners, which run a model.
+"""The interface of runners, by which the engine's loop runs a model in different ways.
 
-For warm-up and measurements, `open_bare`, `read_all` and `try_pass` run sequences without a client.
+For warm-up and measurements, `open_bare`, `read_all` and `try_pass` run sequences that no client has requested.
 """
 
 from abc import ABC, abstractmethod
@@ -23,18 +23,22 @@ INTERRUPTED_MESSAGE = "terminate flag"
 
 
 class Terminated(Exception):
-    """The sequence's session is in the terminated state (runtime option terminate_session)."""
+    """Raised for a sequence whose session an operator has terminated (runtime option terminate_session)."""
 
 
 class Interrupted(Exception):
-    """A pass was ended by `interrupt`. None of its tokens count as read, so all of them can be read again."""
+    """Raised if `interrupt` has ended a pass. None of the pass's tokens count as read, so the same pass can be run
+    again.
+    """
 
 
 class Runner(ABC):
-    """Runs sequences of tokens through a model. Other threads may only call `interrupt`.
+    """Runs a model for sequences of tokens. Used by the thread of the engine's loop, but any thread may call
+    `interrupt`.
 
-    A runner knows a sequence from `open` to `close`. Every method except `close` may raise RunnerFailed, which concerns
-    only the sequences of the call. Methods that not every runner supports have a default here.
+    Each sequence must be opened before its first pass and closed after its last one. Every method except `close` may
+    raise RunnerFailed, which affects only the sequences of that call. Methods that some runners do not support have a
+    default here.
     """
 
     abilities: Abilities
@@ -50,28 +54,31 @@ class Runner(ABC):
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        """Number of graph nodes that each execution provider runs; None where the number is unknown."""
+        """How many nodes of the graph each execution provider runs; None where the number is unknown."""
         return {}
 
     @abstractmethod
     def open(self, sequence: Sequence) -> int:
-        """Start a sequence. Returns how many of its tokens come from a cached prefix and need not be read."""
+        """Prepare a sequence to run. Returns how many of its tokens need not be read, because they are in a cached
+        prefix.
+        """
 
     @abstractmethod
     def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
-        """Run a pass. Returns the scores of each chunk, in order.
+        """Run a forward pass that reads the given chunks, which are tokens of different sequences. Returns the scores
+        of each chunk, in order.
 
-        No two chunks are of the same sequence. A runner whose abilities have `mixes` takes at most `max_rows` chunks of
-        any number of tokens. Other runners take either chunks that decode, or a single chunk. If the abilities have
-        `drafts`, chunks that decode may have drafts.
+        If the runner's abilities have `mixes`, a pass has at most `max_rows` chunks, each with any number of tokens.
+        Otherwise it has either chunks that decode, or a single chunk of a prompt. If the abilities have `drafts`,
+        chunks that decode may have draft tokens.
 
-        Draft tokens do not count as read, except those that are given to `accept` before the next pass. The next pass
-        may overwrite the returned arrays. Raises Interrupted, and Terminated if the pass has one sequence.
+        Draft tokens do not count as read, except those that are passed to `accept` before the next pass. The next pass
+        may overwrite the returned arrays. Raises Interrupted and, if the pass has one sequence, Terminated.
         """
 
     @abstractmethod
     def close(self, sequence: int) -> None:
-        """End the sequence with this id, if it is known, and free its memory."""
+        """End the sequence with this id and free its memory. Does nothing for an unknown id."""
 
     def check(self, request: GenerationRequest) -> None:
         """Raise InvalidField for a request that this runner cannot run."""
@@ -82,12 +89,13 @@ class Runner(ABC):
             raise InvalidField("exact", f"is not supported with this model here: {why}")
 
     def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
-        """Number of unread prompt tokens to read in a pass of at most `maximum` tokens.
+        """Number of unread prompt tokens of a sequence that the next pass should read if it has room for `maximum`
+        tokens.
 
-        An `og.Generator` reads a prompt that needs the long rope factors in one pass, whatever `maximum` is: it would
-        apply the short factors to the chunks at the beginning. It also reads a prompt with images or audio in one pass,
-        because it takes them with the first tokens only. No chunk leaves a single token of a prompt to another pass,
-        whose kernel may round differently; then the result exceeds `maximum` by one.
+        A single token of a prompt is never left for another pass, because the kernels for one token may round
+        differently; in that case the result is `maximum + 1`. An `og.Generator` reads some prompts in one pass,
+        whatever `maximum` is: those that need the long rope factors, because the first chunks would get the short
+        factors, and those with images or audio, which onnxruntime-genai accepts only together with the first tokens.
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
@@ -99,82 +107,93 @@ class Runner(ABC):
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether draft tokens for speculative decoding may follow the newest token of a sequence.
 
-        The length of a draft depends on measured times. Where a pass over several tokens is not bitwise equal to single
-        ones, sequences with a seed have no drafts, because a seed asks for the same tokens again.
+        The length of a draft depends on measured times. If a pass over several tokens gives results that are not
+        bitwise equal to those of single tokens, sequences with a seed have no drafts, because a seed asks for
+        reproducible answers.
         """
         is_free = not self.abilities.why_not_exact or sequence.request.sampling.seed is None
         return self.abilities.drafts and is_free
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Part of the KV cache that low-priority sequences must leave free.
-
-        That part holds the most recently used cached prefixes, at most `maximum` of them.
+        """Part of the KV cache that low-priority sequences must leave free: that of the most recently used cached
+        prefixes, of at most `maximum` prefixes.
         """
         return NOTHING_RESERVED
 
     def is_long(self, sequence: Sequence) -> bool:
-        """Whether a sequence is so long that it needs the long factors of the rope."""
+        """Whether a sequence has so many tokens that it needs the long factors of the model's rope (rotary position
+        embedding).
+        """
         return self.switches_at is not None and len(sequence.tokens) > self.switches_at
 
     def must_reopen(self, sequence: Sequence) -> bool:
-        """Whether a sequence must be closed, opened and read again, because it now needs the long rope factors."""
+        """Whether a sequence must be closed and opened again, and all its tokens read again, because it has become so
+        long that it needs the long rope factors.
+        """
         return False
 
     def match_again(self, sequence: Sequence) -> int:
-        """Search again for a cached prefix before a prompt's first chunk. Returns the number of cached tokens.
-
-        Other sequences may have read the same beginning since `open`.
+        """Search the prefix cache again before the first chunk of a prompt is read, because other sequences may have
+        read the same beginning since `open`. Returns the number of tokens that are now cached.
         """
         return sequence.num_read
 
     def accept(self, sequence: int, tokens: abc.Sequence[int]) -> None:
-        """Count the first tokens of the draft in a sequence's last pass as read. `tokens` are these accepted tokens."""
+        """Count the draft tokens `tokens` of the last pass as read. They are the first ones of the draft that the
+        sequence with this id had in that pass.
+        """
         raise RunnerFailed("this runner takes no drafts")
 
     def forget(self) -> int:
-        """Drop all cached prefixes of ended sequences. Returns the number of prefixes."""
+        """Drop the cached prefixes of all ended sequences. Returns the number of prefixes."""
         return 0
 
     def load_adapter(self, path: Path) -> Any:
-        """Load an adapter for the sequences of this runner. Raises AdapterLoadFailed.
+        """Load the adapter file at `path` for sequences of this runner. Raises AdapterLoadFailed.
 
-        Returns the runner's representation of the adapter, whose memory is freed with the last reference.
+        Returns an object with what this runner needs of the adapter. The adapter's memory is freed when the object is
+        no longer referenced.
         """
         raise AdapterLoadFailed("this model takes no adapters")
 
     def _adapter(self, sequence: Sequence) -> Any:
-        """The runner's representation of a sequence's adapter; None without an adapter."""
+        """Return what `load_adapter` has returned for a sequence's adapter; None if it has none."""
         return None if sequence.adapter is None else sequence.adapter.loaded
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
-        """Set a runtime option of onnxruntime-genai for a sequence.
+        """Set an option of onnxruntime-genai, `terminate_session` or `enable_profiling`, for the sequence with this id.
 
-        `enable_profiling` takes "0" or the path prefix of the files. Only passes with no other sequence are profiled.
+        The value for `enable_profiling` is "0" or the path prefix of profiles. A pass is profiled only if it has no
+        other sequence.
         """
         raise RunnerFailed(f"this runner has no runtime option {option}")
 
     def interrupt(self) -> None:
-        """Interrupt the pass in progress, or the next one, if that is possible. Any thread may call this."""
+        """Interrupt the pass in progress, or otherwise the next one, if it can be interrupted. Any thread may call
+        this.
+        """
         self._is_interrupted = True
         if (options := self._interruptible) is not None:
             options.terminate = True
 
     def lapse(self) -> None:
-        """Discard an interrupt that no pass has noticed."""
+        """Cancel an interrupt that has not interrupted any pass."""
         self._is_interrupted = False
 
     def _allow_interrupts(self, options: Any) -> None:
-        """Let `interrupt` end the pass that runs with these ONNX Runtime run options."""
+        """Allow `interrupt` to end the pass that runs with these run options of ONNX Runtime."""
         self._interruptible = options
         if self._is_interrupted:
             options.terminate = True
 
     def end_session(self) -> None:  # noqa: B027 - not every runner has one
-        """End the model's session, so that ONNX Runtime writes the session's profile. No other call may follow."""
+        """Close the model's session, so that ONNX Runtime writes the profile of the session. Nothing may be called
+        afterwards.
+        """
 
 
 def run_pass(runner: Runner, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
-    """Run a pass, and count the tokens that it has read. If the runner raises an error, nothing is counted."""
+    """Run a pass and count its tokens as read in their sequences. If the runner raises an error, nothing is counted."""
     scores = runner.forward(chunks)
     for chunk in chunks:
         chunk.count()
@@ -196,10 +215,10 @@ def open_bare(
     adapter: LoadedAdapter | None = None,
     **fields: Any,
 ) -> Sequence:
-    """Start a sequence without a client that can grow to `max_length` tokens.
+    """Open a sequence that no client has requested, and that may grow to `max_length` tokens.
 
-    `fields` are further fields of the sequence's GenerationRequest. `reuses_past` says whether a cached prefix may be
-    reused.
+    `id` is None for a new id. `reuses_past` says whether a cached prefix may be used, and `adapter` is its LoRA
+    adapter. `fields` are further fields of its GenerationRequest.
     """
     request = GenerationRequest("", prompt, max(0, max_length - len(prompt)), max_length, **fields)
     number = next(_IDS) if id is None else id
@@ -209,12 +228,12 @@ def open_bare(
 
 
 def read_all(runner: Runner, sequences: abc.Sequence[Sequence]) -> list[Scores]:
-    """Read all unread tokens of some sequences in one pass. Raises RunnerFailed."""
+    """Read all unread tokens of several sequences in one pass. Raises RunnerFailed."""
     return run_pass(runner, [ScheduledChunk.next(one, one.num_unread, texts=one.request.texts) for one in sequences])
 
 
 def try_pass(runner: Runner) -> None:
-    """Read a short text in a sequence without a client. Raises what the runner raises."""
+    """Read a short prompt or text that no client has requested. Raises the runner's error if the pass fails."""
     texts = [PooledText(_SHORT)] if runner.abilities.pools else []
     sequence = open_bare(runner, [1 % runner.model.vocab_size] * _SHORT, 2 * _SHORT, texts=texts)
     try:

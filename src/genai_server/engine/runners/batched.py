@@ -1,7 +1,8 @@
-"""Continuous batching with a decoder's graph for flat tokens, through ONNX Runtime's IO binding.
+"""The runner for continuous batching: one session of ONNX Runtime, in which each pass reads tokens of several
+sequences.
 
-One pass reads any number of tokens of any slots (engine/graph_rewriting/ragged.py). The graph's operators write the new
-KV cache into the slots' memory, which is bound to the session.
+The decoder's graph was rewritten for this (engine/graph_rewriting/ragged.py). Each sequence has a KV cache slot, whose
+memory is bound to the session, and the operators of the graph write new keys and values into it.
 """
 
 from collections import abc
@@ -45,7 +46,11 @@ TakeHidden = Callable[[Sequence, int, NDArray[Any]], None]
 
 
 def _why_not_exact(graph: DecoderGraph, *, rounds_prefixes: bool) -> str:
-    """Why the result for a token may differ between passes, as text; "" if it is always bitwise the same."""
+    """Return the reason why the result for a token may be different in different passes; "" if it is always bitwise the
+    same.
+
+    `rounds_prefixes` says whether prefixes are stored on disk with 16 bits instead of 32.
+    """
     if not graph.is_native:
         return "its kernels round differently with the tokens of a pass"
     if not graph.has_packed_products_only:
@@ -56,7 +61,7 @@ def _why_not_exact(graph: DecoderGraph, *, rounds_prefixes: bool) -> str:
 
 
 class BatchedRunner(Runner):
-    """Runs a decoder on several sequences in one pass, with an ONNX Runtime session and its own KV cache slots."""
+    """Runs a decoder for several sequences in each pass, with a session of ONNX Runtime and KV cache slots."""
 
     slots: KvSlots
 
@@ -71,9 +76,11 @@ class BatchedRunner(Runner):
         run_entries: Mapping[str, str] = MappingProxyType({}),
         make_buffers: MakeBuffers = CpuBuffers,
     ) -> None:
-        """Make buffers and slots, and run a first pass. Raises RunnerFailed without memory, or if the pass fails.
+        """Allocate the KV cache and run a first pass. Raises RunnerFailed if there is no memory or the pass fails.
 
-        `rounds_prefixes` says that prefixes stored on disk are rounded to 16 bits.
+        `limits` has the number of slots and their memory. `rounds_prefixes` says whether prefixes are stored on disk
+        with 16 bits instead of 32. `run_entries` are run options of ONNX Runtime for every pass, and `make_buffers`
+        allocates the KV cache.
         """
         self.graph, self.model = graph, model
         self.switches_at = graph.switches_at
@@ -122,7 +129,7 @@ class BatchedRunner(Runner):
         )
 
     def _try_pass(self, make_buffers: MakeBuffers) -> None:
-        """Read a few tokens in small buffers that are dropped afterwards. Raises RunnerFailed."""
+        """Read a few tokens with a small KV cache that is freed afterwards. Raises RunnerFailed if the pass fails."""
         row = Row(0, 0, [1 % self.model.vocab_size] * _TRIED_TOKENS)
         logits = np.empty((1, self.model.vocab_size), self.graph.logits_type)
         self.session.use(make_buffers(self.graph, 1, _TRIED_TOKENS), RowStates(self.graph, 1), logits)
@@ -149,7 +156,7 @@ class BatchedRunner(Runner):
         return num_read
 
     def _give_inputs(self, sequence: Sequence) -> None:
-        """Give a sequence that has got its slot its encoded audio and its adapter."""
+        """Assign a sequence's encoded audio and adapter to the slot that the sequence has got."""
         self.slots.of(sequence.id).adapter = sequence.adapter_name
         if sequence.audio is not None:
             self.states.set_audio(self.slots.of(sequence.id).index, sequence.audio.states)
@@ -214,10 +221,11 @@ class BatchedRunner(Runner):
         return scores
 
     def _keep_checkpoints(self, chunks: abc.Sequence[ScheduledChunk]) -> None:
-        """Save checkpoints of recurrent states where prompts are likely to differ, such as at the end of a prompt.
+        """Save copies of recurrent states (checkpoints) after those chunks at whose ends other prompts are likely to
+        differ, such as the end of a prompt.
 
-        At other borders of chunks a checkpoint is saved only if reading the tokens again would cost more than its
-        memory.
+        After other chunks, a checkpoint is saved only if reading the tokens since the last one again would cost more
+        than the checkpoint's memory.
         """
         for chunk in chunks:
             left = chunk.sequence.num_unread - chunk.num_tokens
@@ -227,7 +235,9 @@ class BatchedRunner(Runner):
                 self.slots.checkpoint(chunk.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))
 
     def _interrupts(self, chunks: abc.Sequence[ScheduledChunk]) -> bool:
-        """Whether a pass may be interrupted: a low-priority pass, and a pass with a single chunk of a prompt."""
+        """Whether the pass of these chunks may be interrupted: if it has low priority, or reads a single chunk of a
+        prompt.
+        """
         is_chunk = len(chunks) == 1 and not chunks[0].decodes
         return is_chunk or (self.abilities.interrupts and is_low_priority(chunks))
 
@@ -254,7 +264,7 @@ class BatchedRunner(Runner):
         return [found[row.slot] for row in rows]
 
     def _row(self, chunk: ScheduledChunk) -> Row:
-        """The row of a pass for a chunk: the chunk's tokens, with the features of images among them."""
+        """Return the row of a pass for a chunk: the chunk's tokens, with image features, in the sequence's slot."""
         slot, images = self.slots.of(chunk.sequence.id), chunk.sequence.images
         num_cached = len(slot.tokens)
         num_logits = chunk.num_tokens if chunk.positions else 1 + len(chunk.draft)

@@ -1,4 +1,4 @@
-"""Chooses an engine's runners by the settings, the device and the model's graph, and loads them.
+"""Loads an engine's model, and chooses by the settings, the device and the model's graph which runners run it.
 
 Modules that import ONNX Runtime are imported within functions, because a scripted device works without it.
 """
@@ -55,7 +55,9 @@ _NO_PROFILE_OF_PARTS = (
 
 
 def load_model(spec: EngineSpec) -> LoadedModel:
-    """Load the model of a device, with its draft model or draft head. Raises what the libraries raise if that fails."""
+    """Load the model of an engine, with its draft model or its head for multi-token prediction. Errors of the libraries
+    are raised unchanged.
+    """
     share = head_share(spec)
     # As far as the settings tell; the graph may rule drafts out.
     may_draft = bool(spec.draft_model or share) and on_cpu(spec) and task_of(Path(spec.model_dir)) is Task.GENERATE
@@ -105,7 +107,10 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
 
 
 def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> LoadedModel:
-    """Load a model that generates text: in a batch, or sequence by sequence if it does not fit a batch."""
+    """Load a model that generates text. Its sequences run in a batch or, if its graph does not fit a batch, one by one.
+
+    `encoder` encodes images or audio; None if the model reads only text.
+    """
     model = check_model_directory(model_dir)
     has_adapters = bool(adapter_inputs(model_dir))
     # A batch on a device takes the memory that is left, and no adapters.
@@ -123,9 +128,9 @@ def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> 
 
 
 def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
-    """Load the draft model for speculative decoding in the batch of `loaded`.
+    """Load the draft model for speculative decoding that the settings name, for the sequences in the batch of `loaded`.
 
-    Raises ConfigurationError if the draft model cannot be used, or does not match the model that it drafts for.
+    Raises ConfigurationError if it cannot be used, or has other tokens than the model.
     """
     path, main = Path(spec.draft_model), loaded.main
     from genai_server.engine.model.session_options import with_found_libraries
@@ -156,7 +161,11 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
 
 
 def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftModel | None":
-    """Load the model's head for multi-token prediction. Returns None, with a warning, if it cannot be used."""
+    """Load the model's head for multi-token prediction, which drafts tokens for the sequences in the batch of `loaded`.
+    It gets the part `share`, from 0 to 1, of the memory for the KV cache.
+
+    Returns None, with a warning, if it cannot be used.
+    """
     from genai_server.engine.model.session import open_session
     from genai_server.engine.model.session_options import with_found_libraries
     from genai_server.engine.runners.batched import BatchedRunner
@@ -192,9 +201,9 @@ def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
 def _one_by_one(
     spec: EngineSpec, generator: "OgGeneratorRunner", reason: str, encoder: EncoderWorker[Any] | None
 ) -> LoadedModel:
-    """Return the loaded model without a batch, whose sequences run one by one on an `og.Generator` each.
+    """Return a loaded model without a batch. Each of its sequences runs on an `og.Generator` of its own.
 
-    `reason` says why there is no batch. Raises ConfigurationError if the settings require a batch.
+    `reason` is why there is no batch. Raises ConfigurationError if the settings require a batch.
     """
     if spec.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}")
@@ -207,7 +216,7 @@ def _one_by_one(
 
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
-    """Load a speech recognition model: in a batch, or sequence by sequence through onnxruntime-genai."""
+    """Load a speech recognition model. Its sequences run in a batch, or one by one if its graph does not fit it."""
     from genai_server.engine.model.aligner import Aligner, why_no_times
     from genai_server.engine.model.encoders import unencoded
 
@@ -238,7 +247,11 @@ def _audio_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], Enc
 
 
 def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
-    """Path of an encoder graph for images or audio with packed products; None if the original graph is to be run."""
+    """Return the path of an encoder's graph with genai-server-native's matrix products, which rounds weights to 8 bits;
+    None if the original graph is to be used.
+
+    `part` is the section of genai_config.json for the encoder.
+    """
     from genai_server.engine.host.resources import has_vnni
     from genai_server.engine.model.native_library import why_not_native
     from genai_server.engine.model.weights import packed_encoder
@@ -253,7 +266,7 @@ def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
 
 
 def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
-    """The worker that encodes images or audio; None for a model that reads text only."""
+    """Return the worker that encodes images or audio in chats; None for a model that reads only text."""
     from genai_server.engine.model.encoders import ImageEncoder
     from genai_server.engine.model.graph import read_vision_files
 

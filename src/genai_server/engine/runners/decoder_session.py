@@ -1,6 +1,6 @@
-"""ONNX Runtime session of a decoder's graph for flat tokens, bound to KV cache slots.
+"""The ONNX Runtime session of a decoder in the batch, with inputs and outputs bound to the KV cache slots.
 
-The graph was rewritten by engine/graph_rewriting/ragged.py.
+The graph was rewritten by engine/graph_rewriting/ragged.py, so that one pass reads tokens of several sequences.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ from genai_server.errors import RunnerFailed
 
 
 class DecoderSession:
-    """Runs the passes of a decoder's session.
+    """Runs forward passes of a decoder's session, for a runner that has its buffers.
 
-    One binding for passes with drafts and one for passes without are kept: to bind two names for each layer in every
-    pass would cost 0.7 ms.
+    It has one IO binding for passes with drafts and another one for passes without, because binding the KV cache of
+    every layer anew in each pass would take 0.7 ms.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DecoderSession:
         self.release()
 
     def release(self) -> None:
-        """Forget the buffers. No pass is possible until `use` is called."""
+        """Drop the references to all buffers. No pass can run until `use` is called."""
         vars(self).pop("_buffers", None)
         vars(self).pop("_states", None)
         # By whether there are drafts.
@@ -65,14 +65,16 @@ class DecoderSession:
         self._bound_version = -1
 
     def use(self, buffers: BatchBuffers, states: RowStates, logits: NDArray[Any]) -> None:
-        """Use the slots of these buffers and these states from now on. Earlier buffers must have been released.
+        """Use these KV cache buffers and recurrent states for passes. Earlier ones must have been released.
 
-        A pass writes its logits to `logits` [positions, vocab_size], unless it has more positions than that.
+        A pass writes its logits to `logits` [positions, vocab_size], or to a new array if it has more positions.
         """
         self._buffers, self._states, self._step_logits = buffers, states, logits
 
     def new_options(self, profile_prefix: str = "") -> Any:
-        """New ONNX Runtime run options. With a `profile_prefix`, passes are profiled into files with that prefix."""
+        """Return new run options of ONNX Runtime. With a `profile_prefix`, a pass with these options is profiled into a
+        file whose path begins with it.
+        """
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
@@ -83,8 +85,9 @@ class DecoderSession:
     def scores(self, layout: Layout, options: Any = None, *, with_hidden: bool = False) -> list[Scores]:
         """Run a pass. Returns the scores of each row, whose logits the next pass overwrites.
 
-        A device returns only the best logits at first, and copies all logits when they are needed. With `with_hidden`,
-        the attribute `hidden` gets the hidden states of all tokens, [1, tokens, hidden_size]. Raises Interrupted and
+        On a device with memory of its own, only the highest logits are copied to the host at first, and all logits when
+        they are needed. With `with_hidden`, the hidden states of all tokens, [1, tokens, hidden_size], are stored in
+        the attribute `hidden`. `options` are the run options; None stands for the usual ones. Raises Interrupted and
         RunnerFailed.
         """
         wanted: dict[str, NDArray[Any]] = {}
@@ -104,21 +107,25 @@ class DecoderSession:
         return [Scores(logits[positions]) for positions in layout.logits]
 
     def _read(self, left: Any, positions: range) -> Logits:
-        """Copy the logits at some positions of a pass from the device: [positions, vocab_size].
+        """Copy the logits [positions, vocab_size] at the given positions of a pass from the device.
 
-        `left` is the OrtValue with all logits that the pass has left on the device.
+        `left` is the OrtValue with the logits of the pass in the device's memory.
         """
         assert isinstance(self._buffers, PagedBuffers)  # else the session does not offer the best
         return self._without_images(self._buffers.read(left, positions))
 
     def _without_images(self, logits: Logits) -> Logits:
-        """Exclude, in place, the token that stands for features of images. Returns the logits."""
+        """Set the logit of the token that stands for image features to minus infinity, in place, so that it is never
+        chosen. Returns the logits.
+        """
         if self._embedder is not None:
             logits[:, self._embedder.image_token] = -np.inf
         return logits
 
     def _logits(self, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any) -> Logits:
-        """Run a pass. Returns the logits [positions, vocab_size], which the next pass overwrites."""
+        """Run a pass that also writes the outputs `wanted`. Returns the logits [positions, vocab_size], which the next
+        pass overwrites.
+        """
         logits = self._step_logits[: layout.num_logits]
         if len(logits) < layout.num_logits:
             logits = np.empty((layout.num_logits, self._step_logits.shape[1]), self._graph.logits_type)
@@ -126,9 +133,9 @@ class DecoderSession:
         return logits.astype(np.float32, copy=False)
 
     def run(self, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any = None) -> Any:
-        """Run a pass, which writes the outputs `wanted`.
+        """Run a pass. `wanted` maps the names of outputs to the arrays into which they are written.
 
-        Returns the logits as an OrtValue if the pass left them on a device, else None. Raises Interrupted and
+        Returns the logits as an OrtValue if they are in a device's memory, otherwise None. Raises Interrupted and
         RunnerFailed.
         """
         binding = self.bind(layout, wanted)
@@ -148,7 +155,7 @@ class DecoderSession:
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
         """Return an IO binding with all inputs and outputs of a pass.
 
-        `wanted` maps names of outputs to the arrays to which the pass writes them.
+        `wanted` maps the names of outputs to the arrays into which the pass writes them.
         """
         binding = self._binding(keeps_read=self._keeps_read(layout))
         inputs, give = layout.inputs, binding.bind_cpu_input
@@ -173,11 +180,15 @@ class DecoderSession:
         return binding
 
     def _keeps_read(self, layout: Layout) -> bool:
-        """Whether a pass must return token inputs of operators with recurrent states, to accept its drafts later."""
+        """Whether a pass must also return the inputs of operators with recurrent states, from which the states are
+        computed when a part of a draft is accepted.
+        """
         return layout.has_drafts and bool(self._states.read)
 
     def _read_of_states(self, binding: Any) -> dict[str, Any]:
-        """Take the token inputs of the operators with recurrent states from a binding, as OrtValues by name."""
+        """Return the inputs of operators with recurrent states, by name as OrtValues, from the binding of a finished
+        pass.
+        """
         values = binding.get_outputs_as_ortvaluevector()
         found = {name: values[number] for number, name in enumerate(self._states.read)}
         for name in found:
@@ -189,10 +200,10 @@ class DecoderSession:
         return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions
 
     def _keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
-        """Let ONNX Runtime allocate the outputs that are not `wanted`, in the memory where they are computed.
+        """Let ONNX Runtime allocate those outputs that are not in `wanted`, in the memory where they are computed.
 
-        This is called before a pass and again after it, because a binding otherwise keeps its outputs as long as it
-        exists.
+        This is called before a pass and again after it, because a binding otherwise references its outputs as long as
+        it exists.
         """
         for name in self._outputs - wanted.keys():
             self._buffers.keep(binding, name)

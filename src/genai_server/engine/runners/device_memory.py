@@ -1,4 +1,4 @@
-"""Measures how much of a device's memory is left for the KV cache, next to the weights and the largest pass."""
+"""Measures how much memory of a device is left for the KV cache, besides the weights and the largest pass."""
 
 import logging
 from dataclasses import replace
@@ -28,11 +28,12 @@ _SHARE = 0.9
 
 
 def with_memory_left(spec: EngineSpec, graph: DecoderGraph, session: Any, model: ModelInfo) -> EngineSpec:
-    """The engine's specification, with the free memory of its device as KV cache budget, unless the settings have one.
+    """Return the engine's specification with the free memory of its device as memory for the KV cache, unless the
+    settings define it.
 
-    `session` first runs a pass with the longest chunk and the most logits, because ONNX Runtime keeps the memory that
-    passes take. The sizes of the weight files alone would promise too much on a small GPU. Raises RunnerFailed if the
-    pass fails, or without memory for its KV cache.
+    Before the free memory is read, a pass with the longest chunk and the most logits runs in `session`, because ONNX
+    Runtime keeps the memory that passes have used. An estimate from the sizes of the weight files would be too high for
+    a small GPU. Raises RunnerFailed if the pass fails, or there is no memory for the pass's KV cache.
     """
     if spec.kv_cache_bytes or spec.kv_bytes:
         return spec

@@ -1,4 +1,4 @@
-"""Limits for the lengths of sequences and for the number of slots, from the memory for the KV cache."""
+"""Limits for the length of sequences and the number of KV cache slots, from the memory for the KV cache."""
 
 import logging
 import math
@@ -48,7 +48,7 @@ _CHECKPOINTS = 4
 
 @dataclass(frozen=True)
 class Allowed:
-    """The memory budget of a KV cache in bytes, and where that number comes from."""
+    """The number of bytes that a model's KV cache may have, and the reason for this number."""
 
     bytes: int
     # Where the number comes from, in words for messages.
@@ -56,12 +56,12 @@ class Allowed:
 
     @property
     def in_words(self) -> str:
-        """Text for the message that this memory limits the length of sequences."""
+        """Text for messages: this memory is what limits the length of sequences."""
         return f"memory: {self.bytes} bytes for keys and values, {self.source}"
 
 
 def allowed(spec: EngineSpec) -> Allowed:
-    """Memory budget for the KV cache of an engine's model, without that of a draft model."""
+    """Return the memory for the KV cache of an engine's model. What a draft model gets is subtracted."""
     found = _of_engine(spec)
     if not spec.draft_model:
         return found
@@ -83,15 +83,16 @@ def _of_engine(spec: EngineSpec) -> Allowed:
 
 
 def draft_share(spec: EngineSpec) -> float:
-    """The draft model's share of an engine's KV cache memory, with which both models hold equally many tokens."""
+    """Return the part, from 0 to 1, of the memory for KV caches that the draft model gets, so that model and draft
+    model can hold the same number of tokens.
+    """
     own, draft = (read_model_memory(Path(path)).per_token for path in (spec.model_dir, spec.draft_model))
     return draft / (own + draft) if own and draft else _DRAFT_SHARE
 
 
 def head_share(spec: EngineSpec) -> float:
-    """The share of an engine's KV cache memory for the model's head for multi-token prediction; 0 if it is not used.
-
-    With this share, model and head hold equally many tokens.
+    """Return the part, from 0 to 1, of the memory for KV caches that the model's head for multi-token prediction gets,
+    so that model and head can hold the same number of tokens; 0 if the head is not used.
     """
     model_dir = Path(spec.model_dir)
     is_off = spec.draft_model or spec.speculation == "off" or spec.scheduler == "generator" or not on_cpu(spec)
@@ -110,16 +111,17 @@ def head_share(spec: EngineSpec) -> float:
 
 
 def with_kv_share(spec: EngineSpec, share: float) -> EngineSpec:
-    """The engine's specification with the memory budget of its KV cache reduced to `share`, from 0 to 1."""
+    """Return the engine's specification with its memory for the KV cache reduced to the part `share`, from 0 to 1."""
     num_bytes = max(1, int(share * _of_engine(spec).bytes))
     return structs.replace(spec, kv_cache_bytes=min(num_bytes, spec.kv_cache_bytes), kv_bytes=num_bytes)
 
 
 def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None, memory: str = "") -> ModelInfo:
-    """The model's data, with the limit in tokens for the length of its sequences.
+    """Return the description of a model with the maximum length of sequences in tokens, and the reason for this limit.
 
-    The limit is the model's context, or `max_length` if that is smaller. If `max_length` is 0, the limit is at most
-    `affordable`, and `memory` is the text that says which memory this comes from.
+    The limit is the model's context length, or `max_length` (the setting) if that is smaller. If `max_length` is 0 and
+    `affordable` is not None, the limit is at most `affordable`, the number of tokens for which there is memory;
+    `memory` is the reason then.
     """
     limits = [(model.context_length, CONTEXT)]
     if max_length:
@@ -131,10 +133,10 @@ def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None,
 
 
 def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> DecoderGraph:
-    """The description of a graph, with the data type of the KV cache and of attention according to the settings.
+    """Return the description of a graph with the data types of KV cache and attention according to the settings.
 
-    In CPU memory, the KV cache has 32 bits, or 16 if set or if memory is short. On a device with memory of its own, the
-    KV cache is kept in blocks, with 16 bits.
+    In CPU memory, the KV cache has 32 bits, or 16 if the setting says so or memory is short for `context_length`
+    tokens. On a device with memory of its own, it has 16 bits and is stored in blocks.
     """
     wanted = spec.kv_cache_type
     if not on_cpu(spec):
@@ -150,7 +152,9 @@ def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Limits of a batched runner: slots, tokens of each sequence, and the KV cache memory that the slots share."""
+    """The number of KV cache slots of a batch, the maximum length of its sequences, and the memory that the slots
+    share.
+    """
 
     # Sequences at once.
     num_slots: int
@@ -161,14 +165,15 @@ class BatchLimits:
 
 
 def on_cpu(spec: EngineSpec) -> bool:
-    """Whether the engine's model lies in CPU memory."""
+    """Whether the engine's model runs on the CPU."""
     return spec.device.partition(":")[0] == CPU
 
 
 def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tuple[BatchLimits, ModelInfo]:
-    """Limits of a batched runner, and the model's data with the limit for the length of its sequences.
+    """Return the limits of a batch, and the model's description with the maximum length of its sequences.
 
-    Raises DoesNotFit or ConfigurationError if there is too little memory for a single sequence.
+    Raises ConfigurationError if GENAI_KV_CACHE_BYTES is too small for a single sequence, and DoesNotFit if the memory
+    itself is.
     """
     from genai_server.engine.kv_cache.buffers import can_reserve, page_tokens
 
@@ -231,10 +236,11 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
 
 
 def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tuple[KvMemory, ModelInfo]:
-    """Memory that all `og.Generator` objects share, in pages of one token, and the model's data with a length limit.
+    """Return the memory that the sequences share if each has an `og.Generator`, in pages of one token, and the model's
+    description with the maximum length of its sequences.
 
-    In CPU memory, the budget for the KV cache decides. The free memory of other devices is unknown: there, all
-    Generators together may have as many tokens as a full batch of short sequences.
+    In CPU memory, the memory for the KV cache limits the number of tokens. On other devices the free memory is unknown,
+    and all sequences together may have as many tokens as a full batch of short ones.
     """
     memory = allowed(spec)
     affordable, words = spec.max_batch_size * SHORT, f"memory: {spec.max_batch_size} times {SHORT} tokens"
@@ -254,7 +260,7 @@ def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tup
 
 
 def longest_text(spec: EngineSpec, model: ModelInfo, num_heads: int) -> ModelInfo:
-    """The data of a model that reads complete texts, with the limit for the length of a text.
+    """Return the description of a model for embeddings or reranking, with the maximum length of a text.
 
     Attention may need three 32-bit numbers for each pair of tokens of a text, in each of the `num_heads` heads.
     """

@@ -1,4 +1,4 @@
-"""Loads a batched runner, with its graph and its session.
+"""Loads the runner of a batch, with the model's graph and its session.
 
 Modules that import ONNX Runtime are imported within functions, because a scripted device works without it.
 """
@@ -29,10 +29,11 @@ log = logging.getLogger(__name__)
 
 
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
-    """Load the batched runner of the model in `model_dir`. On CPUs, the runner has packed weights.
+    """Load the runner of a batch for the model in `model_dir`. On CPUs, its weights are packed for the kernels.
 
-    Raises DoesNotFit if the settings rule out a batch or the model cannot run in one. Raises ConfigurationError if
-    GENAI_KV_CACHE_BYTES is too small for a single request, because `og.Generator` would not respect that limit.
+    Raises DoesNotFit if the settings rule out a batch, or the model cannot run in one. Raises ConfigurationError if
+    GENAI_KV_CACHE_BYTES is too small for a single request, because running without a batch would not respect that
+    limit.
     """
     from genai_server.engine.model.native_library import multiplies_bf16, why_not_native
     from genai_server.engine.model.weights import native_model
@@ -58,7 +59,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
 def cache_dir(spec: EngineSpec) -> Path | None:
     """Folder for packed weights; None if they are not stored.
 
-    The memory of a file lies on one node, so an engine that is kept on a NUMA node has files of its own.
+    An engine that is bound to a NUMA node has its own copy there, because the memory of a mapped file is on one node.
     """
     if not spec.cache_dir:
         return None
@@ -67,7 +68,7 @@ def cache_dir(spec: EngineSpec) -> Path | None:
 
 
 def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRunner":
-    """Load the batched runner of a graph. Raises DoesNotFit and ConfigurationError, as `load_batched` does."""
+    """Load the runner of a batch for a graph. Raises DoesNotFit and ConfigurationError, as `load_batched` does."""
     from genai_server.engine.kv_cache.buffers import buffers_on
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import BatchedRunner
@@ -112,22 +113,24 @@ def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRu
 
 
 def _rounds_prefixes(spec: EngineSpec, graph: DecoderGraph) -> bool:
-    """Whether prefixes are stored on disk with fewer bits than in memory."""
+    """Whether prefixes are stored on disk with 16 bits, although they have 32 in memory."""
     if spec.prefix_cache_bytes == "0":
         return False
     return spec.prefix_cache_type == "fp16" and graph.cache_type != np.float16
 
 
 def log_nodes(runner: Runner) -> None:
-    """Log how many nodes of a runner's graph each execution provider runs."""
+    """Log how many nodes of a model's graph each execution provider runs."""
     counts = (f"{count} on {name}" for name, count in runner.nodes.items())
     log.info("nodes of the graph: %s", ", ".join(counts))
 
 
 def session_profile_prefix(spec: EngineSpec) -> str:
-    """Path prefix for profiles of the whole session; "" if the model's configuration asks for none.
+    """Return the path prefix for profiles of the whole session, from loading to closing; "" if the model's
+    configuration does not ask for them.
 
-    The file name comes from the model's configuration, the folder from the settings. Raises Unavailable.
+    The prefix of the file name is in the model's configuration, the folder in the settings. Raises Unavailable if the
+    folder cannot be written.
     """
     name = session_profile(Path(spec.model_dir))
     if not name:

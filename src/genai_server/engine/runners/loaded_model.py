@@ -1,7 +1,7 @@
-"""What an engine has loaded, which runner runs a sequence, and the KV cache memory that two models share.
+"""Everything that an engine has loaded for its model, and which runner runs which sequence.
 
-Most sequences run on the main runner, which is a batch if the model allows one. Next to the batch, an `og.Generator` of
-onnxruntime-genai runs what the batch cannot: sequences with an adapter, if the batch takes none.
+Most sequences run on the main runner, which is a batch if the model allows that. Sequences with an adapter that the
+batch cannot apply run on a second runner, each on an `og.Generator` of onnxruntime-genai.
 """
 
 import math
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class LoadedModel:
-    """The runners of a model, and the parts of the engine that serve them, such as encoder, draft model and disk cache.
+    """A loaded model: its runners, and what works with them, such as encoder, draft model and disk cache.
 
-    The attribute `main` is the runner of most sequences: the batch if there is one, else `generator`.
+    The attribute `main` is the runner of most sequences: the batch if there is one, otherwise `generator`.
     """
 
     # Runs what the batch cannot, and all sequences where there is no batch. The batch itself if it can run all.
@@ -58,7 +58,7 @@ class LoadedModel:
 
     @property
     def batching(self) -> Batching:
-        """How requests are batched, as sent to the API processes."""
+        """Description of how requests run, which API processes receive."""
         can, nodes = self.main.abilities, dict(self.main.nodes)
         if self.batch is None:
             is_exact = not can.pools and not can.why_not_exact
@@ -68,29 +68,31 @@ class LoadedModel:
 
     @property
     def kv_capacity(self) -> int:
-        """Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence."""
+        """Number of tokens that the KV cache can hold for all sequences together; 0 if each slot has memory for the
+        longest sequence, so that nothing is shared.
+        """
         can = self.main.abilities
         return 0 if self.batch is None else can.memory.num_tokens(can.max_rows)
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of memory that the KV cache slots of the model's runners take. KV caches without slots do not count."""
+        """Bytes of memory that KV cache slots use at present. A KV cache without slots is not counted."""
         return sum(runner.slots.num_bytes for runner, _ in self._shares() if runner.slots is not None)
 
     @property
     def kv_range(self) -> tuple[int, int]:
-        """Smallest and largest useful number of bytes to give to the KV cache with `resize`."""
+        """The smallest possible and the largest useful number of bytes for `resize`."""
         shares = [(runner.abilities.memory, share) for runner, share in self._shares()]
         min_bytes = max(math.ceil(memory.min_bytes / share) for memory, share in shares)
         return min_bytes, max(math.ceil(memory.max_bytes / share) for memory, share in shares)
 
     def resize(self, num_bytes: int) -> None:
-        """Change the memory budget of the KV cache. The caller must then call `fit_memory`."""
+        """Set the memory for KV caches to `num_bytes` bytes. The caller must then call `fit_memory`."""
         for runner, share in self._shares():
             runner.abilities.memory.resize(int(share * num_bytes))
 
     def fit_memory(self) -> None:
-        """Free KV cache memory that exceeds the budget, after the budget has become smaller."""
+        """Free KV cache memory beyond the limit that `resize` has set."""
         if self.draft_model is not None:
             self.draft_model.fit()
         for runner, _ in self._shares():
@@ -98,7 +100,7 @@ class LoadedModel:
                 runner.slots.fit()
 
     def forget(self) -> int:
-        """Drop all cached prefixes, including those on disk. Returns the number of slots that had one."""
+        """Drop all cached prefixes, including those on disk. Returns how many KV cache slots had one."""
         if self.disk_cache is not None:
             self.disk_cache.clear()
         if self.draft_model is not None:
@@ -106,7 +108,7 @@ class LoadedModel:
         return self.main.forget()
 
     def _shares(self) -> list[tuple[Runner, float]]:
-        """The runners that have a KV cache, each with its share of the memory."""
+        """The runners that have a KV cache, each with its part, from 0 to 1, of the memory for KV caches."""
         if self.draft_model is None:
             return [(self.main, 1.0)]
         share = self.draft_model.kv_share
@@ -114,7 +116,7 @@ class LoadedModel:
 
 
 class RunnerPair:
-    """Assigns each sequence to one of a model's two runners, which may be the same runner."""
+    """Assigns each sequence to one of a model's two runners, `main` or `generator`, which may be the same."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
@@ -122,11 +124,11 @@ class RunnerPair:
         self.generator = loaded.generator
 
     def of(self, sequence: Sequence) -> Runner:
-        """The runner on which a started sequence runs."""
+        """Return the runner on which an opened sequence runs."""
         return self.main if sequence.batched else self.generator
 
     def for_request(self, request: GenerationRequest) -> Runner:
-        """The runner on which a request's sequences will run."""
+        """Return the runner on which the sequences of a request will run."""
         return self.main if request.adapter is None or self.main.abilities.adapters else self.generator
 
     def reuses_past(self, request: GenerationRequest) -> bool:
@@ -135,7 +137,7 @@ class RunnerPair:
         return caches and request.cache_prompt and not request.prompt_logprobs
 
     def open(self, sequence: Sequence) -> None:
-        """Start a sequence on its runner. Raises RunnerFailed."""
+        """Prepare a sequence to run on its runner. Raises RunnerFailed."""
         sequence.batched = self.for_request(sequence.request) is self.loaded.batch
         sequence.profile.active = None
         sequence.num_read = self.of(sequence).open(sequence)
@@ -143,17 +145,21 @@ class RunnerPair:
             sequence.num_cached = sequence.num_read
 
     def forward(self, step: Step) -> list[Scores]:
-        """Run the pass of a step, whose sequences are all on one runner. Raises what the runner raises."""
+        """Run the pass of a step, all of whose sequences must be on the same runner. Errors of the runner are raised
+        unchanged.
+        """
         return run_pass(self.of(step.chunks[0].sequence), step.chunks)
 
     def outgrown(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """The decoding sequences that have become too long for their rope factors, so that they must be read again."""
+        """Return those decoding sequences that have become so long that they need the long factors of the model's rope,
+        and must be read again with these.
+        """
         if self.main.switches_at is None:
             return []
         return [s for s in sequences if s.batched and s.is_decoding and self.main.must_reopen(s)]
 
     def reopen(self, sequence: Sequence) -> None:
-        """Close a sequence and start it again, so that all tokens without a cached prefix are read again.
+        """Close a sequence and open it again. All its tokens are then read again, except those in a cached prefix.
 
         Raises RunnerFailed.
         """
@@ -161,7 +167,7 @@ class RunnerPair:
         self.open(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """End a sequence on its runner, and free its memory."""
+        """End a sequence on its runner and free its memory. A load of its prefix from disk is cancelled."""
         if self.loaded.disk_cache is not None:
             self.loaded.disk_cache.cancel(sequence)
         if self.loaded.draft_model is not None:

@@ -1,6 +1,6 @@
-"""Runner that uses onnxruntime-genai: one `og.Generator` for each sequence.
+"""The runner that uses onnxruntime-genai's own generation: one `og.Generator` for each sequence.
 
-The exceptions of onnxruntime-genai are translated here.
+The exceptions of onnxruntime-genai are converted here.
 """
 
 import ctypes
@@ -65,11 +65,11 @@ _NO_PADDING = -1
 
 
 class OgGeneratorRunner(Runner):
-    """Loads a model directory on a device with onnxruntime-genai, which may take long and may hold the GIL meanwhile.
+    """Runs the model in a directory with onnxruntime-genai. Loading may take long, and may hold the GIL meanwhile.
 
-    Only those `options` are used that reach an `og.Generator`. Without a provider among them, the device's own provider
-    is used. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose names begin with the
-    prefix.
+    Those of the `options` that have no effect on an `og.Generator` are ignored. If they name no execution provider, the
+    device's own one is used. `threads` is the number of threads, 0 for the usable physical cores. With a
+    `profile_prefix`, ONNX Runtime profiles the whole session into files whose paths begin with it.
 
     Raises ModelDirectoryError, ConfigurationError, ImportError if onnxruntime-genai is not installed, and RuntimeError
     with that library's message.
@@ -108,10 +108,10 @@ class OgGeneratorRunner(Runner):
         self._generators: dict[int, Any] = {}
 
     def load_adapter(self, path: Path) -> Any:
-        """Load an adapter into an `og.Adapters` of its own, which exists as long as a Generator uses it.
+        """Load an adapter file into an `og.Adapters`, which exists as long as it is referenced.
 
-        A short prompt is read with the adapter, because only the graph can tell whether the weights fit together.
-        Raises AdapterLoadFailed.
+        A short prompt is then read with the adapter, because only the graph shows whether all weights match. Raises
+        AdapterLoadFailed.
         """
         check_adapter_file(path, adapter_inputs(self.model_dir))
         if not self.abilities.adapters:
@@ -128,17 +128,16 @@ class OgGeneratorRunner(Runner):
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        """The execution providers in order, each with None.
-
-        onnxruntime-genai does not report how many nodes each one runs.
+        """The execution providers in order, each with None, because onnxruntime-genai does not report how many nodes
+        each one runs.
         """
         return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
 
     def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
-        """Number of unread tokens to read in a pass of at most `maximum` tokens, as in `Runner.fit_chunk`.
+        """Number of unread tokens of a sequence that the next pass should read, as in `Runner.fit_chunk`.
 
-        The prompt of a request with `exact` is divided at the same tokens whatever else runs. After a preemption, each
-        token of its answer is read in a pass of its own, as when it was produced.
+        For a request with `exact`, the prompt is always divided at the same tokens, whatever else runs. After a
+        preemption, each token of its answer is read in a pass of its own again, as when it was generated.
         """
         left = len(sequence.prompt) - sequence.num_read
         has_inputs = sequence.images is not None or sequence.audio is not None
@@ -184,7 +183,7 @@ class OgGeneratorRunner(Runner):
         return [Scores(logits)]
 
     def _with_images(self, chunk: ScheduledChunk, vision: VisionFiles) -> Any:
-        """Inputs of onnxruntime-genai for a prompt whose images or audio have been encoded already."""
+        """Return the inputs of onnxruntime-genai for a prompt whose images or audio are encoded already."""
         images = chunk.sequence.images
         features = None if images is None else images.features(chunk.tokens)
         if features is None:
@@ -204,9 +203,9 @@ class OgGeneratorRunner(Runner):
         return inputs
 
     def _with_audio(self, chunk: ScheduledChunk, silence: NDArray[np.float32]) -> Any:
-        """Inputs of onnxruntime-genai for a prompt whose audio onnxruntime-genai encodes itself.
+        """Return the inputs of onnxruntime-genai for a prompt whose audio it encodes itself.
 
-        `silence` are the audio features that are used if the sequence has no audio.
+        `silence` are the audio features for a sequence without audio.
         """
         audio = chunk.sequence.audio
         inputs = self.library.NamedTensors()
@@ -232,7 +231,9 @@ class OgGeneratorRunner(Runner):
         del self.library_model
 
     def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
-        """Configuration of onnxruntime-genai, with this device's providers and options in place of the file's."""
+        """Return a configuration of onnxruntime-genai with the device's execution providers and options in place of
+        those in genai_config.json.
+        """
         config = self.library.Config(str(model_dir))
         decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
         if profile_prefix:
@@ -248,10 +249,10 @@ class OgGeneratorRunner(Runner):
         return config
 
     def _whole_caches(self, model_dir: Path) -> dict[str, Any]:
-        """Overlay that corrects a configured sliding window which no layer has.
+        """Return an overlay for genai_config.json that removes a configured sliding window which no layer has.
 
-        Version 0.18 of the model builder writes one for Mistral 7B v0.1 and Phi-3-mini-4k. onnxruntime-genai would make
-        all KV caches that short, and fail once a sequence is longer.
+        Version 0.18 of the model builder writes such a window for Mistral 7B v0.1 and Phi-3-mini-4k. onnxruntime-genai
+        would limit all KV caches to it, and fail when a sequence becomes longer.
         """
         decoder = read_config(model_dir)["model"]["decoder"]
         window = decoder.get("sliding_window") or {}
@@ -270,16 +271,16 @@ class OgGeneratorRunner(Runner):
 
 
 def _silence(model_dir: Path) -> NDArray[np.float32]:
-    """Audio features of zeros, [1, mels, frames]."""
+    """Return audio features of the value zero, [1, mels, frames], for the speech recognition model in a directory."""
     encoder = read_config(model_dir)["model"]["encoder"]
     graph = onnx.load(str(model_dir / encoder["filename"]), load_external_data=False).graph
     return np.zeros([1, *(dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim[1:])], np.float32)
 
 
 def _load_own_runtime() -> None:
-    """Load the ONNX Runtime of the package onnxruntime-genai-winml, which has DirectML.
+    """Load the ONNX Runtime that the package onnxruntime-genai-winml contains, which supports DirectML.
 
-    If none is loaded yet, onnxruntime-genai would load that of the package onnxruntime, which has no DirectML.
+    If no ONNX Runtime is loaded yet, onnxruntime-genai would load that of the package onnxruntime, which does not.
     """
     spec = importlib.util.find_spec("onnxruntime_genai")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -289,9 +290,10 @@ def _load_own_runtime() -> None:
 
 @contextmanager
 def _advised(options: DeviceOptions) -> Iterator[None]:
-    """Context that raises a ConfigurationError with advice in place of a RuntimeError that the configuration causes.
+    """Context manager that replaces a RuntimeError of onnxruntime-genai with a ConfigurationError that has advice, if
+    its cause in the configuration is known.
 
-    `options` are the options of the device. A RuntimeError for which no advice is known is raised as it is.
+    `options` are the options of the device.
     """
     try:
         yield

@@ -1,8 +1,9 @@
-"""Runner of models that return a vector or a score for each text: encoders and decoders, on plain ONNX Runtime.
+"""The runner of models that return a vector or a score for each text: encoders and decoders, in a session of ONNX
+Runtime.
 
-A text is read in one pass, in a batch of texts of similar lengths. A decoder's graph has its KV caches as inputs, which
-are empty, and as outputs, which are not requested. The vectors of a text's tokens are combined to one vector as
-sentence-transformers does it.
+A text is read in a single pass, together with texts of similar lengths. The inputs for the KV cache that a decoder's
+graph has are empty, and its outputs with the KV cache are not requested. The vectors of a text's tokens are combined to
+one vector in the same way as in sentence-transformers.
 """
 
 import logging
@@ -38,9 +39,9 @@ _LEAST = 1e-9
 
 
 def pool(states: Logits, mask: NDArray[np.int64], modes: abc.Sequence[str]) -> Logits:
-    """Combine the vectors of tokens [rows, tokens, width] to one vector for each row: [rows, modes * width].
+    """Combine the vectors of tokens, [rows, tokens, width], to one vector for each row, [rows, modes * width].
 
-    `mask` [rows, tokens] is 1 for tokens that count, which must be adjacent. `modes` are pooling modes of
+    `mask` [rows, tokens] is 1 for the tokens that count, which must be adjacent. `modes` are names of pooling modes in
     sentence-transformers; the results of several modes are concatenated.
     """
     return np.concatenate([_pooled(states, mask, mode) for mode in modes], axis=1)
@@ -69,7 +70,7 @@ def _mean(states: Logits, weights: Logits, mode: str) -> Logits:
 
 
 def normalized(vectors: Logits) -> Logits:
-    """The vectors [rows, width] scaled to length 1. A vector of zeros stays as it is."""
+    """Return the vectors [rows, width] scaled to length 1. Vectors of zeros are returned unchanged."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
 
@@ -91,7 +92,7 @@ DISABLED_FUSIONS = {"optimization.disable_specified_optimizers": "SkipLayerNormF
 
 
 class PooledRunner(Runner):
-    """Loads the directory of a model for embeddings or reranking on a device.
+    """Runs a model for embeddings or reranking. The constructor loads it from its directory.
 
     Raises ModelDirectoryError, ConfigurationError, and ONNX Runtime's own errors.
     """
@@ -121,10 +122,10 @@ class PooledRunner(Runner):
         return sequence.num_pooled
 
     def close(self, sequence: int) -> None:
-        """Do nothing, because the runner keeps nothing of a text after its pass."""
+        """Do nothing, because nothing of a text stays in memory after its pass."""
 
     def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
-        """Read the texts of all chunks. The scores of each chunk have the vectors of its texts, in order."""
+        """Read the texts of all chunks. Returns scores for each chunk, with the vectors of its texts in order."""
         tokens = np.concatenate([np.array(chunk.tokens, np.int64) for chunk in chunks])
         texts = [text for chunk in chunks for text in chunk.texts]
         ends = np.cumsum([text.num_tokens for text in texts])
@@ -144,10 +145,10 @@ class PooledRunner(Runner):
         return [Scores(vectors=np.stack([found[next(numbers)] for _ in chunk.texts])) for chunk in chunks]
 
     def warm_up(self) -> None:
-        """Read a short text alone and two texts together.
+        """Read a short text alone, and then two texts together.
 
-        Raises RunnerFailed if a pass fails, and ModelDirectoryError for vectors of another size than the configuration
-        says.
+        Raises RunnerFailed if a pass fails, and ModelDirectoryError if vectors have another length than the
+        configuration says.
         """
         for lengths in (_TRIED[:1], _TRIED if self._fills else _TRIED[:1] * 2):
             texts = [PooledText(min(length, self._pooling.max_tokens)) for length in lengths]
@@ -168,7 +169,10 @@ class PooledRunner(Runner):
         del self._session, self._inputs
 
     def _read(self, ids: abc.Sequence[Ids], texts: abc.Sequence[PooledText], options: Any) -> Logits:
-        """Read some texts in one pass with these run options. Returns their vectors or scores, [texts, numbers]."""
+        """Read some texts in one pass. Returns their vectors or scores, [texts, numbers].
+
+        `ids` are the token ids of each text, and `options` the run options of ONNX Runtime.
+        """
         lengths = np.array([text.num_tokens for text in texts])
         positions = np.arange(lengths.max())
         mask = (positions < lengths[:, np.newaxis]).astype(np.int64)
@@ -185,9 +189,9 @@ class PooledRunner(Runner):
         return normalized(result) if self._pooling.normalizes else result
 
     def _feed(self, ids: Ids, mask: Ids, texts: abc.Sequence[PooledText], positions: Ids) -> dict[str, NDArray[Any]]:
-        """Inputs of the graph, by name, for a batch of texts whose rows of tokens are padded to the same length.
+        """Return the inputs of the graph, by name, for a batch of texts that are padded to the same length.
 
-        `ids` and `mask` are [texts, tokens].
+        `ids`, `mask` and `positions` are [texts, tokens].
         """
         feed: dict[str, NDArray[Any]] = {}
         for name, value in self._inputs.items():
@@ -208,9 +212,10 @@ class PooledRunner(Runner):
         return feed
 
     def _scores(self, logits: Logits) -> Logits:
-        """Reranking scores [texts, 1] before the sigmoid.
+        """Return reranking scores [texts, 1] before the sigmoid, if there is one.
 
-        `logits` are [texts, 1], or [texts, 1, vocab_size] for a model that answers with the tokens for true and false.
+        `logits` are [texts, 1], or [texts, 1, vocab_size] for a model that answers with a token for true or one for
+        false.
         """
         model = self._pooling
         if model.true_token is None:
@@ -255,7 +260,9 @@ def _open(graph: Path, model: PoolingModel, threads: int, options: DeviceOptions
 
 
 def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> str:
-    """Name of the graph's output to read. Raises ModelDirectoryError if the graph does not have it."""
+    """Return the name of the graph's output that has the vectors or logits. Raises ModelDirectoryError if there is
+    none.
+    """
     if model.task is Task.RERANK:
         wanted: tuple[str, ...] = (_LOGITS,)
     elif model.modes:
@@ -270,7 +277,9 @@ def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> st
 
 
 def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
-    """Raise ModelDirectoryError for an input that this runner does not know, or whose type it cannot provide."""
+    """Raise ModelDirectoryError if the graph has an input that this runner does not know, or an input of an unsupported
+    type.
+    """
     known = {_IDS, _MASK, _TYPES, _POSITIONS, LAST_POSITIONS}
     for name, value in inputs.items():
         if name not in known and not name.startswith(_PAST):
@@ -280,9 +289,10 @@ def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
 
 
 def _batches(texts: abc.Sequence[PooledText], *, are_filled: bool) -> Iterator[list[int]]:
-    """Indices of the texts to read in each pass.
+    """Yield, for each pass, the indexes of the texts that it reads.
 
-    With `are_filled`, rows are padded, and a pass has texts of similar lengths. Otherwise they have equal lengths.
+    With `are_filled`, texts are padded, so that a pass reads texts of similar lengths. Otherwise their lengths are
+    equal.
     """
     batch: list[int] = []
     longest = 0

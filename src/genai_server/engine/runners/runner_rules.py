@@ -1,4 +1,4 @@
-"""Decides by a device's settings alone which runner it can have. Neither ONNX Runtime nor a model is loaded."""
+"""Decides from the settings alone in which way a device can run a model. Neither ONNX Runtime nor a model is loaded."""
 
 import importlib.util
 from pathlib import Path
@@ -12,7 +12,7 @@ from genai_server.options.table import Reach
 
 
 class RunnerSettings(Protocol):
-    """The settings that choose a runner."""
+    """Those settings that decide whether sequences run in a batch."""
 
     @property
     def scheduler(self) -> str:
@@ -26,9 +26,10 @@ class RunnerSettings(Protocol):
 
 
 def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options: DeviceOptions) -> None:
-    """Check that a device supports the runner that the settings ask for, and that all options affect that runner.
+    """Check that a device can run a model as the settings ask, in a batch or one by one, and that all options have an
+    effect.
 
-    Whether the model's graph fits a batch is checked later. Raises ConfigurationError.
+    Whether the model's graph fits a batch is checked when the model is loaded. Raises ConfigurationError.
     """
     for given in options.providers:
         if given.package and importlib.util.find_spec(given.package.partition(".")[0]) is None:
@@ -46,7 +47,9 @@ def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options
 
 
 def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) -> None:
-    """Raise ConfigurationError for options that have no effect on the runner in use. `why` says why it is in use."""
+    """Raise ConfigurationError if an option has no effect with the runner in use. `why` is the reason why this runner
+    is used, for the message.
+    """
     if found := unreachable(options, runner):
         if runner is Reach.BATCHED and unreachable(options, Reach.GENERATOR) is None:
             why += "; with GENAI_SCHEDULER=generator they run one by one, and the option has an effect"
@@ -54,7 +57,7 @@ def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) ->
 
 
 def never_batched(device: str, settings: RunnerSettings) -> str | None:
-    """Why these settings rule out a batch on a device; None if they allow one."""
+    """The reason why these settings rule out a batch on a device; None if they allow it."""
     if settings.scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
     kind = device.partition(":")[0]

@@ -1,7 +1,7 @@
-"""A deterministic runner without a model, for tests and for measuring the server's own cost.
+"""A deterministic runner without a model, for tests and for measuring the cost of the server itself.
 
-Tokens are the bytes of UTF-8 text (text/tokenizer.py has the other half). Token 256 ends an answer, byte 4 a prompt.
-The last line of a prompt says what the sequence does, as commands separated by semicolons:
+Tokens are the bytes of UTF-8 text (text/tokenizer.py has the corresponding tokenizer). Token 256 ends an answer, byte 4
+ends a prompt. The last line of a prompt has commands, separated by semicolons, that say what the sequence does:
 
     say TEXT         answer with the text, in which ⏎ is a line break (the default: repeat the line)
     count N          answer with "1, 2, …, N"
@@ -11,9 +11,9 @@ The last line of a prompt says what the sequence does, as commands separated by 
     break at N       the same, and in all passes of all sequences from then on
     crash at N       end the process at once instead of output token N
 
-Clients may write below what a user has typed. A line `script: COMMANDS` anywhere in the prompt is obeyed instead of the
-last line. A line `script after WORD: COMMANDS` counts only once WORD appears below it, as in the result of a tool. Of
-several such lines the last one counts.
+Programs may add text to a prompt after what a user has typed. Therefore a line `script: COMMANDS` anywhere in the
+prompt is used instead of the last line, and a line `script after WORD: COMMANDS` if WORD appears after it, as in the
+result of a tool. Of several such lines, the last one is used.
 
 An adapter is a text file, whose first line is put before each answer.
 """
@@ -56,9 +56,9 @@ LINE_BREAK = "⏎"
 
 
 class ScriptedSequence:
-    """The script and the answer of one sequence.
+    """The commands of one sequence and its answer.
 
-    `first` is put before the answer. `break_runner` is called by the command `break`.
+    `first` is put before the answer. `break_runner` is called by the command `break`, and makes all later passes fail.
     """
 
     def __init__(self, sequence: Sequence, first: bytes, break_runner: Callable[[], None]) -> None:
@@ -97,7 +97,7 @@ class ScriptedSequence:
             self.events.setdefault(int(given["at"]), []).append(actions[verb])
 
     def next_token(self) -> int:
-        """Do what the script says before the next output token, such as to sleep or to fail, and return the token."""
+        """Run the commands that belong to the next output token, such as to sleep or to fail, and return the token."""
         if self.delay:
             time.sleep(self.delay)
         for event in self.events.get(self.num_produced, []):
@@ -108,7 +108,7 @@ class ScriptedSequence:
 
 
 class ScriptedRunner(Runner):
-    """Runs the scripts that are written in prompts."""
+    """A runner that answers as the commands in each prompt say."""
 
     def __init__(self, context_length: int = 4096) -> None:
         self.model = ModelInfo(context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
@@ -163,7 +163,7 @@ class ScriptedRunner(Runner):
 
 
 class ScriptedPooledRunner(ScriptedRunner):
-    """Returns vectors or scores that depend only on how often a text has each byte."""
+    """A runner for embeddings or reranking, whose vectors or scores depend only on how often a text has each byte."""
 
     def __init__(self, pooling: PoolingModel) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class ScriptedPooledRunner(ScriptedRunner):
 
 
 def _commands(prompt: str) -> str:
-    """The line of a prompt that is obeyed as script, without the word `script` at its beginning."""
+    """Return the line of a prompt with the commands to run, without the word `script` at its beginning."""
     for match in reversed(list(_MARKED.finditer(prompt))):
         if match["word"] is None or match["word"] in prompt[match.end() :]:
             return match["commands"]
@@ -208,7 +208,7 @@ def _fail() -> None:
 
 
 def _write_profile(prefix: str) -> None:
-    """Write a file like the profile of a pass, named as ONNX Runtime names its profiles."""
+    """Write a file that looks like ONNX Runtime's profile of a pass. Its path begins with `prefix`."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
     Path(f"{prefix}_{stamp}_{int(now * 1000) % 1000:03}.json").write_text(json.dumps([]), encoding="utf-8")

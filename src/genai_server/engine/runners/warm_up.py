@@ -1,7 +1,7 @@
 """Runs a model once in the shapes of later requests, before the engine reports that it is ready.
 
 The first pass of a shape allocates memory and binds buffers. On some devices it also compiles kernels or captures a
-graph. Without the warm-up, the first client would wait for this.
+graph. Without the warm-up, the first client would have to wait for this.
 """
 
 import logging
@@ -28,10 +28,11 @@ _WITH_DRAFTS = (4, 8, 16)
 
 
 def warm_up(loaded: LoadedModel, chunk: int) -> None:
-    """Read a chunk of a prompt, and decode one row and all rows, with and without drafts, on each runner.
+    """Run passes on each runner: read a chunk of `chunk` prompt tokens, and decode one row and all rows, with and
+    without drafts. The times of passes are stored in the runners' abilities.
 
-    Only the measured times are kept. Next to a batch, a generator reads only a very short prompt. Raises what a runner
-    raises, so that a model that cannot run never becomes ready.
+    If there is a batch, another runner reads only a very short prompt. Errors of a runner are raised, so that a model
+    that cannot run never becomes ready.
     """
     started = time.perf_counter()
     if loaded.generator is not loaded.batch:
@@ -50,13 +51,12 @@ def warm_up(loaded: LoadedModel, chunk: int) -> None:
 
 
 def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clock = time.perf_counter) -> None:
-    """Measure passes of a runner, and store the seconds in the runner's abilities.
+    """Measure passes of a runner, and store the times in seconds in its abilities.
 
-    A chunk of a prompt is read, which is short if passes run on the host's cores. One row is decoded and, with
-    `all_rows`, all rows, with and without drafts. For each number of tokens, the shortest time counts, including those
-    of earlier measurements. If passes do not run on the host's cores, everything is done twice, because the first
-    passes compile kernels, and the time of the second chunk counts. The runner may keep the beginnings of the prompts
-    as cached prefixes.
+    A chunk of at most `chunk` prompt tokens is read, which is shorter if passes run on the host's cores. Then one row
+    is decoded and, with `all_rows`, all rows, with and without drafts. For each number of tokens, the shortest time is
+    stored, also compared with earlier measurements. On other devices everything is done twice, because the first passes
+    compile kernels, and the time of the second chunk is stored. Some of the prompts may stay in the prefix cache.
     """
     passes: defaultdict[int, list[float]] = defaultdict(list)
     if runner.abilities.uses_host_cores:
@@ -72,9 +72,10 @@ def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clo
 
 
 def scores_prompts(loaded: LoadedModel) -> bool:
-    """Whether the model returns the logits after each token of a prompt, and not only after the last one.
+    """Whether the model can return logits after every token of a prompt, and not only after the last one.
 
-    The libraries do not report the shapes of all graphs, so a short prompt is tried. The model must be known to run.
+    This is found out by reading a short prompt, because the libraries do not report the output shapes of all graphs.
+    The model must have been warmed up before.
     """
     runner = loaded.main
     prompt = [1 % runner.model.vocab_size] * _SHORT
@@ -90,9 +91,8 @@ def scores_prompts(loaded: LoadedModel) -> bool:
 
 
 def _try_profiling(loaded: LoadedModel) -> None:
-    """Switch profiling on and off for a sequence without a pass, and remember if that fails.
-
-    ONNX Runtime before 1.25 refuses it.
+    """Switch profiling on and off for a sequence, without running a pass. If that fails, as with ONNX Runtime before
+    1.25, the reason is stored in `loaded.why_no_profile`.
     """
     if loaded.why_no_profile:
         return
@@ -109,10 +109,10 @@ def _try_profiling(loaded: LoadedModel) -> None:
 
 
 def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[float]], clock: Clock) -> float:
-    """Read a prompt of up to `num_tokens` tokens in each row, and decode all rows together.
+    """Read a prompt of up to `num_tokens` tokens in each of `rows` rows, and then decode all rows together.
 
-    Only a runner that mixes sequences in a pass has several rows. The seconds of the decoding passes are added to
-    `passes` by their number of tokens. Returns the seconds for one token of the prompts.
+    Only a runner whose passes have several sequences can have several rows. The times of decoding passes in seconds are
+    appended to `passes`, by their numbers of tokens. Returns the seconds for one token of the prompts.
     """
     token = 1 % runner.model.vocab_size
     prompt = [token] * min(num_tokens, runner.model.max_length - _DECODED)
@@ -137,9 +137,10 @@ def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[floa
 
 
 def _read_drafts(runner: Runner, opened: list[Sequence], passes: dict[int, list[float]], clock: Clock) -> None:
-    """Read drafts of different lengths, which are rejected afterwards, after the newest tokens of some rows.
+    """Run passes that read drafts of different lengths after the newest tokens of some rows. The drafts are then
+    rejected.
 
-    The seconds of these passes are added to `passes` by their number of tokens.
+    The times of these passes in seconds are appended to `passes`, by their numbers of tokens.
     """
     for number in _WITH_DRAFTS if runner.abilities.uses_host_cores else (*_WITH_DRAFTS, MAX_DRAFTED):
         rows = opened[: -(-number // (1 + MAX_LENGTH))]
