@@ -1,8 +1,8 @@
-"""Continues a sequence by the logits of a step: with the next token and log probabilities, or with the end.
+"""Chooses how a sequence goes on after a forward pass: with which token and log probabilities, or that the answer ends.
 
-The rules of transcripts are those of openai/whisper (decoding.py: SuppressTokens and ApplyTimestampRules). If the
-grammars of a step would take too much of its time, the tokens of the slowest ones are chosen in other threads
-(`ChoiceThreads`).
+The rules for transcripts are those of openai/whisper (decoding.py: SuppressTokens and ApplyTimestampRules). If
+following the grammars of all sequences would take too much of a step's time, the tokens of those with the slowest
+grammars are chosen in other threads (`ChoiceThreads`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,9 @@ from genai_server.system.cores import usable_cores
 
 
 def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> Logits:
-    """Copy of the logits [vocab_size], with minus infinity for tokens that must not follow a transcript."""
+    """Return a copy of the logits [vocab_size] with minus infinity for tokens that must not follow the tokens
+    `transcript`.
+    """
     logits = logits.copy()
     logits[rules.suppressed] = -np.inf
     _time(rules, transcript, logits)
@@ -32,7 +34,9 @@ def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) 
 
 
 def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> None:
-    """Set to minus infinity the logits of tokens that would break the order of timestamps and text in a transcript."""
+    """Set to minus infinity, in place, the logits of tokens that would break a transcript's order of timestamps and
+    text.
+    """
     first, end = rules.first_timestamp, rules.end_of_text
     texts, times = logits[:first], logits[first:]
     if not transcript:
@@ -58,9 +62,10 @@ def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> No
 
 
 def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] = ()) -> TokenLogprob:
-    """Natural log probability of a token after the last position, without temperature or penalties.
+    """Return the natural log probability of a token at the last position of `scores`, without temperature and
+    penalties.
 
-    The result also has the log probabilities of the `num_top` most likely tokens, and of the tokens `scored`.
+    The result also has the log probabilities of the `num_top` most likely tokens, and of the tokens in `scored`.
     """
     logits: Mapping[int, float] | Logits
     best, tokens = scores.best, [] if scores.best is None else scores.best.tokens[-1].tolist()
@@ -77,9 +82,10 @@ def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] 
 
 
 def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
-    """Log probabilities of tokens, each after one of the positions [tokens, vocab_size], in order.
+    """Return the log probabilities of `tokens`, in order. The logits of the token with index n are `positions[n]`, of
+    the shape [vocab_size].
 
-    Each result also has those of the `num_top` most likely tokens. Only one position is copied at a time.
+    Each result also has the log probabilities of the `num_top` most likely tokens.
     """
     pairs = zip(positions, tokens, strict=True)
     return [token_logprob(Scores(logits[np.newaxis]), token, num_top) for logits, token in pairs]
@@ -87,7 +93,7 @@ def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> li
 
 @dataclass(frozen=True)
 class NextToken:
-    """Result of a step for one sequence: the next token, if any, and the reason why the answer ends, if it does."""
+    """What follows for one sequence after a step: a token, the end of the answer with its reason, or both."""
 
     # At most one token.
     tokens: list[int] = field(default_factory=list)
@@ -98,11 +104,11 @@ class NextToken:
 
 
 def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> NextToken:
-    """Choose the next token of a sequence, by the logits after its last token.
+    """Choose what follows a sequence's last token. `scores` has the logits after that token.
 
-    A token of `eos` ends the answer and is not part of it, unless the request ignores them. A stop token of the request
-    ends the answer, too. An answer with a grammar ends when no further token is possible. Raises GrammarFailed and
-    InvalidField, after which the answer must be ended.
+    A token in `eos` (end of sequence) ends the answer without being part of it, unless the request ignores these
+    tokens; the request's stop tokens end it as well. An answer with a grammar also ends when no further token is
+    possible. Raises GrammarFailed and InvalidField, after which the caller must end the answer.
     """
     if sequence.num_left == 0:
         return NextToken(reason=FinishReason.LENGTH)  # the request asks for no token at all
@@ -129,7 +135,9 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
 
 
 def needs_all_logits(sequence: Sequence) -> bool:
-    """Whether choosing a token nearly always needs all logits, and not only the best ones that a device returns."""
+    """Whether the highest logits, which are all that a device copies to the host at first, nearly never suffice to
+    choose a token of this sequence.
+    """
     request, sampler = sequence.request, sequence.sampler
     # Where a grammar is only a guide, tokens are drawn without it.
     is_masked = _is_too_early(sequence) or (sequence.guide is not None and request.needs_grammar)
@@ -138,7 +146,8 @@ def needs_all_logits(sequence: Sequence) -> bool:
 
 
 def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
-    """Log probabilities of prompt tokens, by the scores of a step that has read a part of the prompt.
+    """Return log probabilities of prompt tokens after a step that has read a part of the prompt. `scores` has its
+    logits.
 
     Each token is returned once, even if the prompt is read again. Empty if the request does not ask for them.
     """
@@ -153,7 +162,7 @@ def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
 
 
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
-    """The next token of a sequence; None if the grammar allows only the end."""
+    """Return the next token of a sequence; None if the grammar allows nothing but the end of the answer."""
     guide = sequence.guide
     if sequence.reasoning is not None:
         closing = sequence.reasoning.next_token(
@@ -179,9 +188,9 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
 
 
 def _fits(sequence: Sequence, guide: Guide, token: int, eos: Tokens[int]) -> bool:
-    """Whether the sequence's grammar allows a token next. This takes far less time than `_allowed`.
+    """Whether the sequence's grammar allows `token` as the next token. This takes far less time than `_allowed`.
 
-    `eos` are the end-of-sequence tokens, which are allowed if the grammar may end.
+    `eos` are the end-of-sequence tokens, which are allowed where the grammar may end.
     """
     if token in _ends(sequence, eos) and guide.may_end:
         return True
@@ -190,7 +199,9 @@ def _fits(sequence: Sequence, guide: Guide, token: int, eos: Tokens[int]) -> boo
 
 
 def _allowed(sequence: Sequence, guide: Guide, eos: Tokens[int]) -> NDArray[np.bool_]:
-    """Mask [vocab_size] of the tokens that the grammar allows, including those that end the answer if it may end."""
+    """Return a mask [vocab_size] of the tokens that the grammar allows next, including those that end the answer if it
+    may end here.
+    """
     allowed = guide.allowed()
     if sequence.request.ignore_eos:
         allowed[list(eos)] = False
@@ -200,13 +211,15 @@ def _allowed(sequence: Sequence, guide: Guide, eos: Tokens[int]) -> NDArray[np.b
 
 
 def _ends(sequence: Sequence, eos: Tokens[int]) -> Tokens[int]:
-    """Ids of the tokens that end the answer if they come next."""
+    """Return the tokens that end the answer if one of them comes next."""
     own = () if _is_too_early(sequence) else sequence.request.stop_token_ids
     return own if sequence.request.ignore_eos else (*eos, *own)
 
 
 def _commit(sequence: Sequence, token: int) -> None:
-    """Advance the grammar by a token. If it fails and the request does not require it, the grammar is dropped."""
+    """Advance the sequence's grammar by a token. If that fails, and the request does not require the grammar, the
+    answer goes on without it.
+    """
     if sequence.guide is None:
         return
     try:
@@ -227,10 +240,11 @@ _CORES_PER_THREAD = 4
 
 
 class ChoiceThreads:
-    """Threads that choose tokens of sequences with slow grammars. Used by the thread of the engine's loop only.
+    """Threads that choose the next tokens of sequences whose grammars are slow. Used by the thread of the engine's loop
+    only.
 
-    A sequence whose token is being chosen takes part in no step. llguidance releases the GIL while it computes masks,
-    so the loop runs passes at the same time.
+    A sequence takes part in no step while its token is being chosen. llguidance releases the GIL while it computes
+    masks, so the loop runs forward passes at the same time.
     """
 
     def __init__(self, eos: list[int]) -> None:
@@ -239,16 +253,19 @@ class ChoiceThreads:
         self._eos = eos
 
     def choose(self, sequence: Sequence, scores: Scores, done: Callable[[Future[NextToken]], None]) -> None:
-        """Start to choose the next token of a sequence, from a copy of the scores, which the next pass overwrites.
+        """Start to choose the next token of a sequence from a copy of the scores, because the next pass overwrites
+        them.
 
-        `done` is called with the finished future, usually in another thread.
+        `done` is called with a finished future for the result, usually in another thread.
         """
         sequence.is_choosing = True
         self._threads.submit(choose_next_token, sequence, scores.copy(), self._eos).add_done_callback(done)
 
 
 def slow_grammars(sequences: Iterable[Sequence]) -> set[Sequence]:
-    """Sequences whose grammars would exceed the time that a step has for grammars; the fastest grammars fit first."""
+    """Return the sequences whose grammars do not fit into the time that a step has for grammars. The fastest grammars
+    are counted first.
+    """
     costs = sorted(((s.guide.cost, s.id, s) for s in sequences if s.guide is not None), key=lambda each: each[:2])
     totals = accumulate(cost for cost, _, _ in costs)
     return {sequence for (_, _, sequence), total in zip(costs, totals, strict=True) if total > STEP_SECONDS}

@@ -1,8 +1,8 @@
-"""Grammars that answers must match: llguidance compiles them and follows them token by token.
+"""Grammars that answers must match. llguidance compiles them and follows them token by token.
 
-The tokenizer of llguidance holds the GIL while it is built (measured: 0.8 s and 150 MB for 150,000 tokens), so an
-engine builds it before it takes work. Compiling a grammar releases the GIL and is done in separate threads. The grammar
-checker of an API process has compiled every grammar before, with tighter limits.
+Building llguidance's tokenizer holds the GIL (measured: 0.8 s and 150 MB for 150,000 tokens), so an engine builds it
+before it accepts requests. Compiling a grammar releases the GIL and is done in separate threads. The grammar checker of
+an API process has compiled every grammar before, with tighter limits.
 """
 
 import logging
@@ -52,7 +52,7 @@ _Key = tuple[str, str]
 
 @dataclass
 class CachedGrammar:
-    """A compiled grammar in the cache, and the number of tokens for which answers have followed the grammar."""
+    """A compiled grammar in the cache, and how many tokens of answers it has been followed for."""
 
     # The grammar, or the error message.
     compiled: Compiled
@@ -61,11 +61,11 @@ class CachedGrammar:
 
 
 class UnlockedConsumer:
-    """Advances matchers without holding the GIL, which `LLMatcher.consume_token` would hold.
+    """Advances matchers of llguidance without holding the GIL, as `LLMatcher.consume_token` does.
 
-    llguidance releases the GIL only when it advances several matchers at once, so a matcher that has reached its end is
-    advanced along with the wanted one. Another thread does the work, which therefore does not count in the processor
-    time of the calling thread.
+    llguidance releases the GIL only if several matchers are advanced at once, so one that has already ended is advanced
+    together with the wanted one. The work is done in another thread, and is therefore not part of the processor time of
+    the calling thread.
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
@@ -80,10 +80,10 @@ class UnlockedConsumer:
 
 
 class Guide:
-    """Matcher of one answer's grammar, which also limits the processor time that the grammar takes.
+    """Follows the grammar of one answer, and limits the processor time that this takes.
 
-    Only one thread at a time may call methods. `clock` returns the seconds of processor time of the calling thread,
-    which other programs on a busy machine do not change.
+    Only one thread at a time may call methods. `clock` returns the processor time of the calling thread in seconds,
+    which does not depend on other programs on a busy machine.
     """
 
     def __init__(
@@ -100,20 +100,20 @@ class Guide:
         self.cost = 0.0
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Mask [vocab_size] of the tokens that may come next. Raises GrammarFailed.
+        """Return a mask [vocab_size] of the tokens that may come next, including those that end an answer if the
+        grammar may end.
 
-        It includes the tokens that end an answer if the grammar may end. The grammar fails when it has become too
-        complex, or takes too much time.
+        Raises GrammarFailed if the grammar has become too complex, or takes too much time.
         """
         with self._working():
             mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return np.unpackbits(mask, bitorder="little", count=self._vocab_size).view(np.bool_)
 
     def allows(self, token: int) -> bool:
-        """Whether a token that does not end the answer may come next. Far faster than `allowed`. Raises GrammarFailed.
+        """Whether a token may come next, other than a token that ends the answer. Usually far faster than `allowed`.
 
-        For a slow grammar the whole mask is computed, because llguidance holds the GIL for a single token but not for a
-        mask.
+        For a slow grammar the whole mask is computed, because llguidance holds the GIL for a single token, but not for
+        a mask. Raises GrammarFailed, as `allowed` does.
         """
         if self.is_slow:
             return bool(self.allowed()[token])
@@ -121,17 +121,17 @@ class Guide:
             return self._matcher.validate_tokens([token]) == 1
 
     def forced(self) -> list[int]:
-        """The tokens of the text that must come next by the grammar; empty if there is a choice.
+        """Return the tokens of the text that must come next; empty if the grammar leaves a choice.
 
-        The model may tokenize that text differently. Raises GrammarFailed.
+        The model itself might divide that text into other tokens. Raises GrammarFailed, as `allowed` does.
         """
         with self._working():
             return self._matcher.compute_ff_tokens()
 
     def commit(self, token: int) -> None:
-        """Advance the grammar by a token.
+        """Advance the grammar by the chosen token.
 
-        Raises GrammarFailed if the token does not fit, or if the grammar takes too much time.
+        Raises GrammarFailed if the grammar does not allow the token, or takes too much time.
         """
         with self._working():
             if self.is_slow:
@@ -145,27 +145,30 @@ class Guide:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the next token is expected to take more time than a step has for all grammars together."""
+        """Whether the grammar is expected to take more time for the next token than a step has for all grammars
+        together.
+        """
         return self.cost > STEP_SECONDS
 
     @property
     def may_end(self) -> bool:
-        """Whether the answer up to now is a complete match of the grammar."""
+        """Whether the answer so far is a complete match of the grammar."""
         return self._matcher.is_accepting()
 
     @property
     def is_complete(self) -> bool:
-        """Whether no further token is possible.
+        """Whether the answer so far matches the grammar and no further token is possible.
 
-        False for a grammar that has failed, although llguidance reports such a grammar as stopped, too.
+        False for a grammar that has failed, although llguidance reports it as stopped, too.
         """
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Context that measures a call to llguidance, and then checks that the grammar can be followed further.
+        """Context manager around a call to llguidance, which measures the time and then checks that the grammar can be
+        followed further.
 
-        Raises GrammarFailed.
+        Raises GrammarFailed otherwise.
         """
         began = self._clock()
         yield
@@ -182,11 +185,11 @@ class Guide:
 
 
 class Guidance:
-    """Compiles and caches grammars for one vocabulary. Without a tokenizer, `reason` says why grammars are refused.
+    """Compiles grammars for the tokens of one model, and caches them. Used by the thread of the engine's loop only.
 
-    Each tenant has its own compiled grammars: the time of an answer shows whether its grammar was compiled before, and
-    a shared cache would reveal which schemas other tenants use. Only one thread may use the object; `compile` works in
-    another.
+    If there is no tokenizer, all grammars are refused with `reason`. Each tenant (API key) has its own compiled
+    grammars, because the time of an answer shows whether its grammar was compiled before: a shared cache would reveal
+    which schemas other tenants use.
     """
 
     def __init__(
@@ -205,11 +208,11 @@ class Guidance:
 
     @property
     def knows_text(self) -> bool:
-        """Whether the texts of tokens are known, which needs a tokenizer."""
+        """Whether `token_bytes` can be called, because there is a tokenizer."""
         return self._tokenizer is not None
 
     def token_bytes(self, token: int) -> bytes:
-        """UTF-8 text of a token, possibly with only a part of a character. Any thread may call this."""
+        """Return the UTF-8 text of a token, which may contain only a part of a character. Any thread may call this."""
         text = self._texts.get(token)
         if text is None:
             assert self._tokenizer is not None
@@ -217,9 +220,9 @@ class Guidance:
         return text
 
     def guide(self, grammar: str, *, tenant: str = "") -> Guide | None:
-        """New matcher for a tenant's grammar; None if the grammar must be compiled first.
+        """Return a new Guide for a tenant's grammar; None if the grammar must be compiled first.
 
-        Raises InvalidField if the grammar cannot be compiled.
+        Raises InvalidField if the grammar is known to be invalid, or if all grammars are refused.
         """
         if self._consumer is None:
             raise InvalidField("grammar", f"cannot be followed by this model: {self._reason}")
@@ -234,11 +237,12 @@ class Guidance:
     def compile(
         self, grammar: str, done: Callable[[Compiled], None], *, tenant: str = "", low_priority: bool = False
     ) -> None:
-        """Compile a tenant's grammar, which may take a second. `done` is called in another thread with the result.
+        """Compile a tenant's grammar in another thread, which may take a second. `done` is called there with the
+        result.
 
-        The caller must give the result to `keep`. A call for a grammar that is being compiled for the tenant gets the
-        same result. Tenants take turns, no tenant waits for a single grammar of another one, and low-priority grammars
-        come last.
+        The caller must then pass the result to `keep`. A grammar that is already being compiled for the tenant is not
+        compiled twice. Tenants take turns, no tenant waits for a single grammar of another one, and low-priority
+        grammars come last.
         """
         key = tenant, grammar
         if key not in self._compiling:
@@ -247,11 +251,11 @@ class Guidance:
         self._compiling[key].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled, *, tenant: str = "") -> None:
-        """Cache a tenant's compiled grammar, or the error message of its compilation.
+        """Cache the result of compiling a tenant's grammar, which may be an error message.
 
-        If there are too many grammars, the least recently used grammar of the tenant with the most grammars is dropped.
-        If they have too many characters, the longest grammar of the tenant with the most characters is dropped. So no
-        tenant evicts the grammars of tenants that have fewer.
+        If there are too many grammars, the least recently used one of the tenant with the most grammars is removed. If
+        they have too many characters together, the longest one of the tenant with the most characters is removed. Thus
+        no tenant displaces grammars of tenants that have fewer.
         """
         newest = tenant, grammar
         self._compiling.pop(newest, None)
@@ -263,10 +267,11 @@ class Guidance:
             del self._kept[max(self._of_largest_holder(newest, _num_characters), key=_num_characters)]
 
     def _of_largest_holder(self, newest: _Key, size: Callable[[_Key], int]) -> list[_Key]:
-        """Cached grammars of the tenant whose grammars have the largest total `size`, the least recently used first.
+        """Return the keys of the cached grammars of the tenant whose grammars have the largest total `size`, the least
+        recently used first.
 
-        The grammar `newest` counts, but is not returned. Among equal tenants, the tenant of `newest` is chosen, and
-        otherwise the one with the least recently used grammar.
+        The grammar `newest` is counted but not returned. Among tenants with equal totals, the one of `newest` is
+        chosen, or else the one with the least recently used grammar.
         """
         held: Counter[str] = Counter()
         for key in self._kept:
@@ -285,13 +290,15 @@ def _num_characters(key: _Key) -> int:
 
 
 def bytes_guidance(model: ModelInfo, clock: Clock = time.thread_time) -> Guidance:
-    """Guidance for a model whose tokens are bytes. `clock` measures the processor time of the calling thread."""
+    """Return a Guidance for a model whose tokens are bytes. `clock` returns the calling thread's processor time."""
     tokenizer = byte_tokenizer([b"<end>"] * len(model.eos_token_ids), model.eos_token_ids, model.vocab_size)
     return Guidance(tokenizer, model.vocab_size, clock=clock)
 
 
 def model_guidance(model_dir: Path, model: ModelInfo) -> Guidance:
-    """Guidance for a model directory. If llguidance cannot use the tokenizer, requests with a grammar are refused."""
+    """Return a Guidance for the model in a directory. If llguidance cannot use its tokenizer, the result refuses all
+    grammars.
+    """
     path = str(model_dir / TOKENIZER)
     try:
         try:

@@ -1,7 +1,9 @@
-"""Ends the reasoning of an answer when its token budget is used up, with tokens in place of those of the model.
+"""Ends the reasoning of an answer when it has used its budget of tokens, by inserting tokens that the model has not
+chosen.
 
-Reasoning begins and ends where the answer parser finds its markers in the text (text/answers/reasoning.py). A marker is
-one token in some vocabularies, and several in others, of which the first and the last may have other text, too.
+The beginning and the end of reasoning are found by the same markers in the text as in the answer parser
+(text/answers/reasoning.py). A marker is one token in some vocabularies and several in others, of which the first and
+the last may also contain other text.
 """
 
 import codecs
@@ -20,10 +22,11 @@ _SENTENCE_END = re.compile(r"""((?<!\d)\.|[!?…。！？]|\n)["'”’»)\]*_`]
 
 
 class ReasoningTracker:
-    """Tracks the reasoning of one answer, whose tokens begin at index `first` of the sequence.
+    """Follows the reasoning of one answer, and says when tokens that end it must come next.
 
-    While no budget of tokens limits the reasoning, the answer is not examined. `token_bytes` returns the text of a
-    token. Only one thread at a time may call methods, except `end`, which any thread may call.
+    The answer's tokens begin at index `first` of the sequence; `token_bytes` returns the text of a token. Without a
+    budget, the answer is not examined. Only one thread at a time may call methods, except `end`, which any thread may
+    call.
     """
 
     def __init__(self, rules: ThoughtRules, token_bytes: Callable[[int], bytes], first: int = 0) -> None:
@@ -43,14 +46,14 @@ class ReasoningTracker:
 
     @property
     def forced(self) -> Sequence[int]:
-        """The tokens that will come next because they end the reasoning; empty if the model chooses."""
+        """The tokens that will come next because they end the reasoning; empty if the model chooses the next token."""
         return list(self._forced)
 
     def next_token(self, tokens: Sequence[int], allows: Callable[[int], bool]) -> int | None:
-        """The token that must follow the sequence's tokens; None if the model chooses it.
+        """Return the token that must follow `tokens`, the tokens of the sequence; None if the model chooses it.
 
-        `allows` says whether the grammar allows a token. If the grammar does not allow the reasoning to end here,
-        because a tool call has begun within it, the reasoning is ended as soon as the grammar allows it.
+        `allows` says whether the grammar allows a token. If it does not allow the reasoning to end here, because a tool
+        call has begun within the reasoning, the reasoning ends as soon as the grammar allows it.
         """
         if self._budget is None:
             return None
@@ -70,7 +73,7 @@ class ReasoningTracker:
         return self._forced.popleft()
 
     def end(self) -> None:
-        """End the reasoning as soon as possible, and any later reasoning of the answer at once.
+        """End the reasoning as soon as possible. Further reasoning in the same answer is ended at once.
 
         Any thread may call this.
         """
@@ -90,7 +93,7 @@ class ReasoningTracker:
 
     @property
     def _must_close(self) -> bool:
-        """Whether the reasoning must end here. It never ends within a character of several tokens."""
+        """Whether the reasoning must end here. It is never ended between the tokens of one character."""
         if not self._is_open or self._budget is None or self._characters.getstate()[0]:
             return False
         left = self._budget - self._num_tokens

@@ -1,10 +1,10 @@
 """Chooses the next token from the logits, in the same way for every runner and model.
 
 The order is: exclusions by the grammar, min_tokens, allowed tokens and bad words, logit bias, repetition penalty,
-frequency and presence penalty, temperature, top-k, top-p, min-p. Up to the penalties it is that of vLLM, from the
-temperature on that of Hugging Face's generation. If a request does not require its grammar, a token is first drawn
-without the grammar, and drawn again in this order if the grammar excludes it, as llama.cpp does. So the grammar changes
-nothing as long as it excludes no drawn token.
+frequency and presence penalty, temperature, top-k, top-p, min-p. Up to the penalties this is the order of vLLM, from
+the temperature on that of Hugging Face's generation. If the request does not require its grammar, a token is first
+drawn as if there were no grammar. If the grammar excludes the token, another one is drawn in the order above, as in
+llama.cpp. A grammar therefore has no effect as long as it excludes no drawn token.
 """
 
 from collections import defaultdict, deque
@@ -39,10 +39,10 @@ class Bias:
         self.raises = any(bias > 0 for bias in biases.values())
 
     def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
-        """Add the bias to logits, in place. Excluded tokens get minus infinity.
+        """Add the bias to logits, in place. Logits of excluded tokens become minus infinity.
 
-        The logits are those of all tokens [vocab_size], or those of `tokens` only, which may be given only if no value
-        of the bias is positive.
+        The logits are those of all tokens [vocab_size] or, with `tokens`, those of these tokens. `tokens` may only be
+        given if no value of the bias is positive.
         """
         if tokens is not None:
             logits += np.array([self._by_token.get(token, 0.0) for token in tokens.tolist()], np.float32)
@@ -55,9 +55,9 @@ class Bias:
 
 
 class Penalties:
-    """Repetition, frequency and presence penalty of one request, with the counts of tokens.
+    """The repetition, frequency and presence penalties of one request, with the numbers of occurrences of tokens.
 
-    A step costs time for each different token that was penalized.
+    The time for a step grows with the number of different tokens that are penalized.
     """
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
@@ -78,7 +78,8 @@ class Penalties:
         self.raises = self._repetition < 1.0 or self._frequency < 0.0 or self._presence < 0.0
 
     def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
-        """Apply the penalties to logits, in place: those of all tokens [vocab_size], or those of `tokens` only.
+        """Apply the penalties, in place, to the logits of all tokens [vocab_size] or, with `tokens`, to the logits of
+        these.
 
         First comes CTRL's repetition penalty (arXiv 1909.05858, section 4.1) for tokens of prompt and answer: positive
         logits are divided by it, negative ones multiplied. Then come OpenAI's penalties (API reference, "frequency and
@@ -109,7 +110,9 @@ class Penalties:
         self._answer_counts[entry] += 1
 
     def _drop_oldest(self, window: deque[tuple[int, bool]]) -> None:
-        """Stop counting the oldest token of a full window, which the next token replaces."""
+        """Stop counting the oldest of the last `repeat_last_n` tokens if there are that many, because a new token
+        replaces it.
+        """
         if len(window) == window.maxlen:
             token, is_of_answer = window[0]
             # Without a repetition penalty the prompt's tokens are not counted.
@@ -119,10 +122,10 @@ class Penalties:
 
 
 class BadWords:
-    """The `bad_words` of one request, and the last tokens of its answer.
+    """The words that an answer must not contain (`bad_words`), as tokens, and the answer's last tokens.
 
-    A word of several tokens bans its last token if the answer ends with the other tokens, as in vLLM. A step costs time
-    only for words whose last token but one is the answer's newest.
+    The last token of a word is excluded if the answer ends with the word's other tokens, as in vLLM. A step takes time
+    only for words whose last token but one is the answer's newest token.
     """
 
     def __init__(self, words: Sequence[Sequence[int]]) -> None:
@@ -135,7 +138,7 @@ class BadWords:
         self._last: deque[int] = deque(maxlen=max(map(len, words)) - 1)
 
     def banned(self) -> list[int]:
-        """Tokens that must not come next."""
+        """Return the tokens that must not come next."""
         begun = self._several.get(self._last[-1], ()) if self._last else ()
         if not begun:
             return self._single
@@ -159,10 +162,11 @@ _MIN_TEMPERATURE = 1e-30
 
 
 class Sampler:
-    """Sampler of one request. It has its own random numbers, so a seed gives the same tokens in any batch.
+    """Chooses the tokens of one request by its sampling parameters. Each request has a random generator of its own, so
+    that a seed gives the same tokens whatever else is in the batch.
 
-    If a device returns only the best logits, a token is chosen from these if they determine it. A draw considers the
-    best tokens first, so most draws fall among them.
+    If a device returns only the highest logits, a token is chosen from these whenever they determine it. Since a draw
+    considers the best tokens first, they do in most cases.
     """
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
@@ -175,12 +179,15 @@ class Sampler:
 
     @property
     def scale(self) -> float:
-        """Factor by which a device multiplies logits before its softmax (`Best.scales`), such as 1 / temperature."""
+        """Factor by which a device multiplies logits before it computes a softmax (`Best.scales`), such as 1 /
+        temperature.
+        """
         needs_no_share = self._is_greedy or 0 < self._sampling.top_k <= NUM_BEST
         return 1.0 if needs_no_share else float(np.float32(1 / self._temperature))
 
     def needs_all(self, *, is_masked: bool) -> bool:
-        """Whether the best logits alone can never determine a token, because the request changes other logits, too.
+        """Whether the highest logits alone can never determine a token, because the request may also change other
+        logits.
 
         `is_masked` says whether a grammar or `min_tokens` excludes tokens.
         """
@@ -190,27 +197,28 @@ class Sampler:
         return self._raises or (is_changed and is_open)
 
     def sample(self, scores: Scores, *, allowed: NDArray[np.bool_] | None = None, banned: Sequence[int] = ()) -> int:
-        """Choose the next token by the scores after the last position. Returns its id.
+        """Choose the next token by the logits at the last position of `scores`, and count it as a token of the answer.
 
-        The token is one of the mask `allowed` [vocab_size], if given, and none of `banned`. Raises InvalidField if the
-        request's sampling values exclude all of these, and RunnerFailed if the logits are not finite.
+        The token is one of the mask `allowed` [vocab_size], if that is given, and none of `banned`. Raises InvalidField
+        if the request's sampling parameters exclude all of these, and RunnerFailed if the logits are not finite.
         """
         token = self._choose(scores, allowed, banned)
         self.note(token)
         return token
 
     def first(self, scores: Scores, *, banned: Sequence[int] = (), draws: bool) -> int | None:
-        """The token that `sample` would choose without a grammar; None if it would be drawn and `draws` is false.
+        """Return the token that `sample` would choose if there were no grammar; None if it is random and `draws` is
+        false.
 
-        The token is not counted yet. If the grammar allows it, it is the next token; otherwise `sample` must choose
-        among the allowed ones. A greedy token is the same either way. A drawn token has the probability that it would
-        have among the allowed tokens alone, unless top-k, top-p or min-p is set: these would keep other tokens if fewer
-        are left.
+        The token is not counted. If the grammar allows it, the caller uses it and calls `note`; otherwise `sample` must
+        choose among the allowed tokens. An allowed token that is greedy is the one that `sample` would choose as well.
+        One that is random has the same probability as among the allowed tokens alone, unless top-k, top-p or min-p is
+        set: applied to fewer tokens, these would leave other ones.
         """
         return self._choose(scores, None, banned) if self._is_greedy or draws else None
 
     def note(self, token: int) -> None:
-        """Count a token of the answer, even if another component has chosen it."""
+        """Count a token of the answer, for penalties and bad words, that was not chosen by `sample`."""
         if self._penalties is not None:
             self._penalties.count(token)
         if self._bad_words is not None:
@@ -218,7 +226,7 @@ class Sampler:
 
     @property
     def _excluding_fields(self) -> list[str]:
-        """Names of the request's fields that may exclude tokens."""
+        """Names of those fields in the request that may exclude tokens."""
         sampling = self._sampling
         fields = {
             "logit_bias": sampling.logit_bias,
@@ -234,7 +242,9 @@ class Sampler:
 
     @cached_property
     def _allowed(self) -> NDArray[np.bool_]:
-        """Mask of the request's `allowed_tokens`, with at least vocab_size values, made when it is first needed."""
+        """Mask of the request's `allowed_tokens`, with at least vocab_size values. It is created when it is first
+        needed.
+        """
         bits = np.frombuffer(self._sampling.allowed_tokens, np.uint8)
         return np.unpackbits(bits, bitorder="little").view(np.bool_)
 
@@ -273,10 +283,11 @@ class Sampler:
         banned: Sequence[int],
         tokens: NDArray[np.int64] | None = None,
     ) -> Logits:
-        """Logits of all tokens, or of `tokens` only, after all changes that come before the temperature.
+        """Return the logits of all tokens or, with `tokens`, of these, after all changes that come before the
+        temperature.
 
-        These are the mask `allowed` [vocab_size], the tokens `banned`, and the request's bias and penalties. Excluded
-        tokens get minus infinity.
+        These are the mask `allowed` [vocab_size], the exclusion of `banned`, and the request's bias and penalties.
+        Logits of excluded tokens are minus infinity.
         """
         if not self._is_adjusted(allowed, banned):
             return logits
@@ -297,7 +308,7 @@ class Sampler:
     def _from_best(
         self, best: Best, allowed: NDArray[np.bool_] | None, banned: Sequence[int], share: float
     ) -> int | None:
-        """The token that `_from_all` would choose from all logits; None if the best logits do not determine it.
+        """Return the token that `_from_all` would choose by all logits; None if the highest logits do not determine it.
 
         `share` is the random number of the draw, from 0 to 1.
         """
@@ -326,10 +337,11 @@ class Sampler:
         return None if index is None else int(tokens[index])
 
     def _from_all(self, logits: Logits, share: float) -> int:
-        """Draw a token by the logits of all tokens: the one at which the cumulative probability exceeds `share`.
+        """Draw a token by the logits of all tokens: the token at which the cumulative probability exceeds `share`, a
+        random number from 0 to 1.
 
-        `share` is a random number from 0 to 1. Tokens are in this order: the best, highest first, then the others by
-        their ids. So it suffices for most draws to sort a few tokens.
+        The best tokens come first, in descending order, then the others in the order of their ids. Most draws therefore
+        need only a few tokens to be sorted.
         """
         top_k, tokens = self._sampling.top_k, None
         if 0 < top_k < logits.size:
@@ -348,12 +360,13 @@ class Sampler:
     def _index_beyond(
         self, weights: Logits, total: float, first: NDArray[np.int64], sums: NDArray[np.float64], share: float
     ) -> int:
-        """Index of the drawn weight if the draw `share` may fall beyond the best ones, in the order of `_from_all`.
+        """Return the index of the drawn weight, if the draw may fall beyond the best weights in the order of
+        `_from_all`.
 
-        `total` is the sum of all weights, `first` the indices of the best, which are always allowed, and `sums` the
-        cumulative sums of these. If a weight beyond the top-p nucleus (arXiv 1904.09751) is drawn, that weight and all
-        lower ones are removed and the draw is repeated. So the weights of the nucleus keep their proportions, and
-        nothing has to be sorted.
+        `total` is the sum of all weights, `first` has the indexes of the best ones, which are never removed, and `sums`
+        their cumulative sums. If the drawn weight is beyond the top-p nucleus (arXiv 1904.09751), it is removed
+        together with all lower weights, and the draw is repeated. The weights in the nucleus thus keep their
+        proportions, and nothing has to be sorted.
         """
         sampling = self._sampling
         rest = weights.copy()
@@ -375,10 +388,10 @@ class Sampler:
         return int(first[_above(sums, share * (sums[-1] + left))])
 
     def _index(self, weights: Logits, sums: NDArray[np.float64], others: float | None, share: float) -> int | None:
-        """Index of the drawn weight among the best weights; None if these do not determine the draw.
+        """Return the index of the drawn weight among the best weights; None if these do not determine it.
 
         The weights are in descending order, `sums` are their cumulative sums, and `others` is the sum of all lower
-        weights, None if unknown. `share`, from 0 to 1, is the draw.
+        weights, None if it is unknown. `share` is the random number of the draw, from 0 to 1.
         """
         sampling = self._sampling
         # How many pass; one more than there are here if lower ones may pass, too.
@@ -398,7 +411,9 @@ class Sampler:
         return None if value >= sums[-1] else _above(sums, value)
 
     def _weights(self, logits: Logits) -> Logits:
-        """Probabilities up to a common factor, in the precision of the logits: doubles would take 4 times as long."""
+        """Return the probabilities for these logits, multiplied by a common factor, in the precision of the logits.
+        Doubles would take 4 times as long.
+        """
         with np.errstate(over="ignore"):  # with a tiny temperature only the best remains: exp(-inf) is 0
             weights: Logits = logits - logits.max()
             weights /= np.float32(self._temperature)
@@ -407,10 +422,10 @@ class Sampler:
 
 
 def _first_above(weights: Logits, value: float) -> int:
-    """First index at which the cumulative sum of the weights exceeds a value.
+    """Return the first index at which the cumulative sum of the weights exceeds a value.
 
-    A block of weights is found first, then the index within the block: cumulating all weights of a large vocabulary
-    would take ten times as long.
+    The sums of blocks are compared first, and then the weights in one block, because cumulating all weights of a large
+    vocabulary would take ten times as long.
     """
     starts = np.arange(0, weights.size, _SUMMED_BLOCK)
     blocks = np.add.reduceat(weights, starts).cumsum(dtype=np.float64)
@@ -421,17 +436,18 @@ def _first_above(weights: Logits, value: float) -> int:
 
 
 def _above(cumulative: NDArray[np.float64], value: float) -> int:
-    """First index at which the cumulative weights exceed a value, so that the weight at this index is positive.
+    """Return the first index at which the cumulative weights exceed a value. The weight at this index is therefore
+    positive.
 
-    If the value is not less than the total because of rounding, the last index with a positive weight is returned.
+    If the value is not below the total, for reasons of rounding, this is the last index with a positive weight.
     """
     return int(cumulative.searchsorted(min(value, np.nextafter(cumulative[-1], 0.0)), side="right"))
 
 
 def _is_higher(weights: Logits, index: int) -> NDArray[np.bool_]:
-    """Whether each weight comes before the one at `index` in descending order.
+    """Return for each weight whether it comes before the weight at `index` in descending order.
 
-    Equal weights are in ascending order of their indices.
+    Equal weights are in ascending order of their indexes.
     """
     is_higher: NDArray[np.bool_] = weights > weights[index]
     is_higher[:index] |= weights[:index] == weights[index]
@@ -439,20 +455,22 @@ def _is_higher(weights: Logits, index: int) -> NDArray[np.bool_]:
 
 
 def top_tokens(logits: Logits, k: int) -> NDArray[np.int64]:
-    """Ids of the `k` highest logits [vocab_size], highest first; among equal ones, the lowest id first.
+    """Return the tokens with the `k` highest logits [vocab_size], the highest first; of equal ones, the lowest id
+    first.
 
-    Excluded tokens (minus infinity) are left out, so there may be fewer.
+    Excluded tokens (minus infinity) are left out, so there may be fewer than `k`.
     """
     found = highest(logits, k)
     return found[np.argsort(-logits[found], kind="stable")]
 
 
 def highest(logits: Logits, k: int) -> NDArray[np.int64]:
-    """Ids of the `k` highest logits [vocab_size], in ascending order; among equal ones, the lowest ids.
+    """Return the tokens with the `k` highest logits [vocab_size], in ascending order of ids; of equal ones, those with
+    the lowest ids.
 
-    Excluded tokens (minus infinity) are left out, so there may be fewer. The k-th highest maximum of groups of logits
-    is a lower bound of the k-th highest logit, so only logits above it are examined. For 150,000 logits this takes a
-    quarter of the time of a full partition.
+    Excluded tokens (minus infinity) are left out, so there may be fewer than `k`. The logits are divided into groups.
+    The k-th highest maximum of a group is a lower bound for the k-th highest logit, so only logits above it are
+    compared. For 150,000 logits this takes a quarter of the time of a complete partition.
     """
     num_groups = logits.size // _GROUP
     bound = _LOWEST
@@ -468,7 +486,7 @@ def highest(logits: Logits, k: int) -> NDArray[np.int64]:
 
 
 def _down_to(values: Logits, minimum: np.float32, number: int) -> NDArray[np.int64]:
-    """Indices, in ascending order, of the `number` largest values, the smallest of which is `minimum`."""
+    """Return the indexes of the `number` largest values in ascending order. `minimum` is the least of these values."""
     kept = values > minimum
     kept[np.flatnonzero(values == minimum)[: number - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)
