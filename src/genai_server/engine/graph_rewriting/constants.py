@@ -15,9 +15,9 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 class Constants:
-    """Tells which values of a graph are constant.
+    """Finds out which values of a graph are constant.
 
-    An initializer that is also an input of the graph is not constant, because a caller may replace it.
+    An initializer that is also an input of the graph does not count as constant, because a caller may replace it.
     """
 
     def __init__(self, graph: onnx.GraphProto) -> None:
@@ -33,26 +33,25 @@ class Constants:
                 self._makers.update(dict.fromkeys(node.output, node))
 
     def is_constant(self, name: str) -> bool:
-        """Whether the value of this name is the same in each pass."""
+        """Whether the value with this name is the same in every pass."""
         return name in self._tensors or name in self._makers
 
     def kind(self, name: str) -> int | None:
-        """ONNX element type of an initializer; None if no initializer has this name."""
+        """ONNX element type of the constant initializer with this name; None if there is none."""
         return self._tensors[name].data_type if name in self._tensors else None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Dimensions of an initializer; None if no initializer has this name."""
+        """Dimensions of the constant initializer with this name; None if there is none."""
         return tuple(self._tensors[name].dims) if name in self._tensors else None
 
     def size(self, name: str) -> int | None:
-        """Number of values of an initializer; None if no initializer has this name."""
+        """Number of values in the constant initializer with this name; None if there is none."""
         shape = self.shape(name)
         return None if shape is None else math.prod(shape)
 
     def num_bytes(self, name: str) -> int:
-        """Bytes of the initializer that a constant is, or from which the constant is made; 0 if there is none.
-
-        Only constants that are made by transposing or casting count as made from an initializer.
+        """Size in bytes of the initializer with this name, or of the initializer from which the constant with this name
+        is computed by transposing or casting; 0 if there is neither.
         """
         source = self._source(name)
         if source is None:
@@ -60,9 +59,8 @@ class Constants:
         return int(math.prod(source.dims) * helper.tensor_dtype_to_np_dtype(source.data_type).itemsize)
 
     def matrix(self, name: str) -> TensorProto | None:
-        """Initializer from which a constant matrix is made by transposing it or casting it to 32 bits; else None.
-
-        Only initializers of floats with two dimensions are returned.
+        """Return the initializer from which the constant with this name is computed by transposing it or casting it to
+        32 bits, or which it is itself; None if that is no matrix of floats.
         """
         source: TensorProto | None = self._source(name)
         if source is None or source.data_type not in FLOATS or len(source.dims) != 2:
@@ -70,7 +68,7 @@ class Constants:
         return source
 
     def matrix_shape(self, name: str) -> tuple[int, ...]:
-        """Dimensions of a constant for which `matrix` returned an initializer."""
+        """Dimensions of the constant with this name, for which `matrix` must return an initializer."""
         if name in self._tensors:
             return tuple(self._tensors[name].dims)
         node = self._makers[name]
@@ -78,9 +76,10 @@ class Constants:
         return shape[::-1] if node.op_type == "Transpose" else shape
 
     def values(self, name: str, weights: Weights) -> NDArray[Any]:
-        """Values of a constant that nodes make from an initializer by transposing, reshaping or casting.
+        """Return the values of a constant that is an initializer or is computed from one by transposing, reshaping or
+        casting.
 
-        A cast from 16 to 32 bits is left out: such values remain in 16 bits.
+        Values with 16 bits are returned as they are, even if the graph casts them to 32 bits.
         """
         if name in self._tensors:
             found = weights.array(name)
@@ -105,7 +104,9 @@ class Constants:
         )
 
     def _source(self, name: str) -> TensorProto | None:
-        """Initializer from which a constant is made by transposing it or casting it to 32 bits; else None."""
+        """Return the initializer from which a constant is computed by transposing it or casting it to 32 bits, or which
+        it is itself; None if there is none.
+        """
         if name in self._tensors:
             return self._tensors[name]
         node = self._makers.get(name)

@@ -1,14 +1,13 @@
 """Rewrites decoders with cross-attention to audio, as onnxruntime-genai's model builder writes them for Whisper.
 
-Each layer has two attentions: self-attention, as other decoders have, and cross-attention over the keys and values of
-the encoded audio. The builder writes both as MultiHeadAttention, with positions that are the same for all rows of a
-batch. For decoding, the graph is rewritten to the form that the rest of the engine knows: GroupQueryAttention for
-self-attention, positions as an input, and the keys and values of the audio as read-only states of each row
-(`use_known_operators`).
+Each layer has self-attention, as in other decoders, and cross-attention over the keys and values of the encoded audio.
+The builder writes both as MultiHeadAttention, with positions that are the same for all rows of a batch. For decoding in
+a batch (`use_known_operators`), self-attention becomes GroupQueryAttention, positions become an input, and the keys and
+values of the audio become states of each row that are only read.
 
-To find when tokens were spoken, the graph is rewritten to return its cross-attention scores, which are products of
-queries and keys (`score_heads`). It then ends with the last layer that has one of the wanted heads, so neither later
-layers nor the output head are loaded.
+To find when tokens were spoken (`score_heads`), the graph is rewritten to return its cross-attention scores, which are
+products of queries and keys. It then ends with the last layer of which a head is needed, so neither later layers nor
+the output head are loaded.
 """
 
 from typing import Any
@@ -29,10 +28,10 @@ POSITIONS = "genai_server.positions"
 
 
 def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Rewrite a graph with cross-attention in place, to the form that `read_cross_decoder` describes.
+    """Rewrite a graph with cross-attention, in place, to the form that `read_cross_decoder` describes.
 
     Self-attention becomes GroupQueryAttention, and the positions of tokens become an input of the graph. Raises
-    DoesNotFit.
+    DoesNotFit if the graph has another form than the model builder writes.
     """
     inputs = {value.name: value for value in graph.input}
     inputs[decoder.input_ids].type.tensor_type.elem_type = TensorProto.INT64
@@ -69,7 +68,7 @@ def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
-    """Find the node that looks up position embeddings in their table. Raises DoesNotFit unless there is exactly one."""
+    """Return the node that looks up position embeddings in a table. Raises DoesNotFit unless there is exactly one."""
     tables = {value.name for value in graph.initializer if len(value.dims) == 2}
     found = [node for node in graph.node if node.op_type == "Slice" and node.input[0] in tables]
     if len(found) != 1:
@@ -84,10 +83,10 @@ _QUERIES, _KEYS = 0, 1
 
 
 def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, list[int]]) -> list[str]:
-    """Rewrite a graph to return only the cross-attention scores of some heads, float32 [1, heads, tokens, frames].
+    """Rewrite a graph, in place, so that it returns only cross-attention scores, float32 [1, heads, tokens, frames].
 
     `heads` has the numbers of the wanted heads by layer. Returns the names of the outputs, one for each layer. Raises
-    DoesNotFit.
+    DoesNotFit if the graph has another form than the model builder writes.
     """
     keys = {state.past: layer for layer, state in enumerate(decoder.cross_states[::2])}
     made: dict[int, list[onnx.NodeProto]] = {}
@@ -110,10 +109,11 @@ def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, 
 def _scores(
     graph: onnx.GraphProto, node: onnx.NodeProto, layer: int, heads: list[int], head_size: int
 ) -> list[onnx.NodeProto]:
-    """Nodes that compute the cross-attention scores of the given heads: scaled products of queries and keys.
+    """Return nodes that compute the cross-attention scores of some heads, which are scaled products of queries and
+    keys.
 
-    `node` is the cross-attention, with queries [1, tokens, width] and keys [1, heads, frames, head_size]. The output of
-    the last node is [1, wanted heads, tokens, frames], and its name ends with the number of the layer.
+    `node` is the cross-attention of the layer, with queries [1, tokens, width] and keys [1, heads, frames, head_size].
+    The output of the last node is [1, wanted heads, tokens, frames], and its name ends with the number of the layer.
     """
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     name = f"{_PREFIX}{layer}"

@@ -1,8 +1,9 @@
-"""The parts of a decoder's graph that apply LoRA adapters, rewritten so that rows of several adapters share a pass.
+"""Rewrites the parts of a decoder's graph that apply LoRA adapters, so that one pass can have rows with different
+adapters.
 
-Next to some large matrices such a graph has a path of two small ones, A and B, which are inputs. Their defaults are of
-rank 0, which means no adapter. In the rewritten graph the path x·A·B of each matrix takes several adapters at once, one
-behind the other along the rank. The operator RaggedLowRank (native/README.md) multiplies each row with the ranks of the
+In such a graph, some large matrices have a parallel path of two small ones, A and B, which are inputs. By default their
+rank is 0, which means no adapter. After the rewriting, the path x·A·B takes the matrices of several adapters,
+concatenated along the rank, and the operator RaggedLowRank (native/README.md) multiplies each row with the ranks of the
 row's own adapter.
 """
 
@@ -21,9 +22,9 @@ RANKS, NUM_RANKS = "genai_server.ranks", "genai_server.num_ranks"
 
 
 def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRankPath, ...]:
-    """Find the LoRA paths of a graph, by the names `optional` of its inputs that have a default value.
+    """Return the LoRA paths of a graph. `optional` are the names of its inputs that have a default value.
 
-    Empty if any of these inputs belongs to no LoRA path.
+    Empty if one of these inputs is not part of a LoRA path.
     """
     if not optional:
         return ()
@@ -35,7 +36,9 @@ def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRa
             readers.setdefault(name, []).append(node)
 
     def size(name: str, fixed: int) -> int:
-        """Size of axis `fixed` of the input `name`, whose other axis is the rank; 0 if the input is no LoRA matrix."""
+        """Return the size of axis `fixed` of the input `name`, whose other axis is the rank; 0 if the input is no
+        matrix of a LoRA path.
+        """
         shape = inputs[name].shape.dim
         if inputs[name].elem_type != TensorProto.FLOAT or len(shape) != 2:
             return 0
@@ -56,7 +59,9 @@ def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRa
 
 
 def _only_reader(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> onnx.NodeProto | None:
-    """The only node that reads the output of a MatMul, if that node is a MatMul, too; else None."""
+    """Return the node that reads the output of `node`, if both are MatMul nodes and no other node reads this output;
+    otherwise None.
+    """
     reading = readers.get(node.output[0], []) if node.op_type == "MatMul" else []
     if len(reading) != 1 or reading[0].op_type != "MatMul" or reading[0].input[0] != node.output[0]:
         return None
@@ -64,10 +69,10 @@ def _only_reader(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]])
 
 
 def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
-    """Rewrite a graph to take several adapters, stacked along the rank.
+    """Rewrite a graph, in place, so that its LoRA paths take several adapters, concatenated along the rank.
 
-    A becomes [ranks, num_inputs], and B is [ranks, num_outputs]. A is transposed so that both matrices can grow by
-    another adapter without moving the others.
+    A gets the shape [ranks, num_inputs], and B has [ranks, num_outputs]. A is transposed so that another adapter can be
+    appended to both matrices without moving the others.
     """
     if not paths:
         return

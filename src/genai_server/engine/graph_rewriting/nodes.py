@@ -7,14 +7,14 @@ import onnx
 
 
 def replace(field: Any, values: Iterable[Any]) -> None:
-    """Replace all values of a repeated protobuf field."""
+    """Replace all values of a repeated field of a protobuf message."""
     values = list(values)
     del field[:]
     field.extend(values)
 
 
 def drop_unread(graph: onnx.GraphProto) -> None:
-    """Remove all nodes whose outputs neither a remaining node nor an output of the graph reads."""
+    """Remove all nodes whose outputs are read neither by a remaining node nor as an output of the graph."""
     wanted = {value.name for value in graph.output}
     kept = []
     for node in reversed(graph.node):  # in a graph each node follows the nodes that it reads

@@ -1,10 +1,10 @@
-"""Rewrites the output head of a decoder's graph, which turns the hidden states of the last layer into logits.
+"""Rewrites the output head of a decoder's graph, which computes logits from the hidden states of the last layer.
 
-In a small model with a large vocabulary, the head has a third of the weights, and a prompt needs logits only after its
-last token. So the rewritten graph has an input that says for which positions logits are computed.
+In a small model with a large vocabulary, the head has a third of the weights, and of a prompt only the logits after its
+last token are needed. Therefore an input of the rewritten graph says for which positions logits are computed.
 
-If logits lie in a device's memory, most answers need only the best logit, or the best `top_k`. So such a graph has
-outputs with the best logits, their tokens, and the probability of the best token.
+If logits are in a device's memory, most answers need only the highest logit, or the `top_k` highest. Therefore such a
+graph has further outputs with the highest logits, their tokens, and the probability of the best token.
 """
 
 import math
@@ -31,9 +31,9 @@ SCALES, SHARES = "genai_server.scales", "genai_server.shares"
 
 @dataclass(frozen=True)
 class Head:
-    """Output head of a graph: the nodes that compute logits from hidden states [rows, positions, hidden_size].
+    """The output head of a graph: the nodes that compute logits from hidden states [rows, positions, hidden_size].
 
-    `states` is the name of the hidden states, and `reader` the node that multiplies them with the weights of the head.
+    `states` is the name of the hidden states, and `reader` the node that multiplies them with the head's weights.
     """
 
     states: str
@@ -41,7 +41,7 @@ class Head:
     reader: onnx.NodeProto
 
     def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
-        """Insert the node `selection`, and make the head's matrix product read its output in place of hidden states.
+        """Insert the node `selection` between the hidden states and the head's matrix product.
 
         Other nodes that read the hidden states are not changed.
         """
@@ -53,10 +53,10 @@ class Head:
 
 
 def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
-    """Find the output head that computes the graph output `logits`.
+    """Return the output head that computes the graph output `logits`.
 
-    Returns None if the graph has no such head, or if other nodes, too, read a value between the head's matrix product
-    and the logits.
+    None if the graph has no such head, or if a value between the head's matrix product and the logits is also read by
+    other nodes.
     """
     makers: dict[str, onnx.NodeProto] = {output: node for node in graph.node for output in node.output}
     reads = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
@@ -71,10 +71,10 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
 
 
 def read_last(graph: onnx.GraphProto, logits: str) -> bool:
-    """Make the output head compute the logits of one position of each row: [rows, 1, vocab_size].
+    """Make the output head compute the logits of only one position of each row, [rows, 1, vocab_size], in place.
 
-    The new input LAST_POSITIONS, int64 [rows, 1, 2], names these positions by row and position. Returns False, without
-    a change of the graph, if there is no output head that can be changed.
+    The new input LAST_POSITIONS, int64 [rows, 1, 2], has the row and the position of each. Returns False, and changes
+    nothing, if the graph has no output head that can be changed.
     """
     head = find_head(graph, logits)
     if head is None:
@@ -87,9 +87,9 @@ def read_last(graph: onnx.GraphProto, logits: str) -> bool:
 def offer_best(graph: onnx.GraphProto, logits: str, excluded: int | None = None) -> None:
     """Add outputs with the NUM_BEST highest logits of each position, which a device computes from the output `logits`.
 
-    BEST_LOGITS and BEST_TOKENS are [rows, positions, NUM_BEST], the highest logit first. SHARES [rows, positions, 1] is
-    the probability of the best token by the softmax of the logits multiplied with the new input SCALES [positions, 1].
-    The token `excluded`, if given, is never among the best.
+    BEST_LOGITS and BEST_TOKENS are [rows, positions, NUM_BEST], the highest logit first. SHARES, [rows, positions, 1],
+    is the probability of the best token: the softmax of the logits multiplied by the new input SCALES, [positions, 1].
+    The token `excluded` is never among the best, unless it is None.
     """
     floats, ints = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 

@@ -1,4 +1,6 @@
-"""Converts the mixture-of-experts operators MoE and QMoE of ONNX Runtime to PackedExperts (native/README.md)."""
+"""Converts ONNX Runtime's mixture-of-experts operators MoE and QMoE to genai-server-native's PackedExperts
+(native/README.md).
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -36,7 +38,9 @@ _ALL = slice(None)
 
 
 class _Part(NamedTuple):
-    """Names of the tensors of one matrix product of the experts; "" for tensors that the product does not have."""
+    """Names of the tensors for one of the matrix products in the experts; "" for tensors that the product does not
+    have.
+    """
 
     weights: str
     scales: str
@@ -45,10 +49,10 @@ class _Part(NamedTuple):
 
 
 class _Experts(NamedTuple):
-    """Attributes and inputs of a MoE or QMoE node, read from the ONNX graph.
+    """Attributes and inputs of a MoE or QMoE node of an ONNX graph.
 
-    `first`, `second` and `third` are the matrix products fc1, fc2 and fc3. In experts whose gates are computed apart
-    from the gated values, `first` computes the gates and `third` the values. Otherwise the names in `third` are "".
+    `first`, `second` and `third` are the matrix products fc1, fc2 and fc3. If gates and gated values are separate
+    products, `first` computes the gates and `third` the values. Otherwise the names in `third` are "".
     """
 
     given: dict[str, Any]
@@ -76,7 +80,7 @@ class _Experts(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of consecutive inputs of an output's weights that share a scale; 0 if all inputs share one."""
+        """Number of consecutive inputs whose weights for one output share a scale; 0 if all inputs share one."""
         return int(self.given.get("block_size", 0))
 
 
@@ -95,7 +99,7 @@ def _read(node: onnx.NodeProto) -> _Experts:
 
 
 def why_not_experts(node: onnx.NodeProto, constants: Constants) -> str | None:
-    """Why genai-server-native cannot compute a MoE or QMoE node; None if it can."""
+    """The reason why genai-server-native cannot compute a MoE or QMoE node; None if it can."""
     experts = _read(node)
     known = FLOATS if node.op_type == _FLOATS else (TensorProto.UINT8,)
     for part in (experts.first, experts.second, *([experts.third] if experts.third.weights else [])):
@@ -123,7 +127,7 @@ def why_not_experts(node: onnx.NodeProto, constants: Constants) -> str | None:
 
 
 class _Tensors(NamedTuple):
-    """Weights of one of the matrix products, for all experts: arrays [experts, outputs, …]."""
+    """The weights of one matrix product for all experts, as arrays [experts, outputs, …]."""
 
     weights: NDArray[Any]
     # float32 [experts, outputs, blocks]: scales of quantized weights, and zero points if they have any.
@@ -138,7 +142,7 @@ class _Tensors(NamedTuple):
         return int(self.weights.shape[2]) * (1 if self.scales is None else 8 // self.bits)
 
     def matrix(self, expert: int, outputs: slice = _ALL) -> Matrix:
-        """The weights of one expert, for all outputs of the product or those in the slice `outputs`."""
+        """Return the weights of the expert with this index, for all outputs or only those in the slice `outputs`."""
         rows = self.weights[expert, outputs]
         if self.scales is None:
             return FloatMatrix(rows)
@@ -166,9 +170,10 @@ def _load(part: _Part, weights: Weights, bits: int, block: int) -> _Tensors:
 def pack_experts(
     node: onnx.NodeProto, weights: Weights, data: DataFile | InlineData
 ) -> tuple[list[str], dict[str, Any]]:
-    """Pack the weights of a MoE or QMoE node into `data`. Returns inputs and attributes of the new PackedExperts.
+    """Pack the weights of a MoE or QMoE node and add them to `data`. Returns the inputs and attributes of the
+    PackedExperts node that replaces it.
 
-    The node must be one for which `why_not_experts` returned None.
+    The node must be one for which `why_not_experts` returns None. `weights` reads the tensors of the graph.
     """
     experts = _read(node)
     given, bits = experts.given, min(experts.bits)
@@ -208,10 +213,11 @@ def pack_experts(
 
 
 def _first_layer(experts: _Experts, weights: Weights, bits: int) -> tuple[list[Matrix], NDArray[Any] | None]:
-    """Return one matrix of the first layer for each expert, and the biases [experts, outputs] or None.
+    """Return the matrix of the first layer for each expert, and the biases [experts, outputs] or None.
 
     If the experts have gates, groups of 64 outputs of the gate projection and of the up projection alternate in a
-    matrix. The outputs of each projection are padded with zeros to a multiple of 64, which the kernel computes at once.
+    matrix. The outputs of each projection are padded with zeros to a multiple of 64, the number that the kernel
+    computes at once.
     """
     first = _load(experts.first, weights, bits, experts.block)
     numbers = range(len(first.weights))
@@ -247,7 +253,11 @@ def _panels(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _add(name: str, packed: PackedWeights, bias: NDArray[Any] | None, data: DataFile | InlineData) -> list[str]:
-    """Add the tensors of a packed layer to `data`. Returns their names, "" for tensors that the layer does not have."""
+    """Add the tensors of a packed layer to `data`. Returns the tensors' names, "" for tensors that the layer does not
+    have.
+
+    `name` is the beginning of these names.
+    """
     arrays = {"packed": packed.weights.reshape(-1), "packed_scales": packed.scales, "packed_offsets": packed.offsets}
     if bias is not None:
         arrays["packed_bias"] = np.ascontiguousarray(bias, np.float32)

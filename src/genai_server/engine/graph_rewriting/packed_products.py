@@ -1,10 +1,10 @@
-"""Replaces the matrix products of a decoder with those of genai-server-native, which use packed weights.
+"""Replaces a decoder's matrix products with operators of genai-server-native, which read packed weights.
 
-The operators PackedMatMul and PackedExperts (native/README.md) compute each row bitwise the same next to any others.
-Where a product has accuracy level 4, activations are rounded to 8 bits for each row and block of inputs, as ONNX
-Runtime does; elsewhere they remain floats. The weights are ordinary tensors in the order in which the kernels read
-them, so ONNX Runtime maps them from their file, and nothing is packed when a model is loaded. Weights in 16 bits remain
-in 16 bits.
+The operators PackedMatMul and PackedExperts (native/README.md) compute each row bitwise the same, whatever other rows
+are in the pass. In products with accuracy level 4, activations are rounded to 8 bits for each row and block of inputs,
+as in ONNX Runtime; in others they remain floats. Packed weights are ordinary tensors, in the order in which the kernels
+read them, so ONNX Runtime maps them from their file into memory and has nothing to pack when a model is loaded. Weights
+with 16 bits keep 16 bits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -55,7 +55,7 @@ _MAX_INLINE = 1024**3
 
 
 class _Product(NamedTuple):
-    """A product of activations and a constant matrix."""
+    """A node that multiplies activations with a constant matrix."""
 
     activations: str
     matrix: Matrix
@@ -68,7 +68,9 @@ class _Product(NamedTuple):
 
 
 def why_not_packed(graph: onnx.GraphProto) -> str | None:
-    """Why not all products of activations and weights in a graph can be replaced with packed ones; None if all can."""
+    """The reason why some products of activations and weights in a graph cannot be replaced with packed ones; None if
+    all can.
+    """
     constants = Constants(graph)
     return next((why for node in graph.node if (why := _why_not(node, constants)) is not None), None)
 
@@ -117,21 +119,23 @@ def _why_not_float(node: onnx.NodeProto, constants: Constants) -> str | None:
 
 
 def _is_outer(node: onnx.NodeProto, constants: Constants) -> bool:
-    """Whether a MatMul is an outer product without any sum, such as that of positions and the frequencies of a rope."""
+    """Whether a MatMul is an outer product, which sums nothing, such as that of positions and the frequencies of a
+    rope.
+    """
     left, right = (constants.shape(name) for name in node.input[:2])
     return node.op_type == "MatMul" and ((left or (0,))[-1] == 1 or (len(right or ()) > 1 and (right or ())[-2] == 1))
 
 
 def _padded(node: onnx.NodeProto, number: int) -> list[str]:
-    """Names of the first `number` inputs of a node, filled up with "" if the node has fewer."""
+    """Return the names of the first `number` inputs of a node, with "" for inputs that the node does not have."""
     return [*node.input, *[""] * (number - len(node.input))]
 
 
 class PackedProducts:
     """Replaces a graph's products of activations and weights with operators that read packed weights.
 
-    The packed weights are written to `data`, one matrix at a time. With `rounds_floats`, weights in 16 and 32 bits are
-    rounded to 8 bits.
+    The packed weights are written to `data`, one matrix after the other. With `rounds_floats`, weights with 16 and 32
+    bits are rounded to 8 bits.
     """
 
     def __init__(
@@ -149,9 +153,10 @@ class PackedProducts:
         return node.op_type == _QUANTIZED or node.op_type in EXPERTS
 
     def replaced(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """The nodes of a graph, with packed products in place of ordinary ones. Raises DoesNotFit.
+        """Return the nodes of a graph with packed products in place of others. Raises DoesNotFit if a product cannot be
+        packed.
 
-        The gate and the values of a feed-forward layer with SiLU become one operator.
+        In feed-forward layers with SiLU, the products for the gate and for the values become one operator.
         """
         nodes = list(nodes)
         gated = self._find_gated(nodes)
@@ -252,9 +257,10 @@ class PackedProducts:
         return helper.make_node(PACKED, inputs, [output], name, domain=DOMAIN, **attributes)
 
     def _find_gated(self, nodes: list[onnx.NodeProto]) -> Mapping[int, "_Gated"]:
-        """Find gated feed-forward layers with SiLU. Returns the nodes of each layer, by `id(node)` of its last node.
+        """Return the nodes of each gated feed-forward layer with SiLU, by `id(node)` of its last node, which multiplies
+        gate and values.
 
-        The last node multiplies gate and values. Layers of which another node reads an inner result are left out.
+        A layer is left out if other nodes read one of its inner values.
         """
         makers = {output: node for node in nodes for output in node.output}
         reads: dict[str, int] = {}
@@ -284,7 +290,7 @@ class PackedProducts:
 
 
 class _Gated(NamedTuple):
-    """The products and the activation of a feed-forward layer with SiLU: gate * sigmoid(gate) * values."""
+    """The products and the activation of a feed-forward layer with SiLU, that is, gate * sigmoid(gate) * values."""
 
     gate: onnx.NodeProto
     sigmoid: onnx.NodeProto
@@ -293,10 +299,10 @@ class _Gated(NamedTuple):
 
 
 def write_packed_model(source: Path, target: Path, *, rounds_floats: bool = False) -> None:
-    """Write the graph at `source` with packed products to `target`, and the weights to a file next to `target`.
+    """Write the graph at `source` with packed products to `target`, and its weights to a file next to `target`.
 
-    With `rounds_floats`, weights in 16 and 32 bits are rounded to 8 bits. Matrices are loaded, packed and written one
-    after the other, so memory holds one at a time. Raises OSError, and DoesNotFit if a product cannot be packed.
+    With `rounds_floats`, weights with 16 and 32 bits are rounded to 8 bits. Only one matrix is in memory at a time.
+    Raises OSError, and DoesNotFit if a product cannot be packed.
     """
     model = onnx.load(str(source), load_external_data=False)
     weights = Weights(model.graph, source.parent)
@@ -310,10 +316,10 @@ def write_packed_model(source: Path, target: Path, *, rounds_floats: bool = Fals
 
 
 def pack_products(model: onnx.ModelProto, folder: Path) -> None:
-    """Replace the products of a model in memory with packed ones, with the weights in the model itself.
+    """Replace the products of a model with packed ones, in place, and store their weights in the model itself.
 
-    Products that are packed already stay as they are. `folder` has the files of the model's weights. Raises DoesNotFit
-    if a product cannot be packed, or if there are more weights than a model can contain.
+    Products that are packed already do not change. `folder` has the files with the model's weights. Raises DoesNotFit
+    if a product cannot be packed, or the weights are more than a model in memory can contain.
     """
     weights, data = Weights(model.graph, folder), InlineData()
     products = PackedProducts(model.graph, weights, data)
@@ -330,7 +336,7 @@ def pack_products(model: onnx.ModelProto, folder: Path) -> None:
 def _pack_products(
     model: onnx.ModelProto, weights: Weights, data: DataFile | InlineData, *, rounds_floats: bool = False
 ) -> list[TensorProto]:
-    """Replace the products of a model with packed ones, whose weights are added to `data`.
+    """Replace the products of a model with packed ones, in place, and add their weights to `data`.
 
     Returns the initializers of the original model that the new graph still reads.
     """
@@ -354,7 +360,7 @@ def _name_domain(model: onnx.ModelProto) -> None:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Names of the values that a node reads, including those read by the subgraphs of its branches."""
+    """Yield the names of the values that a node reads, including those read in the subgraphs of its branches."""
     yield from node.input
     for attribute in node.attribute:
         for part in attribute.g.node:
@@ -365,10 +371,11 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 def _without_constant_layouts(
     graph: onnx.GraphProto, nodes: list[onnx.NodeProto], weights: Weights, data: DataFile | InlineData
 ) -> list[onnx.NodeProto]:
-    """Remove nodes that transpose or reshape a constant matrix, such as an embedding that is also the output head.
+    """Return the nodes without those that transpose or reshape a constant matrix, such as an embedding that is also the
+    output head. The results of these are added to `data`.
 
-    ONNX Runtime would compute these when a model is loaded, into memory that no other process shares. The results are
-    written to `data` instead. In a mapped file, only the parts of an embedding that were looked up take memory.
+    ONNX Runtime would compute them when a model is loaded, in memory that processes do not share. In a file that is
+    mapped into memory, only those parts of an embedding take memory that have been looked up.
     """
     constants = Constants(graph)
     read = {name for node in nodes for name in _reads(node)}

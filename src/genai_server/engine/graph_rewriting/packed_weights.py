@@ -1,6 +1,6 @@
-"""Packs weights into panels, which have the order in which the kernels of genai-server-native read them.
+"""Packs weights into panels: the order in which the kernels of genai-server-native read them.
 
-A panel has the weights of 64 consecutive outputs of a matrix. The kernels compute these outputs together.
+A panel has the weights of 64 consecutive outputs of a matrix, which the kernels compute together.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ _PANELS_AT_ONCE = 8
 
 
 class QuantizedMatrix(NamedTuple):
-    """Quantized weights [outputs, inputs] of a matrix. A weight stands for scale * (weight - middle) + offset.
+    """Quantized weights [outputs, inputs] of a matrix. A stored number stands for the weight scale * (number - middle)
+    + offset.
 
-    The middle is 8 for weights of 4 bits and 128 for weights of 8 bits. Each block of `block` inputs of an output has
+    The middle is 8 for numbers of 4 bits, and 128 for numbers of 8 bits. Each block of `block` inputs of an output has
     its own scale and offset.
     """
 
@@ -46,7 +47,7 @@ Matrix = QuantizedMatrix | FloatMatrix
 
 
 class PackedWeights(NamedTuple):
-    """Weights of one or several matrices in panels of 64 outputs. Zeros fill up the last panel of each matrix."""
+    """Weights of one or several matrices in panels of 64 outputs. Each matrix is padded with zeros to whole panels."""
 
     # uint8, [panels, inputs / 8, 64, 4] with 4 bits and [panels, inputs / 4, 64, 4] with 8; or floats of 32 or 16 bits,
     # [panels, inputs, 64].
@@ -58,7 +59,7 @@ class PackedWeights(NamedTuple):
 
 
 def pack(matrix: Matrix) -> PackedWeights:
-    """Arrange the weights of a matrix in panels of 64 outputs."""
+    """Return the weights of a matrix in panels of 64 outputs."""
     if isinstance(matrix, FloatMatrix):
         return PackedWeights(by_panel(matrix.weights), None, None)
     num_outputs, num_padded = matrix.weights.shape
@@ -80,7 +81,7 @@ def pack(matrix: Matrix) -> PackedWeights:
 
 
 def by_panel(values: NDArray[Any]) -> NDArray[Any]:
-    """Arrange values [outputs, blocks] in panels of 64 outputs: [panels, blocks, 64], filled up with zeros."""
+    """Return values [outputs, blocks] in panels of 64 outputs, [panels, blocks, 64], padded with zeros."""
     num_outputs, blocks = values.shape
     panels = -(-num_outputs // PANEL)
     packed = np.empty((panels, blocks, PANEL), values.dtype)
@@ -100,11 +101,11 @@ def quantized_matrix(
     num_inputs: int,
     block: int,
 ) -> QuantizedMatrix:
-    """Make a QuantizedMatrix of the quantized weights of a MatMulNBits node, or of an expert of a QMoE node.
+    """Return the quantized weights of a MatMulNBits node, or of one expert of a QMoE node, as a QuantizedMatrix.
 
-    `rows` [outputs, bytes] has weights of `bits` bits, and `scales` [outputs, blocks] has a scale for each `block`
-    inputs, which is a multiple of 16. The zero points `zeros` of the blocks are floats, or integers that are packed
-    like the rows; None stands for the middle of the range. Weights of 2 bits are converted to 4 bits.
+    `rows` [outputs, bytes] has numbers of `bits` bits, and `scales` [outputs, blocks] a scale for each `block` inputs,
+    which is a multiple of 16. `zeros` has the zero points of the blocks, as floats or as integers that are packed like
+    the rows; None stands for the middle of the range. Numbers of 2 bits are converted to 4 bits.
     """
     num_outputs, blocks = scales.shape
     weights, middle = unpacked(rows, bits), 1 << (bits - 1)
@@ -122,7 +123,7 @@ def quantized_matrix(
 
 
 def rounded(weights: NDArray[Any]) -> QuantizedMatrix:
-    """Round weights [outputs, inputs] to 8 bits, with one scale for each block of 32 inputs of an output."""
+    """Return weights [outputs, inputs] rounded to 8 bits, with one scale for each block of 32 inputs of an output."""
     num_outputs, num_inputs = weights.shape
     padded = np.pad(weights.astype(np.float32, copy=False), ((0, 0), (0, -num_inputs % _ROUNDED_BLOCK)))
     blocks = padded.reshape(num_outputs, -1, _ROUNDED_BLOCK)
@@ -132,7 +133,9 @@ def rounded(weights: NDArray[Any]) -> QuantizedMatrix:
 
 
 def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Unpack bytes [rows, bytes] to values [rows, bytes * 8 / bits]. The lowest bits of a byte are its first value."""
+    """Return the numbers of `bits` bits in bytes [rows, bytes], as [rows, bytes * 8 / bits]. The lowest bits of a byte
+    are its first number.
+    """
     if bits == 8:
         return rows
     per_byte = 8 // bits
@@ -143,9 +146,9 @@ def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def alternating(gate: Matrix, values: Matrix) -> Matrix:
-    """Join two matrices so that 64 outputs of the gate and 64 outputs of the values follow each other in turn.
+    """Return one matrix in which groups of 64 outputs of the gate and of the values alternate.
 
-    Both matrices have the same shape, data type and quantization, and a multiple of 64 outputs.
+    Both matrices must have the same shape, data type and quantization, and a multiple of 64 outputs.
     """
     if isinstance(gate, FloatMatrix) or isinstance(values, FloatMatrix):
         return FloatMatrix(alternate(gate.weights, values.weights))
@@ -170,13 +173,15 @@ def is_like(one: Matrix, other: Matrix) -> bool:
 
 
 def alternate(gate: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Join two arrays [outputs, …] of equal shape so that 64 outputs of the gate and 64 of the values alternate."""
+    """Return one array in which groups of 64 outputs of the gate and of the values alternate. Both arrays are [outputs,
+    …].
+    """
     panels = [one.reshape(-1, PANEL, *one.shape[1:]) for one in (gate, values)]
     return np.stack(panels, 1).reshape(-1, *gate.shape[1:])
 
 
 def with_whole_panels(matrix: Matrix) -> Matrix:
-    """Return the matrix, padded with outputs whose weights are zero to a multiple of 64 outputs."""
+    """Return the matrix with a multiple of 64 outputs. The weights of added outputs are zero."""
     missing = -len(matrix.weights) % PANEL
     if not missing:
         return matrix
@@ -194,7 +199,7 @@ def with_whole_panels(matrix: Matrix) -> Matrix:
 
 
 def several(matrices: Sequence[Matrix]) -> PackedWeights:
-    """Pack several matrices of the same shape, data type and quantization, one behind the other along the panels."""
+    """Pack several matrices of the same shape, data type and quantization, and concatenate their panels."""
     packed = [pack(matrix) for matrix in matrices]
     scales = [one.scales for one in packed if one.scales is not None]
     offsets: NDArray[np.float32] | None = None

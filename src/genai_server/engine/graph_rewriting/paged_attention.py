@@ -1,8 +1,8 @@
-"""Paged attention for a decoder graph over the flat tokens of many rows, on a device with memory of its own.
+"""Paged attention for a decoder's graph that reads tokens of many rows in one pass, on a device with memory of its own.
 
-ONNX Runtime's contrib operator com.microsoft.PagedAttention takes the flat tokens of any rows. The KV cache of all rows
-lies in one pool of blocks, and a table names the blocks of each row. The operator has kernels for CUDA only, and takes
-keys and values of 16 bits.
+ONNX Runtime's operator com.microsoft.PagedAttention reads the tokens of all rows in one flat row. The KV cache of all
+rows is in one pool of blocks, and a table has the numbers of the blocks of each row. The operator has kernels for CUDA
+only, and needs keys and values of 16 bits.
 """
 
 import onnx
@@ -35,10 +35,10 @@ _SAME = {"smooth_softmax": (-1, 0), "causal": (1,), "unidirectional": (1,)}
 
 
 def paged_inputs() -> list[onnx.ValueInfoProto]:
-    """Inputs that a graph with paged attention has besides the pools of the KV cache, all of them int32.
+    """Return the int32 inputs that a graph with paged attention has in addition to the pools of the KV cache.
 
-    STARTS has the bounds of the rows among the flat tokens, PASTS the number of cached tokens of each row, BLOCKS the
-    block numbers of each row, and BOUNDS the lengths of the longest row.
+    STARTS has the index of each row's first token among the flat tokens, and the end of the last row; PASTS the number
+    of cached tokens of each row, BLOCKS the block numbers of each row, and BOUNDS the lengths of the longest row.
     """
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
@@ -49,7 +49,7 @@ def paged_inputs() -> list[onnx.ValueInfoProto]:
 
 
 def pool(value: onnx.ValueInfoProto, kind: int, num_kv_heads: int, head_size: int) -> onnx.ValueInfoProto:
-    """Graph input or output for the keys or the values of one layer: [blocks, BLOCK_TOKENS, kv_heads, head_size].
+    """Return the graph input or output for one layer's keys or values: [blocks, BLOCK_TOKENS, kv_heads, head_size].
 
     `kind` is the ONNX element type.
     """
@@ -58,9 +58,9 @@ def pool(value: onnx.ValueInfoProto, kind: int, num_kv_heads: int, head_size: in
 
 
 def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Nodes with PagedAttention that replace a GroupQueryAttention over flat tokens [1, tokens, …].
+    """Return nodes with PagedAttention that replace a GroupQueryAttention over flat tokens [1, tokens, …].
 
-    Raises DoesNotFit.
+    Raises DoesNotFit if PagedAttention cannot compute the same.
     """
     if len(node.input) > _POSITIONS and node.input[_POSITIONS]:
         raise DoesNotFit("its attention is given positions, which paged attention counts itself")
@@ -84,9 +84,9 @@ def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def shared_attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
-    """Attributes of a GroupQueryAttention that attention operators over flat tokens have, too.
+    """Return those attributes of a GroupQueryAttention that the attention operators for flat tokens have as well.
 
-    Raises DoesNotFit if the node has other attributes or inputs that change what it computes.
+    Raises DoesNotFit if the node has other attributes or inputs that affect its result.
     """
     given = {index for index, name in enumerate(node.input) if name}
     if _BIAS in given:

@@ -1,9 +1,10 @@
-"""Rewrites a decoder's graph for passes over any number of tokens of any rows (a ragged batch).
+"""Rewrites a decoder's graph so that one pass reads any number of tokens of each of several rows (a ragged batch).
 
-All tokens of a pass lie in one flat row [1, tokens], so each matrix is read once for all of them. Only attention, and
-layers with recurrent states, need to know the rows. On CPUs these are operators of genai-server-native, whose inputs
-say where each row's flat tokens begin and which slot the row has (native_attention.py, ragged_states.py, low_rank.py).
-On a device with memory of its own, paged attention does it (paged_attention.py).
+A row is a sequence in the pass. The tokens of all rows are concatenated to one flat row [1, tokens], so each matrix is
+read once for all of them. Only attention, and layers with recurrent states, have to distinguish the rows. On CPUs they
+become operators of genai-server-native, whose inputs say where each row's tokens begin and which KV cache slot the row
+has (native_attention.py, ragged_states.py, low_rank.py). On a device with memory of its own, paged attention replaces
+attention (paged_attention.py).
 """
 
 from collections.abc import Iterable
@@ -47,9 +48,10 @@ _FLOATS = (0, 1, 2, 7, 8, 11, 14, 15)
 
 
 def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Rewrite a decoder's graph to take the flat tokens of many rows, with a KV cache of the data type of `decoder`.
+    """Rewrite a decoder's graph, in place, so that it reads the flat tokens of many rows, with a KV cache of the data
+    type in `decoder`.
 
-    Raises DoesNotFit; the graph is then partly changed and must not be used.
+    Raises DoesNotFit if that is impossible; the graph is then partly changed and must not be used.
     """
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
@@ -94,9 +96,9 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto]:
-    """The nodes of a graph, with PagedAttention in place of GroupQueryAttention.
+    """Return the nodes of a graph, with PagedAttention in place of GroupQueryAttention.
 
-    If `halves` is set, attention computes in 16 bits: inputs are cast to 16 bits, and the result is cast to 32 bits.
+    With `halves`, attention computes in 16 bits: its inputs are cast to 16 bits, and its result is cast to 32 bits.
     """
     nodes: list[onnx.NodeProto] = []
     casts: dict[str, str] = {}
@@ -113,7 +115,9 @@ def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto
 
 
 def _native_nodes(graph: onnx.GraphProto, decoder: DecoderGraph, states: StateLayers) -> list[onnx.NodeProto]:
-    """The nodes of a graph, with genai-server-native's operators for attention and for layers with recurrent states."""
+    """Return the nodes of a graph, with genai-server-native's operators for attention and for layers with recurrent
+    states.
+    """
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if node.op_type == ATTENTION:
@@ -126,7 +130,9 @@ def _native_nodes(graph: onnx.GraphProto, decoder: DecoderGraph, states: StateLa
 
 
 def _all_slots(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
-    """Graph inputs for the encoded audio of all slots, [slots, heads, frames, size], made of the inputs for one row."""
+    """Return graph inputs for the encoded audio of all slots, [slots, heads, frames, size]. `values` are the graph's
+    inputs for the audio of one row.
+    """
     found = []
     for value in values:
         of_slots = onnx.ValueInfoProto()
@@ -138,9 +144,10 @@ def _all_slots(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProt
 
 
 def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Make a graph compute logits only for the flat positions in the new input WANTED: [1, wanted, vocab_size].
+    """Change a graph, in place, so that it computes logits only for the flat positions in the new input WANTED: [1,
+    wanted, vocab_size].
 
-    Raises DoesNotFit if the graph only has the logits of the last token and its hidden states are not found.
+    Raises DoesNotFit if the graph returns only the logits of the last token, and its hidden states are not found.
     """
     head = find_head(graph, decoder.logits)
     if head is not None and decoder.gives_last_logits_only:
@@ -164,7 +171,8 @@ def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _all_states(graph: onnx.GraphProto, last: str) -> str:
-    """Name of the hidden states of all tokens. `last` names those of the last token, which the graph selects from them.
+    """Return the name of the hidden states of all tokens. `last` is the name of those of the last token, which the
+    graph selects from them.
 
     Raises DoesNotFit if no such selection is found.
     """
@@ -178,10 +186,11 @@ def _all_states(graph: onnx.GraphProto, last: str) -> str:
 
 
 def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Replace the branch between short and long rope factors with one table of both.
+    """Replace the branch between short and long factors of the rope (rotary position embedding) with one table that has
+    the cosines and sines for both, in place.
 
-    A pass may then have rows with short and with long factors. Raises DoesNotFit if attention does not look up the rope
-    in these constants.
+    A pass can then have rows with short and rows with long factors. Raises DoesNotFit if attention does not read its
+    cosines and sines from this branch.
     """
     if decoder.switches_at is None:
         return
@@ -202,9 +211,9 @@ def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _place_rope(node: onnx.NodeProto) -> None:
-    """Make an attention node look up cosines and sines of the rope at the positions in the graph input ROPE_PLACES.
+    """Make an attention node read its cosines and sines at the positions in the graph input ROPE_PLACES.
 
-    An attention node without cosines and sines is not changed: other nodes have rotated its queries and keys.
+    A node without cosines and sines is not changed, because other nodes have rotated its queries and keys.
     """
     if all(node.input[_ROPE]):
         node.input.extend([""] * (_POSITIONS + 1 - len(node.input)))
@@ -212,9 +221,9 @@ def _place_rope(node: onnx.NodeProto) -> None:
 
 
 def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
-    """Values of the outputs of a graph that has only constants, in order.
+    """Return the values of the outputs of a graph that has nothing but constants, in order.
 
-    `folder` contains the files of constants that are stored outside of the graph.
+    `folder` has the files in which constants are stored outside of the graph.
     """
     found = {value.name: value for value in graph.initializer}
     found |= {node.output[0]: node.attribute[0].t for node in graph.node}
@@ -222,9 +231,10 @@ def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
 
 
 def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:
-    """Make an attention node compute in 16 bits. Returns new nodes that cast its inputs.
+    """Change an attention node, in place, so that it computes in 16 bits. Returns new nodes that cast its inputs.
 
-    `halved` maps names of inputs that are cast already to names of the cast values. New casts are added to it.
+    `halved` has the names of the cast values by those of the inputs. Inputs in it are not cast again, and new ones are
+    added.
     """
     made = []
     for position in _FLOATS:

@@ -1,9 +1,9 @@
-"""Layers with recurrent states in a graph over flat tokens: convolutions and linear attention.
+"""Rewrites layers with recurrent states, which are convolutions and linear attention, for a graph over flat tokens.
 
-The operators RaggedConvolution and RaggedLinearAttention (native/README.md) read the flat tokens of any rows, and write
-the rows' states into their slots. Draft tokens do not change the states, because they may be rejected. A pass with
-drafts returns what these operators have read of the tokens, and a session with these operators alone advances the
-states over the accepted ones (`state_operators`).
+The operators RaggedConvolution and RaggedLinearAttention (native/README.md) read the flat tokens of all rows, and write
+the state of each row into the row's slot. Draft tokens do not change the states, because they may be rejected. A pass
+with drafts also returns what these operators have read, and a session that has only these operators then advances the
+states by the accepted tokens (`state_operators`).
 """
 
 from collections import defaultdict
@@ -45,7 +45,7 @@ _OF_CONVOLUTION, _OF_RECURRENCE = (0,), (0, 1, 2, 7, 8)
 
 
 class StateLayers:
-    """The layers with recurrent states of a decoder's graph."""
+    """Rewrites the layers with recurrent states in a decoder's graph."""
 
     def __init__(self, graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         self._graph, self._folder = graph, decoder.path.parent
@@ -67,9 +67,10 @@ class StateLayers:
         self.read: dict[str, None] = {}
 
     def replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The nodes that replace a node: the node itself if it has no state, none if a new operator does its work.
+        """Return the nodes that replace a node: the node itself if it has no state, or none if another new operator
+        includes it.
 
-        Raises DoesNotFit.
+        Raises DoesNotFit if an operator with a state has an unknown form.
         """
         if node.op_type == CONVOLUTION:
             return self._convolution(node)
@@ -150,13 +151,15 @@ class StateLayers:
         return [operator]
 
     def _operator(self, node: onnx.NodeProto, tokens: tuple[int, ...]) -> onnx.NodeProto:
-        """Return an operator's node, and add its token inputs, at the indices `tokens`, to the names in `read`."""
+        """Add the names of those inputs of a new operator that are tokens, at the indexes `tokens`, to `read`. Returns
+        the operator.
+        """
         self.read |= dict.fromkeys(name for index, name in enumerate(node.input) if name and index in tokens)
         return node
 
 
 def _constant(values: NDArray[Any], name: str) -> TensorProto:
-    """A constant tensor in 32 bits."""
+    """Return values as a constant tensor in 32 bits."""
     return numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
 
 
@@ -165,10 +168,10 @@ def _is_swap(node: onnx.NodeProto) -> bool:
 
 
 def state_operators(model: onnx.ModelProto, decoder: DecoderGraph) -> onnx.ModelProto:
-    """Make a model of only those operators of a ragged model that have recurrent states.
+    """Return a model that has only the operators with recurrent states of a rewritten model.
 
-    Its inputs are the states, STARTS, SLOTS and COMMITTED, and the token inputs of the operators, under the names by
-    which a pass of the whole model returns them.
+    Its inputs are the states, STARTS, SLOTS and COMMITTED, and those inputs of the operators that are tokens. These
+    have the names under which a pass of the whole model returns them.
     """
     nodes = [node for node in model.graph.node if node.op_type in (_NATIVE_CONVOLUTION, _NATIVE_RECURRENCE)]
     constants = {tensor.name: tensor for tensor in model.graph.initializer}

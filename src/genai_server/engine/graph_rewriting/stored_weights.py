@@ -1,6 +1,6 @@
-"""Reads the weights of a graph from the files in which they are stored, and writes those of a rewritten graph.
+"""Reads the weights of a graph from their files, and stores the weights of a rewritten graph.
 
-New weights go to an external file that is mapped into memory, or into the graph itself.
+New weights are stored in an external file, which is mapped into memory, or in the graph itself.
 """
 
 from pathlib import Path
@@ -13,25 +13,24 @@ from onnx.external_data_helper import set_external_data, uses_external_data
 
 
 class Weights:
-    """Initializers of a graph by name, read from their files one at a time."""
+    """The initializers of a graph by name, which are read from their files one at a time."""
 
     def __init__(self, graph: onnx.GraphProto, folder: Path) -> None:
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
         self._folder = folder
 
     def load(self, tensor: TensorProto) -> None:
-        """Load the values of a tensor from its external file into the tensor."""
+        """Read the values of a tensor from its external file, if it has one, into the tensor itself."""
         if uses_external_data(tensor):
             tensor.raw_data = self._external(tensor)
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
 
     def _external(self, tensor: TensorProto) -> bytes:
-        """Values of a tensor that are stored in an external file.
+        """Return the values of a tensor from its external file.
 
-        The file lies in the model directory, or is a link from there. onnx itself refuses links, neither hard nor
-        symbolic, but the caches of model hubs consist of links. Their targets were checked with the model directory
-        (engine/model/files.py).
+        The file is in the model directory, or linked from there. onnx itself refuses hard and symbolic links, of which
+        the caches of model hubs consist; engine/model/files.py has checked where they lead.
         """
         given = {entry.key: entry.value for entry in tensor.external_data}
         length = int(given.get("length", -1))
@@ -57,7 +56,7 @@ _MIN_EXTERNAL = 1024
 
 
 class DataFile:
-    """External file for the weights of a new graph. `tensors` are the tensors that were added."""
+    """An external file with weights of a new graph. `tensors` are the tensors that `add` has created."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self.tensors: list[TensorProto] = []
@@ -65,7 +64,7 @@ class DataFile:
         self._name = name
 
     def add(self, arrays: dict[str, NDArray[Any]]) -> list[str]:
-        """Write arrays to the file as tensors. Returns the names of the tensors."""
+        """Write arrays to the file, as tensors with the given names. Returns the names."""
         for name, array in arrays.items():
             tensor = numpy_helper.from_array(array, name)
             self.move(tensor)
@@ -73,7 +72,7 @@ class DataFile:
         return list(arrays)
 
     def move(self, tensor: TensorProto) -> None:
-        """Move the values of a tensor to the file, unless the tensor is small."""
+        """Write the values of a tensor to the file, to which the tensor then refers. Small tensors do not change."""
         if len(tensor.raw_data) < _MIN_EXTERNAL:
             return
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
@@ -89,6 +88,6 @@ class InlineData:
         self.tensors: list[TensorProto] = []
 
     def add(self, arrays: dict[str, NDArray[Any]]) -> list[str]:
-        """Add arrays as tensors of the graph. Returns the names of the tensors."""
+        """Add arrays as tensors with the given names. Returns the names."""
         self.tensors += [numpy_helper.from_array(array, name) for name, array in arrays.items()]
         return list(arrays)

@@ -1,6 +1,6 @@
-"""Rewrites a decoder's graph that computes in 16 bits to compute in 32, as genai-server-native does on CPUs.
+"""Rewrites a decoder's graph that computes in 16 bits so that it computes in 32, as genai-server-native does on CPUs.
 
-Matrices remain in 16 bits, and so do values that are inputs of the graph, such as embeddings of images.
+Weight matrices keep 16 bits, and so do inputs of the graph such as the embeddings of images.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def computes_in_half(graph: onnx.GraphProto) -> bool:
 
 
 def widen(graph: onnx.GraphProto, weights: Weights) -> None:
-    """Rewrite a graph to compute in 32 bits. `weights` loads the constants that are converted."""
+    """Rewrite a graph, in place, so that it computes in 32 bits. `weights` reads the constants that are converted."""
     if not computes_in_half(graph):
         return
     kept = _matrices(graph)
@@ -56,7 +56,7 @@ def widen(graph: onnx.GraphProto, weights: Weights) -> None:
 
 
 def _widen_inputs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Change the KV cache and states among the inputs to 32 bits. Returns nodes that cast the other 16-bit inputs."""
+    """Change those inputs that are KV cache or states to 32 bits. Returns nodes that cast the other 16-bit inputs."""
     halves = [value for value in graph.input if value.type.tensor_type.elem_type in _HALVES]
     readers: dict[str, set[str]] = {value.name: set() for value in halves}
     for node in graph.node:
@@ -72,9 +72,9 @@ def _widen_inputs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _matrices(graph: onnx.GraphProto) -> set[str]:
-    """Names of 16-bit initializers that can remain in 16 bits, and of the results of transposing them.
+    """Return the names of those 16-bit initializers, and of results of transposing them, that can keep 16 bits.
 
-    Only matrix products and lookups, which read weights of 16 bits, read these values.
+    Only matrix products and lookups, which accept weights of 16 bits, read these values.
     """
     halves = {tensor.name for tensor in graph.initializer if tensor.data_type in _HALVES}
     turned: dict[str, str] = {}
@@ -97,9 +97,9 @@ def _widen_tensor(tensor: TensorProto) -> None:
 
 
 def _widen_attributes(node: onnx.NodeProto) -> None:
-    """Convert constants in the attributes of a node to 32 bits, and the type that a Cast converts to.
+    """Convert the constants in a node's attributes to 32 bits, and the target type of a Cast.
 
-    Subgraphs of branches are converted, too.
+    Nodes in the subgraphs of branches are converted, too.
     """
     for attribute in node.attribute:
         if attribute.HasField("t") and attribute.t.data_type in _HALVES:
