@@ -1,11 +1,12 @@
-"""Attention operator of genai-server-native, for a decoder graph over the flat tokens of many rows on a CPU.
+"""The attention operator of genai-server-native, for a decoder's graph that reads tokens of many rows in one pass on a
+CPU.
 
-The operator RaggedAttention (native/README.md) reads the flat tokens of any rows, rotates queries and keys, writes the
-KV cache of the tokens into the rows' slots, and attends. A token's result is bitwise the same next to any other tokens,
-and however the text is divided into passes. The slots are inputs of the graph to which the operator writes: the memory
-that is bound is the cache.
+The operator RaggedAttention (native/README.md) reads the flat tokens of all rows, rotates queries and keys, writes the
+tokens' keys and values into the rows' KV cache slots, and attends. A token's result is bitwise the same, whatever other
+tokens are in the pass and however its prompt is divided into passes. The KV cache of all slots is an input of the graph
+to which the operator also writes, so the memory that is bound as this input is the cache itself.
 
-The decoder of a speech recognition model also attends to the keys and values of the encoded audio. For these, the
+The decoder of a speech recognition model also attends to the keys and values of the encoded audio. In that case the
 operator reads all frames of a slot, and writes nothing.
 """
 
@@ -38,10 +39,11 @@ _QUERIES, _AUDIO = 0, slice(1, 3)
 
 
 def native_inputs() -> list[onnx.ValueInfoProto]:
-    """Inputs that a graph with native attention has besides the KV cache, all of them int32.
+    """Return the int32 inputs that a graph with native attention has in addition to the KV cache.
 
-    STARTS has the bounds of the rows among the flat tokens. The others have one number for each row: PASTS the number
-    of cached tokens, SLOTS the slot, and COMMITTED the number of tokens that are not draft tokens.
+    STARTS has the index of each row's first token among the flat tokens, and the end of the last row. The others have a
+    number for each row: PASTS its cached tokens, SLOTS its slot, and COMMITTED its tokens in this pass that are not
+    draft tokens.
     """
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
@@ -50,7 +52,8 @@ def native_inputs() -> list[onnx.ValueInfoProto]:
 
 
 def cache(value: onnx.ValueInfoProto, kind: int, decoder: DecoderGraph) -> onnx.ValueInfoProto:
-    """Graph input for the keys or the values of one layer in all slots: [slots, kv_heads, length, head_size].
+    """Return the graph input for the keys or the values of one layer in all slots: [slots, kv_heads, length,
+    head_size].
 
     `kind` is the ONNX element type.
     """
@@ -59,7 +62,10 @@ def cache(value: onnx.ValueInfoProto, kind: int, decoder: DecoderGraph) -> onnx.
 
 
 def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
-    """The RaggedAttention that replaces a GroupQueryAttention over flat tokens [1, tokens, …]. Raises DoesNotFit."""
+    """Return the RaggedAttention that replaces a GroupQueryAttention over flat tokens [1, tokens, …].
+
+    Raises DoesNotFit if RaggedAttention cannot compute the same.
+    """
     attributes = {attribute.name: attribute for attribute in shared_attributes(node)}
     given = [*node.input, *[""] * (_KEY_NORM + 1 - len(node.input))]
     if any(given[index] for index in _QUANTIZED):
@@ -77,7 +83,10 @@ def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
 
 
 def to_native_cross(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
-    """The RaggedAttention that replaces a MultiHeadAttention over encoded audio. Raises DoesNotFit."""
+    """Return the RaggedAttention that replaces a MultiHeadAttention over encoded audio.
+
+    Raises DoesNotFit if RaggedAttention cannot compute the same.
+    """
     given = {index for index, name in enumerate(node.input) if name}
     audio_states = {state.past: state for state in decoder.cross_states}
     attributes: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}

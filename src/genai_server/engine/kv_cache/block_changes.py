@@ -1,6 +1,6 @@
-"""Follows which full blocks of tokens the KV cache slots hold.
+"""Finds out which full blocks of tokens are in the KV cache slots, and which were added and removed.
 
-API processes choose an engine, and routers choose a replica, by the blocks of a prompt that the KV cache holds already.
+By this, API processes choose an engine, and routers a replica, that has most of a prompt in its KV cache.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ HashBlock = Callable[[bytes | None, Sequence[int], Slot], bytes]
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """Consecutive blocks of tokens that one slot has stored, and that no slot had before."""
+    """Consecutive blocks of tokens that one slot has stored, and that were in no slot before."""
 
     hashes: list[bytes]
     # The hash of the block before the first one; None at the beginning of a prompt.
@@ -31,7 +31,9 @@ class StoredBlocks:
 
 @dataclass(frozen=True)
 class BlockChanges:
-    """Blocks that were stored, and hashes of blocks that were removed. No block is in both lists."""
+    """Blocks that were stored, and hashes of blocks that were removed, since the last report. No block is in both
+    lists.
+    """
 
     stored: list[StoredBlocks]
     removed: list[bytes]
@@ -39,7 +41,9 @@ class BlockChanges:
 
 @dataclass
 class _Chain:
-    """Hashes of the full blocks that one slot had when it was last examined, with the slot's tokens and cache salt."""
+    """The hashes of the full blocks that one slot had when it was last checked, with the slot's tokens and cache salt
+    then.
+    """
 
     # The slot's list itself. Slots only append to a list; whatever else they change, they have another list.
     tokens: list[int] = field(default_factory=list)
@@ -48,9 +52,9 @@ class _Chain:
 
 
 class CachedBlocks:
-    """Follows which full blocks of tokens the given slots hold. A block that several slots hold counts once.
+    """Finds out which full blocks of tokens are in the KV cache slots `slots`. A block in several slots counts once.
 
-    `hash_block` returns the hash of a block. A slot that holds a block also holds all blocks of the prompt before it.
+    `hash_block` returns the hash of a block. A slot with a block also has all blocks of the prompt before it.
     """
 
     def __init__(self, slots: Sequence[Slot], hash_block: HashBlock) -> None:
@@ -60,11 +64,11 @@ class CachedBlocks:
 
     @property
     def hashes(self) -> Collection[bytes]:
-        """Hashes of the blocks that the slots held at the last call of `changes`."""
+        """Hashes of the blocks that were in the slots at the last call of `changes`."""
         return self._holders.keys()
 
     def changes(self) -> BlockChanges:
-        """Blocks that the slots have stored and removed since the last call of this method."""
+        """Return the blocks that the slots have stored and removed since the last call."""
         stored: list[StoredBlocks] = []
         dropped: list[bytes] = []
         for slot, chain in self._chains:
@@ -90,10 +94,11 @@ class CachedBlocks:
         return min(len(chain.hashes), common_length(slot.tokens, chain.tokens) // BLOCK_TOKENS)
 
     def _add(self, slot: Slot, chain: _Chain, num_blocks: int) -> list[StoredBlocks]:
-        """Hash those of a slot's first `num_blocks` blocks that `chain` does not have yet, and add them to `chain`.
+        """Compute the hashes of those of a slot's first `num_blocks` blocks that `chain` lacks, and append them to
+        `chain`.
 
-        Returns a list with the blocks that no slot had before; empty if there are none. A slot that has a block has all
-        blocks before that block, so the blocks that no slot had are the last ones.
+        Returns a list with the blocks that were in no slot before; empty if there are none. As a slot with a block has
+        all blocks before it, these are the last ones.
         """
         parent = chain.hashes[-1] if chain.hashes else None
         new: list[bytes] = []
@@ -115,17 +120,19 @@ class CachedBlocks:
 
 
 def prefix_digest(parent: bytes | None, tokens: Sequence[int], slot: Slot) -> bytes:
-    """Hash of a block of tokens in a slot, as API processes compute it for a prompt (messages/prefix_digests.py).
+    """Return the hash of a block of tokens in a slot, which API processes compute in the same way for the blocks of a
+    prompt (messages/prefix_digests.py).
 
-    `parent` is the hash of the block before; None for the first block of the slot.
+    `parent` is the hash of the block before it; None for the first block of the slot.
     """
     return block_digest(_root(slot) if parent is None else parent, tokens)
 
 
 def _root(slot: Slot) -> bytes:
-    """Digest from which the digests of all blocks of a slot are derived: that of the cache salt and adapter name.
+    """Return the digest from which the hashes of all blocks in a slot are derived, by the request's cache salt and
+    adapter name.
 
-    API processes know the name of an adapter, but not the digest of its file, with which the slot's salt ends.
+    API processes know an adapter's name but not the digest of its file, which is at the end of the slot's salt.
     """
     if slot.adapter is None:
         return root_digest(slot.salt, None)

@@ -1,4 +1,4 @@
-"""Memory for the KV cache of a batch: in CPU memory, or on the device that runs the graph (paged_buffers.py)."""
+"""The memory for the KV cache of a batch, on the CPU or on the device that runs the graph (paged_buffers.py)."""
 
 import contextlib
 import math
@@ -24,16 +24,19 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def page_tokens(graph: DecoderGraph) -> int:
-    """Smallest number of tokens for which the keys (or values) of one head in one layer fill whole pages of memory."""
+    """Return the smallest number of tokens whose keys (or values), of one head in one layer, fill whole pages of
+    memory.
+    """
     size = graph.head_size * np.dtype(graph.cache_type).itemsize
     return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, size)
 
 
 def _reserve(size: int) -> mmap.mmap | None:
-    """Reserve `size` bytes of address space. The system allocates memory page by page, when a page is first written.
+    """Reserve `size` bytes of address space. The operating system allocates a page of memory when the page is first
+    written.
 
-    Returns None if the system cannot do that. An array of numpy would get huge pages from Linux, and clearing one or
-    two of these for each layer made the first use of a slot take 0.2 s.
+    Returns None if the operating system cannot do that. For an array of numpy, Linux would use huge pages, and clearing
+    one or two of them for each layer made the first use of a slot take 0.2 s.
     """
     memory = None
     if sys.platform == "linux":
@@ -49,9 +52,10 @@ def _give_back(memory: mmap.mmap, start: int, size: int) -> None:
 
 
 def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
-    """Whether address space for a KV cache of `num_rows` slots can be reserved, and its unused pages given back.
+    """Whether address space for a KV cache of `num_rows` slots can be reserved, and pages that are no longer used can
+    be returned to the operating system. False on other systems than Linux.
 
-    Each slot has room for `max_length` tokens. False on other systems than Linux.
+    Each slot has room for `max_length` tokens.
     """
     can = False
     if sys.platform == "linux":
@@ -63,10 +67,10 @@ def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
 
 
 class CpuBuffers:
-    """KV cache of all slots in CPU memory: for each layer one array of keys and one of values.
+    """The KV cache of all slots in CPU memory: an array of keys and one of values for each layer.
 
-    The arrays are [slots, kv_heads, length, head_size]. On Linux, address space is reserved for the arrays, and memory
-    is allocated page by page when it is written.
+    The arrays are [slots, kv_heads, length, head_size]. On Linux only address space is reserved for them, and memory is
+    allocated page by page when it is written.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
@@ -100,12 +104,14 @@ class CpuBuffers:
             array[target, :, :length] = array[source, :, :length]
 
     def bind(self, binding: Any) -> None:
-        """Bind the KV cache of all slots as inputs of a session. The attention operators write to these inputs, too."""
+        """Bind the KV cache of all slots as inputs in an IO binding of ONNX Runtime. The attention operators also write
+        to it.
+        """
         for past, array in zip(self._names, self.arrays, strict=True):
             binding.bind_input(NATIVE + past, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def keep(self, binding: Any, output: str) -> None:
-        """Bind an output of a pass to CPU memory that ONNX Runtime allocates."""
+        """Bind an output to CPU memory that ONNX Runtime allocates in each pass."""
         binding.bind_output(output, "cpu")
 
 
@@ -119,10 +125,10 @@ MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
 
 
 def buffers_on(device: str, options: DeviceOptions, max_blocks: int) -> MakeBuffers:
-    """Return a function that makes the KV cache buffers for a device that runs a batch.
+    """Return a function that allocates the KV cache of a batch on a device.
 
-    On other devices than the CPU, the buffers have at most `max_blocks` blocks, and the option `device_id` of the first
-    provider chooses the device.
+    Unless that is the CPU, the KV cache has at most `max_blocks` blocks, and the option `device_id` of the first
+    execution provider selects the device.
     """
     memory = PROVIDERS[device.partition(":")[0]].memory
     if memory == "cpu":

@@ -1,8 +1,8 @@
-"""Publishes which blocks of tokens are cached in the KV cache slots, for routers that choose among replicas.
+"""Publishes which blocks of tokens are in the KV cache slots, for routers that choose among replicas.
 
-The hash of a block is that of vLLM 0.32 with `--prefix-caching-hash-algo sha256_cbor` and PYTHONHASHSEED=0: SHA-256
-over the CBOR encoding of the previous block's hash, the block's tokens and the cache salt. Events have the last 64
-bits.
+The hash of a block is that of vLLM 0.32 with `--prefix-caching-hash-algo sha256_cbor` and PYTHONHASHSEED=0: SHA-256 of
+the CBOR encoding of the previous block's hash, the block's tokens and the cache salt. Events have the last 64 bits of
+it.
 """
 
 import hashlib
@@ -34,20 +34,20 @@ _HIGH_WATER_MARK = 100_000
 
 
 def first_parent() -> bytes:
-    """Hash that stands for the block before the first block of every prompt."""
+    """Return the hash that is used as that of the previous block for the first block of every prompt."""
     return _digest(_SEED)
 
 
 def block_hash(parent: bytes, tokens: Sequence[int], salt: str | None) -> bytes:
-    """Hash of a block of tokens that follows the block with the hash `parent`.
+    """Return the hash of a block of tokens after the block with the hash `parent`.
 
-    `salt` is the cache salt, which is given only for the first block of a prompt.
+    `salt` is the cache salt for the first block of a prompt, and None for all others.
     """
     return _digest((parent, tuple(tokens), None if salt is None else (("cache_salt", salt),)))
 
 
 def external(digest: bytes) -> int:
-    """The last 64 bits of a hash, as they appear in events."""
+    """Return the last 64 bits of a hash, as events have it."""
     return int.from_bytes(digest[-8:], "big")
 
 
@@ -58,9 +58,10 @@ def _digest(value: object) -> bytes:
 
 
 class BlockEvents:
-    """Makes the events about which blocks of tokens the given slots store and drop, for the model named `model`.
+    """Creates the events about blocks of tokens that the KV cache slots `slots` store and remove, for the model named
+    `model`.
 
-    A block that several slots hold counts once.
+    A block in several slots counts once.
     """
 
     def __init__(self, slots: Sequence[Slot], model: str = "") -> None:
@@ -73,7 +74,7 @@ class BlockEvents:
         self._blocks = CachedBlocks(slots, hash_block)
 
     def changes(self) -> list[KvEvent]:
-        """Events for the blocks that were stored and removed since the last call of this method."""
+        """Return events for the blocks that were stored and removed since the last call."""
         changes = self._blocks.changes()
         events: list[KvEvent] = [self._stored(blocks) for blocks in changes.stored]
         if changes.removed:
@@ -92,9 +93,10 @@ class BlockEvents:
 
 
 class KvEventPublisher:
-    """Publishes with ZeroMQ which blocks the given slots store and drop. Only the thread that creates it may use it.
+    """Publishes over ZeroMQ which blocks of tokens the given KV cache slots store and remove. Used only by the thread
+    that has created it.
 
-    Raises ConfigurationError if the address cannot be used.
+    Raises ConfigurationError if the configured address cannot be used.
     """
 
     def __init__(self, target: KvEventTarget, slots: Sequence[Slot], clock: Callable[[], float] = time.time) -> None:
@@ -119,11 +121,13 @@ class KvEventPublisher:
         log.info("changes of the prefix cache are published at %s, topic %r", target.address, target.topic)
 
     def close(self) -> None:
-        """Close the socket; nothing is published any more."""
+        """Close the socket. Nothing can be published afterwards."""
         self._socket.close()
 
     def publish(self) -> None:
-        """Publish which blocks were stored and dropped since the last call, if any. Slow subscribers lose events."""
+        """Publish which blocks were stored and removed since the last call, if there are any. A slow subscriber loses
+        events.
+        """
         if events := self._blocks.changes():
             payload = msgspec.msgpack.encode(KvEventBatch(self._clock(), events, self._rank))
             self._socket.send_multipart([self._topic, next(self._numbers).to_bytes(8, "big"), payload])

@@ -1,16 +1,19 @@
-"""KV cache slots: which sequence has which slot, which prefixes idle slots keep, and in which order slots lose memory.
+"""Assigns KV cache slots to sequences, keeps the prefixes of ended sequences for later ones, and decides which slots
+lose memory when it is short.
 
-A slot is one row of every layer's KV cache buffer. A sequence stays in its slot to its end: idle slots between others
-cost a pass nearly nothing. Idle slots keep the tokens of finished sequences as cached prefixes. This module only does
-the bookkeeping; the buffers move the data.
+A slot is one row of every layer's KV cache buffer. A sequence stays in its slot to its end, because idle slots between
+others hardly slow a pass. An idle slot keeps the tokens of the sequence that had it as a cached prefix. This module
+only counts and decides; the buffers copy data.
 
-Some models have layers with recurrent states of fixed size in place of a KV cache. Such a state cannot be cut back to
-fewer tokens. So a prefix is reused up to a state checkpoint (engine/kv_cache/row_states.py), or up to the last token.
+Some models have layers with recurrent states of fixed size in place of a KV cache. As the state for fewer tokens cannot
+be computed from a later one, a prefix is reused up to a state checkpoint, which is a copy of the states
+(engine/kv_cache/row_states.py), or up to its last token.
 
-Slots share pages of memory. A slot takes pages as tokens are added, and keeps them until another slot needs memory.
+Slots share pages of memory. A slot gets pages as tokens are added, and keeps them until another slot needs memory.
 Pages are then freed in this order, within each group the least recently used first: pages behind the cached tokens of a
 slot, cached prefixes with which another slot begins, prefixes of low-priority sequences, prefixes beyond the share of
-their tenant, and other prefixes. State checkpoints take pages, too. Those of running sequences are dropped last.
+their tenant (API key), and other prefixes. State checkpoints have pages, too. Those of running sequences are dropped
+last.
 
 The tenants of all running sequences and recently used prefixes have equal shares of slots and pages. The share of a
 tenant covers its running sequences first, and then its prefixes, the most recently used first. A prefix that was not
@@ -31,7 +34,7 @@ from genai_server.timing import Clock
 
 @dataclass
 class Slot:
-    """One row of the KV cache buffers, with the tokens that are cached there and the sequence that has the row."""
+    """One row of the KV cache buffers: the tokens whose keys and values it has, and the sequence that uses it."""
 
     # The row in the buffers.
     index: int
@@ -63,11 +66,11 @@ class Slot:
 
     @property
     def low_priority(self) -> bool:
-        """Whether the sequence that has the slot, or had it last, is of low priority."""
+        """Whether the sequence that uses the slot, or used it last, has low priority."""
         return self.tenant is None
 
     def empty(self) -> None:
-        """Forget the tokens, so that the slot holds no prefix."""
+        """Discard the tokens, so that the slot has no cached prefix."""
         self.tokens, self.used, self.owner = [], 0, None
         self.checkpoints = {}
 
@@ -83,10 +86,10 @@ KEPT_SECONDS = 300.0
 
 
 class KvPages:
-    """Counts the pages of KV cache memory that each of the `slots` takes, and frees pages when memory is short.
+    """Counts the pages of KV cache memory that each of the slots has, and frees pages when memory is short.
 
-    `give_back` is called with the index of a slot and a token index at the beginning of a page. It returns the slot's
-    memory from that token on to the system.
+    `give_back` is a function that returns memory to the operating system. It is called with the index of a slot and the
+    index of a token at the beginning of a page, from which on the slot's memory is no longer needed.
     """
 
     def __init__(
@@ -100,12 +103,12 @@ class KvPages:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that the slots take."""
+        """Bytes of memory that all slots have, with their state checkpoints."""
         return self._memory.own_bytes + self.num_used * self._memory.page_bytes
 
     @property
     def num_used(self) -> int:
-        """Number of pages that the slots and their checkpoints have."""
+        """Number of pages that all slots have, with their state checkpoints."""
         num_checkpoints = sum(len(slot.checkpoints) for slot in self._slots)
         return sum(self._pages) + num_checkpoints * self._memory.checkpoint_pages
 
@@ -114,21 +117,21 @@ class KvPages:
         return sum(self._pages[slot.index] for slot in slots)
 
     def has_room(self, slot: Slot | None, num_tokens: int) -> bool:
-        """Whether there is memory for `num_tokens` more tokens of a running slot, or of a new slot if `slot` is None.
+        """Whether there is memory for `num_tokens` more tokens of a slot in use, or of a new slot if `slot` is None.
 
-        Memory of cached prefixes in idle slots counts as free.
+        The memory of cached prefixes in idle slots counts as free.
         """
         known, has = (0, 0) if slot is None else (len(slot.tokens), self._needed(slot))
         return self._memory.pages(known + num_tokens) - has <= self._free()
 
     def can_copy(self, source: Slot, length: int) -> bool:
-        """Whether there is memory for a copy of the first `length` tokens of a slot, while the slot itself is kept."""
+        """Whether there is memory for a copy of the first `length` tokens of a slot that itself stays in memory."""
         return self._memory.pages(length) <= self._free(source)
 
     def take(self, slot: Slot, *keep: Slot) -> None:
         """Assign to a slot the pages that its tokens need. If too few are free, cached prefixes are evicted.
 
-        The tokens of running slots and of the slots `keep` are not evicted.
+        The tokens of slots in use and of the slots in `keep` are not evicted.
         """
         needed = self._needed(slot)
         if (missing := needed - self._pages[slot.index]) > 0:
@@ -136,14 +139,16 @@ class KvPages:
             self._pages[slot.index] = needed
 
     def take_checkpoint(self) -> bool:
-        """Free pages for one more state checkpoint. Returns False, and frees nothing, if there is no memory for it."""
+        """Free the pages for one more state checkpoint. Returns False, and frees nothing, if there are too few."""
         if self._memory.checkpoint_pages > self._free():
             return False
         self.make_room(self._memory.checkpoint_pages)
         return True
 
     def make_room(self, num_pages: int, *keep: Slot) -> None:
-        """Free memory until `num_pages` pages are free. The tokens of running slots and of the slots `keep` stay."""
+        """Evict cached prefixes until `num_pages` pages are free. The tokens of slots in use and of the slots in `keep`
+        stay.
+        """
         maximum = self._memory.num_pages - num_pages
         for slot in self._slots:
             if self.num_used <= maximum:
@@ -161,10 +166,10 @@ class KvPages:
             slot.checkpoints = {}
 
     def cached(self, tenant: str | None = None) -> list[Slot]:
-        """Idle slots with cached prefixes, in the order in which they are evicted.
+        """Return the idle slots with cached prefixes, in the order in which they are evicted.
 
-        `tenant` is the tenant of the new sequence that needs a slot. It is None if that sequence has low priority, or
-        if no new sequence needs a slot.
+        `tenant` is the tenant of the new sequence for which a slot is needed; None if that sequence has low priority,
+        or if no slot is needed for a new sequence.
         """
         # In alphabetical order, tokens which others begin with come right before one of these.
         kept = sorted((slot for slot in self._slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
@@ -182,14 +187,15 @@ class KvPages:
         )
 
     def is_recent(self, slot: Slot) -> bool:
-        """Whether an idle slot has a prefix that a sequence of normal priority has used recently."""
+        """Whether an idle slot has a prefix that a sequence of normal priority used within the last KEPT_SECONDS."""
         is_cached = slot.sequence is None and bool(slot.tokens) and not slot.low_priority
         return is_cached and slot.used_at > self._clock() - KEPT_SECONDS
 
     def _within_shares(self, newcomer: str | None) -> set[int]:
-        """Indices of idle slots whose prefixes lie within the shares of their tenants; empty if there is one tenant.
+        """Return the indexes of the idle slots whose prefixes are within the shares of their tenants; empty if there is
+        only one tenant.
 
-        `newcomer` is the tenant of a new sequence without a slot. It is None if that sequence has low priority, or if
+        `newcomer` is the tenant of a new sequence that has no slot yet; None if that sequence has low priority, or if
         there is no new sequence.
         """
         running = [slot for slot in self._slots if slot.sequence is not None and not slot.low_priority]
@@ -211,7 +217,9 @@ class KvPages:
         return found
 
     def _free(self, *keep: Slot) -> int:
-        """Number of pages that neither the tokens of running slots nor those of the slots `keep` need."""
+        """Number of pages that hold tokens neither of slots in use nor of the slots in `keep`, so that they can be
+        freed.
+        """
         return self._memory.num_pages - sum(
             self._needed(slot) for slot in self._slots if slot.sequence is not None or slot in keep
         )
@@ -220,7 +228,7 @@ class KvPages:
         return self._memory.pages(len(slot.tokens) + slot.num_coming)
 
     def _trim(self, slot: Slot) -> None:
-        """Free the pages that lie behind the tokens of a slot."""
+        """Free the pages after the last token of a slot."""
         needed = self._needed(slot)
         if needed < self._pages[slot.index]:
             self._pages[slot.index] = needed
@@ -233,19 +241,23 @@ _LITTLE = 16
 
 
 class Buffers(Protocol):
-    """The methods of KV cache buffers that the slots need."""
+    """Those methods of the KV cache buffers that the slots call."""
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the KV cache of the first `length` tokens of one slot into another slot. Raises RunnerFailed."""
+        """Copy the KV cache of the first `length` tokens from the slot `source` to the slot `target`. Raises
+        RunnerFailed.
+        """
         ...
 
     def give_back(self, slot: int, first: int) -> None:
-        """Return the memory of a slot from token `first` on to the system. `first` lies at the beginning of a page."""
+        """Return the memory of a slot from token `first` on, which must be the first one of a page, to the operating
+        system.
+        """
         ...
 
 
 class KvSlots:
-    """All slots of one set of KV cache buffers. The methods identify a sequence by its id."""
+    """All slots of a set of KV cache buffers. A runner calls it for each sequence, which is given by its id."""
 
     def __init__(
         self,
@@ -268,21 +280,21 @@ class KvSlots:
         self._states = states  # None for a model that keeps only keys and values
 
     def has(self, sequence: int) -> bool:
-        """Whether a running sequence has this id."""
+        """Whether the sequence with this id has a slot."""
         return sequence in self._running
 
     @property
     def num_running(self) -> int:
-        """Number of slots that have a running sequence."""
+        """Number of slots that a sequence uses."""
         return len(self._running)
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the slots have recurrent states, so that prefixes can be reused only up to a checkpoint."""
+        """Whether the slots have recurrent states, so that a prefix can be reused only up to a checkpoint."""
         return self._states is not None
 
     def of(self, sequence: int) -> Slot:
-        """The slot of a running sequence."""
+        """Return the slot of the sequence with this id, which must have one."""
         return self._running[sequence]
 
     def acquire(
@@ -295,17 +307,18 @@ class KvSlots:
         is_long: bool = False,
         tenant: str | None = "",
     ) -> int:
-        """Give a sequence a slot. Returns the number of prompt tokens that are cached in the slot already.
+        """Assign a slot to a sequence. Returns how many of the prompt's tokens are in the slot already, from a cached
+        prefix.
 
-        A cached prefix is reused only if `reuse` is set, and if the prefix was read with the same `salt` (both may be
-        None) and the same `is_long`, which says whether the long rope factors apply. `tenant` is None for a
-        low-priority sequence. At least two tokens are always left to read. On a device, a single token runs another
-        kernel, which rounds differently, so a repeated request would get another answer.
+        A cached prefix is reused only if `reuse` is set, and it was read with the same `salt`, which may be None, and
+        the same `is_long`, which says whether the long factors of the rope apply. `tenant` is None for a low-priority
+        sequence. At least two tokens are left to read: on a device, another kernel runs for a single token, which
+        rounds differently, so that a repeated request would get another answer.
 
-        If the slot with the longest common prefix is idle, it is taken over in three cases: it has few tokens beyond
-        the common prefix; or no slot is empty and the common prefix is at least half of its tokens; or there is no
-        memory for a copy. Otherwise the prefix is copied to an empty slot, or to the first one to be evicted, and stays
-        cached in both.
+        If the slot with the longest common prefix is idle, the sequence gets this slot in three cases: the slot has few
+        tokens beyond the common prefix; or no slot is empty and the common prefix is at least half of the slot's
+        tokens; or there is no memory for a copy. Otherwise the prefix is copied to an empty slot, or to the first slot
+        to be evicted, and stays in both.
         """
         past = prompt if reuse else []
         source, length, common = self._longest_past(past, salt, is_long=is_long)
@@ -328,10 +341,11 @@ class KvSlots:
         return length
 
     def resume(self, sequence: int, *, is_long: bool = False) -> int | None:
-        """Give a preempted sequence its former slot back. Returns the number of its tokens that are still cached there.
+        """Assign its former slot to a preempted sequence. Returns how many of the sequence's tokens are still cached
+        there.
 
-        `is_long` says whether the sequence needs the long rope factors. Returns None if another sequence has the slot,
-        if the slot was emptied for its memory, or if its tokens were read with other rope factors.
+        `is_long` says whether the sequence needs the long factors of the rope. Returns None if another sequence has the
+        slot, if the slot was emptied because memory was short, or if its tokens were read with other rope factors.
         """
         own = [slot for slot in self.slots if slot.owner == sequence and slot.sequence is None and slot.tokens]
         own = [slot for slot in own if slot.is_long == is_long]
@@ -343,15 +357,18 @@ class KvSlots:
         return len(slot.tokens)
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Number of slots and pages of at most `maximum` idle slots: those with the latest normal-priority prefixes."""
+        """Return the number of idle slots with recently used prefixes of normal priority, at most `maximum`, and of
+        their pages.
+        """
         recent = sorted(filter(self._pages.is_recent, self.slots), key=lambda slot: -slot.used)[:maximum]
         return KvBudget(len(recent), self._pages.num_taken(recent))
 
     def match_again(self, sequence: int, prompt: list[int]) -> int:
-        """Search again for a longer cached prefix of a prompt, and copy it to the sequence's slot. Raises RunnerFailed.
+        """Search again for a longer cached prefix of a sequence's prompt, and copy it to the sequence's slot. Raises
+        RunnerFailed.
 
-        Returns the number of prompt tokens that are cached in the sequence's slot afterwards. Must be called before any
-        token of the prompt beyond the prefix from `acquire` is read.
+        Returns how many of the prompt's tokens are in the slot then. Must be called before any token of the prompt is
+        read beyond those that `acquire` has found.
         """
         slot = self._running[sequence]
         source, length, slot.num_common = self._longest_past(prompt, slot.salt, is_long=slot.is_long)
@@ -362,31 +379,33 @@ class KvSlots:
         return length
 
     def find(self, prompt: list[int], salt: str | None) -> int:
-        """Number of prompt tokens that `acquire` would find cached if called now, with `is_long` being false."""
+        """Return how many of a prompt's tokens `acquire` would find in a cached prefix now, for a sequence that needs
+        the short factors of the rope.
+        """
         _, length, _ = self._longest_past(prompt, salt, is_long=False)
         return length
 
     def has_room(self, sequence: int, num_tokens: int) -> bool:
-        """Whether there is memory for `num_tokens` more tokens of a running sequence, or of a new one.
+        """Whether there is memory for `num_tokens` more tokens of the sequence with this id, or of a new sequence if
+        none has this id.
 
-        An id that no running sequence has stands for a new sequence. Memory of cached prefixes in idle slots counts as
-        free.
+        The memory of cached prefixes in idle slots counts as free.
         """
         return self._pages.has_room(self._running.get(sequence), num_tokens)
 
     def cut(self, sequence: int, length: int) -> None:
-        """Forget all tokens of a running sequence behind the first `length`.
+        """Discard all but the first `length` tokens of a running sequence.
 
         With recurrent states, `length` must be that of a checkpoint, or 0.
         """
         self._cut(self._running[sequence], length)
 
     def checkpoint(self, sequence: int, *, spacing: int) -> None:
-        """Save a checkpoint of a sequence's recurrent states.
+        """Save a copy of a sequence's recurrent states (a checkpoint).
 
         Nothing is saved if the last checkpoint is less than `spacing` tokens away, or if there is no memory. Older
-        checkpoints that are so close to each other that reading the tokens again costs less than their memory are
-        dropped.
+        checkpoints are dropped that are so close to each other that reading the tokens between them again costs less
+        than their memory.
         """
         slot = self._running[sequence]
         length = len(slot.tokens)
@@ -402,30 +421,33 @@ class KvSlots:
             slot.checkpoints[length] = self._states.save(slot.index)
 
     def spoil(self, sequence: int) -> None:
-        """Forget the tokens of a running sequence, because a failed pass may have changed its recurrent states.
+        """Discard the tokens of a running sequence after a failed pass, which may have changed the sequence's recurrent
+        states.
 
-        In a model without recurrent states, the tokens from before the pass remain.
+        If the model has no recurrent states, the tokens that were read before the pass stay.
         """
         if self._states is not None:
             self._running[sequence].empty()
 
     def reserve(self, sequence: int, num_tokens: int) -> None:
-        """Take memory for the tokens that the next pass adds to a sequence. For one token there is always memory."""
+        """Get memory for `num_tokens` tokens, which the next pass adds to a sequence. The scheduler must have made sure
+        that there is enough; for a single token there always is.
+        """
         slot = self._running[sequence]
         slot.num_coming = num_tokens
         self._pages.take(slot)
 
     def append(self, sequence: int, tokens: list[int]) -> None:
-        """Record that the KV cache of these tokens was added to the sequence's slot."""
+        """Record that a pass has written the KV cache of these tokens to the sequence's slot."""
         slot = self._running[sequence]
         slot.tokens += tokens
         slot.num_coming = 0
         self._pages.take(slot)
 
     def add_loaded(self, sequence: int, tokens: list[int], saved: Saved | None) -> None:
-        """Record that the KV cache of these tokens was copied into the sequence's slot from elsewhere.
+        """Record that the KV cache of these tokens was loaded into the sequence's slot from disk.
 
-        `saved` are the recurrent states after the last token, if the model has any.
+        `saved` are the recurrent states after the last of these tokens; None if the model has none.
         """
         self.append(sequence, tokens)
         if self._states is not None and saved is not None:
@@ -434,22 +456,24 @@ class KvSlots:
             self._copy_checkpoint(slot, len(slot.tokens), saved)
 
     def release(self, sequence: int) -> None:
-        """Make the slot of an ended sequence idle. The tokens stay cached until the slot or its memory is needed."""
+        """Make the slot of an ended sequence idle. Its tokens stay as a cached prefix until the slot or its memory is
+        needed.
+        """
         slot = self._running.pop(sequence)
         slot.sequence, slot.num_coming = None, 0
         self._use(slot)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that the slots take."""
+        """Bytes of memory that all slots have, with their state checkpoints."""
         return self._pages.num_bytes
 
     def fit(self) -> None:
-        """Free memory that exceeds the budget, after the budget has become smaller."""
+        """Free memory beyond the limit, after the limit has become smaller."""
         self._pages.make_room(0)
 
     def forget(self) -> int:
-        """Empty all idle slots. Returns the number of slots that had tokens."""
+        """Discard the cached prefixes of all idle slots. Returns how many slots had one."""
         idle = [slot for slot in self.slots if slot.sequence is None and slot.tokens]
         for slot in idle:
             slot.empty()
@@ -460,7 +484,9 @@ class KvSlots:
         slot.used, slot.used_at = self._num_uses, self._clock()
 
     def _cut(self, slot: Slot, length: int) -> None:
-        """Forget all tokens of a slot behind the first `length`, and set recurrent states to the checkpoint there."""
+        """Discard all but the first `length` tokens of a slot, and set its recurrent states to those of the checkpoint
+        there.
+        """
         if self._states is not None:
             if length == 0:
                 self._states.clear(slot.index)
@@ -470,7 +496,7 @@ class KvSlots:
         slot.checkpoints = {kept: saved for kept, saved in slot.checkpoints.items() if kept <= length}
 
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
-        """Copy the first `length` tokens of one slot, with KV cache and states, into another slot."""
+        """Copy the first `length` tokens of one slot, with their KV cache and recurrent states, to another slot."""
         self._use(source)
         saved = source.checkpoints.get(length)  # memory for the target may cost the source its checkpoints
         target.tokens = target.tokens[:]  # another list, because even the first tokens are overwritten
@@ -486,21 +512,21 @@ class KvSlots:
         self._copy_checkpoint(target, length, saved)
 
     def _copy_checkpoint(self, slot: Slot, length: int, saved: Saved | None) -> None:
-        """Replace the state checkpoints of a slot with one after its first `length` tokens.
+        """Replace all state checkpoints of a slot with a single one, after its first `length` tokens.
 
-        `saved` are the recurrent states after these tokens. The slot has no checkpoint if `saved` is None or if there
-        is no memory for a checkpoint.
+        `saved` are the recurrent states after these tokens. If it is None, or there is no memory, the slot has no
+        checkpoint.
         """
         slot.checkpoints = {}
         if saved is not None and self._pages.take_checkpoint():
             slot.checkpoints[length] = saved
 
     def _longest_past(self, prompt: list[int], salt: str | None, *, is_long: bool) -> tuple[Slot | None, int, int]:
-        """Find the slot with the longest reusable prefix of a prompt.
+        """Find the slot with the longest prefix that a prompt can reuse.
 
-        Returns the slot or None, the number of its tokens that can be reused, and the length of the longest common
-        prefix of the prompt with any slot. Only slots with this salt and this `is_long` count. Of equally good slots,
-        an idle one is preferred, because it can be taken over.
+        Returns the slot or None, the number of its tokens that can be reused, and the length of the longest prefix that
+        the prompt has in common with any slot. Only slots with this `salt` and `is_long` count. Among equally good
+        slots, an idle one is preferred, because its memory can be used without a copy.
         """
         maximum = max(0, len(prompt) - 2)
         best: tuple[Slot | None, int] = (None, 0)
@@ -515,10 +541,10 @@ class KvSlots:
         return *best, longest
 
     def _usable(self, slot: Slot, num_tokens: int) -> int:
-        """Number of a slot's first `num_tokens` tokens that can be reused.
+        """Return how many of a slot's first `num_tokens` tokens can be reused.
 
-        All of them can, except with recurrent states: then the reused tokens must end at a state checkpoint or at the
-        slot's last token.
+        These are all, except with recurrent states: then they must end at a state checkpoint or at the slot's last
+        token.
         """
         if self._states is None:
             return num_tokens

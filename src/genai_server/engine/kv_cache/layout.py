@@ -1,7 +1,7 @@
-"""Layout of a pass: its rows, where the rows' tokens lie among the flat tokens, and where in the slots of the KV cache.
+"""The inputs of a forward pass over several sequences: which tokens it reads, and where their rows and slots are.
 
-The graphs' inputs are those of ragged.py, native_attention.py, ragged_states.py, low_rank.py and paged_attention.py in
-engine/graph_rewriting.
+The inputs are those of graphs that were rewritten by ragged.py, native_attention.py, ragged_states.py, low_rank.py and
+paged_attention.py in engine/graph_rewriting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ Ranks = tuple[int, int]
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens that a pass reads for one slot, after the tokens that are cached in the slot."""
+    """The tokens of one sequence that a pass reads, after those that are cached in the sequence's slot."""
 
     slot: int
     num_cached: int
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Layout:
-    """Inputs of a pass over several rows, whose tokens lie one behind the other in one flat row of tokens."""
+    """The inputs of a pass over several rows, whose tokens are concatenated to one flat row."""
 
     # Flat tokens, int64 [1, T], and their positions in their sequences, int64 [1, T] or [axes, 1, T].
     ids: NDArray[np.int64]
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def num_tokens(self) -> int:
-        """Number of flat tokens of all rows."""
+        """Number of tokens of all rows together."""
         return self.ids.size
 
     @property
@@ -79,7 +79,7 @@ class Layout:
 
 
 def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
-    """Lay out a pass over rows: place the tokens of all rows one behind the other, and make the graph's inputs."""
+    """Return the inputs of a pass over these rows for a graph."""
     behind_short = graph.switches_at or 0
     ids: list[int] = []
     positions: list[int] = []
@@ -124,9 +124,10 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
 
 
 def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDArray[Any]]:
-    """Inputs, by name, that tell the operators of genai-server-native the bounds, slots and adapters of the rows.
+    """Return the inputs, by name, that give the operators of genai-server-native the bounds, slots and adapters of the
+    rows.
 
-    `tokens` are the ranges of the rows' tokens among the flat tokens.
+    `tokens` has the range of each row's tokens among the flat tokens.
     """
     ranks = [(0, 0) if row.ranks is None else row.ranks for row in rows]
     return {
@@ -140,9 +141,9 @@ def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, ND
 
 
 def _paged_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDArray[Any]]:
-    """Inputs, by name, that tell paged attention the bounds and the lengths of the rows.
+    """Return the inputs, by name, that give paged attention the bounds and lengths of the rows.
 
-    `tokens` are the ranges of the rows' tokens among the flat tokens.
+    `tokens` has the range of each row's tokens among the flat tokens.
     """
     longest = max(row.num_cached + len(row.tokens) for row in rows)
     return {
@@ -161,9 +162,11 @@ def _hidden(rows: Sequence[Row], tokens: Sequence[slice], num_tokens: int, graph
 
 
 def _with_axes(positions: list[int], image_positions: Mapping[int, NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Positions of the flat tokens: [1, tokens], or [axes, 1, tokens] if some tokens have positions on several axes.
+    """Return the positions of the flat tokens, [1, tokens], or [axes, 1, tokens] if images have positions on several
+    axes.
 
-    `image_positions` has these positions of prompts with images, by the first flat token of their row.
+    `positions` has the positions of all flat tokens as text. `image_positions` has the positions of those rows that
+    contain images, by the index of the row's first flat token.
     """
     found = np.array([positions], np.int64)
     for start, own in image_positions.items():

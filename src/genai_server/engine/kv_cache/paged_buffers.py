@@ -1,4 +1,4 @@
-"""KV cache of a batch on a device with its own memory, such as a GPU, in blocks of tokens."""
+"""The KV cache of a batch on a device with memory of its own, such as a GPU, in blocks of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _IR_VERSION, _OPSET = 8, 16
 
 @dataclass(frozen=True)
 class MemoryDevice:
-    """Device whose memory is used, and the execution provider that runs sessions on it."""
+    """A device in whose memory the KV cache is allocated, and the execution provider that runs sessions there."""
 
     # ONNX Runtime's kind of device.
     device_type: str
@@ -31,16 +31,16 @@ class MemoryDevice:
 
 
 def num_blocks(graph: DecoderGraph, num_tokens: int) -> int:
-    """Number of blocks that hold this number of tokens."""
+    """Return the number of blocks that are needed for this number of tokens."""
     return -(-num_tokens // graph.block_tokens)
 
 
 class PagedBuffers:
-    """KV cache of all layers in a device's memory, in pools [blocks, block_tokens, kv_heads, head_size].
+    """The KV cache of all layers in a device's memory, in pools [blocks, block_tokens, kv_heads, head_size].
 
-    Each layer's keys and values have one pool each. A slot gets blocks as tokens are added. There are at most
-    `max_blocks`, and never more than the slots can use. All memory is allocated at once. Raises RuntimeError with ONNX
-    Runtime's reason if there is no such device, or if its memory is too small.
+    Keys and values of each layer have a pool each. A slot gets blocks as tokens are added. There are at most
+    `max_blocks` blocks, and no more than the slots can use. All memory is allocated at once. Raises RuntimeError with
+    ONNX Runtime's reason if there is no such device, or its memory is too small.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class PagedBuffers:
         self._mover, self._reader = self._open_mover(), self._open_reader()
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the KV cache of the first `length` tokens of one slot into another slot. Raises RunnerFailed."""
+        """Copy the KV cache of the first `length` tokens from the slot `source` to the slot `target`. Raises
+        RunnerFailed.
+        """
         binding = self._mover.io_binding()
         for given, taken in zip(self._blocks[source], self._take(target, length), strict=False):
             for number, pool in enumerate(self._pools):
@@ -79,16 +81,16 @@ class PagedBuffers:
         del self._blocks[slot][kept:]
 
     def bind(self, binding: Any) -> None:
-        """Bind the pools both as the past and as the present KV cache, so that a pass changes them in place."""
+        """Bind each pool both as the past and as the present KV cache, so that a pass changes it in place."""
         for (past, present), pool in zip(self._names, self._pools, strict=True):
             where = (self._device.device_type, self._device.device_id, self._dtype.type, pool.shape(), pool.data_ptr())
             binding.bind_input(PAGED + past, *where)
             binding.bind_output(PAGED + present, *where)
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-        """Input of a pass, by name: the table [rows, blocks] with the numbers of each row's blocks.
+        """Return the input of a pass, by its name, that has the numbers of each row's blocks: a table [rows, blocks].
 
-        Each row gets blocks for the tokens that the pass reads, too. Shorter rows are filled up with 0.
+        Each row first gets blocks for the tokens that the pass will read. Shorter rows of the table are padded with 0.
         """
         blocks = [self._take(row.slot, row.num_cached + len(row.tokens)) for row in rows]
         table = np.zeros((len(rows), max(map(len, blocks))), np.int32)
@@ -97,10 +99,10 @@ class PagedBuffers:
         return {BLOCKS: table}
 
     def give(self, binding: Any, name: str, values: NDArray[Any]) -> None:
-        """Copy an input of a pass to the device, and bind it. Raises RunnerFailed.
+        """Copy an input of a pass to the device and bind it. Raises RunnerFailed.
 
-        An input could be bound in CPU memory, too, and ONNX Runtime would copy it. In a profile on an H100, that took
-        0.2 ms for each input.
+        An input in CPU memory could be bound as well, and ONNX Runtime would copy it. In a profile on an H100, that
+        took 0.2 ms for each input.
         """
         on = ("cpu", 0) if name == BOUNDS else (self._device.device_type, self._device.device_id)
         try:
@@ -109,14 +111,13 @@ class PagedBuffers:
             raise RunnerFailed(f"onnxruntime: {error}") from error
 
     def keep(self, binding: Any, output: str) -> None:
-        """Bind an output of a pass to memory of the device that ONNX Runtime allocates."""
+        """Bind an output to memory of the device that ONNX Runtime allocates in each pass."""
         binding.bind_output(output, self._device.device_type, self._device.device_id)
 
     def read(self, kept: Any, rows: range) -> NDArray[np.float32]:
-        """Copy logits from the device to the host, in 32 bits. Raises RunnerFailed.
+        """Copy logits from the device to the host, as 32-bit floats [rows, vocab_size]. Raises RunnerFailed.
 
-        `kept` are logits [1, positions, vocab_size] on the device. Returns those of the positions in `rows`, [rows,
-        vocab_size].
+        `kept` are the logits [1, positions, vocab_size] on the device, and `rows` the positions to copy.
         """
         _, _, vocab_size = kept.shape()
         found = np.empty((len(rows), vocab_size), np.float32)
@@ -129,9 +130,9 @@ class PagedBuffers:
         return found
 
     def _take(self, slot: int, length: int) -> list[int]:
-        """Numbers of the blocks of a slot's first `length` tokens. Free blocks are assigned to the slot as needed.
+        """Return the numbers of the blocks for a slot's first `length` tokens. Missing blocks are assigned to the slot.
 
-        The bookkeeping of the slots ensures that enough blocks are free.
+        KvSlots makes sure that enough blocks are free.
         """
         blocks, needed = self._blocks[slot], num_blocks(self._graph, length)
         while len(blocks) < needed:
@@ -139,12 +140,12 @@ class PagedBuffers:
         return blocks[:needed]
 
     def _block(self, pool: Any, number: int) -> tuple[Any, ...]:
-        """Arguments with which an IO binding binds block `number` of a pool: device, type, shape and address."""
+        """Return the arguments with which an IO binding binds one block of a pool: device, type, shape and address."""
         address = pool.data_ptr() + number * self._block_bytes
         return self._device.device_type, self._device.device_id, self._dtype.type, self._shape, address
 
     def _open_mover(self) -> Any:
-        """Open a session that copies one block of each pool to another block. ONNX Runtime has no call for this."""
+        """Open a session that copies a block in each pool to another block. ONNX Runtime has no function for this."""
         kind, count = helper.np_dtype_to_tensor_dtype(self._dtype), len(self._names)
 
         def named(name: str) -> list[onnx.ValueInfoProto]:
@@ -178,7 +179,7 @@ class PagedBuffers:
 
 
 def _allocate_as_requested() -> None:
-    """Make ONNX Runtime take no more of a GPU's memory for OrtValues than they need.
+    """Make ONNX Runtime allocate no more of a GPU's memory for OrtValues than they need.
 
     By default it doubles its arena each time, and sessions cannot use the rest. There is no public name for this
     setting. Does nothing in packages that lack it: those without CUDA, and perhaps later versions.

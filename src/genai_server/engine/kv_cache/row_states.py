@@ -1,13 +1,13 @@
-"""Recurrent states: what some layers keep of each sequence in a fixed size, in place of a KV cache.
+"""Recurrent states, which some layers have for each sequence in a fixed size, in place of a KV cache.
 
-The operators of a pass write the states into the slots (engine/graph_rewriting/ragged_states.py), but leave out draft
-tokens, because it is not known yet which of these are accepted. Afterwards a session with these operators alone reads
-the accepted draft tokens again, from intermediate outputs of the pass. That is cheaper than copies of the states to
-return to, and than reading the tokens again with the whole model.
+The operators of a pass write the states to the slots (engine/graph_rewriting/ragged_states.py), but leave out draft
+tokens, because it is not known yet which of them are accepted. Afterwards a session with only these operators reads the
+accepted draft tokens again, from intermediate outputs of the pass. That costs less than saving the states before each
+pass, and less than reading the tokens again with the whole model.
 
-A state cannot be cut back to fewer tokens, so a sequence keeps checkpoints, which are copies of its states. They are
-made after those numbers of prompt tokens at which other prompts are likely to differ: at the end of the prompt, a
-little before the end, and where the tokens of another slot differed.
+As the state for fewer tokens cannot be computed from a later one, copies of a sequence's states are saved
+(checkpoints). This is done after those numbers of prompt tokens at which other prompts are likely to differ: at the end
+of the prompt, a little before the end, and where the tokens of another slot were different.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,12 @@ _GROUP = 8
 
 
 def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
-    """Number of tokens to read next of a prompt, so that the chunk does not go beyond the next state checkpoint.
+    """Return how many tokens of a prompt to read next, so that the chunk does not go beyond the next checkpoint of
+    states.
 
-    `chunk` is the number of tokens to read if there is no checkpoint among them. A checkpoint is made near the end of a
-    prompt, which has `num_left` unread tokens, and after the next `num_common` tokens if other prompts begin with
-    these.
+    `chunk` is the number of tokens to read if no checkpoint is among them. There is a checkpoint near the end of the
+    prompt, of which `num_left` tokens are unread, and one after the next `num_common` tokens if other prompts begin
+    with them.
     """
     end = (num_left - _BEHIND) // _GROUP * _GROUP if num_left >= _MIN_UNREAD else 0
     common = num_common // _GROUP * _GROUP if num_common >= _MIN_UNREAD else 0
@@ -42,19 +43,18 @@ def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
 
 
 def ends_at_checkpoint(num_left: int) -> bool:
-    """Whether a checkpoint is to be made after a chunk, because only `num_left` tokens of its prompt are left.
+    """Whether to save a checkpoint after a chunk because only `num_left` tokens of its prompt are left.
 
-    The next prompt of a conversation continues from the end of this prompt if the next prompt leaves out the reasoning
-    of the answer. It continues from a little before the end if its template also leaves out the last tokens of this
+    The next prompt of a conversation continues from the end of this prompt if it leaves out the reasoning of the
+    answer. It continues from a little before the end if its chat template also leaves out the last tokens of this
     prompt.
     """
     return num_left < _MIN_UNREAD
 
 
 def is_common_end(num_behind: int) -> bool:
-    """Whether a checkpoint lies at the end of a common prefix, which ends `num_behind` tokens after the checkpoint.
-
-    That is so for at most a few tokens.
+    """Whether to save a checkpoint because the prefix that the prompt has in common with others ends `num_behind`
+    tokens later, which must be only a few.
     """
     return 0 <= num_behind < _GROUP
 
@@ -64,7 +64,7 @@ Saved = list[NDArray[Any]]
 
 
 class _Drafted(NamedTuple):
-    """Draft tokens of a row. Until some are accepted, the row's states are those before the draft."""
+    """The draft tokens of a row. Until some of them are accepted, the row's states are those before the draft."""
 
     # Index of the first draft token among the flat tokens of the pass.
     first: int
@@ -73,10 +73,10 @@ class _Drafted(NamedTuple):
 
 
 class RowStates:
-    """Recurrent states of all layers in CPU memory: one array [rows, …] for each state.
+    """The recurrent states of all layers and slots in CPU memory: one array [rows, …] for each state.
 
-    `operators` is a session of only the graph's operators with states (engine/model/session.py). It is needed for
-    speculative decoding.
+    `operators` is a session with only those operators of the graph that have states (engine/model/session.py), which is
+    needed for speculative decoding; None without it.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, operators: Any = None) -> None:
@@ -99,7 +99,7 @@ class RowStates:
         self._waiting: dict[int, _Drafted] = {}
 
     def clear(self, row: int) -> None:
-        """Set the states of a row to those before the first token."""
+        """Set the states of a row to those before a sequence's first token."""
         self._waiting.pop(row, None)
         for array in self.arrays:
             array[row] = 0
@@ -110,7 +110,7 @@ class RowStates:
         return [array[row].copy() for array in self.arrays]
 
     def load(self, row: int, saved: Saved) -> None:
-        """Set the states of a row to saved ones."""
+        """Set the states of a row to copies that `save` has returned."""
         self._waiting.pop(row, None)
         for array, values in zip(self.arrays, saved, strict=True):
             array[row] = values
@@ -122,21 +122,21 @@ class RowStates:
             array[target] = array[source]
 
     def set_audio(self, row: int, audio: Sequence[NDArray[Any]]) -> None:
-        """Set the encoded audio of a row: keys and values [1, heads, frames, head_size] of all layers."""
+        """Set the encoded audio of a row: the keys and values [1, heads, frames, head_size] of all layers."""
         for array, values in zip(self._audio.values(), audio, strict=True):
             array[row] = values[0]
 
     def passed(self, layout: Layout, values: Mapping[str, Any]) -> None:
-        """Keep the intermediate outputs of a pass with drafts until the drafts are accepted or forgotten.
+        """Store intermediate outputs of a pass with drafts until `accept` needs them.
 
-        `values` are the outputs that the attribute `read` names, as OrtValues.
+        `values` are the outputs whose names are in the attribute `read`, as OrtValues.
         """
         for row, span in zip(layout.rows, layout.tokens, strict=True):
             if row.num_drafted:
                 self._waiting[row.slot] = _Drafted(span.stop - row.num_drafted, values)
 
     def accept(self, row: int, num_tokens: int) -> None:
-        """Advance the states of a row over the first `num_tokens` tokens of its draft. Does nothing without a draft."""
+        """Advance the states of a row by the first `num_tokens` tokens of its draft. Does nothing without a draft."""
         drafted = self._waiting.pop(row, None)
         if drafted is None or not num_tokens:
             return
@@ -154,10 +154,10 @@ class RowStates:
         self._operators.run_with_iobinding(binding)
 
     def accept_nothing(self) -> None:
-        """Forget the drafts of all rows. The states remain those before the drafts."""
+        """Discard the drafts of all rows. The states stay as they were before the drafts."""
         self._waiting.clear()
 
     def bind(self, binding: Any) -> None:
-        """Bind the states and the encoded audio of all rows as inputs of a session."""
+        """Bind the states and the encoded audio of all rows as inputs in an IO binding of ONNX Runtime."""
         for name, array in (self._states | self._audio).items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
