@@ -1,19 +1,21 @@
-"""Decides which sequences wait and which run on a device, and estimates how long a full queue stays full.
+"""Decides which sequences run on a device and which wait, and estimates how long a full queue stays full.
 
-A sequence is admitted when the KV cache is expected to hold it next to all running sequences. For each of them, its
-tokens are counted, and as many more as recent answers have had. When the running sequences need more memory than there
-is, the last ones are preempted, but never the only one. The first waiting sequence that the memory cannot hold blocks
-all others, so that long requests run, too.
+A sequence is admitted (begins to run) when the KV cache is expected to have room for it and for all running sequences.
+For each of them, its tokens are counted, and as many more as recent answers have had. When the running sequences need
+more memory than there is, the last ones are preempted, which means that they wait again and continue later; a single
+one always runs. If there is no memory for the first waiting sequence, the others wait as well, so that long requests
+run, too.
 
-Each tenant has an equal share of the slots, of the memory and of the queue. Other tenants may use what it leaves of its
-share. A free slot goes to the tenant that has the fewest running sequences and, among equals, to the one whose turn it
-is (fair_queue.py). A sequence within its tenant's share does not wait for other tenants: sequences of tenants above
-their shares are preempted for it. To avoid a preemption for each request of a tenant, a device with many slots leaves
-one slot free for a while after a tenant's last sequence has ended. A single sequence may need more memory than its
-tenant's share. It waits until other tenants leave that much, and blocks them after a while.
+Each tenant (API key) has an equal share of the KV cache slots, of the memory and of the queue. What it does not use,
+other tenants may. A free slot goes to the tenant that has the fewest running sequences and, among equals, to the one
+whose turn it is (fair_queue.py). A sequence within its tenant's share does not wait for other tenants: sequences of
+tenants above their shares are preempted for it. To avoid a preemption for each request of a tenant, a device with many
+slots leaves one slot free for a while after a tenant's last sequence has ended. A single sequence may need more memory
+than its tenant's share. It waits until other tenants leave that much, and after a while no other sequence is admitted
+before it.
 
-Low-priority sequences only take what the others leave. They wait behind all others, their queue has limits of its own,
-and they are preempted for others: a preempted sequence waits again, and continues later.
+Low-priority sequences get only what the others leave. They wait behind all others, their queue has limits of its own,
+and they are preempted for others.
 """
 
 import math
@@ -41,12 +43,13 @@ def queue_wait(
     pages: Callable[[Sequence], int] = lambda sequence: 0,
     num_pages: int = 0,
 ) -> int:
-    """Estimated seconds, at least one, until a full queue takes another sequence.
+    """Estimate after how many seconds, at least one, a full queue accepts another sequence.
 
-    That is when a running answer has ended and `num_tokens` tokens of waiting prompts have left the queue. The estimate
-    assumes that prompts are read one after another, that answers are produced side by side, and that each answer is as
+    That is when a running answer has ended and prompts with `num_tokens` tokens have left the queue. The estimate
+    assumes that prompts are read one after another, that answers are generated side by side, and that each answer is as
     long as recent ones. The first waiting sequence begins when an answer ends and the KV cache, which has `num_pages`
-    pages, can hold the sequence. `pages` returns the number of pages that a sequence is expected to need.
+    pages, has room for the sequence. `pages` returns the number of pages that a sequence is expected to need.
+    `step_times` has the measured times.
     """
     read = 0.0
     ends = []
@@ -92,10 +95,11 @@ _MARGIN, _MIN_LEFT = 2, 256
 
 
 class AdmissionQueue:
-    """The waiting and running sequences of one device.
+    """The waiting and running sequences of one device. Base class of the scheduler, which chooses the steps of running
+    ones.
 
     The limits, and the shares of tenants, apply to low-priority sequences and to all others separately. A tenant that
-    takes less than its turns, for example because it waits for memory, saves up the claim to at most `max_credit`
+    cannot use its turns, for example because it waits for memory, may make up for them later, up to `max_credit`
     tokens.
     """
 
@@ -139,10 +143,10 @@ class AdmissionQueue:
         return is_waiting or not all(sequence.low_priority for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence into the queue. The memory must be able to hold it alone.
+        """Add a sequence to the waiting ones. The memory must have room for it if it runs alone.
 
-        Raises QueueFull at the limit of requests or of tokens if the sequence's tenant already uses its equal share of
-        these.
+        Raises QueueFull if the limit of requests or of waiting tokens is reached and the sequence's tenant has its
+        equal share.
         """
         low_priority, tenant = sequence.low_priority, sequence.tenant
         present = self.present(low_priority=low_priority)
@@ -156,7 +160,11 @@ class AdmissionQueue:
         self._queue(sequence)
 
     def _check_tokens(self, sequence: Sequence, present: Mapping[str, int]) -> None:
-        """Raise QueueFull if the waiting prompts, together with that of a new sequence, would have too many tokens."""
+        """Raise QueueFull if the waiting prompts, together with that of a new sequence, have too many tokens and the
+        sequence's tenant has its share of these.
+
+        `present` has the number of sequences by tenant.
+        """
         low_priority, own = sequence.low_priority, len(sequence.request.prompt)
         num_tokens = sum(self.waiting_tokens(sequence, low_priority=low_priority).values())
         excess = num_tokens - self._max_waiting_tokens
@@ -179,18 +187,19 @@ class AdmissionQueue:
 
     @property
     def capacity(self) -> Capacity:
-        """The limits for requests on this device, whatever it runs at the moment."""
+        """The limits for requests on this device, regardless of what runs at the moment."""
         tokens = None if self._max_waiting_tokens == math.inf else int(self._max_waiting_tokens)
         return Capacity(self._max_running, self._max_waiting, tokens, self._policy.limited_by)
 
     def present(self, *, low_priority: bool = False) -> dict[str, int]:
-        """Number of running and waiting sequences of one priority class, by tenant."""
+        """Return the numbers of running and waiting sequences by tenant, of low priority or of normal priority."""
         return Counter(sequence.tenant for sequence in self._of(low_priority))
 
     def waiting_tokens(self, *more: Sequence, low_priority: bool = False) -> dict[str, int]:
-        """Number of tokens, by tenant, in waiting prompts of one priority class that the next step will not admit.
+        """Return the numbers of tokens, by tenant, in waiting prompts of low or normal priority that the next step
+        cannot admit.
 
-        The sequences `more` are counted as if they waited, too. The numbers are overestimates.
+        The sequences in `more` are counted as if they waited, too. The numbers may be too high, never too low.
         """
         found: Counter[str] = Counter()
         for sequence in self._late(*more, low_priority=low_priority):
@@ -198,21 +207,26 @@ class AdmissionQueue:
         return found
 
     def count_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Charge tokens that were read or produced for a sequence to its tenant, for the order of tenants' turns."""
+        """Count `num_tokens` tokens, which were read or generated for a sequence, as used by its tenant, for the order
+        of tenants' turns.
+        """
         self._turns[sequence.low_priority].serve(sequence.tenant, num_tokens)
 
     def queue_wait(self, num_tokens: int = 0, *, low_priority: bool = False) -> int:
-        """Estimated seconds until a full queue accepts one more sequence with a prompt of `num_tokens`."""
+        """Estimate after how many seconds a full queue accepts another sequence, whose prompt has `num_tokens` tokens.
+
+        With `low_priority`, the estimate is for a sequence of low priority, which waits for all others.
+        """
         running, waiting = _ahead(self.running, low_priority), _ahead(self.waiting, low_priority)
         return queue_wait(
             running, waiting, self._step_times, num_tokens, pages=self._pages, num_pages=self._memory.num_pages
         )
 
     def make_room(self) -> None:
-        """Preempt sequences until the memory holds the next tokens of all others. A single sequence always fits.
+        """Preempt sequences until there is memory for the next tokens of all others. A single sequence always has room.
 
-        The sequences of the tenant with the most memory are preempted first, unless that tenant has only one. Of these,
-        the one with the lowest priority that arrived last comes first.
+        Sequences of the tenant with the most memory are preempted first, unless it has only one. Among these, the one
+        with the lowest priority is preempted first, and among equals the one that arrived last.
         """
         while sum(map(self._least_pages, self.running)) > self._memory.num_pages:
             preemptible = [sequence for sequence in self.running if self._grows(sequence)]
@@ -221,11 +235,12 @@ class AdmissionQueue:
             self._preempt(max(preemptible, key=self._preemption_order(self.running)))
 
     def admit(self) -> list[Sequence]:
-        """Admit waiting sequences while slots are free. Returns the admitted sequences.
+        """Make waiting sequences run while slots are free. Returns these sequences.
 
-        A sequence that waits for its grammar is passed over, and keeps its position. A sequence with the same prompt as
-        one being read waits for that one, and then reuses its KV cache. If there is no memory for a sequence, only
-        sequences of other tenants within their shares may pass. Low-priority sequences are preempted for others.
+        A sequence whose grammar is being compiled is skipped and keeps its position. A sequence with the same prompt as
+        one that is being read waits for that one, to reuse its KV cache. If there is no memory for a sequence, only
+        sequences of other tenants within their shares may be admitted before it. Low-priority sequences are preempted
+        for others.
         """
         admitted: list[Sequence] = []
         queues = self._queues()
@@ -250,7 +265,9 @@ class AdmissionQueue:
         return admitted
 
     def _queues(self) -> list[deque[Sequence]]:
-        """Sequences that are ready to run, as one queue for each tenant, in the order in which to admit them."""
+        """Return the sequences that are ready to run, as one queue for each tenant, each in the order in which to admit
+        them.
+        """
         found: dict[tuple[bool, str], deque[Sequence]] = {}
         for sequence in sorted(self.waiting, key=lambda sequence: (priority_class(sequence), own_priority(sequence))):
             if sequence.state is SequenceState.WAITING and not sequence.is_choosing:
@@ -258,13 +275,15 @@ class AdmissionQueue:
         return list(found.values())
 
     def _slot_order(self, sequence: Sequence) -> tuple[object, ...]:
-        """Sort key of sequences that are the first waiting ones of their tenants. The lowest key gets the next slot."""
+        """Return the sort key of the first sequence in a tenant's queue. The sequence with the lowest key gets the next
+        slot.
+        """
         num_running = len(self._running_of(sequence, self.running))
         turn = self._turns[sequence.low_priority].turn(sequence.tenant)
         return priority_class(sequence), num_running, turn, sequence.id
 
     def _may_pass(self, sequence: Sequence, blocked: Sequence, num_tenants: int) -> bool:
-        """Whether a sequence may be admitted before `blocked`, for which there is no memory or slot.
+        """Whether a sequence may be admitted before the sequence `blocked`, for which there is no memory or slot.
 
         `num_tenants` is the number of tenants that share the device.
         """
@@ -274,10 +293,11 @@ class AdmissionQueue:
         return not has_waited and self._is_within_share(sequence, self.running, num_tenants)
 
     def _make_slot(self, sequence: Sequence, num_tenants: int) -> bool:
-        """Free a slot and memory for a sequence by preempting others, if that suffices. Returns whether it can run.
+        """Make room for a sequence, if that is possible, by preempting others. Returns whether the sequence can run.
 
-        `num_tenants` share the device. Low-priority sequences are preempted for others, the newest first. For a
-        sequence within its tenant's share, sequences of tenants above their shares are preempted next.
+        `num_tenants` is the number of tenants that share the device. Low-priority sequences are preempted for others,
+        the newest first. For a sequence within its tenant's share, sequences of tenants above their shares are
+        preempted next.
         """
         preemptible = [] if sequence.low_priority else self._preemptible()
         # A low-priority sequence may always run alone.
@@ -299,11 +319,12 @@ class AdmissionQueue:
         return True
 
     def _awaits_others(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Whether a sequence may start only if another slot stays free, for a tenant that probably returns soon.
+        """Whether a sequence may run only if another slot stays free, for a tenant that will probably send a request
+        soon.
 
         Such a tenant has no sequences now, but one of its sequences ended less than _AWAITED_SECONDS ago. No slot has
         to stay free if the sequence's own tenant is within its share even when all tenants of this kind are counted as
-        present. Devices with fewer than _MANY_SLOTS slots never keep one free.
+        present. Devices with fewer than _MANY_SLOTS slots never keep a slot free.
         """
         if self._max_running < _MANY_SLOTS or self._left.keys() <= {sequence.tenant}:
             return False
@@ -314,13 +335,17 @@ class AdmissionQueue:
         return bool(absent) and not self._is_within_share(sequence, running, len(present) + len(absent))
 
     def _is_within_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> bool:
-        """Whether the tenant of a sequence would stay within its share of slots and memory if the sequence ran, too."""
+        """Whether the tenant of a sequence is within its share of slots and memory if the sequence runs besides those
+        in `running`.
+        """
         slots, pages = self._share(sequence.low_priority, num_tenants)
         own = [*self._running_of(sequence, running), sequence]
         return len(own) <= slots and sum(map(self._pages, own)) <= pages
 
     def _above_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> list[Sequence]:
-        """Running sequences of tenants above their shares; none if `sequence` is not within the share of its tenant."""
+        """Return those sequences in `running` whose tenants are above their shares, so that they may be preempted for
+        `sequence`; empty if `sequence` itself would put its tenant above its share.
+        """
         if num_tenants == 1 or not self._is_within_share(sequence, running, num_tenants):
             return []
         slots, pages = self._share(sequence.low_priority, num_tenants)
@@ -334,9 +359,10 @@ class AdmissionQueue:
         return [other for other in found if priority_class(other) >= priority_class(sequence)]
 
     def _share(self, low_priority: bool, num_tenants: int) -> tuple[int, int]:
-        """Equal share of each of `num_tenants` tenants: number of slots, at least one, and of pages of KV cache memory.
+        """Return the equal share of each of `num_tenants` tenants: a number of slots, at least one, and a number of
+        pages of KV cache memory.
 
-        `low_priority` says for which sequences; low-priority ones have only the slots that others do not use.
+        Low-priority sequences share only the slots that others do not use.
         """
         slots = self._max_running
         if low_priority:
@@ -367,7 +393,7 @@ class AdmissionQueue:
 
     @staticmethod
     def _running_of(sequence: Sequence, running: Collection[Sequence]) -> list[Sequence]:
-        """The running sequences of the same tenant and priority class as a sequence."""
+        """Return those sequences in `running` that have the same tenant as a sequence, and low priority if it has."""
         return [
             other
             for other in running
@@ -375,19 +401,22 @@ class AdmissionQueue:
         ]
 
     def _of(self, low_priority: bool) -> list[Sequence]:
-        """All running and waiting sequences of one priority class."""
+        """Return all running and waiting sequences of low priority, or all others."""
         return [other for other in (*self.running, *self.waiting) if other.low_priority is low_priority]
 
     def _fits(self, sequence: Sequence, running: Collection[Sequence], reserved: KvBudget = NOTHING_RESERVED) -> bool:
-        """Whether there is a slot and memory for a sequence next to running ones and a reserved part of the cache."""
+        """Whether there are a slot and memory for a sequence, besides the sequences in `running` and a reserved part of
+        the KV cache.
+        """
         has_slot = len(running) + reserved.slots < self._max_running
         return has_slot and self._pages(sequence) + reserved.pages <= self._free_pages(running)
 
     def _reserved(self, sequence: Sequence) -> KvBudget:
-        """Part of the KV cache that low-priority sequences must leave to others, once `sequence` has been admitted.
+        """Return the part of the KV cache that low-priority sequences must leave to others once `sequence` has been
+        admitted.
 
         Sequences of normal priority and their cached prefixes reserve at most half of the slots, so that cached
-        prefixes do not keep low-priority work from running.
+        prefixes do not prevent low-priority sequences from running.
         """
         num_others = sum(not other.low_priority for other in (*self.running, sequence))
         return self._runner.reserved(max(0, self._max_running // 2 - num_others))
@@ -406,9 +435,11 @@ class AdmissionQueue:
         self.waiting.sort(key=lambda waiting: (*priority_class(waiting), waiting.request.priority, waiting.id))
 
     def _late(self, *more: Sequence, low_priority: bool = False) -> list[Sequence]:
-        """Waiting sequences of one priority class that the next step will not admit, ordered by arrival.
+        """Return the waiting sequences of low or normal priority that the next step cannot admit, in their order in the
+        queue.
 
-        The sequences `more` are counted as if they waited, too. The result may have too many sequences, never too few.
+        The sequences in `more` are counted as if they waited, too. The result may have too many sequences, never too
+        few.
         """
         running, waiting = _ahead(self.running, low_priority), [*_ahead(self.waiting, low_priority), *more]
         slots, pages = self._max_running - len(running), self._free_pages(running)
@@ -420,7 +451,7 @@ class AdmissionQueue:
         return []
 
     def _pages(self, sequence: Sequence) -> int:
-        """Pages of memory that a sequence is expected to need until it ends."""
+        """Return the number of pages of memory that a sequence is expected to need until its end."""
         if not self._grows(sequence):
             return self._memory.pages(sequence.max_length)
         left = self._step_times.tokens_left(0)
@@ -429,29 +460,28 @@ class AdmissionQueue:
         return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
 
     def _least_pages(self, sequence: Sequence) -> int:
-        """Pages of memory that a sequence needs for the tokens of its next pass."""
+        """Return the number of pages of memory that a sequence needs for its tokens and those of its next pass."""
         more = MAX_DRAFTED if self._grows(sequence) else sequence.num_left
         return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
 
     def _grows(self, sequence: Sequence) -> bool:
-        """Whether a sequence takes memory token by token and can be preempted.
-
-        An `og.Generator` takes all memory of its sequence at once.
+        """Whether a sequence gets memory token by token, and can be preempted. A sequence that runs in an
+        `og.Generator` of its own gets all its memory at once.
         """
         can = self._runner.abilities
         alone = sequence.adapter is not None and not can.adapters
         return can.mixes and not alone
 
     def _free_pages(self, running: Collection[Sequence]) -> int:
-        """Pages of memory that the running sequences are not expected to need."""
+        """Return the number of pages of memory that the sequences in `running` are not expected to need."""
         return self._memory.num_pages - sum(map(self._pages, running))
 
 
 def priority_class(sequence: Sequence) -> tuple[bool, float]:
-    """Sort key of sequences across all tenants. The sequence with the lowest key comes first.
+    """Return the sort key by which sequences of all tenants are ordered first. The lowest key comes first.
 
-    Low-priority sequences come last. The others are ordered by the precedence of their requests. Waiting improves a low
-    precedence up to the default.
+    Low-priority sequences come last. Others are ordered by the precedence of their requests. A sequence whose
+    precedence is lower than the default rises to the default as it waits.
     """
     precedence: float = sequence.request.precedence
     if precedence > 0:
@@ -460,16 +490,16 @@ def priority_class(sequence: Sequence) -> tuple[bool, float]:
 
 
 def own_priority(sequence: Sequence) -> float:
-    """Sort key of the sequences of one tenant. The sequence with the lowest key comes first.
+    """Return the sort key of the sequences of one tenant. The lowest key comes first.
 
-    The key is the request's priority, minus one for each _SECONDS_PER_PRIORITY since the request's arrival.
+    It is the request's priority, minus one for each _SECONDS_PER_PRIORITY seconds since the request arrived.
     """
     return sequence.request.priority - sequence.age // _SECONDS_PER_PRIORITY
 
 
 def _ahead(sequences: list[Sequence], low_priority: bool) -> list[Sequence]:
-    """Those of the sequences for which a new one may have to wait.
+    """Return those of the sequences for which a new sequence may have to wait.
 
-    For a new sequence of normal priority these are only the sequences of normal priority, for one of low priority all.
+    For a new sequence of low priority these are all, and for others the sequences of normal priority.
     """
     return sequences if low_priority else [sequence for sequence in sequences if not sequence.low_priority]

@@ -1,21 +1,22 @@
-"""Chooses the chunks of the next forward pass. The module decides only; it has no model and no thread.
+"""Chooses which tokens the next forward pass reads. This module only decides; it has no model and no thread.
 
-A step decodes one token of every decoding sequence, some with drafts after it, and reads chunks of prompts, if the
-runner mixes both in a pass. Otherwise the batched sequences share a pass, and a chunk has its own. Sequences that are
-profiled, or not batched, follow in passes of their own. So prompts cost a running stream one chunk's time for each
-token, however many prompts wait. The chunk's size is derived from the measured times of passes
-(engine/scheduling/step_time.py).
+A step is one forward pass. If the runner can mix them, it decodes one token of every decoding sequence, some with
+drafts, and also reads chunks of prompts. Otherwise a pass either decodes or reads one chunk. Sequences that are
+profiled, or are not in the batch, have passes of their own, which follow. Thus prompts delay each token of a running
+answer by the time of one chunk, however many prompts wait. The size of chunks is computed from the measured times of
+passes (engine/scheduling/step_time.py).
 
-The prompts of the tenant whose turn it is (fair_queue.py) are read first. Of these, the one with the fewest tokens left
-comes first, so that short prompts do not wait for long ones. Waiting counts like tokens that have been read, so no
-prompt waits forever. Short prompts are read together. A pass that completes a tenant's prompt has no chunk of another
-tenant's longer prompt: the first token would wait for all of that chunk.
+The prompts of the tenant (API key) whose turn it is (fair_queue.py) are read first, and among them the prompt with the
+fewest unread tokens, so that short prompts do not wait for long ones. The time that a prompt has waited counts like
+tokens that are already read, so no prompt waits forever. Several short prompts are read in one pass. A pass that reads
+the rest of a tenant's prompt has no chunk of another tenant's longer prompt, because the first token of the answer
+would have to wait for that chunk.
 
 While other sequences are present, low-priority sequences read nothing, except, on a device of its own, tokens that do
 not make a pass noticeably slower. Passes of low-priority sequences alone are short, or can be interrupted.
 
-For models that return vectors or scores, `PoolingScheduler` chooses complete texts of all running requests up to a
-budget of tokens, which the measured times of passes determine, so that a new request waits for a fraction of a second.
+For models that return vectors or scores, `PoolingScheduler` chooses complete texts of all running requests, up to a
+number of tokens that follows from the measured times, so that a new request waits for a fraction of a second.
 """
 
 import logging
@@ -39,11 +40,11 @@ _AWAITED_SECONDS, _INTERRUPTED_SECONDS = 0.1, 0.25
 
 
 class Scheduler(AdmissionQueue):
-    """Chooses the steps of the sequences of one device.
+    """Chooses the steps of one engine. The engine's loop asks it for each step, and reports what the step has done.
 
     A chunk of a prompt has at most `prefill_chunk` tokens while other sequences decode, and fewer if these would wait
-    too long. Otherwise a batched sequence's chunk has at most `idle_chunk` tokens. `runner` may reduce a chunk to a
-    size that suits its kernels.
+    too long. Otherwise it has at most `idle_chunk` tokens if the sequence is in the batch. `runner` may make a chunk
+    smaller, to a size that suits its kernels.
     """
 
     def __init__(
@@ -74,18 +75,20 @@ class Scheduler(AdmissionQueue):
 
     @property
     def answers(self) -> AnswerMemory | None:
-        """Answers of ended sequences that are kept as source of drafts; None if none are kept."""
+        """Texts of earlier answers, from which drafts are proposed; None if they are not stored."""
         return self._policy.answers
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence into the queue. Raises QueueFull."""
+        """Add a sequence to the waiting ones. Raises QueueFull."""
         super().add(sequence)
         name = sequence.request.answer_memory
         if self.answers is not None and name and sequence.request.cache_prompt:
             sequence.earlier_answers = self.answers.of(name)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence. Its answer, however it ended, is kept as a source of drafts, except at low priority."""
+        """Remove a sequence. Unless it has low priority, its answer is stored as a source of drafts, however it has
+        ended.
+        """
         super().remove(sequence)
         request = sequence.request
         if self.answers is None or not request.answer_memory or sequence.low_priority or not sequence.num_produced:
@@ -96,7 +99,9 @@ class Scheduler(AdmissionQueue):
             log.exception("request %s: its answer could not be kept for drafts", request.request_id)
 
     def next_step(self) -> Step | None:
-        """The next pass of the current round, or the first pass of a new round; None if no sequence runs."""
+        """Return the next step of the current round, or the first step of a new round if it has ended; None if there is
+        nothing to run.
+        """
         found = next(self._round, None)
         if found is None:
             self._round = self._passes()
@@ -104,36 +109,37 @@ class Scheduler(AdmissionQueue):
         return found
 
     def draft_with(self, model: DraftingModel) -> None:
-        """Let a draft model propose tokens where that is expected to pay, besides the proposals from texts."""
+        """Use a draft model in addition to drafts from texts, where it is expected to save time."""
         self._speculation.model = model
 
     @property
     def seconds_per_token(self) -> float:
-        """Seconds to read one prompt token; 0 before any measurement."""
+        """Seconds that the model takes to read one prompt token; 0 before any measurement."""
         return self._step_times.seconds_to_read(1)
 
     def answered(self, sequence: Sequence) -> None:
-        """Record the length of an answer that ended by itself, for estimates of other answers' lengths."""
+        """Record the length of an answer that ended by itself, from which those of other answers are estimated."""
         self._step_times.answered(sequence.num_produced)
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Record how long a pass took."""
+        """Record how many seconds the pass of a step took."""
         # Tokens of a prompt that are read beside others say nothing about passes that have many of them.
         has_low_priority = not step.is_low_priority and any(chunk.sequence.low_priority for chunk in step.chunks)
         counted = step.chunks if has_low_priority else [chunk for chunk in step.chunks if chunk.decodes]
         self._step_times.passed(sum(chunk.num_tokens for chunk in counted), step.num_tokens, seconds)
 
     def verified(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Record how many tokens of a sequence's draft were accepted."""
+        """Record that `num_accepted` of the `num_drafted` tokens in a sequence's draft were accepted."""
         self.count_tokens(sequence, num_accepted)
         sequence.num_drafted += num_drafted
         sequence.num_accepted += num_accepted
         self._speculation.count(sequence, num_drafted, num_accepted)
 
     def _passes(self) -> Iterator[Step]:
-        """Yield the steps of one round: for the batch, for each sequence that shares no passes, and for one prompt.
+        """Yield the steps of one round: one for the batch, one for each sequence that shares no passes, and one for a
+        prompt that shares no passes.
 
-        Each step is composed when it is requested, so it takes into account what has changed since the last one.
+        Each step is composed when it is requested, so that it takes into account what has changed since the last one.
         """
         self._step_times.begin_round()
         batch = self._batch()
@@ -149,13 +155,15 @@ class Scheduler(AdmissionQueue):
             yield Step([self._next_chunk(alone[0], self._prompt_budget(alone[0]))])
 
     def _active(self) -> list[Sequence]:
-        """The running sequences that take part in steps: low-priority ones only while no other sequence is present."""
+        """Return the running sequences that take part in steps. Those of low priority do only while no other sequence
+        is present.
+        """
         if not self.has_foreground:
             return self.running
         return [sequence for sequence in self.running if not sequence.low_priority]
 
     def _batch(self) -> list[Sequence]:
-        """The batched sequences of which the next pass reads the newest token to produce another one."""
+        """Return the sequences that the next pass decodes together."""
         batch = [sequence for sequence in self._active() if sequence.shares_passes and _decodes(sequence)]
         if self.has_foreground or self._runner.abilities.interrupts:
             return batch
@@ -164,10 +172,11 @@ class Scheduler(AdmissionQueue):
         return batch[: max(1, sum(seconds <= _AWAITED_SECONDS for seconds in curve[1:]))]
 
     def _beside(self, decoding: list[ScheduledChunk]) -> list[ScheduledChunk]:
-        """Chunks of low-priority sequences to read in a pass that decodes others: tokens that hardly slow the pass.
+        """Return chunks of low-priority sequences for a pass that decodes other sequences: as many tokens as hardly
+        slow the pass. `decoding` are the chunks of the others.
 
-        Empty on the host's cores. There each token also slows the processes that deliver the other sequences' tokens,
-        which the times of passes do not show.
+        Empty if the model runs on the host's cores. There, each token also slows the processes that deliver the other
+        sequences' tokens, which the times of passes do not show.
         """
         if not self.has_foreground or self._runner.abilities.uses_host_cores:
             return []
@@ -184,11 +193,13 @@ class Scheduler(AdmissionQueue):
         return found
 
     def _mixes(self, sequence: Sequence) -> bool:
-        """Whether a sequence's tokens can be read together with those of any other sequences of the batch."""
+        """Whether a pass can read tokens of a sequence together with any tokens of other sequences."""
         return sequence.shares_passes and self._runner.abilities.mixes
 
     def _next_tokens(self, batch: list[Sequence]) -> list[ScheduledChunk]:
-        """Chunks with the newest token of each sequence of the batch, with drafts where they are expected to pay."""
+        """Return a chunk for each sequence in `batch`, with its newest token and, where that is expected to save time,
+        a draft.
+        """
         if not self._policy.speculates:
             return [ScheduledChunk.next(sequence) for sequence in batch]
         drafts = self._speculation.choose(batch, list(map(self._may_draft, batch)), self._step_times)
@@ -197,29 +208,33 @@ class Scheduler(AdmissionQueue):
     def _may_draft(self, sequence: Sequence) -> bool:
         """Whether a draft may follow a sequence's newest token.
 
-        It may not if the sequence has a slow grammar, which would have to be followed once for each token of the draft.
+        It may not if the sequence has a slow grammar, which would have to be followed for each token of the draft.
         """
         is_slow = sequence.guide is not None and sequence.guide.is_slow
         return self._runner.may_draft(sequence) and not is_slow and not sequence.profile.is_awaited
 
     def _prompts(self) -> list[Sequence]:
-        """The sequences whose prompts are being read, in the order of urgency."""
+        """Return the sequences whose prompts are being read, the most urgent first."""
         return sorted(filter(_reads_prompt, self._active()), key=self._urgency)
 
     def _urgency(self, sequence: Sequence) -> tuple[object, ...]:
-        """Sort key of the sequences whose prompts are to be read. The prompt with the lowest key is read first."""
+        """Return the sort key of a sequence whose prompt is being read. The one with the lowest key is read first."""
         gained = _AGEING * self._step_times.tokens_read_in(sequence.age)
         own = own_priority(sequence), sequence.num_unread - gained, sequence.id
         return priority_class(sequence), self._turn(sequence), own
 
     def _turn(self, sequence: Sequence) -> tuple[float, int]:
-        """Sort key of sequences by the turns of their tenants. The tenant with the lowest key has the next turn."""
+        """Return the sort key of a sequence by the turn of its tenant. The tenant with the lowest key has the next
+        turn.
+        """
         return self._turns[sequence.low_priority].turn(sequence.tenant)
 
     def _next_chunks(self, batch: list[Sequence]) -> list[ScheduledChunk]:
-        """Chunks of prompts for the batch's next pass: of the most urgent prompt, and of others that fit into the pass.
+        """Return the chunks of prompts for the next pass, which also decodes the sequences in `batch`: a chunk of the
+        most urgent prompt, and of others if there is room in the pass.
 
-        Other prompts of the same tenant may begin in this pass; those of other tenants must end in it.
+        Of the same tenant, a further prompt may begin in this pass; prompts of other tenants must be read completely in
+        it.
         """
         chunks: list[ScheduledChunk] = []
         budget = 0
@@ -238,15 +253,15 @@ class Scheduler(AdmissionQueue):
         return chunks
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> ScheduledChunk:
-        """The next chunk of a prompt, in a pass with `budget` tokens for prompts."""
+        """Return the next chunk of a sequence's prompt, for a pass that has room for `budget` prompt tokens."""
         if not sequence.num_produced and sequence.num_read == sequence.num_cached:
             self.before_first_chunk(sequence)
         return ScheduledChunk.next(sequence, self._runner.fit_chunk(sequence, budget))
 
     def _prompt_budget(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> int:
-        """Number of prompt tokens to read in a pass that also decodes the sequences in `batch`.
+        """Return how many prompt tokens to read in a pass that also decodes the sequences in `batch`.
 
-        `sequence` is the sequence with the most urgent prompt.
+        `sequence` is the one with the most urgent prompt.
         """
         active = self._active()
         num_decoding = sum(other.is_decoding for other in active)
@@ -266,7 +281,9 @@ class Scheduler(AdmissionQueue):
 
 
 def _begin_alike(sequence: Sequence, other: Sequence) -> bool:
-    """Whether a prompt should wait until `other` has read tokens with which both begin, and which are then cached."""
+    """Whether a sequence's prompt should wait until `other` has read the tokens with which both begin, because these
+    are cached then.
+    """
     if not sequence.reuses_past or sequence.num_read or sequence.cache_salt != other.cache_salt:
         return False
     start = other.num_read
@@ -274,7 +291,7 @@ def _begin_alike(sequence: Sequence, other: Sequence) -> bool:
 
 
 def _decodes(sequence: Sequence) -> bool:
-    """Whether a step may read the newest token of a sequence."""
+    """Whether a step may read the newest token of a sequence to decode the next one."""
     return sequence.is_decoding and not sequence.is_choosing
 
 
@@ -292,7 +309,7 @@ _MAX_TEXTS = 256
 
 
 class PoolingScheduler(Scheduler):
-    """Scheduler of requests for embeddings or reranking, whose texts are pooled."""
+    """Scheduler for models that return a vector or a score for each text of a request."""
 
     def _passes(self) -> Iterator[Step]:
         budget = int(min(_MAX_TOKENS, max(_MIN_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
@@ -308,9 +325,10 @@ class PoolingScheduler(Scheduler):
 
 
 def _next_texts(sequence: Sequence, budget: int, maximum: int, *, is_first: bool) -> ScheduledChunk | None:
-    """Chunk of the next texts of a request: at most `maximum` texts with at most `budget` tokens; None if none fit.
+    """Return a chunk with the next texts of a request: at most `maximum` texts with at most `budget` tokens together;
+    None if there is no room for any.
 
-    With `is_first`, the chunk has at least one text, even if that text has more tokens.
+    With `is_first`, the chunk has at least one text, even if this text has more tokens.
     """
     texts: list[PooledText] = []
     num_tokens = 0

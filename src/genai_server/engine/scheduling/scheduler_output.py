@@ -1,4 +1,6 @@
-"""What the scheduler passes to the runners: steps, which consist of a chunk of tokens of each sequence; and limits."""
+"""What the scheduler passes to the runners: a step, which has a chunk of tokens for each sequence, and limits of
+memory.
+"""
 
 import sys
 import time
@@ -14,7 +16,7 @@ from genai_server.timing import Clock
 
 @dataclass(frozen=True)
 class ScheduledChunk:
-    """Tokens of one sequence that a forward pass reads: a part of its prompt, or its newest token and a draft."""
+    """The tokens of one sequence that a forward pass reads: a part of its prompt, or its newest token and a draft."""
 
     sequence: Sequence
     # The sequence's next unread tokens, and those of the draft behind them.
@@ -37,9 +39,9 @@ class ScheduledChunk:
         draft: abc.Sequence[int] = (),
         texts: abc.Sequence[PooledText] = (),
     ) -> "ScheduledChunk":
-        """Chunk of a sequence's next `num_tokens` unread tokens, followed by a draft.
+        """Return a chunk with the next `num_tokens` unread tokens of a sequence, followed by the tokens of a draft.
 
-        `texts` are given only to a model that pools: the texts of which the chunk's tokens consist.
+        For a model that pools, `texts` are the texts of which these tokens consist.
         """
         first = sequence.num_read
         tokens = [*sequence.tokens[first : first + num_tokens], *draft]
@@ -47,17 +49,17 @@ class ScheduledChunk:
 
     @property
     def model_tokens(self) -> abc.Sequence[int]:
-        """The tokens, with the model's image token in place of the negative ids of image features."""
+        """The tokens as the model reads them: its image token replaces the negative ids of image features."""
         images = self.sequence.images
         return self.tokens if images is None else images.model_tokens(self.tokens)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the pass reads, including the draft."""
+        """Number of tokens that the pass reads, including those of the draft."""
         return len(self.tokens)
 
     def count(self) -> None:
-        """Count the tokens, except those of the draft, as read in the sequence."""
+        """Count the tokens, without those of the draft, as read in the sequence."""
         self.sequence.num_read += len(self.tokens) - len(self.draft)
         self.sequence.num_texts += len(self.texts)
 
@@ -69,38 +71,38 @@ def is_low_priority(chunks: abc.Sequence[ScheduledChunk]) -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: a chunk of tokens of each sequence that takes part."""
+    """One forward pass: a chunk of tokens of each sequence that takes part in it."""
 
     chunks: list[ScheduledChunk]
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The sequences that take part in the step."""
+        """The sequences that take part in the pass."""
         return [chunk.sequence for chunk in self.chunks]
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all chunks."""
+        """Number of tokens of all chunks together."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
     def decodes(self) -> bool:
-        """Whether the step reads no part of a prompt."""
+        """Whether the pass reads only newest tokens and drafts, and no part of a prompt."""
         return all(chunk.decodes for chunk in self.chunks)
 
     @property
     def is_chunk(self) -> bool:
-        """Whether the step reads a part of one prompt, and nothing else."""
+        """Whether the pass reads a part of one prompt, and nothing else."""
         return len(self.chunks) == 1 and not self.decodes
 
     @property
     def is_low_priority(self) -> bool:
-        """Whether all sequences of the step are of low priority, so that the step may be interrupted for others."""
+        """Whether all sequences of the pass have low priority, so that it may be interrupted for others."""
         return is_low_priority(self.chunks)
 
 
 class KvBudget(NamedTuple):
-    """An amount of KV cache: a number of slots, and of pages that slots share."""
+    """An amount of KV cache: a number of slots, and a number of pages that slots share."""
 
     slots: int = 0
     # Pages that slots share.
@@ -112,9 +114,10 @@ NOTHING_RESERVED = KvBudget()
 
 @dataclass(eq=False)
 class KvMemory:
-    """Memory that KV cache slots share. Each slot has one page of its own, and gets the other pages on demand.
+    """The memory that KV cache slots share, in pages. Each slot has one page of its own, and gets other pages when its
+    tokens need them.
 
-    All users have the same object, so a change of the size takes effect for all of them at once.
+    Scheduler, slots and runner have the same object, so a change of the size takes effect for all of them at once.
     """
 
     # Tokens of a page. In each layer and head, their keys and values fill pages of the system's memory exactly.
@@ -133,25 +136,27 @@ class KvMemory:
 
     @property
     def min_bytes(self) -> int:
-        """Smallest size in bytes to which `resize` can set the memory."""
+        """The smallest number of bytes that `resize` can set."""
         return self.own_bytes + self.min_pages * self.page_bytes
 
     @property
     def max_bytes(self) -> int:
-        """Size in bytes beyond which further memory is of no use to any sequences."""
+        """The number of bytes beyond which more memory is of no use."""
         return self.own_bytes + self.max_pages * self.page_bytes
 
     def resize(self, num_bytes: int) -> None:
-        """Set the size in bytes, but at least to what the longest sequence needs. A fixed size does not change."""
+        """Set the size to `num_bytes` bytes, but at least to what the longest sequence needs. A fixed size does not
+        change.
+        """
         if self.page_bytes:
             self.num_pages = max(self.min_pages, (num_bytes - self.own_bytes) // self.page_bytes)
 
     def pages(self, num_tokens: int) -> int:
-        """Number of shared pages of a slot with this number of tokens and one more, besides the slot's own page."""
+        """Return how many shared pages a slot needs for `num_tokens` tokens and one more, besides its own page."""
         return num_tokens // self.page_tokens
 
     def num_tokens(self, num_slots: int) -> int:
-        """Number of tokens that all pages hold, with `num_slots` slots; 0 if slots share no memory."""
+        """Return how many tokens all pages can hold if there are `num_slots` slots; 0 if slots share no memory."""
         is_shared = self.num_pages and self.page_tokens < UNSHARED.page_tokens
         return (self.num_pages + num_slots) * self.page_tokens if is_shared else 0
 
@@ -162,7 +167,7 @@ UNSHARED = KvMemory(sys.maxsize, 0)
 
 @dataclass(frozen=True)
 class StepPolicy:
-    """Settings and limits by which a scheduler composes steps."""
+    """The settings and limits by which a scheduler composes steps."""
 
     # Target seconds of a step with running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
     itl_target: float = 0.0

@@ -1,4 +1,6 @@
-"""Learns how long steps and answers take, and sizes the chunks of prompts that are read beside decoding sequences."""
+"""Estimates the times of forward passes and the lengths of answers from recent ones, and from these the sizes of chunks
+of prompts.
+"""
 
 import math
 from collections import deque
@@ -27,26 +29,25 @@ MAX_DRAFTED = 64
 
 
 def _median(values: Iterable[float]) -> float:
-    """Median of the values, or the lower of the two middle ones; 0 without values.
+    """Return the median of the values; of two middle ones, the lower. 0 if there are no values.
 
-    The lower one is taken because disturbed passes are slow, and a single one must not count.
+    The lower one is used because passes that were disturbed are slow, and a single one must not count.
     """
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
 
 
 def _per_token(number: int, seconds: float) -> float:
-    """Assumed seconds that one token more adds to a pass which took `seconds` for `number` tokens."""
+    """Return by how many seconds one more token is assumed to prolong a pass of `number` tokens that took `seconds`."""
     return _SHARE_PER_TOKEN * seconds / (1 + _SHARE_PER_TOKEN * (number - 1))
 
 
 class StepTimeModel:
-    """Medians of the seconds that recent steps took, and the average number of tokens of answers.
+    """The times of recent forward passes, in seconds by numbers of tokens, and the average length of answers.
 
-    `passes` maps numbers of tokens to the seconds of decoding passes in the warm-up, and `prompt_token` are the seconds
-    for a token of a prompt. Both are used until passes are measured. For numbers of tokens that were not measured,
-    `passes` is used longer: if kernels change with the number of tokens, passes of few tokens do not predict those of
-    many.
+    `passes` has the seconds of decoding passes in the warm-up, by their numbers of tokens, and `prompt_token` the
+    seconds for one token of a prompt. These are used until passes are measured. For numbers of tokens that have not
+    been measured, `passes` is used after that, too, because other kernels may run for them.
     """
 
     def __init__(self, passes: Mapping[int, float] | None = None, prompt_token: float = 0.0) -> None:
@@ -63,13 +64,13 @@ class StepTimeModel:
         self._answer: float | None = None  # tokens of an answer; None before the first one
 
     def begin_round(self) -> None:
-        """Start a new round, and record how long the decoding of the last round took."""
+        """Begin a new round of passes, and record how long the decoding of the last round took."""
         if self._decoding:
             self._per_round.append(self._decoding)
         self._decoding = 0.0
 
     def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
-        """Record the seconds of a pass of `num_tokens` tokens.
+        """Record that a pass of `num_tokens` tokens took `seconds`.
 
         `num_decoded` of these tokens belong to answers and their drafts, the others to prompts.
         """
@@ -88,13 +89,14 @@ class StepTimeModel:
         self._decoding += decoding
 
     def _points(self) -> tuple[list[int], list[float]]:
-        """Points of the curve of a pass's seconds: numbers of tokens and seconds, both ascending.
+        """Return the points of a curve from the number of a decoding pass's tokens to its seconds: the numbers, and the
+        seconds, both in ascending order.
 
-        Measured passes count first, and passes of the warm-up for other numbers of tokens. A pass of more tokens never
-        takes less time. If measurements contradict that, the passes concerned get their mean, in which many and recent
-        measurements weigh more. Passes of the warm-up are assumed to be as much slower or faster now as measured passes
-        of about as many tokens, but not to take longer than further tokens usually do, because they may have been
-        disturbed.
+        The points are measured passes and, for other numbers of tokens, passes of the warm-up. If measurements say that
+        a pass of more tokens takes less time, all of these passes get their mean, in which many and recent measurements
+        have more weight. Passes of the warm-up are assumed to have become as much slower or faster as measured passes
+        of about as many tokens. But as they may have been disturbed, they never count as slower than what more tokens
+        usually cost.
         """
         blocks: list[tuple[float, float, list[int]]] = []  # seconds of one pass, weight, and numbers of tokens
         for number in sorted(self._passes):
@@ -120,13 +122,14 @@ class StepTimeModel:
         return numbers, [float(value) for value in np.maximum.accumulate([known[number] for number in numbers] or [0])]
 
     def seconds(self, num_tokens: int) -> float:
-        """Estimated seconds of a pass that only decodes this number of tokens; 0 before any measurement."""
+        """Estimate the seconds of a pass that only decodes, with `num_tokens` tokens; 0 before any measurement."""
         return self.curve(num_tokens)[-1]
 
     def curve(self, num_tokens: int) -> list[float]:
-        """Estimated seconds of passes that only decode, for 0 to `num_tokens` tokens. All are 0 before any measurement.
+        """Estimate the seconds of passes that only decode, with 0, 1, … and `num_tokens` tokens. All are 0 before any
+        measurement.
 
-        A pass of more tokens never takes less time, however uneven the measurements are.
+        The estimates never decrease, however uneven the measurements are.
         """
         known, times = self._known
         if not known:
@@ -141,9 +144,10 @@ class StepTimeModel:
         return [float(value) for value in found]
 
     def tokens_beside(self, num_tokens: int) -> int:
-        """Number of tokens that low-priority sequences may read in a pass that decodes `num_tokens` of other sequences.
+        """Return how many tokens low-priority sequences may read in a pass that decodes `num_tokens` tokens of other
+        sequences.
 
-        By the measured times, so many tokens do not make the pass noticeably slower.
+        According to the measured times, these tokens do not make the pass noticeably slower.
         """
         known, _ = self._known
         if not known or not known[0] <= num_tokens < known[-1]:
@@ -152,33 +156,37 @@ class StepTimeModel:
         return sum(seconds <= (1 + _MAX_SLOWDOWN) * curve[num_tokens] for seconds in curve[num_tokens + 1 :])
 
     def chunk(self, maximum: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
-        """Number of prompt tokens to read now, at most `maximum`, and at most MIN_CHUNK before any measurement.
+        """Return how many prompt tokens to read now: at most `maximum`, and before any measurement at most MIN_CHUNK.
 
-        `decoding` is the time in seconds of the step's decoding; None means the decoding of this round up to now. With
-        a `target`, the step may take this number of seconds. Without one, the chunk may take PROMPT_SHARE times as long
-        as the decoding, and `crowd` times that if `crowd` is above 1.
+        `decoding` is the time in seconds that the step's decoding takes; None stands for the decoding in this round so
+        far. With a `target`, the whole step may take this number of seconds. Otherwise the chunk may take PROMPT_SHARE
+        times as long as the decoding, and `crowd` times that if `crowd` is above 1.
         """
         decoding = self._decoding if decoding is None else decoding
         seconds = target - decoding if target else PROMPT_SHARE * max(1.0, crowd) * decoding
         return min(maximum, max(MIN_CHUNK, int(self.tokens_read_in(seconds))))
 
     def tokens_read_in(self, seconds: float) -> float:
-        """Number of prompt tokens that can be read in this time; 0 before any measurement."""
+        """Return how many prompt tokens can be read in this number of seconds; 0 before any measurement."""
         per_token = self.seconds_to_read(1)
         return seconds / per_token if per_token else 0.0
 
     def answered(self, num_tokens: int) -> None:
-        """Record the number of tokens of an answer."""
+        """Record the length of an ended answer in tokens."""
         self._answer = num_tokens if self._answer is None else (1 - _WEIGHT) * self._answer + _WEIGHT * num_tokens
 
     def seconds_to_read(self, num_tokens: int) -> float:
-        """Estimated seconds to read `num_tokens` of a prompt; 0 before any measurement."""
+        """Estimate the seconds to read `num_tokens` tokens of a prompt; 0 before any measurement."""
         return num_tokens * (_median(self._prompts) or self._tried_prompt_token)
 
     def seconds_to_decode(self, num_tokens: float) -> float:
-        """Estimated seconds for `num_tokens` of an answer while the other answers run; 0 before any measurement."""
+        """Estimate the seconds until an answer has `num_tokens` more tokens while the other answers run; 0 before any
+        measurement.
+        """
         return num_tokens * _median(self._per_round)
 
     def tokens_left(self, num_produced: int) -> float:
-        """Expected number of further tokens of an answer; infinite before any answer has ended."""
+        """Estimate how many more tokens an answer with `num_produced` tokens will get; infinite before any answer has
+        ended.
+        """
         return math.inf if self._answer is None else max(1.0, self._answer - num_produced)
