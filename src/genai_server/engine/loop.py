@@ -1,7 +1,7 @@
-"""The engine's loop. Each step receives messages, schedules, runs a forward pass, samples tokens and sends them.
+"""The engine's loop, which the main thread of the engine process runs.
 
-The main thread of the engine process runs the loop. A step is one forward pass, of one sequence or of a batch. A
-message waits for at most one step.
+In each step it receives messages, chooses what to run, runs one forward pass for one sequence or a batch, samples
+tokens and sends them. A message waits for at most one step.
 """
 
 import logging
@@ -62,9 +62,10 @@ _MAX_FAILED = 3
 
 
 class EngineLoop:
-    """Runs the sequences of all connections on one device.
+    """Runs all requests of one engine, from their messages to their answers.
 
-    `heartbeat` is sent before each pass, and regularly while there is nothing to run.
+    `send` passes messages to a connection. `heartbeat` is sent to the supervisor before each pass, and regularly while
+    there is nothing to run.
     """
 
     def __init__(
@@ -114,9 +115,10 @@ class EngineLoop:
         self.inbox.put((0, lambda: None))  # wakes an idle loop
 
     def run_one_step(self) -> None:
-        """Receive messages and run one forward pass. Without a pass to run, the loop waits a moment for messages.
+        """Receive messages and run one forward pass. If there is nothing to run, the loop waits for messages instead.
 
-        Raises the error of a runner if not even a pass that depends on no request succeeds.
+        After several requests in a row have failed, a pass for no request is tried, and the runner's error is raised if
+        it fails.
         """
         self._receive()
         now = self._clock()
@@ -169,7 +171,7 @@ class EngineLoop:
 
     @property
     def _patience(self) -> float:
-        """Seconds for which a loop without work waits for a message."""
+        """Seconds for which a loop that has nothing to run waits for a message."""
         deadline = self._requests.next_deadline
         if self._loaded.disk_cache is not None:
             deadline = min(deadline, self._loaded.disk_cache.next_deadline)
@@ -202,7 +204,7 @@ class EngineLoop:
     # forward, sample, deliver
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Free the slot of a sequence that the scheduler preempts. Its tokens may stay in the prefix cache."""
+        """Free the KV cache slot of a sequence that the scheduler preempts. Its tokens may stay as a cached prefix."""
         self._runners.close(sequence)
         self._meter.preempted(sequence)
 
@@ -213,7 +215,9 @@ class EngineLoop:
                 self._runners.reopen(sequence)
 
     def _forward(self, step: Step) -> None:
-        """Run the pass of a step, sample from it and send the tokens. Only a completed pass is measured."""
+        """Run the pass of a step, sample from its results, and send the tokens. The times of failed passes are not
+        recorded.
+        """
         self._has_worked = True
         num_before = sum(sequence.num_produced for sequence in step.sequences)
         try:
@@ -229,10 +233,12 @@ class EngineLoop:
             self._meter.passed(step, seconds)
 
     def _try_pass(self) -> None:
-        """Run a pass that depends on no request. Raises what the runner raises, which ends the engine.
+        """Run a pass for no request, to find out whether passes can succeed at all. The runner's error is raised, and
+        ends the engine.
 
-        Some faults, such as an illegal access to a device's memory, last as long as the process. But a request that
-        always fails must not end the process. Nothing is done while no slot is free; the loop then calls this again.
+        Some faults, such as an illegal access to a device's memory, last as long as the process; but a request that
+        always fails must not end the process. Nothing is done while no KV cache slot is free; the loop then calls this
+        again.
         """
         if len(self._scheduler.running) >= self._scheduler.capacity.running:
             return
@@ -245,7 +251,7 @@ class EngineLoop:
             raise
 
     def _run(self, step: Step) -> float:
-        """Run the pass of a step and sample from it. Returns the seconds that it took."""
+        """Run the pass of a step and sample from its results. Returns the seconds that this took."""
         started = self._clock()
         self._beat(step.num_tokens)
         for sequence in step.sequences:
@@ -272,7 +278,10 @@ class EngineLoop:
         return self._clock() - started
 
     def _advance(self, sequence: Sequence, scores: Scores, draft: abc.Sequence[int]) -> None:
-        """Send the results of a pass for one sequence, and choose the sequence's next tokens."""
+        """Send the results of a pass for one sequence, and choose the tokens that follow.
+
+        `draft` are the draft tokens that the pass has read after the sequence's newest token.
+        """
         connection, key = sequence.origin
         if scores.vectors is not None:
             if not np.isfinite(scores.vectors).all():
@@ -290,7 +299,8 @@ class EngineLoop:
             self._choose(sequence, scores, draft)
 
     def _choose(self, sequence: Sequence, scores: Scores, draft: abc.Sequence[int]) -> None:
-        """Choose the token after each token that the pass has read, until a chosen token differs from the draft.
+        """Choose the token after the sequence's newest token, and then after each token of the draft, until a chosen
+        token is not the draft's.
 
         Without a draft, a token whose grammar is slow is chosen in another thread. Drafts are too short to need that.
         """
@@ -326,7 +336,7 @@ class EngineLoop:
     def _token_chosen(self, sequence: Sequence, last: float | None, chosen: Future[NextToken]) -> None:
         """Send a token that another thread has chosen, if the sequence still runs.
 
-        `last` is the time of the sequence's previous token; None for the first one.
+        `last` is the time of the sequence's previous token; None if the token is the first.
         """
         sequence.is_choosing = False
         if sequence not in self._requests:
@@ -340,7 +350,9 @@ class EngineLoop:
                 self._requests.finish(sequence, outcome.reason)
 
     def _produced(self, sequence: Sequence, num_tokens: int, last: float | None) -> None:
-        """Count the tokens that a pass has produced. `last` is the time of the previous token; None for the first."""
+        """Count `num_tokens` new tokens of a sequence. `last` is the time of the previous token; None if there was
+        none.
+        """
         self._meter.produced(sequence, num_tokens, last)
         self._options.produced(sequence)
 
