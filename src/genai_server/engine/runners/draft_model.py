@@ -33,9 +33,9 @@ from genai_server.timing import Clock
 
 @dataclass
 class Copy:
-    """Copy of a sequence in the draft model's own batch.
+    """The copy of a sequence that the draft model runs in its own batch.
 
-    The first `num_sure` tokens are known to be tokens of the sequence. Further ones are draft tokens.
+    The first `num_sure` tokens are known to be tokens of the sequence. Later ones are draft tokens.
     """
 
     # With the same id.
@@ -74,9 +74,10 @@ class DraftModel:
         self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
 
     def room(self, sequence: Sequence) -> int:
-        """Maximum number of tokens that can be drafted for a sequence.
+        """Return how many tokens can be drafted for a sequence at most.
 
-        It is 0 for a sequence with images or audio, and if there is no slot or memory for the sequence's copy.
+        This is 0 for a sequence with images or audio, and if there is no KV cache slot or memory for the sequence's
+        copy.
         """
         if sequence.images is not None or sequence.audio is not None:
             return 0
@@ -85,10 +86,10 @@ class DraftModel:
         return max(0, self.runner.model.max_length - len(sequence.tokens))
 
     def num_unread(self, sequence: Sequence) -> int:
-        """Number of a sequence's tokens that the draft model must read before it can draft.
+        """Return how many of a sequence's tokens the draft model must read before it can draft.
 
-        These are the tokens that are not in the draft model's KV cache, and at least the newest one, whose logits give
-        the first draft token.
+        These are the tokens that its KV cache lacks, and always the newest one, whose logits give the first draft
+        token.
         """
         copy = self._copies.get(sequence.id)
         if copy is not None:
@@ -139,7 +140,7 @@ class DraftModel:
         return int(scores.last[: self._vocab_size].argmax())
 
     def close(self, sequence: int) -> None:
-        """Forget the sequence with this id, if it is known. Its KV cache may stay as a cached prefix."""
+        """Discard the copy of the sequence with this id, if there is one. Its KV cache may stay as a cached prefix."""
         self._found.pop(sequence, None)
         if (copy := self._copies.pop(sequence, None)) is not None:
             # Tokens that the answer may not have are no use to others.
@@ -147,17 +148,21 @@ class DraftModel:
         self.runner.close(sequence)  # also if it could not be opened completely
 
     def fit(self) -> None:
-        """Forget the newest sequences until the others fit into the memory, after the memory has become smaller."""
+        """Discard the copies of the newest sequences until the others fit into the memory, after the memory has become
+        smaller.
+        """
         while self._copies and not self.runner.slots.has_room(newest := next(reversed(self._copies)), 0):
             self.close(newest)
 
     def _can_open(self, sequence: Sequence) -> bool:
-        """Whether there is a slot for the copy of another sequence, and memory for its tokens."""
+        """Whether there are a KV cache slot and memory for a copy of a sequence that has none yet."""
         has_slot = len(self._copies) < self.runner.abilities.max_rows
         return has_slot and self.runner.slots.has_room(sequence.id, len(sequence.tokens))
 
     def _take_room(self, chunk: ScheduledChunk) -> bool:
-        """Take the memory for a chunk. Returns whether there is enough; if not, the chunk's sequence is forgotten."""
+        """Get memory for the tokens of a chunk. Returns whether there is enough; if not, the copy of its sequence is
+        discarded.
+        """
         slots, id = self.runner.slots, chunk.sequence.id
         if not slots.has_room(id, chunk.num_tokens):
             self.close(id)
@@ -166,11 +171,13 @@ class DraftModel:
         return True
 
     def tokens_of(self, sequence: Sequence) -> list[int]:
-        """The tokens that the copy of a sequence must have."""
+        """Return the tokens that the copy of a sequence must have."""
         return sequence.tokens
 
     def _num_common(self, copy: Copy, tokens: list[int]) -> int:
-        """Number of the sequence's `tokens` that its copy has read. At least the newest always counts as unread."""
+        """Return how many of the sequence's `tokens`, from the first on, its copy has read. The newest one always
+        counts as unread.
+        """
         maximum = min(copy.sequence.num_read, len(tokens) - 1)
         common = min(copy.num_sure, maximum)
         while common < maximum and copy.sequence.tokens[common] == tokens[common]:
@@ -178,9 +185,8 @@ class DraftModel:
         return common
 
     def _updated(self, sequence: Sequence) -> Sequence | None:
-        """The copy of a sequence, brought up to date with the sequence's tokens.
-
-        Returns None if there is no slot or memory for it.
+        """Return the copy of a sequence after changing its tokens to those of the sequence; None if there is no slot or
+        memory for it.
         """
         copy = self._copies.get(sequence.id)
         if copy is not None and self.runner.must_reopen(copy.sequence):
@@ -198,7 +204,7 @@ class DraftModel:
         return found
 
     def _opened(self, sequence: Sequence) -> Sequence:
-        """Make a copy of a sequence in the draft model's batch."""
+        """Create a copy of a sequence in the draft model's batch."""
         opened = open_bare(
             self.runner,
             list(self.tokens_of(sequence)),
@@ -218,7 +224,7 @@ MAX_KEPT = 1024
 
 @dataclass
 class _States:
-    """Hidden states of a sequence's tokens that the head has not read, and possibly of some tokens before them."""
+    """Hidden states of a sequence's tokens that the head has not read yet, and possibly of some tokens before these."""
 
     # The first token that the head reads of the sequence, if it reads any.
     first: int
@@ -229,7 +235,7 @@ class _States:
     parts: list[NDArray[Any]] = field(default_factory=list)
 
     def cut(self, end: int) -> None:
-        """Forget the hidden states of the token at index `end` and of all later tokens."""
+        """Discard the hidden states of the token with the index `end` and of all later tokens."""
         while self.parts and end < self.end:
             last = self.parts.pop()
             self.end -= len(last)
@@ -237,32 +243,32 @@ class _States:
                 self.append(last[: end - self.end])
 
     def append(self, states: NDArray[Any]) -> None:
-        """Add copies of the hidden states [tokens, hidden_size] of the next tokens.
+        """Append copies of the hidden states [tokens, hidden_size] of the next tokens.
 
-        A view would keep the states of all rows of the pass in memory.
+        They are copied because a view would keep the states of all rows of a pass in memory.
         """
         self.parts.append(states.copy())
         self.end += len(states)
 
     def forget_before(self, token: int) -> None:
-        """Forget hidden states of tokens before the index `token`.
+        """Discard hidden states of tokens before the one with the index `token`.
 
-        The states of a pass stay if they include the state of that token.
+        States are discarded by the passes from which they come, so some before that token may stay.
         """
         while self.parts and self.start + len(self.parts[0]) <= token:
             self.start += len(self.parts.pop(0))
 
     def of(self, token: int, number: int) -> NDArray[Any]:
-        """Hidden states [number, hidden_size] of `number` tokens from the index `token` on."""
+        """Return the hidden states [number, hidden_size] of `number` tokens from the index `token` on."""
         if len(self.parts) > 1:
             self.parts = [np.concatenate(self.parts)]
         return self.parts[0][token - self.start :][:number]
 
 
 class HeadRunner(BatchedRunner):
-    """Batched runner of a head for multi-token prediction.
+    """The runner of a head for multi-token prediction, which reads hidden states in addition to tokens.
 
-    `head` provides the hidden states that the graph reads besides tokens. Without it, zeros are read.
+    `head` provides the hidden states. While it is None, as in the warm-up, zeros are read.
     """
 
     head: "MtpHead | None" = None
@@ -279,7 +285,7 @@ class HeadRunner(BatchedRunner):
 
 
 class MtpHead(DraftModel):
-    """Head for multi-token prediction, which drafts tokens greedily for sequences of the batched runner `main`."""
+    """A head for multi-token prediction, which drafts for sequences of the runner `main` by the highest logits."""
 
     reuses_past = False  # what it knows of a sequence depends on where it began to read
 
@@ -290,7 +296,9 @@ class MtpHead(DraftModel):
         main.take_hidden, runner.take_hidden, runner.head = self._take, self._take_own, self
 
     def states_of(self, copy: Sequence) -> _States | None:
-        """Hidden states for the copy of a sequence; None for a sequence without a client, such as in the warm-up."""
+        """Return the hidden states for the copy of a sequence; None for a sequence that no client has requested, as in
+        the warm-up.
+        """
         return self._states.get(copy.id)
 
     def room(self, sequence: Sequence) -> int:
@@ -314,9 +322,9 @@ class MtpHead(DraftModel):
         super().close(sequence)
 
     def _take(self, sequence: Sequence, start: int, states: NDArray[Any]) -> None:
-        """Keep the hidden states of tokens that the model has read, if drafts may follow these tokens.
+        """Store the hidden states of tokens that the model has read, if the sequence may have drafts.
 
-        `states` [tokens, hidden_size] are those of the tokens from index `start` of the sequence on.
+        `states` [tokens, hidden_size] are those of the sequence's tokens from the index `start` on.
         """
         is_bare = sequence.id < 0
         if is_bare or sequence.images is not None or not self._main.may_draft(sequence):
@@ -331,17 +339,17 @@ class MtpHead(DraftModel):
         kept.forget_before(kept.end - MAX_KEPT)
 
     def _take_own(self, copy: Sequence, num_before: int, states: NDArray[Any]) -> None:
-        """Use the last hidden state of the head in place of the model's next one, which is not computed yet.
+        """Store the last hidden state of the head itself, in place of the model's state for the next token, which is
+        not computed yet.
 
-        `states` [tokens, hidden_size] are the head's states of the tokens that the copy has after its first
-        `num_before`.
+        `states` [tokens, hidden_size] are the head's states of the copy's tokens after the first `num_before`.
         """
         kept = self._states.get(copy.id)
         if kept is not None and kept.end == kept.first + num_before + len(states):
             kept.append(states[-1:])
 
     def _num_common(self, copy: Copy, tokens: list[int]) -> int:
-        """Number of a sequence's tokens that the head has read with the model's own hidden states.
+        """Return how many of a sequence's tokens the head has read with hidden states of the model.
 
         Later tokens must be read again, because they were read with hidden states of the head.
         """
@@ -359,12 +367,14 @@ class MtpHead(DraftModel):
         return super()._updated(sequence)
 
     def _restart_behind_gap(self, sequence: Sequence) -> None:
-        """Forget the copy of a sequence if hidden states are missing that the head needs to continue the copy."""
+        """Discard the copy of a sequence if hidden states are missing that are needed to continue it. The head then
+        starts again with the first states that it has.
+        """
         copy, states = self._copies.get(sequence.id), self._states[sequence.id]
         if copy is not None and states.first + _num_sure(copy) < states.start:
             super().close(sequence.id)
 
 
 def _num_sure(copy: Copy) -> int:
-    """Number of tokens that the copy of a sequence has read and that are known to be tokens of the sequence."""
+    """Return how many tokens the copy of a sequence has read that are known to be tokens of the sequence."""
     return min(copy.num_sure, copy.sequence.num_read)

@@ -46,9 +46,9 @@ _MAX_SHARE = 8
 
 
 class Segment:
-    """Part of a `TextIndex`: consecutive tokens in arrays of fixed size. `capacity` is a power of two.
+    """A part of a `TextIndex`: consecutive tokens in arrays of a fixed size, `capacity`, which is a power of two.
 
-    `gram` is the number of tokens that are hashed to find earlier positions.
+    `gram` is the number of tokens that are hashed to find earlier positions with the same tokens.
     """
 
     def __init__(self, capacity: int, gram: int) -> None:
@@ -67,11 +67,11 @@ class Segment:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory of the segment, whether tokens fill it or not."""
+        """Memory of the segment in bytes, even if it is not full."""
         return self.capacity * TOKEN_BYTES + _SEGMENT_BYTES
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add tokens, for which there must be room."""
+        """Append tokens. The segment must have room for them."""
         if len(tokens) >= _MANY:
             self._extend_at_once(np.maximum(np.array(tokens, np.int64), GAP))
             return
@@ -86,7 +86,7 @@ class Segment:
                 self.heads[bucket] = position + 1
 
     def _extend_at_once(self, tokens: NDArray[np.int64]) -> None:
-        """Vectorized version of `extend`."""
+        """Append many tokens. Does the same as `extend`, without a loop in Python."""
         text, links, heads = self._arrays
         end = self.size + len(tokens)
         text[self.size : end] = tokens
@@ -107,13 +107,15 @@ class Segment:
         heads[ordered[is_last]] = first + order[is_last] + 1
 
     def clear(self) -> None:
-        """Free the arrays of the segment, even while other objects still refer to the segment."""
+        """Free the memory of the segment, even while it is still referenced."""
         self.size = 0
         self._allocate(0)
 
 
 class Match(NamedTuple):
-    """Position in a text up to which the last `length` tokens are equal to the last tokens of another text."""
+    """A position in a segment at which a match ends: its last `length` tokens are the last tokens of the text that was
+    searched for.
+    """
 
     segment: Segment
     position: int
@@ -121,12 +123,13 @@ class Match(NamedTuple):
 
 
 class TextIndex:
-    """Text of tokens, indexed to find positions in it whose last tokens are also the last tokens of some text.
+    """A text of tokens, with an index of the positions after which a given text could continue: those whose last tokens
+    are the last tokens of that text.
 
-    At least `gram` tokens must be equal. The index is made for `num_tokens` tokens, but can grow. The text is divided
-    into segments, of which the oldest can be dropped. A new segment is as large as all others together, but has at most
-    `max_segment` tokens, a power of two, unless more are added at once. It begins with the last tokens of the segment
-    before.
+    At least `gram` tokens must be equal. The index is created for `num_tokens` tokens and grows if necessary. The text
+    is divided into segments, of which the oldest can be dropped. A new segment is as large as all others together, but
+    has at most `max_segment` tokens, a power of two, unless more are added at once. It begins with the last tokens of
+    the segment before it.
     """
 
     def __init__(self, gram: int, num_tokens: int = 0, *, max_segment: int = 1 << 24) -> None:
@@ -137,7 +140,7 @@ class TextIndex:
         self._open(num_tokens)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Add tokens to the end of the text."""
+        """Append tokens to the text."""
         while tokens:
             newest = self._segments[-1]
             room = newest.capacity - newest.size
@@ -149,18 +152,19 @@ class TextIndex:
             self._open(len(tokens))
 
     def drop_oldest(self) -> bool:
-        """Drop the text of the oldest segment. Returns whether another segment is left."""
+        """Drop the oldest segment of the text. Returns whether there are others."""
         oldest = self._segments.pop(0)
         self.num_bytes -= oldest.num_bytes
         oldest.clear()
         return bool(self._segments)
 
     def longest_match(self, end: Sequence[int], followed: Match | None = None) -> Match | None:
-        """Find the longest match of at least `gram` tokens with the end of a text. Returns None if there is none.
+        """Return the longest match of at least `gram` tokens with the end of another text; None if there is none.
 
-        `end` are the last MAX_MATCH tokens of that text. Among equally long matches, `followed` is chosen, the position
-        where an earlier match would have continued, or else the last one. For `followed`, one equal token is enough,
-        because a text often goes on after something was replaced.
+        `end` has the last tokens of that text, at most MAX_MATCH. Of equally long matches, `followed` is chosen if it
+        is among them, otherwise the last one. `followed` is the position at which an earlier match would have
+        continued; for this one, a single equal token suffices, because a text often continues as before after something
+        in it was replaced.
         """
         gram = self._gram
         if len(end) < gram or min(end[-gram:]) < 0:
@@ -188,9 +192,10 @@ class TextIndex:
         return best
 
     def following(self, match: Match, number: int) -> list[int]:
-        """The next `number` tokens after a match, or fewer before a gap or the end of a segment.
+        """Return the `number` tokens after a match. There are fewer before a gap between texts, and at the end of a
+        segment.
 
-        If the whole text ends before, the tokens between the match and the end are repeated up to `number`.
+        If the match is near the end of the whole text, the tokens between the match and the end are repeated.
         """
         segment, first = match.segment, match.position + 1
         found: list[int] = segment.text[first : min(first + number, segment.size)].tolist()
@@ -215,9 +220,10 @@ class TextIndex:
 
 
 def _common(segment: Segment, position: int, end: Sequence[int]) -> int:
-    """Number of tokens up to `position` in a segment that are equal to the last tokens in `end`.
+    """Return how many tokens up to and including the one at `position` in a segment are equal to the last tokens in
+    `end`.
 
-    0 if no token follows the position.
+    0 if no token comes after the position.
     """
     if position + 1 >= segment.size or segment.text[position + 1] < 0:
         return 0
@@ -240,10 +246,11 @@ FindText = Callable[[], TextIndex | None]
 
 
 class AnswerMemory:
-    """Texts of earlier answers, by a name such as that of an API key, with at most `max_bytes` of memory.
+    """The texts of earlier answers, which drafts are proposed from. There is one text for each name, such as that of an
+    API key.
 
-    The oldest answers of the least recently used name are dropped first. The time of a call does not grow with the
-    amount of text.
+    All texts have at most `max_bytes` bytes. The oldest answers of the least recently used name are dropped first. The
+    time for a call does not grow with the amount of text.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -255,16 +262,18 @@ class AnswerMemory:
         self.num_bytes = 0  # of all texts
 
     def of(self, name: str) -> FindText:
-        """Return a function that returns the text of a name, or None once the text is dropped.
+        """Return a function that returns the text with this name, or None if there is none or it was dropped.
 
-        The name counts as used now.
+        The text counts as used now.
         """
         if (text := self._texts.pop(name, None)) is not None:
             self._texts[name] = text
         return partial(self._texts.get, name)
 
     def add(self, name: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Store an answer, with the last tokens of its prompt, by which a repeated question finds the answer."""
+        """Append an answer to the text with this name, together with the last tokens of its prompt, by which it is
+        found if a question is repeated.
+        """
         tokens = [*prompt[-MAX_MATCH:], *answer, GAP]
         text = self._texts.pop(name, None)
         if text is None:
@@ -278,7 +287,7 @@ class AnswerMemory:
             self._drop_oldest()
 
     def clear(self) -> None:
-        """Drop all texts. Drafts of running sequences do not find them any more either."""
+        """Drop all texts, also for the drafts of running sequences."""
         while self._texts:
             self._drop_oldest()
 
@@ -304,10 +313,14 @@ _DECAY = 0.93
 
 
 class Acceptance:
-    """Estimate of the probability that a draft token is accepted if those before it are, from recent drafts."""
+    """An estimate, from recent drafts, of the probability that a draft token is accepted if those before it are."""
 
     def __init__(self, share: float, *, weight: float = 2.0, decay: float = _DECAY) -> None:
-        """Begin the estimate as if `weight` tokens had been drafted, of which the share `share` was accepted."""
+        """Begin with an assumption: as if `weight` tokens had been drafted, of which the part `share`, from 0 to 1, was
+        accepted.
+
+        `decay` is the factor by which earlier tokens lose weight with each new one.
+        """
         self._first = (weight * share, weight)
         # Accepted tokens, and tokens up to the first rejected one.
         self._right, self._tried = self._first
@@ -315,27 +328,29 @@ class Acceptance:
 
     @property
     def share(self) -> float:
-        """Probability that a draft token is accepted if those before it are."""
+        """The estimated probability that a draft token is accepted if those before it are."""
         return self._right / self._tried
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
-        """Record that `num_drafted` tokens of a draft were verified, of which `num_accepted` were accepted."""
+        """Record that `num_accepted` tokens of a draft of `num_drafted` tokens were accepted."""
         num_tried = min(num_accepted + 1, num_drafted)
         kept = self._decay**num_tried
         self._right = kept * self._right + num_accepted
         self._tried = kept * self._tried + num_tried
 
     def forget(self, share: float) -> None:
-        """Move the estimate back towards the initial assumption: by `share`, where 0 does nothing and 1 forgets all."""
+        """Move the estimate towards the initial assumption by the part `share`: 0 changes nothing, and 1 discards all
+        recent drafts.
+        """
         self._right += share * (self._first[0] - self._right)
         self._tried += share * (self._first[1] - self._tried)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Draft tokens that may follow a sequence's newest token.
+    """A draft that may follow a sequence's newest token.
 
-    The tokens are given, or a draft model would have to propose them; then only their maximum number is known.
+    Either its tokens are known, or a draft model would have to propose them. Then only their maximum number is known.
     """
 
     # Empty if a draft model has yet to make them.
@@ -349,7 +364,7 @@ class Draft:
 
     @property
     def length(self) -> int:
-        """Number of tokens that the draft has, or would have."""
+        """Number of tokens that the draft has, or would have at most."""
         return len(self.tokens) or self.num_unmade
 
     @property
@@ -364,12 +379,13 @@ NO_DRAFT = Draft(())
 def fit_drafts(
     drafts: Sequence[Draft], seconds: Sequence[float], drafting: Sequence[float] = ()
 ) -> tuple[list[int], float]:
-    """How many tokens of each sequence's draft to read in a pass, and the expected tokens per second.
+    """Return how many tokens of each sequence's draft the next pass should read, and the expected tokens per second of
+    all sequences together.
 
-    `seconds` are the durations of passes of 0, 1, … tokens, and no pass gets more tokens than listed. A pass without
-    drafts has one token for each sequence. Draft tokens are taken in the order of their probability to be accepted, as
-    many as maximize the accepted tokens per second. `drafting` are the durations of the draft model's passes of 0, 1, …
-    tokens, if any draft is yet to be made.
+    `seconds` has the durations of passes of 0, 1, 2, … tokens; no pass may have more tokens than these. Without drafts,
+    a pass has one token of each sequence. Draft tokens are added in the order of their probability to be accepted, and
+    as many as give the most accepted tokens per second. `drafting` has the durations of the draft model's passes of 0,
+    1, 2, … tokens, in case it has to propose tokens.
     """
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
@@ -399,18 +415,20 @@ def fit_drafts(
 
 
 def _seconds(num_tokens: int, times: Sequence[float]) -> float:
-    """Seconds of a pass of `num_tokens` tokens. `times` are the seconds of passes of 0, 1, … tokens.
+    """Return the seconds of a pass of `num_tokens` tokens. `times` has the seconds of passes of 0, 1, 2, … tokens.
 
-    For a pass of more tokens than `times` has, the last of the times is multiplied in proportion to the tokens.
+    For more tokens than `times` has, the last of these is increased in proportion.
     """
     maximum = len(times) - 1
     return times[min(num_tokens, maximum)] * max(1.0, num_tokens / maximum) if num_tokens and maximum > 0 else 0.0
 
 
 class TextDrafts:
-    """Proposes draft tokens for one sequence: forced tokens, and what followed equal tokens earlier.
+    """Proposes the draft tokens of one sequence from texts: tokens that are forced, or what followed equal tokens
+    earlier.
 
-    The earlier tokens are those of the sequence, its `prediction`, and the text that the function `earlier` returns.
+    The texts are the sequence itself, its `prediction`, and the text of earlier answers that the function `earlier`
+    returns.
     """
 
     def __init__(self, prompt: list[int], prediction: list[int], earlier: FindText | None = None) -> None:
@@ -436,11 +454,11 @@ class TextDrafts:
             self._text.add([GAP, *end, *prediction, GAP, *end])
 
     def propose(self, tokens: list[int], k: int, forced: Sequence[int] = ()) -> Draft:
-        """Propose at most `k` tokens to follow `tokens`, the tokens of prompt and answer.
+        """Propose at most `k` tokens to follow `tokens`, which are all tokens of the sequence.
 
-        `tokens` must begin with those of the last call. The proposed tokens are those after the longest match; among
-        equal matches, the one in the sequence's own text is used. The tokens `forced` come first, and alone unless the
-        match continues them.
+        `tokens` must begin with those of the last call. The proposed tokens are those after the longest match in the
+        texts; among equally long matches, the one in the sequence itself is used. If there are `forced` tokens, they
+        are proposed instead, unless the tokens after the match begin with them.
         """
         new = tokens[self._num_known :]
         self._text.add(new)
@@ -461,9 +479,8 @@ class TextDrafts:
         return Draft(found, source.share)
 
     def _after_match(self, end: list[int], k: int) -> tuple[list[int], Acceptance]:
-        """Tokens after the longest match with `end`, the last tokens of prompt and answer, at most `k` tokens.
-
-        Returns the tokens, an empty list without a match, and the estimate of their acceptance.
+        """Return at most `k` tokens after the longest match with `end`, the last tokens of the sequence, and the
+        estimate of their acceptance. Without a match there are no tokens.
         """
         best: tuple[TextIndex, Match, Acceptance] | None = None
         for number, (find, long_match) in enumerate(self._texts):

@@ -35,31 +35,33 @@ _MIN_RETURN = 1.5
 
 
 class DraftingModel(Protocol):
-    """The methods and attributes of a draft model that this module needs."""
+    """Those methods and attributes of a draft model that this module uses."""
 
     # How long its passes take.
     times: StepTimeModel
 
     def room(self, sequence: Sequence) -> int:
-        """Maximum number of tokens that the model can draft for a sequence; 0 if it cannot read the sequence."""
+        """Return how many tokens the model can draft for a sequence at most; 0 if it cannot read the sequence."""
 
     def num_unread(self, sequence: Sequence) -> int:
-        """Number of a sequence's tokens that the model has not read, at least 1."""
+        """Return how many of a sequence's tokens the model has not read, which are at least 1."""
 
     def propose(
         self, wanted: abc.Sequence[tuple[Sequence, int]], to_read: abc.Sequence[tuple[Sequence, int]]
     ) -> list[list[int]]:
-        """Propose draft tokens for the sequences in `wanted`, and read tokens of those in `to_read`.
+        """Propose draft tokens for the sequences in `wanted`, and read tokens of the sequences in `to_read`.
 
-        Each sequence comes with the maximum number of draft tokens, or with the number of tokens to read.
+        In `wanted` each sequence has the maximum length of its draft, and in `to_read` the number of tokens to read.
+        Returns the drafts for `wanted`, in order.
         """
 
     def close(self, sequence: int) -> None:
-        """Forget the sequence with this id, if it is known."""
+        """Discard everything about the sequence with this id. Does nothing for an unknown id."""
 
 
 class Speculation:
-    """Chooses the drafts of a device's steps, from texts and from the draft model in the attribute `model`, if any.
+    """Chooses the drafts of an engine's steps, from texts and, if there is one, from the draft model in the attribute
+    `model`.
 
     The draft model reads at most `max_chunk` prompt tokens in a pass.
     """
@@ -75,9 +77,9 @@ class Speculation:
     def choose(
         self, batch: abc.Sequence[Sequence], may_draft: abc.Sequence[bool], times: StepTimeModel
     ) -> list[abc.Sequence[int]]:
-        """The draft of each sequence of the batch for the next step; empty for a sequence without one.
+        """Return the draft of each sequence in `batch` for the next step; an empty one for a sequence without a draft.
 
-        `may_draft` says for each sequence whether it may have a draft. `times` are the measured times of steps.
+        `may_draft` says for each sequence whether it may have a draft. `times` has the measured times of steps.
         """
         self._drafted = set()
         steps = times.curve(MAX_DRAFTED)
@@ -98,7 +100,7 @@ class Speculation:
         return [draft.tokens[:length] for draft, length in zip(drafts, lengths, strict=True)]
 
     def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Record how many tokens of a sequence's last draft were accepted."""
+        """Record that `num_accepted` of the `num_drafted` tokens in a sequence's last draft were accepted."""
         if sequence in self._drafted:
             self._acceptance(sequence).count(num_drafted, num_accepted)
             self._overall.count(num_drafted, num_accepted)
@@ -114,10 +116,10 @@ class Speculation:
         able: abc.Sequence[bool],
         times: StepTimeModel,
     ) -> list[abc.Sequence[int]]:
-        """The drafts of a step if there is a draft model, which makes some of the drafts now.
+        """Return the drafts of a step if there is a draft model, which now proposes some of them.
 
-        `drafts` are the proposals from texts for the sequences in `batch`, and `able` says for each sequence whether
-        the draft model may draft for it.
+        `drafts` are the drafts from texts for the sequences in `batch`, and `able` says for each sequence whether the
+        draft model may draft for it. `times` has the measured times of steps.
         """
         steps, drafting = times.curve(MAX_DRAFTED), [0.0, *model.times.curve(MAX_DRAFTED)[1:]]
         offers, later = list(drafts), list(drafts)  # now, and once the model has read what it has not read
@@ -164,10 +166,10 @@ class Speculation:
     def _chunks(
         self, model: DraftingModel, batch: abc.Sequence[Sequence], behind: dict[int, int], seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Choose the sequences of which the draft model reads tokens now, and how many it reads in about `seconds`.
+        """Choose of which sequences the draft model reads tokens now, as many as it can read in about `seconds`.
 
-        `behind` has the number of unread tokens, without the newest one, by index of the sequence in `batch`. Returns
-        the sequences to read, each with the number of tokens.
+        `behind` has the number of unread tokens, without the newest one, by the index of the sequence in `batch`.
+        Returns each chosen sequence with the number of its tokens to read.
         """
         budget = min(self._max_chunk, max(MIN_CHUNK, int(model.times.tokens_read_in(seconds))))
         chunks: list[tuple[Sequence, int]] = []
@@ -179,7 +181,9 @@ class Speculation:
 
 
 def _from_text(sequence: Sequence) -> Draft:
-    """Draft for a sequence that needs no draft model: forced tokens of its reasoning or grammar, or earlier text."""
+    """Return the draft for a sequence without a draft model: tokens that its reasoning or its grammar forces, or tokens
+    from texts.
+    """
     try:
         forced = [] if sequence.reasoning is None else sequence.reasoning.forced
         if not forced and sequence.guide is not None:
