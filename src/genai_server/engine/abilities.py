@@ -16,29 +16,29 @@ class Abilities:
 
     # The runner's name in the API.
     name: str
-    # Sequences that one pass can decode, at most.
+    # Maximum number of sequences that one pass can decode.
     max_rows: int = 1
-    # Whether a pass can read any number of tokens of any sequences.
+    # Whether one pass can read any numbers of tokens of several sequences, prompts and newest tokens together.
     mixes: bool = False
-    # Whether sequences may have drafts.
+    # Whether a pass can read draft tokens (speculative decoding).
     drafts: bool = False
-    # Whether it reads complete texts, and returns a vector or a score for each, in place of a prompt to continue.
+    # Whether the model returns a vector or a score for each text of a request, instead of continuing a prompt.
     pools: bool = False
-    # Whether sequences may have adapters.
+    # Whether sequences may have LoRA adapters.
     adapters: bool = False
-    # Whether it keeps the prompts of ended sequences for later ones that begin alike.
+    # Whether the KV cache of ended sequences is kept for prompts that begin with the same tokens.
     caches_prefixes: bool = False
-    # Whether any pass can be interrupted.
+    # Whether every pass can be interrupted, not only one that reads a part of a single prompt.
     interrupts: bool = False
-    # Whether its passes run on the cores that the processes of the server need, too.
+    # Whether passes run on the cores of the host, which the other processes of the server need as well.
     uses_host_cores: bool = True
-    # Why a token's result may differ between passes in the last bits; "" if it is bitwise the same in any.
+    # Why the result for a token may be different in the last bits in different passes; "" if it is always the same.
     why_not_exact: str = ""
-    # The seconds of decoding passes at the start, by their number of tokens, and those for a token of a prompt; 0 if
-    # none was read.
+    # Measured at the start: the seconds of decoding passes by their numbers of tokens, and the seconds for one token of
+    # a prompt, 0 if none was read.
     tried_passes: Mapping[int, float] = field(default_factory=dict)
     tried_prompt_token: float = 0.0
-    # The memory that its sequences share.
+    # The KV cache memory that the runner's sequences share.
     memory: KvMemory = UNSHARED
 
 

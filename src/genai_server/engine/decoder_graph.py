@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 ATTENTION = "GroupQueryAttention"
-# Its inputs that are past keys and values.
+# The indexes of its inputs for past keys and values.
 PAST = slice(3, 5)
 
 
@@ -30,7 +30,7 @@ class LayerState:
     present: str
     # The shape for one sequence. A convolution of width K keeps [K - 1, channels], the last inputs in their order.
     shape: tuple[int, ...]
-    # A numpy type.
+    # The numpy type of the values.
     type: Any
 
     @property
@@ -63,9 +63,9 @@ class VisionFiles:
     # The token whose embeddings are replaced by features.
     image_token: int
     hidden_size: int
-    # Whether the inputs are audio instead of images.
+    # Whether the model reads audio instead of images.
     has_audio: bool
-    # Patches on each side of a feature.
+    # Number of image patches on each side of the square that becomes one feature.
     merge_size: int
     # Whether the decoder has an adapter for prompts with images, as Phi-4-multimodal's has.
     has_adapter: bool
@@ -101,45 +101,48 @@ class DecoderGraph:
     """
 
     path: Path
-    # The tokens, or their embeddings [rows, tokens, hidden_size] if there is a graph that makes them.
+    # Name of the input for token ids or, if another graph computes embeddings, for embeddings [rows, tokens,
+    # hidden_size].
     input_ids: str
     attention_mask: str
     position_ids: str | None
     logits: str
-    # Keys and values of all layers, in the same order as in `present_names`.
+    # Names of the inputs for keys and values of all layers, in the same order as the outputs in `present_names`.
     past_names: tuple[str, ...]
     present_names: tuple[str, ...]
     num_kv_heads: int
     head_size: int
-    # A numpy type, of the buffers. The graph's own may have more bits.
+    # The numpy type of the KV cache in memory. In the graph's own inputs it may have more bits.
     cache_type: Any
-    # A numpy type.
+    # The numpy type of the values.
     logits_type: Any
-    # The graphs that make its embeddings; None if it takes token ids.
+    # The graphs that compute the embeddings; None if the decoder reads token ids.
     vision: VisionFiles | None = None
-    # Maximum number of tokens that some layers keep in a Generator; 0 if all keep everything.
+    # Maximum number of tokens in the KV cache of some layers in an `og.Generator`; 0 if no layer has a limit.
     window: int = 0
-    # The original context of a rope with short and long factors; None without such a rope. Longer rows have the long
-    # factors from their first token on.
+    # For a rope with short and long factors, the number of tokens up to which a row has the short ones; a longer row
+    # has the long factors from its first token on. None without such a rope.
     switches_at: int | None = None
-    # Whether it returns only the logits of the last token, however many it reads.
+    # Whether the graph returns only the logits of the last token, however many tokens it reads.
     gives_last_logits_only: bool = False
-    # Its inputs for adapters. None if there are none, or others than a batch takes, which then stay at their defaults.
+    # The LoRA paths, whose inputs take adapters. Empty if there are none, or if the graph has inputs for adapters that
+    # the batch does not support; these keep their default values.
     low_rank_paths: tuple[LowRankPath, ...] = ()
-    # How many rows of positions it takes, for the axes of images; 0 if the positions have no such dimension. Text has
-    # the same positions on all axes.
+    # Number of axes on which each token has a position, for images; 0 if positions have no such dimension. Text has the
+    # same position on each axis.
     position_axes: int = 0
     # The states of convolutions, and of linear attention.
     conv_states: tuple[LayerState, ...] = ()
     recurrent_states: tuple[LayerState, ...] = ()
     # Keys and values of encoded audio, which a decoder only reads.
     cross_states: tuple[LayerState, ...] = ()
-    # The states of tokens [rows, tokens, hidden_size] that a head for multi-token prediction reads besides the tokens,
-    # and those that the graph gives to such a head; "" without.
+    # Names of hidden states [rows, tokens, hidden_size]: the input of a head for multi-token prediction, which reads
+    # them in addition to tokens, and the output that a model has for such a head. "" if there is none.
     hidden_input: str = ""
     hidden_output: str = ""
     hidden_size: int = 0
-    # Tokens of a block of keys and values on a device with memory of its own; 0 where each row has a slot.
+    # Number of tokens in a block of the KV cache on a device with memory of its own; 0 in CPU memory, where a slot is
+    # no list of blocks.
     block_tokens: int = 0
     # Whether attention multiplies bfloat16 numbers where the processor can, and adds them in 32 bits.
     has_bf16_attention: bool = False

@@ -25,9 +25,9 @@ _FIRST_ID = -2
 class EncodedImage:
     """One image of a prompt after encoding: the features that replace the embeddings of its tokens."""
 
-    # Equal for equal images only.
+    # A number that only equal images share.
     serial: int
-    # [features, hidden_size].
+    # The features [features, hidden_size].
     features: NDArray[Any]
 
     @property
@@ -127,12 +127,12 @@ class EncodedAudio:
     from it.
     """
 
-    # What the encoder reads, float32 [1, mels, frames].
+    # The spectrogram that the encoder reads, float32 [1, mels, frames].
     features: NDArray[Any]
-    # What it makes of them: keys and values [1, heads, frames, head_size], in the order of `DecoderGraph.cross_states`.
-    # Empty if the library runs the encoder.
+    # The keys and values [1, heads, frames, head_size] that the encoder returns, in the order of
+    # `DecoderGraph.cross_states`. Empty if onnxruntime-genai runs the encoder.
     states: list[NDArray[Any]]
-    # For one request: when each token of its alignment begins, in seconds.
+    # The seconds at which the tokens of the request's alignment begin; empty if the request does not ask for them.
     token_times: Sequence[float] = ()
 
     @property

@@ -28,7 +28,7 @@ from genai_server.messages.generation_request import Alignment, GenerationReques
 log = logging.getLogger(__name__)
 # The tensors of an input, by the library's names.
 Tensors = Mapping[str, NDArray[Any]]
-# What all inputs of a request become, or why they cannot be had.
+# The encoded inputs of a request, or the error because of which they are missing.
 Encoded = PromptImages | EncodedAudio | GenaiServerError
 
 
@@ -48,7 +48,7 @@ class EncoderWorker(ABC, Generic[One]):
     what `open_encoder` raises.
     """
 
-    # A word for one input with its article, for messages.
+    # What one input is called in messages, such as "an image".
     noun: str
 
     def __init__(self, open_encoder: Callable[[], Callable[..., Any]], max_bytes: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]
-# How many logits of each position a device returns unasked.
+# Number of the highest logits at each position that a device always copies to the host.
 NUM_BEST = 64
 # Bound of the relative error of a softmax in 32 bits. Measured on CPUs: up to 0.00028 (AVX2) if all of 250,000 logits
 # but one are equal, and a tenth of that for random ones.
@@ -19,15 +19,17 @@ SHARE_ERROR = 5e-4
 class Best:
     """The highest logits at some positions of a pass. All other logits stay in the memory of a device."""
 
-    # Logits and tokens [positions, count], highest logit first, then lowest token first.
+    # The highest logits and their tokens, [positions, count]: the highest logit first and, of equal ones, the lowest
+    # token id.
     logits: Logits
     tokens: NDArray[np.int64]
-    # What softmax(scale · logits) over all tokens gives for the highest one [positions], and the scales [positions].
+    # The softmax of scale · logits over all tokens, at the token with the highest logit [positions]; and the scales
+    # [positions].
     shares: Logits
     scales: Logits
-    # The positions among those of the pass.
+    # The indexes of these positions among all positions of the pass.
     positions: range
-    # Copies all logits of some of these [positions, vocab_size] from the device. Raises RunnerFailed.
+    # Copies all logits at some positions of the pass, [positions, vocab_size], from the device. Raises RunnerFailed.
     fetch: Callable[[range], Logits]
 
     def at(self, some: slice) -> "Best":
@@ -40,11 +42,12 @@ class Best:
 class Scores:
     """Results of a pass for one sequence: logits after the last tokens that it read, or vectors of texts."""
 
-    # Logits [positions, vocab_size] after the last tokens; empty if they are on a device.
+    # The logits [positions, vocab_size] after the last tokens; empty if they are in a device's memory.
     given: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    # The best of them, if they are on a device.
+    # The highest logits, if all logits are in a device's memory.
     best: Best | None = None
-    # What a runner which pools gives for each text that was read, float32 [texts, numbers].
+    # The vector or the score of each text that was read, float32 [texts, numbers]; None for a model that generates
+    # text.
     vectors: Logits | None = None
 
     @cached_property

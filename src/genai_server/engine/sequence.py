@@ -20,9 +20,9 @@ from genai_server.timing import Clock
 class LoadedAdapter:
     """A loaded LoRA adapter. It stays in memory until it was unloaded and no sequence uses it any more."""
 
-    # Of the file's content. Keys and values depend on it.
+    # SHA-256 of the adapter's file, which is part of the cache salt because keys and values depend on the adapter.
     digest: str
-    # What the runner has loaded of the file.
+    # The object that `Runner.load_adapter` has returned.
     loaded: Any
 
 

@@ -29,7 +29,7 @@ class WorkerThread:
         self._num_threads = 2 if has_second else 1
         self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix=name, initializer=initializer)
         self._starting = starting
-        # By tenant, the one with the next turn first; of low priority, and all others.
+        # The waiting jobs, by whether they have low priority and by tenant. The tenant with the next turn comes first.
         self._jobs: dict[bool, dict[str, deque[Callable[[], None]]]] = {True: {}, False: {}}
         # The tenants of the jobs that run.
         self._running: set[str] = set()

@@ -21,9 +21,9 @@ class BuildCost:
 
     weights: int
     seconds: float
-    # Most memory while it is built.
+    # The largest amount of memory that the build needs.
     memory: int
-    # The built model on disk.
+    # Size of the built model on disk.
     size: int
 
 

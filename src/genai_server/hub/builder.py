@@ -94,11 +94,11 @@ class Build:
     task: Task = Task.GENERATE
     # How the source's weights are quantized; None if they are not.
     quantization: Quantization | None = None
-    # Values that have one scale, on CPUs.
+    # Number of weights in a row that share a scale, for CPUs.
     block_size: int = BLOCK_SIZE
-    # The GGUF file whose numbers are kept; the source is its unpacked form. None for other sources.
+    # The GGUF file whose quantized weights are kept; `source` is what it was unpacked to. None for other sources.
     gguf: Path | None = None
-    # Whether mobius builds it, not onnxruntime-genai's builder.
+    # Whether mobius builds the model instead of onnxruntime-genai's builder.
     uses_mobius: bool = False
 
     @property

@@ -23,13 +23,17 @@ _HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np
 
 
 class Blocks(NamedTuple):
-    """Rows of a quantized matrix as blocks (see the module), with codes of 4 or 8 bits."""
+    """Rows of a quantized matrix, whose weights are stored in blocks of consecutive weights of a row.
 
-    # [rows, columns], each in a byte of its own.
+    A weight equals `scale * (code - middle) + offset` with the block's scale and offset and the weight's code, a number
+    of 4 or 8 bits. The middle is 8 or 128.
+    """
+
+    # The codes [rows, columns], one in each byte.
     codes: Bytes
-    # [rows, blocks].
+    # The scales [rows, blocks].
     scales: Floats
-    # [rows, blocks]; None for none.
+    # The offsets [rows, blocks]; None if all are 0.
     offsets: Floats | None
     bits: int
 
@@ -111,7 +115,7 @@ class _Reader(NamedTuple):
     that returns codes, scales and offsets.
     """
 
-    # Of a block in the file.
+    # Size of a block in the file.
     num_bytes: int
     form: tuple[int, int]
     read: Callable[[Bytes], tuple[NDArray[Any], Floats, Floats | None]]

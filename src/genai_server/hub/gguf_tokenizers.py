@@ -30,7 +30,7 @@ class Rule(NamedTuple):
     """A rule for splitting text before byte-pair encoding: regular expressions that are applied one after the other."""
 
     expressions: tuple[str, ...]
-    # Whether a piece that is a token needs no merges.
+    # Whether a part of the text that is a token as a whole is not built from merges.
     ignores_merges: bool = False
 
     def apply(self, tokenizer: dict[str, Any]) -> None:

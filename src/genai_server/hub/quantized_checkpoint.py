@@ -34,7 +34,7 @@ class Quantization:
 
     method: str
     bits: int
-    # Values of a row that have one scale.
+    # Number of weights in a row that share a scale.
     group_size: int
 
     @property

@@ -40,7 +40,7 @@ class RemoteFile:
     """A file of a repository on the hub."""
 
     path: str
-    # In bytes.
+    # The size in bytes.
     size: int
     # `sha256:…` of the content, or `git:…` of git's blob.
     digest: str
@@ -68,9 +68,9 @@ class Repository:
 class Selection:
     """The files of a repository that form one model directory, by their names there."""
 
-    # The folder in the repository that contains them; "" for its root.
+    # The folder of the repository that contains the files; "" for the top.
     folder: str
-    # Keyed by their names in the directory.
+    # The files by their names in the model directory.
     files: dict[str, RemoteFile]
 
     @property

@@ -26,12 +26,12 @@ class Origin(msgspec.Struct, frozen=True):
 
     # The repository or directory.
     source: str
-    # The commit.
+    # The commit of the repository; "" for a directory.
     revision: str = ""
     folder: str = ""
     # The repository that the user named as the model's original.
     original: str = ""
-    # How it was built.
+    # A description of how the model was built; "" if it was not.
     built: str = ""
     # Digests of the fetched files; empty for a built model.
     files: dict[str, str] = msgspec.field(default_factory=dict)

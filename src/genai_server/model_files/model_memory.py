@@ -25,9 +25,9 @@ AGENT_TOKENS = 32_768
 class ModelMemory:
     """The estimated memory of a loaded model. Sizes are in bytes; values that the files do not show are 0."""
 
-    # The loaded weights.
+    # Bytes of the loaded weights.
     weights: int = 0
-    # Keys and values of one token in 32 bits.
+    # Bytes of the keys and values of one token in 32 bits.
     per_token: int = 0
     # The model's context, in tokens.
     context_length: int = 0

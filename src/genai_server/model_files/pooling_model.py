@@ -81,35 +81,36 @@ class PoolingModel(Struct, frozen=True):
     task: Task
     # The ONNX file, relative to the directory.
     graph: str
-    # Maximum length of a text, or of a pair of texts.
+    # Maximum number of tokens of a text or, for reranking, of a pair of texts.
     max_tokens: int
     vocab_size: int
-    # Pads the rows of a batch. Some graphs recognize it by its id.
+    # The token with which shorter texts of a batch are padded. Some graphs recognize it by its id.
     pad_token: int = 0
     # Whether the second text of a pair has another token type, if the tokenizer has token types.
     has_types: bool = True
-    # Head size of a decoder's attention, which not every graph shows.
+    # Head size of a decoder's attention, which is not in every graph.
     head_size: int = 0
     # Attention heads; 0 if unknown.
     num_heads: int = 0
-    # How the vectors of a text's tokens become one; the results of several are joined. Empty if the graph does it.
+    # Pooling modes by which the vectors of a text's tokens are combined to one vector; the results of several modes are
+    # concatenated. Empty if the graph does this.
     modes: tuple[str, ...] = ()
     # Whether the tokens of a prompt before the text are pooled, too.
     includes_prompt: bool = True
     # Whether vectors have length 1.
     normalizes: bool = False
-    # Length of a vector.
+    # Number of dimensions of a vector.
     dimensions: int = 0
-    # Lengths of shorter vectors that the model is trained for; `takes_any_length` allows all lengths.
+    # Smaller numbers of dimensions for which the model was trained; with `takes_any_length`, all smaller numbers.
     shorter: tuple[int, ...] = ()
     takes_any_length: bool = False
     # Prompts to put before a text, by name, and the name of the one that is used if a request names none.
     prompts: Mapping[str, str] = {}
     default_prompt: str | None = None
-    # Decoder rerankers: the score is the difference of these two tokens' logits.
+    # For a decoder that reranks: the score is the logit of the first token minus the logit of the second one.
     true_token: int | None = None
     false_token: int | None = None
-    # Whether a score is the logit's sigmoid, or the logit.
+    # Whether a score is the sigmoid of the logit, or the logit itself.
     has_sigmoid: bool = True
 
     def summary(self) -> str:

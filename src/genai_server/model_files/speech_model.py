@@ -54,25 +54,26 @@ class SpeechModel(Struct, frozen=True):
     """Description of a speech model, read from its directory. Fields that name a token have its id."""
 
     directory: Path
-    # The model reads this much of a recording at once.
+    # Seconds of a recording that the model reads at once.
     window_seconds: float
     start_of_transcript: int
     end_of_text: int
-    # Precedes the text before the window, if that is given.
+    # The token before the text of earlier windows, if a prompt has this text.
     start_of_previous: int
-    # Likely after `start_of_transcript` if the window has no speech.
+    # The token that is likely after `start_of_transcript` if the window has no speech.
     no_speech: int
     transcribe: int
     translate: int
-    # Precedes a transcript without timestamps.
+    # The token before a transcript without timestamps.
     no_timestamps: int
     # The timestamps of 0.00, 0.02, … seconds have ascending ids from here on.
     first_timestamp: int
-    # By code, such as "en". Empty for a model that only knows English, whose prompts have neither language nor task.
+    # The tokens of languages by their codes, such as "en". Empty for a model that knows only English, whose prompts
+    # have neither language nor task.
     languages: dict[str, int]
-    # Maximum length of prompt and transcript.
+    # Maximum number of tokens of prompt and transcript together.
     context_length: int
-    # What a transcript never contains.
+    # The tokens that a transcript never contains.
     suppressed: list[int]
 
 

@@ -61,9 +61,10 @@ class VisionModel:
     directory: Path
     # model.type of genai_config.json.
     kind: str
-    # Stands for one image in a prompt for onnxruntime-genai's processor, or for one audio clip in a chat template.
+    # The text that stands for one image in a prompt for onnxruntime-genai's processor, or for one audio clip in what a
+    # chat template writes.
     marker: str
-    # The special token in it, which a chat template writes once for each image.
+    # The special token in `marker`, which a chat template writes once for each image or audio clip.
     placeholder: str
     # The token whose embedding is replaced by a feature of the image.
     image_token_id: int

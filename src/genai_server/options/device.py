@@ -17,23 +17,23 @@ class ProviderOptions(Struct, frozen=True):
 
     name: str
     options: dict[str, str] = {}
-    # The file of a provider that is not built in.
+    # The path of the library of a provider that is not built in.
     library: str = ""
-    # The Python package that contains such a file.
+    # The Python package that contains such a library.
     package: str = ""
 
 
 class DeviceOptions(Struct, frozen=True):
     """The checked options of the ONNX Runtime sessions on one device, by ONNX Runtime's names. All values are text."""
 
-    # Options that have fields of their own.
+    # Options that are fields of ONNX Runtime's SessionOptions.
     session: dict[str, str] = {}
-    # Options that are added by name.
+    # Session configuration entries, which are added by name.
     entries: dict[str, str] = {}
-    # Options of every run.
+    # Run options, for every run of the model.
     run: dict[str, str] = {}
     custom_op_libraries: list[str] = []
-    # In the order of their choice of the graph's nodes; the CPU takes the rest.
+    # The execution providers, in the order in which they may choose nodes of the graph; the CPU runs the rest.
     providers: list[ProviderOptions] = []
     warnings: list[str] = []
 

@@ -60,13 +60,13 @@ class Provider:
     # ONNX Runtime's name.
     onnxruntime: str
     rows: tuple[Row, ...] = ()
-    # Providers that by default take the rest of the graph.
+    # Names of the providers that by default run the nodes that this one does not support.
     fallback: tuple[str, ...] = ()
-    # ONNX Runtime's name of its memory, if a batch can keep its keys and values there.
+    # ONNX Runtime's name of the device's memory, if the KV cache of a batch can be allocated there; otherwise "".
     memory: str = ""
     # The Python package of a provider that is not built in.
     package: str = ""
-    # The server's extra that brings a provider which is built in.
+    # The extra of this package that installs a provider which is built into ONNX Runtime.
     extra: str = ""
 
 

@@ -23,9 +23,9 @@ _MAX_SIZE = 2**64 - 1
 class Kind:
     """A kind of value that an option can have, with the check of a configured value and its conversion to text."""
 
-    # Describes the valid values.
+    # A phrase for messages that describes the valid values.
     expected: str
-    # Turns a value into the libraries' text. Raises ValueError for an invalid one.
+    # Converts a configured value to the text that the library takes. Raises ValueError for an invalid value.
     read: Callable[[Value], str]
 
     def text(self, value: Value) -> str:
@@ -145,11 +145,11 @@ class Row:
     reach: Reach = Reach.BOTH
     # Other names for the same option, such as Triton's.
     also: tuple[str, ...] = ()
-    # For an option of Triton with other values: the options that each of its values stands for.
+    # For an option of Triton whose values mean something else here: the options for which each value stands.
     means: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Why the option cannot be set at all; "" if it can.
     impossible: str = ""
-    # Why the option reaches no other runner, where that is not the library's lack.
+    # Why the option has an effect in one runner only, if the reason is not that the library lacks it.
     why: str = ""
 
     def options(self, text: str) -> Mapping[str, str]:

@@ -31,12 +31,12 @@ class Kernel:
     node: str
     operator: str
     provider: str
-    # Relative to the start of its pass.
+    # Time from the start of the forward pass.
     start: int
     duration: int
-    # The duration without the kernels inside it. A node with a subgraph has such kernels.
+    # The duration without that of kernels nested in this one, as in a node with a subgraph.
     self_time: int
-    # Nesting depth: the number of kernels around it.
+    # Nesting depth: the number of kernels in which this one is nested.
     depth: int = 0
     # The system's id of the calling thread.
     thread: int = 0
@@ -56,14 +56,14 @@ class ForwardPass:
     """One run of the model for a chunk of a prompt or for a decode step. Times are in microseconds."""
 
     file: str
-    # Relative to the start of the profile's first pass.
+    # Time from the start of the profile's first pass.
     start: int
     duration: int
     kernels: tuple[Kernel, ...]
     phase: str
-    # Tokens that it read; None if unknown.
+    # Number of tokens that the pass has read; None if unknown.
     num_tokens: int | None = None
-    # The manifest's entry; None without a manifest.
+    # The entry for this pass in the manifest; None without a manifest.
     record: PassRecord | None = None
 
     @property

@@ -33,7 +33,7 @@ class Session(Struct, frozen=True, tag="session"):
     # Whether waiting threads spin, and so appear to work.
     spins: bool = True
     versions: dict[str, str] = {}
-    # None if profiling was switched by the runtime option.
+    # The plan that the session follows; None if profiling was switched on by the runtime option enable_profiling.
     plan: ProfilePlan | None = None
 
 
@@ -61,9 +61,9 @@ class End(Struct, frozen=True, tag="end"):
     """The last line of a manifest: when and why the profile session ended."""
 
     ended: float
-    # Why it ended; None if it was ended on request.
+    # Why the session ended; None if an operator has ended it.
     reason: str | None = None
-    # The result of the plan; None without one.
+    # The results of the session's plan; None if it had none.
     profiled: Profiled | None = None
 
 
@@ -79,7 +79,7 @@ class Manifest:
     session: Session
     passes: list[PassRecord]
     end: End | None
-    # When it was last changed.
+    # When the file was last changed, as Unix time.
     changed: float
 
     @property

@@ -13,11 +13,11 @@ class PhaseTime(Struct, frozen=True):
     passes: int
     tokens: int | None
     total_us: int
-    # The median of one pass.
+    # Median duration of a pass.
     median_us: int
-    # Time in no kernel.
+    # Time during which no kernel ran.
     other_us: int
-    # Cores at work on average; None without a manifest.
+    # Average number of cores that were at work; None without a manifest.
     cores: float | None
 
 
@@ -28,7 +28,7 @@ class TimeShare(Struct, frozen=True):
     # Number of kernels.
     calls: int
     total_us: int
-    # The part of each phase.
+    # The part of this time in each phase.
     by_phase: dict[str, int]
 
 
@@ -51,11 +51,11 @@ class ThreadShare(Struct, frozen=True):
 class NodeExcess(Struct, frozen=True):
     """A node of the graph that took longer in a slow pass than the median of all decode passes."""
 
-    # May be OTHER.
+    # The node's name, or OTHER for time during which no kernel ran.
     name: str
     operator: str
     duration_us: int
-    # Time beyond the median.
+    # Time by which the duration exceeds the median.
     excess_us: int
 
 

@@ -33,18 +33,19 @@ class _Load:
 
     sequence: Sequence
     slot: Slot
-    # What the sequence will read, from the beginning to the first image; some of it may be in the slot already.
+    # The sequence's tokens before its first image. The slot may already have some of them.
     tokens: list[int]
-    # The lengths between which tokens are loaded.
+    # Tokens are loaded from the index `first` to before the index `end`.
     first: int
     end: int
-    # By the clock. Afterwards the sequence reads what is not loaded.
+    # Time of the loader's clock after which the model reads what has not been loaded.
     deadline: float
-    # The time in which the model reads a token; 0 if unknown.
+    # Seconds in which the model reads one token; 0 if unknown.
     seconds_per_token: float
-    # Sequences that begin alike. They copy the prefix from the slot afterwards.
+    # Sequences whose prompts begin with the same tokens. They wait, and then copy the prefix from the slot.
     followers: set[Sequence] = field(default_factory=set)
-    # Held to change what follows, and to write to the slot. Nothing does either once the load is over.
+    # Held while the following attributes are changed or the slot is written to, which must not happen once `is_over` is
+    # set.
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_over: bool = False
     num_loaded: int = 0

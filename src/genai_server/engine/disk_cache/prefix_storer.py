@@ -31,7 +31,7 @@ class _Seen:
     """The tokens of a KV cache slot when the storer last checked the slot, and how many of them were stored."""
 
     tokens: list[int]
-    # When the tokens that are not stored came, by the clock.
+    # Time of the clock at which the tokens that are not stored yet were first seen.
     since: float
     num_stored: int = 0
 
@@ -41,8 +41,8 @@ class _Prefix:
     """A prefix that is to be stored: the first `length` tokens of a KV cache slot."""
 
     slot: Slot
-    # The slot's list itself. Whatever overwrites a slot's tokens in memory comes after the slot has another list. So a
-    # copy of the memory is valid if the slot has the same list after it was made.
+    # The very list of the slot. The slot gets another list before the memory of its tokens is overwritten. So a copy of
+    # the memory is valid if the slot still has the same list afterwards.
     tokens: list[int]
     length: int
     root: str

@@ -45,9 +45,9 @@ class ArrayLayout:
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
-    # The key of the tokens before these.
+    # The key of the prefix before these tokens.
     parent: str
-    # Four bytes each, little-endian.
+    # The token ids, four bytes each, little-endian.
     tokens: bytes
     # CRC-32 of everything before it and of the arrays.
     checksum: int

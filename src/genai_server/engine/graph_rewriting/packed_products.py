@@ -50,7 +50,7 @@ _WEIGHTS, _SCALES, _ZEROS, _ORDER, _BIAS = range(1, 6)
 _INT8_ACTIVATIONS = 4
 _BITS = (2, 4, 8)
 _MIN_BLOCK = 16
-# Of all weights in a model itself, which may have 2 GiB.
+# Maximum size in bytes of weights that are stored in the model itself, which can have at most 2 GiB.
 _MAX_INLINE = 1024**3
 
 
@@ -59,11 +59,12 @@ class _Product(NamedTuple):
 
     activations: str
     matrix: Matrix
-    # Of the activations that are rounded, 8; else 32.
+    # Bits of the activations: 8 if they are rounded, otherwise 32.
     activation_bits: int
-    # The name of a constant; empty without one.
+    # The name of the constant that is added; "" if there is none.
     bias: str
-    # Of which input each column of the matrix is; None if they have its order.
+    # For each column of the matrix, the index of the input that it belongs to; None if the columns are in the order of
+    # the inputs.
     order: NDArray[np.int64] | None
 
 

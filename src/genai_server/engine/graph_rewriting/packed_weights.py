@@ -54,7 +54,7 @@ class PackedWeights(NamedTuple):
     weights: NDArray[Any]
     # float32 [panels, blocks, 64]; None for floats.
     scales: NDArray[np.float32] | None
-    # What is added to each weight of a block, float32 [panels, blocks, 64]; None for nothing.
+    # The number that is added to each weight of a block, float32 [panels, blocks, 64]; None if nothing is added.
     offsets: NDArray[np.float32] | None
 
 

@@ -22,7 +22,7 @@ class Disconnected(Struct, frozen=True):
     """An API process has disconnected, so its requests must be dropped."""
 
 
-# What the loop's thread does for another thread, such as to take a result from it.
+# A function that the thread of the engine's loop calls for another thread, for instance to receive a result.
 Call = Callable[[], None]
 Message = Submit | Cancel | Stop | AdminCall | Connected | Disconnected | Resize | Call
 # Events, each with the number of the connection that it concerns.

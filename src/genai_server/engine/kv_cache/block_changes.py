@@ -25,7 +25,7 @@ class StoredBlocks:
     parent: bytes | None
     # The tokens of all these blocks.
     tokens: list[int]
-    # The adapter that the blocks were read with; None without one.
+    # The name of the adapter with which the blocks were read; None without an adapter.
     adapter: str | None
 
 
@@ -45,7 +45,7 @@ class _Chain:
     then.
     """
 
-    # The slot's list itself. Slots only append to a list; whatever else they change, they have another list.
+    # The very list of the slot. A slot only appends to its list; for every other change it gets another list.
     tokens: list[int] = field(default_factory=list)
     salt: str | None = None
     hashes: list[bytes] = field(default_factory=list)

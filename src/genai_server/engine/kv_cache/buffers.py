@@ -81,7 +81,7 @@ class CpuBuffers:
         self._names = graph.past_names
         size = math.prod(shape) * np.dtype(graph.cache_type).itemsize
         self._memories = [_reserve(size) for _ in self._names]
-        # Of each layer's keys and values.
+        # The keys and the values of each layer, in turn.
         self.arrays: list[NDArray[Any]] = [
             (np.zeros(shape, graph.cache_type) if memory is None else np.frombuffer(memory, graph.cache_type)).reshape(
                 shape

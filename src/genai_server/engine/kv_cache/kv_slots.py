@@ -36,30 +36,33 @@ from genai_server.timing import Clock
 class Slot:
     """One row of the KV cache buffers: the tokens whose keys and values it has, and the sequence that uses it."""
 
-    # The row in the buffers.
+    # The number of the row in the buffers.
     index: int
-    # The tokens whose keys and values lie in the slot. A list is only appended to. Every other change makes a new one,
-    # before the keys and values change.
+    # The tokens whose keys and values are in the slot. Tokens are only appended to this list; for every other change
+    # the slot gets a new list before its keys and values change.
     tokens: list[int] = field(default_factory=list)
-    # Only prompts of the same salt may reuse the tokens.
+    # The cache salt of the tokens. Only prompts with an equal salt may reuse them.
     salt: str | None = None
-    # The name of the adapter with which the tokens were read. Its content is in the salt.
+    # The name of the adapter with which the tokens were read; None without one. The salt has the digest of its file.
     adapter: str | None = None
-    # Whether the keys have the cosines and sines for long rows. Only prompts which need the same may reuse the tokens.
+    # Whether the keys were computed with the long factors of the rope. Only prompts that need the same may reuse the
+    # tokens.
     is_long: bool = False
-    # The running sequence that has the slot; None for an idle slot.
+    # The id of the running sequence that uses the slot; None if the slot is idle.
     sequence: int | None = None
-    # Tokens behind these that the next pass may write.
+    # Number of tokens for which the next pass may write keys and values, after the present ones.
     num_coming: int = 0
-    # Copies of the states at some of the lengths that the tokens had.
+    # Copies of the recurrent states, by the number of tokens after which they were made.
     checkpoints: dict[int, Saved] = field(default_factory=dict)
-    # Tokens that another slot begins with, too; more prompts may begin with these. Their checkpoint is always kept.
+    # Number of tokens with which another slot begins, too. More prompts may begin with them, so their checkpoint is
+    # always kept.
     num_common: int = 0
-    # The sequence that has the slot, or had it last.
+    # The id of the sequence that uses the slot, or used it last; None for an empty slot.
     owner: int | None = None
     # The tenant of the owner; None for a low-priority sequence, whose prefixes belong to no share.
     tenant: str | None = ""
-    # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
+    # A number that grows with each release or reuse of a slot's tokens, by which slots are ordered; 0 for a slot that
+    # was never used or was emptied.
     used: int = 0
     # The clock's time of the last release or reuse.
     used_at: float = 0.0
@@ -171,7 +174,7 @@ class KvPages:
         `tenant` is the tenant of the new sequence for which a slot is needed; None if that sequence has low priority,
         or if no slot is needed for a new sequence.
         """
-        # In alphabetical order, tokens which others begin with come right before one of these.
+        # In lexicographic order, a list of tokens with which others begin comes directly before one of them.
         kept = sorted((slot for slot in self._slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
         repeated = {one.index for one, other in pairwise(kept) if other.begins_with(one)}
         idle = [slot for slot in kept if slot.sequence is None]
@@ -235,8 +238,8 @@ class KvPages:
             self._give_back(slot.index, (needed + 1) * self._memory.page_tokens)
 
 
-# An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is
-# cheaper than copying the prefix.
+# A new sequence gets an idle slot that has at most this many tokens beyond the common prefix, because reading these
+# tokens again later costs less than copying the prefix.
 _LITTLE = 16
 
 

@@ -27,23 +27,24 @@ class Row:
     slot: int
     num_cached: int
     tokens: Sequence[int]
-    # The logits after this many of the last tokens are wanted.
+    # Of how many tokens, the last ones, the logits are needed.
     num_logits: int = 1
-    # Whether it has the cosines and sines for long rows (`DecoderGraph.switches_at`).
+    # Whether the row has the long factors of the rope (`DecoderGraph.switches_at`).
     is_long: bool = False
-    # Of the image tokens among them, [features, hidden_size].
+    # The features of the image tokens among `tokens`, [features, hidden_size].
     features: NDArray[Any] | None = None
-    # Of the tokens, int64 [axes, tokens]; None if they are counted from `num_cached`.
+    # The positions of the tokens, int64 [axes, tokens]; None if they are counted from `num_cached`.
     positions: NDArray[np.int64] | None = None
-    # The ranks of its adapter; None without one.
+    # The ranks of the sequence's adapter; None without an adapter.
     ranks: Ranks | None = None
-    # Whether it shares no pass with others.
+    # Whether the row must have a pass of its own.
     is_alone: bool = False
-    # How many of the tokens, at the end, are of a draft.
+    # How many of the tokens, the last ones, are draft tokens.
     num_drafted: int = 0
-    # What a head for multi-token prediction reads besides the tokens, [tokens, hidden_size].
+    # The hidden states [tokens, hidden_size] that a head for multi-token prediction reads in addition to the tokens;
+    # None for other models.
     hidden: NDArray[Any] | None = None
-    # What a device multiplies logits with for its softmax.
+    # The factor by which a device multiplies logits before it computes a softmax.
     scale: float = 1.0
 
 
@@ -54,7 +55,7 @@ class Layout:
     # Flat tokens, int64 [1, T], and their positions in their sequences, int64 [1, T] or [axes, 1, T].
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
-    # Of the image tokens among them, [features, hidden_size]; None without any.
+    # The features of the image tokens among them, [features, hidden_size]; None if there are none.
     features: NDArray[Any] | None
     # The other inputs, by name.
     inputs: dict[str, NDArray[Any]]
@@ -62,9 +63,10 @@ class Layout:
     num_logits: int
     logits: list[slice]
     rows: Sequence[Row]
-    # Where each row's flat tokens are.
+    # The range of each row's tokens among the flat tokens.
     tokens: list[slice]
-    # What a head for multi-token prediction reads besides the tokens, [1, T, hidden_size]; None for other graphs.
+    # The hidden states [1, T, hidden_size] that a head for multi-token prediction reads in addition to the tokens; None
+    # for other models.
     hidden: NDArray[Any] | None
 
     @property
@@ -83,7 +85,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
     behind_short = graph.switches_at or 0
     ids: list[int] = []
     positions: list[int] = []
-    # By the first of their flat tokens.
+    # The positions of rows with images, by the index of the row's first flat token.
     image_positions: dict[int, NDArray[np.int64]] = {}
     features: list[NDArray[Any]] = []
     rope_places: list[int] = []

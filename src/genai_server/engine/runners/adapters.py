@@ -33,7 +33,7 @@ class AdapterWeights:
     """
 
     matrices: Mapping[str, NDArray[Any]]
-    # The largest of its matrices' ranks.
+    # The largest rank of the matrices.
     rank: int
 
 

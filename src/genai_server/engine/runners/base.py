@@ -49,7 +49,8 @@ class Runner(ABC):
     _interruptible: Any = None
     # Whether the pass in progress, or the next one, is interrupted.
     _is_interrupted = False
-    # The original context of a rope with short and long factors (`DecoderGraph.switches_at`); None without one.
+    # The number of tokens up to which a sequence has the short factors of the rope (`DecoderGraph.switches_at`); None
+    # without such a rope.
     switches_at: int | None = None
 
     @property

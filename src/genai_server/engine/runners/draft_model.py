@@ -38,9 +38,9 @@ class Copy:
     The first `num_sure` tokens are known to be tokens of the sequence. Later ones are draft tokens.
     """
 
-    # With the same id.
+    # The copy, whose id is that of the sequence itself.
     sequence: Sequence
-    # How many of its tokens the answer has for certain.
+    # How many of the copy's tokens are certainly those of the sequence.
     num_sure: int
 
 
@@ -226,7 +226,7 @@ MAX_KEPT = 1024
 class _States:
     """Hidden states of a sequence's tokens that the head has not read yet, and possibly of some tokens before these."""
 
-    # The first token that the head reads of the sequence, if it reads any.
+    # Index of the first token of the sequence that the head has read or will read.
     first: int
     # The states are those of the tokens from `start` to before `end`, counted from the beginning of the sequence.
     start: int

@@ -51,7 +51,7 @@ class Allowed:
     """The number of bytes that a model's KV cache may have, and the reason for this number."""
 
     bytes: int
-    # Where the number comes from, in words for messages.
+    # The reason for the number, as a phrase for messages.
     source: str
 
     @property
@@ -156,11 +156,11 @@ class BatchLimits:
     share.
     """
 
-    # Sequences at once.
+    # Number of sequences that can run at once.
     num_slots: int
-    # Tokens of each sequence.
+    # Maximum number of tokens of a sequence.
     max_length: int
-    # What the slots share.
+    # The memory that the slots share.
     memory: KvMemory = UNSHARED
 
 

@@ -31,20 +31,21 @@ class LoadedModel:
     The attribute `main` is the runner of most sequences: the batch if there is one, otherwise `generator`.
     """
 
-    # Runs what the batch cannot, and all sequences where there is no batch. The batch itself if it can run all.
+    # The runner of those sequences that the batch cannot run, which are all if there is no batch. It is the batch
+    # itself if that can run all sequences.
     generator: Runner
     batch: Runner | None = None
-    # Why there is no batch.
+    # Why there is no batch; None if there is one.
     reason: str | None = None
     # Encodes images or audio; None if the model reads text only.
     encoder: EncoderWorker[Any] | None = None
     # Drafts for sequences of the batch; None without one.
     draft_model: "DraftModel | None" = None
-    # Publishes what each step changes in the prefix cache; None if that is not wanted.
+    # Publishes what each step changes in the prefix cache; None if the settings do not ask for it.
     kv_events: KvEventPublisher | None = None
     # The prefix cache as API processes receive it; None if they do not choose between engines.
     cached_blocks: CachedBlocks | None = None
-    # Keeps prefixes on disk; None if that is not wanted or not possible.
+    # The prefix cache on disk; None if the settings do not ask for it, or it cannot be used.
     disk_cache: "DiskCache | None" = None
     # Why no sequence can be profiled; empty if sequences can.
     why_no_profile: str = ""

@@ -55,10 +55,10 @@ _LACKING = {
     "DML provider requested": "directml",
     "OpenVINO execution provider is not supported": "openvino",
 }
-# An adapter's name in its own container.
+# The name of the adapter in an `og.Adapters`, which contains only this one.
 _ADAPTER = "adapter"
 _TRIED_TOKENS = 2
-# Of the chunks in which an exact prompt is read.
+# Number of tokens of the chunks in which the prompt of a request with `exact` is read.
 _EXACT_CHUNK = 64
 # No token has this id.
 _NO_PADDING = -1
@@ -95,7 +95,7 @@ class OgGeneratorRunner(Runner):
         self._vision = read_vision_files(model_dir)
         # The features that a model for speech reads where a sequence has no audio, [1, mels, frames].
         self._silence = _silence(model_dir) if transcribes(model_dir) else None
-        # Of a model that takes images, the library does not give the adapter to the decoder, and reports no error.
+        # onnxruntime-genai does not apply adapters to the decoder of a model that takes images, and reports no error.
         self.abilities = Abilities("generator", adapters=self._vision is None)
         with _advised(self._options):
             self.library_model: Any = self.library.Model(self._configure(model_dir, threads, profile_prefix))

@@ -54,9 +54,9 @@ _Key = tuple[str, str]
 class CachedGrammar:
     """A compiled grammar in the cache, and how many tokens of answers it has been followed for."""
 
-    # The grammar, or the error message.
+    # The compiled grammar, or the error message of its compilation.
     compiled: Compiled
-    # Tokens of all answers that have followed it.
+    # Number of tokens, of all answers together, for which the grammar has been followed.
     followed: int = 0
 
 

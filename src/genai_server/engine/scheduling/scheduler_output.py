@@ -19,9 +19,9 @@ class ScheduledChunk:
     """The tokens of one sequence that a forward pass reads: a part of its prompt, or its newest token and a draft."""
 
     sequence: Sequence
-    # The sequence's next unread tokens, and those of the draft behind them.
+    # The sequence's next unread tokens, followed by those of the draft.
     tokens: abc.Sequence[int]
-    # Tokens that may follow those of the sequence.
+    # Draft tokens, which may follow those of the sequence.
     draft: abc.Sequence[int] = ()
     # The texts that the tokens consist of, where texts are pooled.
     texts: abc.Sequence[PooledText] = ()
@@ -120,17 +120,19 @@ class KvMemory:
     Scheduler, slots and runner have the same object, so a change of the size takes effect for all of them at once.
     """
 
-    # Tokens of a page. In each layer and head, their keys and values fill pages of the system's memory exactly.
+    # Number of tokens in a page. Their keys, or their values, in one layer and head fill pages of the operating system
+    # exactly.
     page_tokens: int
     # Pages that all slots share.
     num_pages: int
-    # Pages of a state checkpoint (engine/kv_cache/kv_slots.py); 0 for a model without states of fixed size.
+    # Number of pages of a checkpoint, a copy of a sequence's recurrent states; 0 for a model without such states.
     checkpoint_pages: int = 0
     # Bytes of a page; 0 if the size is fixed.
     page_bytes: int = 0
-    # Bytes that slots have of their own.
+    # Bytes of memory that the slots have in addition to shared pages.
     own_bytes: int = 0
-    # Pages that the longest sequence needs, and those of which a full batch of the longest ones makes use.
+    # Number of pages that the longest sequence needs, and number beyond which pages are of no use even to a full batch
+    # of the longest sequences.
     min_pages: int = 0
     max_pages: int = 0
 
@@ -169,17 +171,18 @@ UNSHARED = KvMemory(sys.maxsize, 0)
 class StepPolicy:
     """The settings and limits by which a scheduler composes steps."""
 
-    # Target seconds of a step with running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
+    # Target duration in seconds of a step that decodes; the smallest chunk of a prompt may exceed it. 0 for no target:
+    # then PROMPT_SHARE decides.
     itl_target: float = 0.0
-    # Must hold the keys and values of all running sequences.
+    # The KV cache memory for all running sequences.
     memory: KvMemory = UNSHARED
     # Whether steps may read drafts.
     speculates: bool = False
-    # The setting that the number of running sequences comes from.
+    # The setting that limits the number of running sequences, for messages.
     limited_by: str = "GENAI_MAX_BATCH_SIZE"
-    # Keeps the answers of ended sequences for drafts.
+    # Stores the answers of ended sequences as a source of drafts; None if there is no memory for this.
     answers: AnswerMemory | None = None
-    # In seconds.
+    # Returns the time in seconds.
     clock: Clock = time.monotonic
 
 

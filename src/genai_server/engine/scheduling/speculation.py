@@ -37,7 +37,7 @@ _MIN_RETURN = 1.5
 class DraftingModel(Protocol):
     """Those methods and attributes of a draft model that this module uses."""
 
-    # How long its passes take.
+    # The measured times of the draft model's passes.
     times: StepTimeModel
 
     def room(self, sequence: Sequence) -> int:
