@@ -33,7 +33,7 @@ class Tally:
         self.add = self._fresh.append
 
     def histogram(self) -> Histogram:
-        """The histogram of all values added up to now."""
+        """Return the histogram of all values that were added so far."""
         if self._fresh:
             values = np.array(self._fresh)
             self._counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))

@@ -71,5 +71,5 @@ class Scores:
         return Scores(self.given[one], self.best and self.best.at(one))
 
     def copy(self) -> "Scores":
-        """A copy of the scores, which no later pass overwrites."""
+        """Return a copy of the scores that later passes do not overwrite."""
         return replace(self, given=self.given.copy())

@@ -27,7 +27,7 @@ class LoadedAdapter:
 
 
 class SequenceState(StrEnum):
-    """States of a sequence in the engine."""
+    """The states of a sequence, from the arrival of its request to its end."""
 
     PREPARING = "preparing"  # not accepted yet; worker threads compile its grammar or encode its inputs
     WAITING = "waiting"  # accepted, and ready to run
@@ -287,7 +287,7 @@ class Sequence:
 
 
 def common_length(one: list[int], other: list[int]) -> int:
-    """Number of equal tokens at the beginning of two lists."""
+    """Return the number of equal tokens at the beginning of two lists."""
     same, different = 0, min(len(one), len(other)) + 1
     while different - same > 1:
         middle = (same + different) // 2

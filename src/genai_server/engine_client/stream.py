@@ -96,8 +96,8 @@ class TokenStream:
         self._wake()
 
     def _furthest(self, progress: Progress) -> Progress | None:
-        """Return the largest progress so far, so that the progress that a client sees never decreases; None if it was
-        already read.
+        """Return the largest progress so far, so that the progress that a client sees never decreases; None if the
+        reader has received it.
 
         A prompt is read again from its start after a preemption, and after a restart of the engine.
         """

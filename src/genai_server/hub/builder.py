@@ -1,7 +1,7 @@
 """Runs a model builder in a separate process.
 
-Decoders are built by onnxruntime-genai's builder, with the settings that are fastest for this server, or by mobius if
-that builder cannot build them. Encoders, which neither supports, are built by a program of this package.
+onnxruntime-genai's builder builds decoders, with the settings that are fastest for this server; mobius builds those
+decoders that it cannot build. A program of this package builds encoders, which neither supports.
 """
 
 import json

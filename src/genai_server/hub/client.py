@@ -139,9 +139,10 @@ class Hub:
 
 
 class _Watched(io.BufferedWriter):
-    """A partial file that reports its size after each append.
+    """A file to which a download is appended, and which reports its size after each write.
 
-    `write` raises PullFailed beyond the size that the hub lists, because a response without a length may be endless.
+    `write` raises PullFailed if the file becomes larger than the hub lists, because a response without a length may be
+    endless.
     """
 
     def __init__(self, path: Path, file: RemoteFile, watch: Callable[[int], None] | None) -> None:

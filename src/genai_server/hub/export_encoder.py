@@ -81,24 +81,26 @@ class Wrapper(torch.nn.Module):
 
 
 class Mean(torch.nn.Module):
-    """Mean pooling: the mean of the vectors of a text's tokens."""
+    """Pooling layer that returns the mean of the vectors of a text's tokens."""
 
     def forward(self, states: Any, mask: Any) -> Any:
-        """Return one vector per text, [texts, width]."""
+        """Return one vector for each text, [texts, width]. `states` are [texts, tokens, width], and `mask` [texts,
+        tokens] is 1 for tokens that count.
+        """
         weights = mask.unsqueeze(-1).to(states.dtype)
         return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
 
 
 class First(torch.nn.Module):
-    """CLS pooling: the vector of a text's first token."""
+    """Pooling layer that returns the vector of a text's first token (CLS)."""
 
     def forward(self, states: Any, mask: Any) -> Any:
-        """Return one vector per text, [texts, width]."""
+        """Return one vector for each text, [texts, width]. `states` are [texts, tokens, width]."""
         return states[:, 0]
 
 
 class Dense(torch.nn.Module):
-    """A linear layer with an activation function, read from a module folder of sentence-transformers."""
+    """A linear layer with an activation function, read from the folder of a sentence-transformers module."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -86,7 +86,8 @@ def transcribes(directory: Path) -> bool:
 
 
 def read_speech_model(directory: Path) -> SpeechModel | None:
-    """Return the description of the speech model in a directory; None if the model there is of another type.
+    """Return the description of the speech recognition model in a directory; None if the model there does not
+    transcribe.
 
     Raises ModelDirectoryError, which names the file, if a configuration is not valid.
     """

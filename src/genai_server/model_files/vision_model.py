@@ -18,7 +18,7 @@ _LFM2_AUDIO = "lfm2_audio"
 
 
 class Medium(StrEnum):
-    """The kind of input that a model takes besides text."""
+    """The kind of input that a model takes in chats besides text."""
 
     IMAGE = "image"
     AUDIO = "sound"

@@ -91,10 +91,10 @@ class DiskCache:
 
 
 def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_counter) -> DiskCache | None:
-    """Open the prefix cache on disk that the settings ask for.
+    """Open the prefix cache on disk, as the settings in `spec` ask for it. `clock` returns the time in seconds.
 
-    Returns None if the runner's KV cache does not lie in CPU memory, if the model does not generate text, or if the
-    folder cannot be used. The reason is logged, and the engine serves without the cache.
+    Returns None if the runner's KV cache is not in CPU memory, if the model does not generate text, or if the folder
+    cannot be used. The reason is logged, and the engine runs without the cache.
     """
     reads_text = task_of(Path(spec.model_dir)) is Task.GENERATE
     if not reads_text or not isinstance(runner, BatchedRunner) or not isinstance(runner.buffers, CpuBuffers):

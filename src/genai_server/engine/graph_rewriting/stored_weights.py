@@ -42,7 +42,7 @@ class Weights:
         return values
 
     def array(self, name: str) -> NDArray[Any] | None:
-        """Values of the initializer with this name; None if there is none."""
+        """Return the values of the initializer with this name; None if there is none."""
         if name not in self._tensors:
             return None
         tensor = TensorProto()
@@ -82,7 +82,7 @@ class DataFile:
 
 
 class InlineData:
-    """Weights that are stored within the graph itself."""
+    """Weights of a new graph that are stored in the graph itself. `tensors` are the tensors that `add` has created."""
 
     def __init__(self) -> None:
         self.tensors: list[TensorProto] = []

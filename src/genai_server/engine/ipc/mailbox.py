@@ -15,11 +15,11 @@ from genai_server.messages.protocol import Cancel, Load, Stop, Submit, ToApi
 
 
 class Connected(Struct, frozen=True):
-    """An API process has connected."""
+    """Message to the engine's loop: an API process has connected."""
 
 
 class Disconnected(Struct, frozen=True):
-    """An API process has disconnected, so its requests must be dropped."""
+    """Message to the engine's loop: an API process has disconnected, so its requests must be dropped."""
 
 
 # A function that the thread of the engine's loop calls for another thread, for instance to receive a result.

@@ -78,7 +78,9 @@ class Slot:
         self.checkpoints = {}
 
     def begins_with(self, other: "Slot") -> bool:
-        """Whether this slot can provide a cached prefix for every prompt for which the other slot can."""
+        """Whether this slot begins with all tokens of another slot, so that it can provide every prefix that the other
+        can.
+        """
         same = (self.salt, self.is_long) == (other.salt, other.is_long)
         return same and self.tokens[: len(other.tokens)] == other.tokens
 

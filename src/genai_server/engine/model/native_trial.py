@@ -1,7 +1,7 @@
 """Tries the kernels of genai-server-native for an instruction set: `python -m … INSTRUCTION_SET`.
 
-The program ends with status 0 if products, experts, attention, layers with states and adapters compute correctly. It
-runs as a separate process, because faulty kernels may crash it.
+The program ends with status 0 if matrix products, experts, attention, layers with recurrent states and adapters are
+computed correctly. It runs as a separate process, because faulty kernels may crash it.
 """
 
 import sys

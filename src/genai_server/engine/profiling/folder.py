@@ -145,7 +145,7 @@ def wait_for_next_file_name() -> None:
 
 
 def profile_folder(spec: EngineSpec) -> ProfileFolder:
-    """The folder for the profiles of an engine, according to the engine's settings."""
+    """Return the folder for an engine's profiles, with the limits in the engine's settings."""
     return ProfileFolder(
         Path(spec.profile_dir),
         spec.profile_folder or spec.device,

@@ -191,7 +191,7 @@ class PooledRunner(Runner):
     def _feed(self, ids: Ids, mask: Ids, texts: abc.Sequence[PooledText], positions: Ids) -> dict[str, NDArray[Any]]:
         """Return the inputs of the graph, by name, for a batch of texts that are padded to the same length.
 
-        `ids`, `mask` and `positions` are [texts, tokens].
+        `ids` and `mask` are [texts, tokens], and `positions` are the positions [tokens] of a padded text.
         """
         feed: dict[str, NDArray[Any]] = {}
         for name, value in self._inputs.items():

@@ -296,7 +296,7 @@ def _decodes(sequence: Sequence) -> bool:
 
 
 def _reads_prompt(sequence: Sequence) -> bool:
-    """Whether a step may read a chunk of a sequence's prompt."""
+    """Whether a step may read a part of a sequence's prompt."""
     return not (sequence.is_decoding or sequence.is_choosing or sequence.is_loading)
 
 
