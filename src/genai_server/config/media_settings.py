@@ -40,7 +40,7 @@ class MediaSettings(SettingsForm):
 
     image_hosts: str = ""
     """Comma-separated hosts with public addresses from which the server may fetch images, such as
-    `images.example,cdn.example:8443`. Empty allows none: images are sent as data URLs.
+    `images.example,cdn.example:8443`. With an empty value it fetches none, and images must be sent as data URLs.
     """
 
     max_media: Positive = 16
@@ -50,23 +50,26 @@ class MediaSettings(SettingsForm):
     """Maximum size of an image or audio file, in bytes."""
 
     max_image_pixels: Positive = Field(50_000_000, le=500_000_000)
-    """Maximum number of pixels of an image, width times height. A process that reads images may take 1 GiB and 40 bytes
-    for each.
+    """Maximum number of pixels of an image, width times height. A process that reads images may take 1 GiB plus 40
+    bytes for each pixel.
     """
 
     max_request_pixels: Positive = 400_000_000
     """Maximum number of pixels of all images of a request together."""
 
     max_waiting_pixels: Positive = 2_000_000_000
-    """Maximum number of pixels of images that wait to be prepared, for each API key, or for all clients without one;
-    more get a 503.
+    """Maximum number of pixels of images that wait to be prepared, for each API key, or for all clients without a key
+    together; requests beyond it get a 503.
     """
 
     max_media_tokens: Positive = 16_384
-    """Maximum number of prompt tokens of all images or audio of a request; the model decides how many each takes."""
+    """Maximum number of prompt tokens of all images or audio of a request; the model determines how many each of them
+    takes.
+    """
 
     media_timeout: Positive = Field(10, le=600)
-    """Seconds for fetching an image, and for decoding and preparing an image or audio; a longer time results in a 400.
+    """Seconds for fetching an image, and for decoding and preparing an image or audio; if it takes longer, the request
+    gets a 400.
     """
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
@@ -75,33 +78,35 @@ class MediaSettings(SettingsForm):
     """
 
     max_audio_body_bytes: Positive = 200 * 1024 * 1024
-    """Maximum size of the body of a request with a recording, in bytes. It is written to a file while it arrives."""
+    """Maximum size of the body of a request with a recording, in bytes. The body is written to a file while it arrives.
+    """
 
     max_audio_bodies_bytes: Positive = 2 * 1024 * 1024 * 1024
-    """Maximum bytes of all these bodies together in each API process, until they are decoded; more get a 503. API keys
-    share it as they share `GENAI_MAX_BODIES_BYTES`.
+    """Maximum bytes of all bodies with recordings together in each API process, until they are decoded; requests beyond
+    it get a 503. API keys share it as they share `GENAI_MAX_BODIES_BYTES`.
     """
 
     max_audio_seconds: Positive = Field(7200, le=86_400)
-    """Maximum length of a recording, or of audio in a chat, in seconds. Each of these takes 32 kB of disk space while
-    a recording is transcribed.
+    """Maximum length of a recording, or of audio in a chat, in seconds. Each second takes 32 kB of disk space while a
+    recording is transcribed.
     """
 
     max_waiting_audio_seconds: Positive = 345_600
     """Maximum number of seconds of recordings and audio that wait to be decoded, for each API key, or for all clients
-    without one; more get a 503. Before it is decoded, a file counts as the longest recording that its size allows.
+    without a key together; requests beyond it get a 503. Until it is decoded, a file counts as the longest recording
+    that its size allows.
     """
 
     max_prepared_bytes: Positive | Literal["auto"] = AUTO
-    """Maximum bytes of disk space for the decoded recordings, prepared images and audio of all requests together; a
-    request waits until it has space, and may have a quarter of all. `auto` allows for eight of the longest recordings
-    (`GENAI_MAX_AUDIO_SECONDS`) and for four requests with all the tokens of `GENAI_MAX_MEDIA_TOKENS`, which is 1.8 GB
-    by default. Each API key has at most as much as is left for others.
+    """Maximum bytes of disk space for the decoded recordings, prepared images and audio of all requests together. A
+    request waits until it has space, and may use a quarter of the total. `auto` allows for eight of the longest
+    recordings (`GENAI_MAX_AUDIO_SECONDS`) and for four requests with all the tokens of `GENAI_MAX_MEDIA_TOKENS`, which
+    is 1.8 GB by default. Each API key may use at most as much as is left for others.
     """
 
     audio_timeout: Positive = Field(10, le=600)
-    """Seconds for finding the next speech in a recording and preparing it; a longer time results in a 400. Decoding may
-    take one more for each 15 kB of the file.
+    """Seconds for finding the next speech in a recording and preparing it; if it takes longer, the request gets a 400.
+    Decoding may take one more second for each 15 kB of the file.
     """
 
     max_media_body_bytes: int = Field(96 * 1024 * 1024, ge=0)

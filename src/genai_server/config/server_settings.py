@@ -24,7 +24,7 @@ class ServerSettings(SettingsForm):
     """Port to listen on; 0 chooses a free one."""
 
     workers: int = Field(1, ge=1, le=64)
-    """API processes; all share the same engines."""
+    """Number of API processes; all share the same engines."""
 
     reload: bool = False
     """Reload the API, not the engines, when a source file changes."""
@@ -33,25 +33,25 @@ class ServerSettings(SettingsForm):
     """Maximum number of stored responses and conversations; the least recently used are removed. 0 stores none."""
 
     response_store_bytes: Positive = 64 * 1024 * 1024
-    """Maximum bytes of these responses with their conversations, counted as JSON."""
+    """Maximum bytes of stored responses with their conversations, counted as JSON."""
 
     response_store_file: str = ""
-    """File for responses and conversations, which then survive a restart; empty stores them in a temporary file. Not
-    together with `GENAI_FILES_DIR`, whose folder then has the file.
+    """File for responses and conversations, which then survive a restart; with an empty value they are in a temporary
+    file. It cannot be combined with `GENAI_FILES_DIR`, whose folder contains the file instead.
     """
 
     files_dir: str = ""
-    """Folder for the files of /v1/files and for `store.sqlite`, which has the state of files and batches, and stored
-    responses and conversations; all survive a restart. It is created if it is missing; empty disables files and
-    batches.
+    """Folder for the files of /v1/files and for `store.sqlite`, which contains the state of files and batches, and
+    stored responses and conversations; all survive a restart. The folder is created if it is missing. An empty value
+    disables files and batches.
     """
 
     max_file_bytes: Positive = 512 * 1024 * 1024
     """Maximum size of an upload to /v1/files, in bytes."""
 
     files_bytes_per_key: Positive = 4 * 1024 * 1024 * 1024
-    """Maximum bytes of an API key's files, including results of batches; beyond it uploads are refused, and batches
-    wait. Each file counts as at least 4096.
+    """Maximum bytes of an API key's files, including results of batches; beyond it, uploads are refused, and batches
+    wait. Each file counts as at least 4096 bytes.
     """
 
     files_bytes: Positive = 16 * 1024 * 1024 * 1024
@@ -70,7 +70,7 @@ class ServerSettings(SettingsForm):
     """Comma-separated API keys, each `NAME:KEY` or `KEY`; without any, clients need no key."""
 
     api_key_file: str = ""
-    """File with more keys, one line of `genai-server key` each; read again on SIGHUP."""
+    """File with more keys, each a line that `genai-server key` prints; read again on SIGHUP."""
 
     admin_api_key: str | None = Field(None, repr=False)
     """Key for the admin endpoints; without it, and without API keys, they serve only this machine."""
@@ -79,8 +79,8 @@ class ServerSettings(SettingsForm):
     """Serve every client that can reach the server, without API keys."""
 
     max_concurrent_per_key: int = Field(0, ge=0)
-    """Maximum number of concurrent answers of a key (a request with `n: 4` has four), and of concurrent reads of what
-    it stored, in each API process; more get a 429. 0 sets no limit.
+    """Maximum number of concurrent answers of a key (a request with `n: 4` has four), and of concurrent reads of its
+    stored responses, in each API process; requests beyond it get a 429. 0 sets no limit.
     """
 
     rate_per_key: int = Field(0, ge=0, le=100_000)
@@ -106,8 +106,8 @@ class ServerSettings(SettingsForm):
 
     max_bodies_bytes: Positive = 256 * 1024 * 1024
     """Maximum bytes of all request bodies and WebSocket messages in each API process, until they are parsed and their
-    images are read; more get a 503. API keys that send bodies at the same time share it equally. The first MiB of each
-    body counts apart, up to the same number, so that large bodies do not refuse small ones.
+    images are read; requests beyond it get a 503. API keys that send bodies at the same time share it equally. The
+    first MiB of each body counts separately, up to the same number, so that large bodies do not displace small ones.
     """
 
     max_header_bytes: int = Field(65_536, ge=1024, le=16 * 1024 * 1024)
@@ -117,13 +117,15 @@ class ServerSettings(SettingsForm):
     """Seconds after which a connection without a complete request head is closed; a TLS handshake counts."""
 
     body_timeout: Positive = Field(60, le=86400)
-    """Seconds within which a request's body, or a WebSocket message, must arrive; of a recording or a file each MiB."""
+    """Seconds within which a request's body or a WebSocket message must arrive; for a recording or a file, seconds for
+    each MiB.
+    """
 
     upload_timeout: Positive = Field(3600, le=86400)
     """Seconds within which a recording or a file must have arrived."""
 
     stall_timeout: Positive = Field(30, le=86400)
-    """Seconds without a byte read by the client after which its request is cancelled."""
+    """Seconds in which a client reads nothing of its answer after which its request is cancelled."""
 
     profile_dir: Path = Path("./profiles")
     """Folder for the per-token profiles."""
@@ -159,20 +161,20 @@ class ServerSettings(SettingsForm):
 
     usage_file: str = ""
     """File for the requests and tokens of each API key and day, which all API processes share (`genai-server usage`);
-    empty counts them until the server stops.
+    with an empty value, the counts are lost when the server stops.
     """
 
     metrics_keys: bool = False
-    """Give the counters of requests and tokens in /metrics the label `key_name`, the name of the API key, which each
-    reader of the metrics then sees.
+    """Add the label `key_name`, the name of the API key, to the counters of requests and tokens in /metrics, where all
+    readers of the metrics see it.
     """
 
     metrics_prefix: str = Field("genai:", pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}:$")
     """Prefix of all names in /metrics; routers and dashboards for vLLM expect `vllm:`."""
 
     kv_events: str = Field("", pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$")
-    """ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches hold, including tokens
-    of prompts; each further engine uses the next port. Needs the extra `kv-events`.
+    """ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches contain, including
+    tokens of prompts; each further engine uses the next port. Needs the extra `kv-events`.
     """
 
     kv_events_topic: str = Field("", max_length=512)
@@ -182,7 +184,7 @@ class ServerSettings(SettingsForm):
     """Serve the web page at `/`; `false` disables it."""
 
     telemetry: bool = False
-    """Let ONNX Runtime and onnxruntime-genai report to Microsoft how the engines use them."""
+    """Let ONNX Runtime and onnxruntime-genai send data about how the engines use them to Microsoft."""
 
     otlp_endpoint: str = Field("", pattern="^(https?://.+)?$")
     """HTTP endpoint for traces, such as `http://localhost:4318/v1/traces`; needs the extra `otel`. Empty disables them.

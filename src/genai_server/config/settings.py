@@ -48,14 +48,16 @@ class Settings(ServerSettings, MediaSettings):
     """All settings of the server. Times are in seconds, sizes in bytes, lengths in tokens."""
 
     model_dir: str = "./models/demo"
-    """Directory of the onnxruntime-genai model. Without the default one, an installed copy serves its demo model."""
+    """Directory of the onnxruntime-genai model. If the default directory does not exist, an installed server uses its
+    own demo model.
+    """
 
     model_name: str = Field("", pattern=f"^({MODEL_NAME})?$", validate_default=True)
     """The model's id in requests and answers; empty uses the name of its directory."""
 
     models: str = ""
-    """Several models instead of one: `small=./models/demo,big=/srv/big`; requests choose by `model`, by default the
-    first.
+    """Several models instead of one: `small=./models/demo,big=/srv/big`. The field `model` of a request selects one;
+    without it, the first is used.
     """
 
     adapters: str = ""
@@ -67,115 +69,119 @@ class Settings(ServerSettings, MediaSettings):
     """Additional model names, such as `gpt-4o=big,gpt-4o-mini=small`; `*=big` maps all other names to a model."""
 
     max_models: NotNegative | Literal["auto"] = AUTO
-    """Maximum number of models loaded at once; `auto`: as many as the memory holds; 0 sets no limit. A request for
-    another model replaces the one idle for longest.
+    """Maximum number of models loaded at once. `auto` loads as many as fit into memory; 0 sets no limit. A request for
+    another model replaces the model that has been idle for longest.
     """
 
     idle_unload: int = Field(0, ge=0, le=31_536_000)
-    """Seconds without a request after which a model is unloaded, until the next one; 0 disables this. `keep_alive` in
-    Ollama's API overrides it.
+    """Seconds without a request after which a model is unloaded, until the next request for it; 0 disables this.
+    `keep_alive` in Ollama's API overrides it.
     """
 
     device: str = "cpu"
-    """`cpu`, `cuda`, `directml` or another execution provider, or a list such as `cpu,cuda:1`; each gets an engine
-    process. `cpu:NODE` has the cores of a NUMA node.
+    """`cpu`, `cuda`, `directml` or another execution provider, or a list such as `cpu,cuda:1`; each device gets an
+    engine process. `cpu:NODE` uses the cores of a NUMA node.
     """
 
     max_length: Positive | Literal["auto"] = AUTO
-    """Maximum number of tokens of prompt and answer together; `auto`: the model's context, or as much of it as the KV
+    """Maximum number of tokens of prompt and answer together. `auto` is the model's context, or as much of it as the KV
     cache holds (`GENAI_KV_CACHE_BYTES`).
     """
 
     max_batch_size: int = Field(16, ge=1, le=1024)
-    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs and CUDA memory may hold fewer
-    (`GENAI_KV_CACHE_BYTES`).
+    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs and on CUDA, the memory may
+    hold fewer (`GENAI_KV_CACHE_BYTES`).
     """
 
     scheduler: Literal["auto", "batched", "generator"] = "auto"
     """`batched` (the server's continuous batch on ONNX Runtime), `generator` (onnxruntime-genai's `og.Generator`, one
-    request after another), or `auto`: `batched` on CPUs and CUDA where the model allows it, else `generator`.
+    request after another), or `auto`: `batched` on CPUs and CUDA if the model allows it, otherwise `generator`.
     """
 
     kv_cache_bytes: int = Field(0, ge=0)
-    """Maximum bytes of each engine's KV cache; 0: half of the free memory for all models, and on CUDA what weights and
-    passes leave, or 1 GiB where it is unknown.
+    """Maximum bytes of each engine's KV cache. 0 uses half of the free memory for the KV caches of all models, and on
+    CUDA the memory that weights and passes leave free, or 1 GiB if that is unknown.
     """
 
     kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"
-    """Data type of the KV cache on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`: `fp16` where the
-    memory does not hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`, in 32 bits.
+    """Data type of the KV cache on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`: `fp16` if the
+    memory cannot hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`, in 32 bits.
     """
 
     attention_type: Literal["fp32", "bf16"] = "fp32"
     """Data type in which attention is computed on CPUs: `fp32`, or `bf16` on processors with AVX-512 BF16, which is
-    less exact, and faster for long prompts where the processor has AMX.
+    less exact, but faster for long prompts if the processor has AMX.
     """
 
     exact: bool = False
-    """Make all answers bitwise independent of other requests. Where a batch cannot, requests run one by one."""
+    """Make all answers bitwise independent of other requests. Models whose batch cannot ensure this run requests one by
+    one.
+    """
 
     tool_parser: str = "auto"
     """Format of tool calls, such as `hermes`; `auto` detects it from the chat template, `none` disables tools."""
 
     chat_template: str = ""
-    """Chat template in place of the model's own: a file, or `alpaca`, `chatml`, `gemma`, `llama2`, `llama3`, `mistral`,
-    `phi-2`, `phi-3`, `vicuna` or `zephyr`; `big=chatml` sets that of a model other than the first.
+    """Chat template that replaces the model's own: a file, or `alpaca`, `chatml`, `gemma`, `llama2`, `llama3`,
+    `mistral`, `phi-2`, `phi-3`, `vicuna` or `zephyr`; `big=chatml` sets the template of a model other than the first.
     """
 
     max_queue: int = Field(256, ge=0)
-    """Maximum number of requests waiting for a device; more get a 503, unless their key has less than an equal share of
-    the queue. Requests of batches count separately.
+    """Maximum number of requests that wait for a device. Further requests get a 503, unless their key has less than an
+    equal share of the queue. Requests of batches count separately.
     """
 
     max_queue_tokens: int = Field(262_144, ge=0)
-    """Maximum number of prompt tokens of all waiting requests of a device, batches aside; keys have equal shares as in
-    the queue. 0 sets no limit.
+    """Maximum number of prompt tokens of all requests that wait for a device, except those of batches; keys have equal
+    shares as in the queue. 0 sets no limit.
     """
 
     request_timeout: int = Field(600, ge=1, le=86400)
-    """Seconds after which an answer ends with its text so far; also the maximum timeout of a request."""
+    """Seconds after which an answer ends with the text so far; also the maximum timeout that a request may set."""
 
     grammar_timeout: int = Field(5, ge=1, le=600)
-    """Seconds for checking one grammar, tool or JSON schema; a longer check results in a 400."""
+    """Seconds for checking one grammar, tool or JSON schema; if a check takes longer, the request gets a 400."""
 
     max_waiting_grammar_bytes: Positive = 8 * 1024 * 1024
-    """Maximum size of the grammars that wait to be checked, for each API key, or for all clients without one; more get
-    a 503.
+    """Maximum size of the grammars that wait to be checked, for each API key, or for all clients without a key
+    together; requests beyond it get a 503.
     """
 
     preparation_processes: Positive = Field(2, le=64)
-    """Maximum number of images, recordings and grammars that are prepared at a time, for all API processes together.
-    One more may run for an API key of which none does, and long recordings are decoded beside them.
+    """Maximum number of images, recordings and grammars that are prepared at a time, for all API processes together. An
+    API key without a running preparation may start one more. Long recordings are decoded in addition to these.
     """
 
     prefill_chunk: int = Field(0, ge=0)
     """Maximum number of prompt tokens in a step that also decodes; 0 means 128 on CPUs, 2048 on other devices."""
 
     encoder_weights: Literal["auto", "own"] = "auto"
-    """Weights of the graphs for images and audio on CPUs: the model's `own`, or `auto`: 8 bits in place of 16 and 32
-    where the processor multiplies these faster.
+    """Weights of the graphs for images and audio on CPUs: `own` are the model's; `auto` uses 8 bits instead of 16 or 32
+    if the processor multiplies these faster.
     """
 
     itl_target: float = Field(0.0, ge=0, le=3600)
-    """Maximum seconds until a running answer's next token while prompts are read; 0 allows four times the usual time,
+    """Maximum seconds until a running answer's next token while prompts are read. 0 allows four times the usual time,
     and more if many prompts wait.
     """
 
     speculation: Literal["auto", "off"] = "auto"
-    """Speculative decoding in the batch: `auto` drafts the next tokens of answers where that is faster; `off` never."""
+    """Speculative decoding in the batch: `auto` drafts the next tokens of answers when that is faster; `off` never
+    drafts.
+    """
 
     draft_memory_bytes: int = Field(32 * 1024 * 1024, ge=0)
     """Maximum bytes of earlier answers that each engine keeps for speculative decoding, separated by API key; a token
-    takes 12. The oldest ones of the key used least recently are dropped first; 0 keeps none.
+    takes 12 bytes. The oldest answers of the least recently used key are dropped first; 0 keeps none.
     """
 
     draft_model: str = ""
-    """Directory of a much smaller model with the same tokenizer, which drafts the first model's next tokens where that
-    is faster; `big=./small` sets that of another model.
+    """Directory of a much smaller model with the same tokenizer, which drafts the first model's next tokens when that
+    is faster; `big=./small` sets the draft model of another model.
     """
 
     threads: int = Field(0, ge=0, le=1024)
-    """Threads of a CPU operator; 0 uses as many as the engine has physical cores."""
+    """Threads of an operator on the CPU; 0 uses as many as the engine has physical cores."""
 
     cache_dir: str = ""
     """Folder for packed weights, which engines share, with a copy for each NUMA node of `cpu:NODE`; empty uses the
@@ -183,8 +189,8 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     prefix_cache_bytes: str = Field("0", pattern="^(auto|[0-9]{1,18})$")
-    """Maximum bytes of the prefix cache on disk, from which engines load the KV cache of prompts after a restart.
-    `auto` is a tenth of the disk's free space, 0 keeps none.
+    """Maximum bytes of the prefix cache on disk, from which engines load the KV cache of prompts, for example after a
+    restart. `auto` is a tenth of the disk's free space; 0 keeps none.
     """
 
     prefix_cache_dir: str = ""
@@ -206,18 +212,19 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     default_max_tokens: int = Field(0, ge=0)
-    """Maximum number of tokens of an answer whose request has no `max_tokens`; 0 means all that fit the context. A
-    small model that repeats itself would fill it.
+    """Maximum number of tokens of an answer whose request has no `max_tokens`; 0 allows as many as fit into the
+    context, which a small model that repeats itself would fill.
     """
 
     thinking_budget: str = ""
-    """Maximum number of tokens of an answer's reasoning whose request has no budget, such as `4096`, or `4096,big=8192`
-    for another one of a model; 0 is no reasoning, empty no limit. `thinking_budget=N` on an API key's line comes first.
+    """Maximum number of reasoning tokens of an answer whose request has no budget: `4096` for all models, or
+    `4096,big=8192` with another budget for the model `big`. 0 turns reasoning off; empty sets no limit.
+    `thinking_budget=N` on an API key's line takes precedence.
     """
 
     cap_max_tokens: bool = True
-    """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above the context to what fits;
-    otherwise, and with GENAI_STRICT, it is a 400.
+    """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, that exceeds the context to what fits.
+    Otherwise, and with GENAI_STRICT, such a request gets a 400.
     """
 
     max_tool_rounds: int = Field(16, ge=1, le=10_000)
@@ -227,7 +234,8 @@ class Settings(ServerSettings, MediaSettings):
 
     mcp_hosts: str = ""
     """Comma-separated hosts with public addresses whose tool servers requests may name by URL, such as
-    `mcp.example.com,tools.example:8443`. Empty allows none: requests name servers of the configuration file.
+    `mcp.example.com,tools.example:8443`. With an empty value, requests can name only tool servers of the configuration
+    file.
     """
 
     allow_special_tokens: bool = False
@@ -242,7 +250,9 @@ class Settings(ServerSettings, MediaSettings):
     """Maximum seconds for an engine to load its model; 0 sets no limit."""
 
     max_restarts: int = Field(8, ge=0)
-    """Number of consecutive restarts, none of which served for a minute, before an engine's device is given up."""
+    """Number of consecutive restarts of an engine, none of which served for a minute, after which its device is given
+    up.
+    """
 
     @property
     def allowed_mcp_hosts(self) -> frozenset[str]:
