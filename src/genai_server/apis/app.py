@@ -95,7 +95,7 @@ class Attachment:
     on_nothing_loaded: Callable[[], None] = lambda: None
 
 
-# Gives the attachment to running engines for as long as the app runs.
+# A context manager that lasts as long as the app, and yields what the app needs in order to use the engines.
 Engines = Callable[[], AbstractAsyncContextManager[Attachment]]
 
 
@@ -105,7 +105,7 @@ class ModelFiles:
     lists and downloads models.
     """
 
-    # Reads the text side of a model.
+    # Reads the tokenizer and the chat template of a model.
     load_text: LoadText
     # Models on disk and on a hub.
     store: ModelStore
@@ -123,7 +123,7 @@ class Telemetry:
     observers: Sequence[Observer]
     # Times requests, in seconds.
     clock: Clock = request_clock
-    # Count checks of grammars, images, recordings and batches.
+    # Counts checks of grammars, images, recordings and batches.
     instruments: Instruments = field(default_factory=lambda: Instruments(CollectorRegistry(), ""))
     # Called when the app ends; may block.
     close: Callable[[], None] = lambda: None
@@ -139,10 +139,10 @@ def create_app(
     *,
     on_loopback: bool,
 ) -> FastAPI:
-    """Build the ASGI app. Its lifespan connects to the engines.
+    """Build the ASGI app of an API process. Its lifespan connects to the engines.
 
-    The caller runs `drain` when the server stops. `on_loopback` says whether the server is known to be reachable from
-    this machine only.
+    The caller runs `drain` when the server stops. `keys` are the API keys that the app accepts. `on_loopback` says
+    whether the server is known to be reachable from this machine only.
     """
 
     bodies = BodyBudget(settings.max_bodies_bytes)

@@ -170,8 +170,9 @@ def digest(custom_id: str) -> bytes:
 
 
 def response_line(id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """The line of the result file for a request that has been answered, with the HTTP status and body. Raises
-    ValueError if the body is not JSON.
+    """The line of the result file for a request that has been answered. `id` identifies the line, `custom_id` is the
+    client's id of the request, and `request_id` the server's. `status` and `body` are those of the HTTP response.
+    Raises ValueError if the body is not JSON.
     """
     checked = msgspec.json.decode(body.decode(), type=msgspec.Raw)
     # Line feeds are only between values: in strings they have escapes.
@@ -184,7 +185,9 @@ def response_line(id: str, custom_id: str, status: int, request_id: str, body: b
 
 
 def error_line(id: str, custom_id: str, code: str, message: str) -> bytes:
-    """The line of the error file for a request that could not be answered."""
+    """The line of the error file for a request that could not be answered. `id` identifies the line, and `custom_id` is
+    the client's id of the request.
+    """
     return _line(id, custom_id, None, {"code": code, "message": message})
 
 

@@ -61,9 +61,10 @@ async def generate(
 ) -> Generation:
     """Start all answers to a request. When this returns, the engine has accepted them.
 
-    The data of images and audio is dropped from the body once it has been read, unless `keeps_media`. With
-    `only_complete_calls`, incomplete tool calls are left out, for APIs that cannot express them (see AnswerParser).
-    Without `while_connected`, the caller watches whether the client is connected.
+    `is_streamed` says whether the answers are sent piece by piece. The data of images and audio is dropped from the
+    body once it has been read, unless `keeps_media`. With `only_complete_calls`, incomplete tool calls are left out,
+    for APIs that cannot express them (see AnswerParser). Without `while_connected`, the caller watches whether the
+    client is connected.
 
     Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected, after which nothing is left
     running.

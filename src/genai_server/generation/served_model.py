@@ -109,10 +109,10 @@ class ServedModel:
 
 
 async def read_files(path: str, read: Callable[[], T]) -> T:
-    """Call `read`, which reads files of a model, in a thread. Returns its result.
+    """Call `read`, which reads files of the model in the directory `path`, in a thread. Returns its result.
 
-    Every exception becomes a ConfigurationError, because some would not arrive: a future takes no StopIteration, and
-    SystemExit ends the event loop.
+    Every exception becomes a ConfigurationError. Some could not be passed on: a future does not accept StopIteration,
+    and SystemExit would end the event loop.
     """
 
     def run() -> T:

@@ -143,7 +143,8 @@ class BodyBudget:
         )
 
     def _take_back(self, pool: _Pool, key: Hashable, num_bytes: int, share: int) -> None:
-        """Revoke arriving bodies of keys that hold more than `share`, until `num_bytes` are free or none is left.
+        """Revoke arriving bodies of keys other than `key` that hold more than `share` bytes in the pool, until
+        `num_bytes` are free or no such body is left.
 
         The key that holds most loses its newest body first.
         """
@@ -158,8 +159,8 @@ class BodyBudget:
             victim.on_revoked(error)
 
     def _revocable(self, pool: _Pool, key: Hashable, share: int) -> HeldBody | None:
-        """The arriving body to revoke next in favor of `key`: the newest one of the other key that holds most; None if
-        each other key is within its share or has only complete bodies.
+        """The next body to revoke in favor of `key`: of the other key that holds most bytes in the pool, the newest
+        body that is still arriving. None if each other key is within its share or has only complete bodies.
         """
         holders = sorted(pool.held, key=lambda holder: pool.held[holder], reverse=True)
         index = self._pools.index(pool)

@@ -57,8 +57,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:
-    """The methods that the request's path supports, sorted. If the path is documented, routes that match it only by a
-    path parameter do not count.
+    """The methods that the path of the request supports, sorted. For a path in the OpenAPI document, these are the
+    methods there; routes with a path parameter that would also match are ignored.
     """
     documented = app.openapi()["paths"].get(request.scope["path"])
     if documented is not None:

@@ -131,8 +131,8 @@ class Leniency:
                 self._left_out += table.remove_from(body)
 
     def leave_out(self, path: str, remark: str = "") -> bool:
-        """Report that a field of the chat request is ignored. Returns False, and reports nothing, if fields of the
-        request may not be ignored.
+        """Report that the field at `path` of the chat request is ignored. Returns False, and reports nothing, if fields
+        of the request may not be ignored.
 
         `remark` is added to the field's name in the report.
         """
@@ -142,7 +142,8 @@ class Leniency:
         return True
 
     def leave_out_of_history(self, path: str, remark: str = "") -> bool:
-        """Report that a part of the conversation history is ignored because the model cannot read it.
+        """Report that a part of the conversation history, at `path` of the chat request, is ignored because the model
+        cannot read it. `remark` is added to its name in the report.
 
         Returns False, and reports nothing, if nothing may be left out of the request.
         """
@@ -164,7 +165,9 @@ class Leniency:
         self._converted += map(self._named, locations)
 
     def convert_value(self, path: str, given: object, remark: str) -> None:
-        """Report a field of the chat request for which the prompt uses another value than the client gave."""
+        """Report that the prompt uses another value for the field at `path` of the chat request than `given`, the
+        client's value. `remark` says which.
+        """
         self.convert([(path, f" {self.names.value(path, quoted(given))}{remark}")])
 
     def cap(self, path: str, tokens: int) -> bool:

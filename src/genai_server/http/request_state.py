@@ -34,7 +34,7 @@ CountAnswers = Callable[[int, str], None]
 
 
 def _count_nothing(number: int, param: str) -> None:
-    """Do nothing: the function that counts the answers of requests without limits."""
+    """Do nothing. This counts the answers of requests for which there are no limits."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ async def at_once(job: Callable[[], T], *, is_long: bool = False) -> T:
 
 
 class KeyTurns:
-    """Lets one request after another have a turn, of which there is only one at a time. API keys with waiting requests
+    """Gives one request after another its turn; only one has the turn at a time. API keys with waiting requests
     alternate.
     """
 

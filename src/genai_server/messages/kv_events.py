@@ -67,7 +67,8 @@ class KvEventTarget(Struct, frozen=True):
 def event_target(
     address: str, topic: str, status: ModelStatus, device: str, *, num_devices: int
 ) -> KvEventTarget | None:
-    """The target of the KV events of one engine, which runs a model on one device; None if `address` is empty.
+    """The target of the KV events of the engine that runs a model, whose status is `status`, on `device`; None if
+    `address` is empty.
 
     `address` and `topic` are the settings GENAI_KV_EVENTS and GENAI_KV_EVENTS_TOPIC. Each engine has a rank, which
     numbers the engines of all models; every model has `num_devices` engines. If the host in `address` is `*`, the

@@ -148,8 +148,8 @@ class BatchStore:
         return await self._database.write(batch.owner, update, is_durable=True)
 
     async def end(self, batch: StoredBatch, changes: JsonObject, sizes: tuple[int, int]) -> None:
-        """End a batch: apply `changes` and make its result files visible, in one transaction. Result files without
-        content are removed.
+        """End a batch: apply `changes` and make its result files visible, in one transaction. `sizes` are the bytes of
+        its output file and its error file. Result files without content are removed.
         """
 
         def end(rows: sqlite3.Connection) -> None:

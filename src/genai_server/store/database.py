@@ -128,7 +128,8 @@ class Database:
         """Run the `with` block in a transaction, whose changes are made completely or not at all. Blocks; only for the
         database's thread.
 
-        `kind` is DEFERRED or IMMEDIATE, as in SQLite. Raises StoreUnavailable if the file cannot be read or written.
+        `kind` is DEFERRED or IMMEDIATE, as in SQLite. If `is_durable`, a power failure after the block cannot undo the
+        changes. Raises StoreUnavailable if the file cannot be read or written.
         """
         try:
             if self._connection is None:

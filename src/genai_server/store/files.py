@@ -90,7 +90,7 @@ class FileStore:
         return self._contents / id
 
     async def add(self, upload: Path, name: str, purpose: str, owner: str, seconds: int) -> StoredFile:
-        """Move an uploaded file into the store, where it stays for `seconds`.
+        """Move an uploaded file into the store, with this name and purpose. It is removed after `seconds`.
 
         Raises InvalidField if the owner would have too many files or bytes, and UploadUnavailable if all files together
         would have too many bytes or if the disk fails.

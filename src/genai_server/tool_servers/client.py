@@ -47,7 +47,7 @@ class ToolServerClient:
         """Return the tools of a server that requests may use. Raises ToolServerUnavailable.
 
         `address` is given for a server that a request names by URL, not one of the configuration file; its host must be
-        allowed.
+        allowed. `tenant` (an API key) has connections of its own to such a server.
         """
         answer = await self._ask(ListTools(next(self._ids), server, address, tenant))
         if isinstance(answer, ToolList):

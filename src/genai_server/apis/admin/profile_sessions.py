@@ -199,14 +199,16 @@ async def delete_profile(manifest: FoundManifest, open_sessions: OpenSessions, s
 
 
 def _is_open(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> bool:
-    """Whether an engine may still write to the session."""
+    """Whether an engine may still write to the session with this manifest."""
     if manifest.session.plan is not None:
         return manifest.session.id in open_sessions
     return is_open(manifest, time.time())
 
 
 def _summary(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> dict[str, Any]:
-    """A session as JSON. While the session is open, `state` is what its engine reports; afterwards it is "ended"."""
+    """The session with this manifest as JSON. While the session is open, `state` is what its engine reports; afterwards
+    it is "ended".
+    """
     session = msgspec.to_builtins(manifest.session)
     del session["type"]
     still, end = _is_open(manifest, open_sessions), manifest.end

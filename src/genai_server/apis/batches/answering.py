@@ -19,11 +19,11 @@ from genai_server.messages.generation_request import FinishReason
 
 log = logging.getLogger(__name__)
 
-# Seconds until the next attempt, unless the response says more, and at most.
+# Seconds until the next attempt: at least, if the response asks for no longer pause, and at most.
 _PAUSE = 1.0
 _MAX_PAUSE = 30.0
-# A request during which the engine dies may be the reason. It is sent again after a random time, so that it is not with
-# the same other ones again, and fails when it has seen as many deaths.
+# If the engine dies while it runs a request, the request may be the reason. It is sent again after a random number of
+# seconds, so that it does not run next to the same requests again, and fails after this number of deaths.
 _MAX_DEATHS = 3
 _DEATH_PAUSE = (1.0, 10.0)
 _DEATHS = (EngineDied.code, EngineHung.code)

@@ -109,7 +109,9 @@ class Results:
 
     @classmethod
     async def open(cls, succeeded: Path, failed: Path) -> "Results":
-        """Open the two files, and read the results that an earlier process has written. Raises OSError."""
+        """Open the files `succeeded` and `failed`, and read the results that an earlier process has written to them.
+        Raises OSError.
+        """
         found = cls(*await asyncio.to_thread(lambda: (ResultFile(succeeded), ResultFile(failed))))
         try:
             for file in found._files:

@@ -110,7 +110,7 @@ def _answer_text(value: Value) -> str:
 
 
 def asked_chats(body: DecisionRequest, asked: Sequence[Reading]) -> list[AskedChat]:
-    """The chat request for each reading of a question, with reasoning switched off where the model allows it.
+    """The chat request for each of the readings `asked`, with reasoning switched off where the model allows it.
 
     Raises InvalidField if the input has nothing that the model can read.
     """
@@ -148,7 +148,9 @@ def _text_part(text: str) -> JsonObject:
 
 
 def answer(question: Question, scored: Sequence[tuple[Reading, OptionScores]]) -> JsonObject:
-    """The answer to a question in OpenAI's format, made from the mean probabilities over all orders of the options."""
+    """The answer to a question in OpenAI's format. `scored` has the scores of each reading of the question, that is of
+    each order of its options; their probabilities are averaged.
+    """
     shares = [
         {key(value): share for value, share in zip(reading.values, scores.probabilities, strict=True)}
         for reading, scores in scored

@@ -58,7 +58,9 @@ class CallerFiles:
 
 
 async def caller_files(request: Request, holder: KeyHolderDep) -> CallerFiles:
-    """Access to the caller's files; a dependency. Raises UnsupportedEndpoint if files are disabled."""
+    """The store of files, for the client of a request. A FastAPI dependency of the routes. Raises UnsupportedEndpoint
+    if files are disabled.
+    """
     return CallerFiles(_store(request.app), holder or "")
 
 

@@ -81,6 +81,6 @@ class DeletedFile(BaseModel):
 
 
 def page_json(entries: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
-    """A page of a list in OpenAI's format."""
+    """A page of a list in OpenAI's format. `has_more` says whether other entries follow."""
     first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
     return {"object": "list", "data": list(entries), "first_id": first, "last_id": last, "has_more": has_more}

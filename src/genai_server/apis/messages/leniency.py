@@ -148,8 +148,8 @@ def _leave_out_tools(body: Any) -> list[str]:
 
 
 def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
-    """Replace documents that are files by text blocks, and remove the field `citations` from other documents. Yields
-    the location of each change.
+    """Replace documents that are files by text blocks, and remove the field `citations` from other documents. `path` is
+    where the documents are, such as `messages[].content[]`. Yields the location of each change.
     """
     for location, block in objects_at(body, path):
         if block.get("type") == "document" and _is_readable(block.get("source")):

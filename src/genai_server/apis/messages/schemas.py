@@ -439,7 +439,7 @@ class CountTokensRequest(Wire):
     @model_validator(mode="before")
     @classmethod
     def _toolsets_apart(cls, given: Any) -> Any:
-        """Move toolsets from `tools`, where Anthropic's API has them, to the field `mcp_toolsets`."""
+        """Move toolsets from the body's field `tools`, where Anthropic's API has them, to the field `mcp_toolsets`."""
         tools = given.get("tools") if isinstance(given, dict) else None
         if not isinstance(tools, list):
             return given

@@ -63,7 +63,7 @@ async def _listed(
 
 
 def _in_v0(services: Services, name: str, status: ModelStatus, files: ModelFiles) -> JsonObject:
-    """The entry for a model, which need not be loaded, in the format of /api/v0/models."""
+    """The entry for a model or alias `name`, which need not be loaded, in the format of /api/v0/models."""
     known = model_entry(services, status)
     is_loaded, can = known["state"] == ModelState.READY, known["capabilities"]
     length = _context_length(services, known, files)
@@ -83,8 +83,8 @@ def _in_v0(services: Services, name: str, status: ModelStatus, files: ModelFiles
 
 
 def _in_v1(services: Services, name: str, status: ModelStatus, files: ModelFiles) -> JsonObject:
-    """The entry for a model, which need not be loaded, in the format of /api/v1/models. Its field `format` is null,
-    because LM Studio has no value for ONNX.
+    """The entry for a model or alias `name`, which need not be loaded, in the format of /api/v1/models. Its field
+    `format` is null, because LM Studio has no value for ONNX.
     """
     known = model_entry(services, status)
     can, length = known["capabilities"], _context_length(services, known, files)

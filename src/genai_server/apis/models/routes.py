@@ -56,8 +56,8 @@ async def get_model(model: str, request: Request, services: ServicesDep) -> dict
 
 
 def adapter_entry(services: Services, status: ModelStatus, adapter: Adapter) -> dict[str, Any]:
-    """The entry for a LoRA adapter in OpenAI's format. It has the state and limits of the model of the adapter, whose
-    name is in `parent`.
+    """The entry for a LoRA adapter in OpenAI's format. It has the state and the limits of the model that the adapter is
+    for, whose name is in `parent`.
     """
     id = ChosenModel(status, adapter).id
     return {**model_entry(services, status), "id": id, "root": id, "parent": status.name}

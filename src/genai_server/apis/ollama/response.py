@@ -48,7 +48,9 @@ class AnswerBuilder:
         return self._line(answer.content, answer.reasoning, calls, answer.tokens) | end
 
     def part(self, parts: Sequence[Part], tokens: Sequence[ScoredToken] = ()) -> JsonObject:
-        """The line with the next part of the answer. All tool calls in it are complete."""
+        """The line of a stream with the next parts of the answer. All tool calls in it are complete. `tokens` are the
+        tokens of the parts with their log probabilities, if the request asks for them.
+        """
         more = WholeAnswer(tokens=list(tokens))
         for part in parts:
             more.add(part)

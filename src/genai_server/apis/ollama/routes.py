@@ -236,7 +236,11 @@ async def _embeddings(
     truncates: bool = True,
     dimensions: int | None = None,
 ) -> Pooled | None:
-    """The embeddings of the texts; None without texts, in which case the model is only loaded or unloaded."""
+    """The embeddings of the texts; None without texts, in which case the model is only loaded or unloaded.
+
+    `truncates` says whether texts that are too long are truncated or refused. `dimensions` is the length of the
+    vectors; None for the model's own.
+    """
     name = None if body.model is None else services.models.choose(body.model).id
     chosen = services.models.choose_for(name, Task.EMBED)
     keep_seconds = await seconds_to_keep(body, request, context, is_all=not texts and body.seconds_to_keep == 0)

@@ -203,7 +203,9 @@ class McpCall(OutputItem):
         yield "mcp_call_arguments.done", {"arguments": self.text}
 
     def end(self, text: str, *, is_error: bool) -> Iterator[NamedEvent]:
-        """Add the tool's result, and yield the last events."""
+        """Add the tool's result, whose text is `text`, and yield the last events. `is_error` says that the tool has
+        failed.
+        """
         self._result, self.status = (text, is_error), "completed"
         yield "mcp_call.failed" if is_error else "mcp_call.completed", {}
         yield from self.closing()

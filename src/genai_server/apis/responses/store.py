@@ -295,7 +295,8 @@ class ResponseStore:
     async def page(
         self, object: Literal["response", "conversation"], id: str, owner: str | None, query: InputItemsParameters
     ) -> Page:
-        """A page of the input items of a response or the items of a conversation.
+        """A page of the input items of a response or the items of a conversation, which belongs to `owner` and has this
+        id.
 
         Raises ResponseNotFound or ConversationNotFound, and InvalidField for an unknown item in `query.after`.
         """
@@ -342,7 +343,9 @@ class ResponseStore:
         return response
 
     async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
-        """Whether another process has cancelled or deleted a background response of this process."""
+        """Whether another process has cancelled or deleted the background response with this id, which this process
+        generates.
+        """
         key = Key("response", id, owner)
         try:
             record = await self._database.read(owner, lambda rows: self._records.get(rows, key))

@@ -161,7 +161,7 @@ def new_response(
     body: ResponsesRequest, *, model: str, sampling: Sampling, created: int, is_stored: bool
 ) -> JsonObject:
     """A new response object with the request's fields and the sampling parameters in use. `created` is in seconds since
-    1970.
+    1970. `is_stored` is the value of the field `store`.
     """
     asked = body.model_dump(include={"reasoning", "text", "tool_choice"}, exclude_none=True, by_alias=True)
     return {
@@ -224,7 +224,7 @@ def _location_of(given: Sequence[JsonObject], earlier: str) -> Callable[[JsonObj
 
 
 def tools_by_name(body: ResponsesRequest, conversation: Sequence[JsonObject] = ()) -> dict[str, ResponseTool]:
-    """The tools that the answer may call, by their names in the prompt."""
+    """The tools that the answer may call, by their names in the prompt. Items of `conversation` may add some."""
     return OfferedTools(body, conversation).by_name()
 
 

@@ -205,7 +205,8 @@ class Transcription:
 
 
 async def begin(services: Services, form: AudioForm, context: RequestContext, *, translates: bool) -> Transcription:
-    """Choose the model and open the recording. The recording's files exist until the request has ended.
+    """Choose the model and open the recording in the form. The recording's files exist until the request has ended.
+    `translates` says whether the transcript is to be in English.
 
     Raises RequestError, Unavailable and DeadlinePassed.
     """

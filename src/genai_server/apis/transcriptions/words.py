@@ -41,7 +41,7 @@ def words_of(
     tokens: Sequence[int], times: Sequence[float], token_bytes: Callable[[int], bytes], language: str
 ) -> list[Word]:
     """Group the tokens of a text into words. `times` has the time at which each token begins, and the time at which the
-    last token ends.
+    last token ends, in seconds. In a `language` that writes no spaces between words, each character counts as a word.
     """
     grouped: list[list[_Piece]] = []
     for piece in _pieces([token_bytes(token) for token in tokens]):

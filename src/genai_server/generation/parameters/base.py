@@ -164,7 +164,7 @@ class RouterFields(Wire):
 
 
 class ChatRouterFields(RouterFields):
-    """The router fields of chat requests."""
+    """Fields of vLLM and SGLang that routers add to the bodies of chat requests."""
 
     add_generation_prompt: Literal[True] | None = Field(None, description="Only vLLM's default is accepted.")
     best_of: Literal[1] | None = Field(None, description="Only 1 is accepted: answers are not ranked.")
