@@ -37,8 +37,8 @@ class FairQueue:
         self._num_turns = 0
 
     def arrive(self, tenant: str, present: Iterable[str]) -> None:
-        """Note that work of a tenant begins to wait while none of it was waiting. `present` are the other tenants with
-        waiting work.
+        """Record that work of a tenant begins to wait while none of it was waiting. `present` are the other tenants
+        with waiting work.
         """
         start = max(self._time(tenant), self._start(set(present) - {tenant}))
         account = self._accounts.get(tenant)
@@ -50,7 +50,7 @@ class FairQueue:
             account.time = start
 
     def leave(self, tenant: str, present: Iterable[str]) -> None:
-        """Note that no work of a tenant waits or is served any more. The tenant may come back.
+        """Record that no work of a tenant waits or is served any more. The tenant may come back.
 
         The service that the tenant has received is remembered only as long as it would matter if the tenant came back.
         `present` are the other tenants with waiting work.

@@ -195,8 +195,8 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
 
 
 def _directory(arguments: argparse.Namespace, name: str, precision: str) -> Path:
-    """Return the directory to build: the argument --to, or one in the folder of models. Raises ConfigurationError if it
-    exists.
+    """Return the directory to build: the argument --to, or one in the folder of models that is named after the model,
+    the precision and the device. Raises ConfigurationError if it exists.
     """
     default = store.place_of(load_settings().models_path, f"{name}-{precision}-{arguments.device}")
     directory = absolute(arguments.to or default)
@@ -334,8 +334,8 @@ def _default_precision(order: Build) -> str:
 
 
 def _why(arguments: argparse.Namespace, order: Build) -> str | None:
-    """Return a sentence for the user that explains how the weights are stored and why; None if that was determined by
-    the user or by the source.
+    """Return a sentence for the user that explains how the weights are stored and why; None if the user or the source
+    has determined it.
     """
     if order.gguf is not None:
         return "the numbers of the file are kept; those of types that ONNX Runtime cannot hold are rounded to 8 bits"

@@ -62,8 +62,8 @@ def fetched(
 ) -> Path:
     """Return the directory of a model. It is downloaded first if the text is the name of a repository, or a short name.
 
-    Downloads go into the folder of models. `report` is called with lines about the progress. Raises ConfigurationError
-    and PullFailed.
+    Downloads go into the folder of models. `revision` and `token` are for the hub. `report` is called with lines about
+    the progress. Raises ConfigurationError and PullFailed.
     """
     models = settings.models_path
     try:

@@ -81,7 +81,7 @@ class ToolServer(BaseModel):
 
     def may_be_used_by(self, key_name: str, *, is_admin: bool = False) -> bool:
         """Whether requests with the API key of this name may use the tool server. `key_name` is "" where no key is
-        needed.
+        needed. `is_admin` says that it is the admin key.
         """
         return self.keys is None or is_admin or key_name in self.keys
 
@@ -135,7 +135,7 @@ def _tool_server(name: str, table: Any, environ: Mapping[str, str]) -> ToolServe
 
 def _filled(value: Any, location: str, environ: Mapping[str, str]) -> Any:
     """The value, with references such as `${TOKEN}` replaced by environment variables; values that are not text are
-    unchanged.
+    unchanged. `location` is where the value is in the file, for errors.
 
     Raises ConfigurationError for a variable that is not set.
     """

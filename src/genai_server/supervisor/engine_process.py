@@ -48,7 +48,9 @@ class Watchdog:
         self._seconds = 0.0
 
     def run(self, newest: Callable[[], Beat], ended: threading.Event, on_hang: Callable[[str], None]) -> None:
-        """Check until `ended` is set or the engine hangs. `on_hang` is then called once, with the reason."""
+        """Check the heartbeats at regular intervals until `ended` is set or the engine hangs. `newest` returns the
+        latest heartbeat. If the engine hangs, `on_hang` is called once, with the reason.
+        """
         while not ended.wait(CHECK_INTERVAL):
             if reason := self.check(newest()):
                 on_hang(reason)

@@ -160,7 +160,9 @@ class _Demand:
 
 
 def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_demand: bool = False) -> ModelStatus:
-    """Return the status of a model that is not loaded yet. `serial` distinguishes models with the same name."""
+    """Return the status of a model that is not loaded yet. `path` is its directory, and `serial` distinguishes models
+    with the same name. `on_demand` says that it is loaded when a request needs it.
+    """
     return ModelStatus(
         name,
         path,

@@ -55,10 +55,11 @@ _CHECK_INTERVAL = 0.2
 
 
 class Supervisor:
-    """Owns the engine processes of one server, from `start` to `stop`.
+    """Owns the engine processes of one server, from `start` to `stop`. It creates `folder` for the files of the
+    server's processes.
 
-    API processes find the supervisor by `folder`, which it creates, or by the existing folder `found_in`. The
-    constructor raises ConfigurationError for invalid device options or tool server tables.
+    The file with its address, by which API processes find it, is in the existing folder `found_in`, or else in
+    `folder`. The constructor raises ConfigurationError for invalid device options or tool server tables.
     """
 
     def __init__(

@@ -96,7 +96,9 @@ def this_installation() -> Installation:
 
 
 def installation(direct_url: str | None, prefix: Path) -> Installation:
-    """Return the installation described by pip's `direct_url.json` (PEP 610), given as text."""
+    """Return the installation described by pip's `direct_url.json` (PEP 610), given as text; None if there is no such
+    file. `prefix` is the folder of its environment.
+    """
     noted = json.loads(direct_url or "{}")
     url = urlsplit(noted.get("url", ""))
     source = Path(url2pathname(url.path)) if url.scheme == "file" else None

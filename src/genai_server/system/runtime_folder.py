@@ -43,7 +43,8 @@ def open_runtime_folder(pid: int) -> Path:
 
 
 def own_folder(parent: Path, name: str) -> Path:
-    """Return the folder of this process for files of a kind. The caller creates it, with mode 0700, and removes it.
+    """Return the path of this process's own folder below `parent`, for files of the kind `name`. The caller creates it,
+    with mode 0700, and removes it.
 
     Folders of dead processes, and of an earlier process with the same id, are removed.
     """

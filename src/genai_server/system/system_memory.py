@@ -61,7 +61,8 @@ def _mapped(root: Path) -> int:
 def _left(group: Path, *, keeps_mapped: bool) -> float:
     """Return the bytes left within a control group's limit; infinity without a limit.
 
-    Inactive cached files count as free.
+    Inactive cached files count as free. With `keeps_mapped`, active ones do as well, but no files that processes have
+    mapped.
     """
     for limit_file, used, inactive, active, mapped in _GROUP_FILES:
         try:

@@ -136,7 +136,7 @@ class TextCodec:
 
     def encode_ends(self, written: Sequence[WrittenPrompt]) -> list[list[int]]:
         """Return, for each of several prompts that begin with the same lines, the token ids of the text after these
-        lines.
+        lines. `written` are the rendered prompts.
 
         Slow for many prompts, so call it in a thread. Raises InvalidField if a text cannot be encoded.
         """
@@ -215,7 +215,9 @@ class TextCodec:
         self._threads.close()
 
     def _check_images(self, messages: Sequence[Message], tokens: list[int]) -> None:
-        """Check that the template has written one placeholder for each image or audio clip. Raises InvalidField."""
+        """Check that the template has written one placeholder into the prompt, whose tokens are `tokens`, for each
+        image or audio clip in the messages. Raises InvalidField.
+        """
         if self.vision is None:
             return
         num_given = num_media(messages)

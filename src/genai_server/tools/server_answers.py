@@ -60,7 +60,7 @@ def ask(
     method: str = "GET",
     sent: bytes | None = None,
 ) -> bytes:
-    """Send a request and return the body of the response.
+    """Send a request to the server at the URL `server`, with the body `sent`, and return the body of the response.
 
     Raises ServerUnusable for an error response, and if there is no response within `seconds`.
     """

@@ -182,7 +182,7 @@ class _Space:
         self.shrink(0)
 
     def task_ended(self) -> None:
-        """Note that the pool has answered one of the tasks that write into the space."""
+        """Record that the pool has answered one of the tasks that write into the space."""
         self.num_tasks -= 1
         self._resize()
 

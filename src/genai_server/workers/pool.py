@@ -54,7 +54,7 @@ class _Entry:
     process: AnyWorkerProcess | None = None
 
     def end(self) -> None:
-        """Note that the task writes nothing more, so that its disk space can be given back."""
+        """Record that the task writes nothing more, so that its disk space can be given back."""
         if self.space is not None:
             self.space.task_ended()
 
@@ -413,7 +413,7 @@ class TakenSpace:
         self.shrink(0)
 
     def task_ended(self) -> None:
-        """Note that one of the tasks that write into the space has ended."""
+        """Record that one of the tasks that write into the space has ended."""
         self.num_tasks -= 1
         self._resize()
 

@@ -72,7 +72,8 @@ def status_of_a_failed_start() -> int:
 def attached_app(settings: Settings, attachment: Attachment, texts: ReadTexts, *, on_loopback: bool) -> FastAPI:
     """Return an app that uses the engines of this attachment's supervisor. Raises ConfigurationError.
 
-    `texts` are text codecs that were loaded before; the app takes them over.
+    `texts` are text codecs that were loaded before; the app takes them over. `on_loopback` says whether the server is
+    known to be reachable from this machine only.
     """
     release_large_blocks_at_once()
     share_heaps()

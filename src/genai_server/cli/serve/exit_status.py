@@ -31,7 +31,9 @@ def note_cut_off(folder: Path, pid: int) -> None:
 
 
 def has_cut_off(folder: Path, pids: Iterable[int | None]) -> bool:
-    """Whether any of these API processes has recorded that it cut off requests."""
+    """Whether any of the API processes with these ids has recorded, in the server's runtime folder, that it cut off
+    requests.
+    """
     return any(_note(folder, pid).exists() for pid in pids if pid is not None)
 
 

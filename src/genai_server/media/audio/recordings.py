@@ -96,7 +96,8 @@ class Recordings:
     async def open(
         self, model: SpeechModel, file: Path, requester: Requester, *, param: str, detection: Detection = _DETECTION
     ) -> Recording:
-        """Decode a recording for a model. The given file is removed, also if it cannot be used.
+        """Decode a recording for a model. The file `file` is removed, also if it cannot be used. `detection` are the
+        options for finding speech in the recording.
 
         Raises InvalidField, which names `param`, if the file has no audio that can be decoded or is longer than
         GENAI_MAX_AUDIO_SECONDS; AudioReaderUnavailable if no worker process can be started or the disk is full; and

@@ -42,27 +42,27 @@ class RequestSpace:
         self._is_closed = False
 
     def begin(self) -> None:
-        """Note that one more image of the request is being prepared."""
+        """Record that one more image of the request is being prepared."""
         self._num_preparing += 1
 
     def end(self) -> None:
-        """Note that one image fewer is being prepared. After the last one, the unused space is given back if the
-        request is closed.
+        """Record that one image fewer is being prepared. After the last one, the unused space is given back if the
+        request has closed it.
         """
         self._num_preparing -= 1
         self._return_rest()
 
     def add(self, num_bytes: int) -> None:
-        """Note that a file of `num_bytes` bytes occupies a part of the space."""
+        """Record that a file of `num_bytes` bytes occupies a part of the space."""
         self._num_bytes += num_bytes
 
     def remove(self, num_bytes: int) -> None:
-        """Note that a file of `num_bytes` bytes no longer occupies a part of the space."""
+        """Record that a file of `num_bytes` bytes no longer occupies a part of the space."""
         self._num_bytes -= num_bytes
         self._return_rest()
 
     def close(self) -> None:
-        """Note that the request will prepare no more images, so that the unused space can be given back."""
+        """Record that the request will prepare no more images, so that the unused space can be given back."""
         self._is_closed = True
         self._return_rest()
 

@@ -479,8 +479,8 @@ def _num_bytes(image: ReadImage | int) -> int:
 
 
 def _drop(task: Task, answer: "asyncio.Future[Answer]", space: RequestSpace, _: object) -> None:
-    """Cancel a task that nobody waits for. The file that it was to write is removed, unless the file belongs to a
-    prepared image.
+    """Cancel a task that nobody waits for, and record in `space` that its image is not being prepared any more. The
+    file that the task was to write is removed, unless the file belongs to a prepared image.
     """
     answer.cancel()
     remove(task.target)

@@ -116,7 +116,9 @@ class ReasoningFormat:
         return f"reasoning: ({marker(self.opening, opaque_tokens)} rest_of_reasoning)?\n{rest}"
 
     def lark_rest(self, opaque_tokens: Mapping[str, int]) -> str:
-        """Return Lark rules that start with the rule `rest_of_reasoning`: everything after the opening marker."""
+        """Return Lark rules that start with the rule `rest_of_reasoning`: everything after the opening marker.
+        `opaque_tokens` maps markers that are special tokens to token ids.
+        """
         if self.closing in opaque_tokens:
             thought = f"thought: /(.|\\n)*/ {marker(self.closing, opaque_tokens)}"
         else:

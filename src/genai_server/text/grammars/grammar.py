@@ -276,7 +276,7 @@ def either(one: str, other: str) -> str:
 def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str:
     """Return a grammar for a fixed text, which may contain markers, followed by text that matches `grammar`.
 
-    `grammar` must not contain nested grammars.
+    `grammar` must not contain nested grammars. `opaque_tokens` maps markers that are special tokens to token ids.
     """
     (answer,) = json.loads(grammar)["grammars"]
     return _grammars({"lark_grammar": f"start: {spelled(text, opaque_tokens)} @content"}, {**answer, "name": "content"})
@@ -287,7 +287,8 @@ def after_reasoning(
 ) -> str:
     """Return a grammar for optional reasoning followed by text that matches `grammar`.
 
-    `state` says whether the prompt has opened or closed the reasoning.
+    `state` says whether the prompt has opened or closed the reasoning. `opaque_tokens` maps markers that are special
+    tokens to token ids.
     """
     if state is ReasoningState.CLOSED:
         return grammar

@@ -29,7 +29,9 @@ _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 
 
 def to_text(value: Any, *, ensure_ascii: bool = True) -> str:
-    """The JSON text of a schema or grammar. Raises InvalidField if it is nested too deeply."""
+    """The JSON text of a schema or grammar, with or without escapes for characters beyond ASCII. Raises InvalidField if
+    it is nested too deeply.
+    """
     try:
         return json.dumps(value, ensure_ascii=ensure_ascii)
     except RecursionError:
@@ -81,7 +83,8 @@ def spelled(text: str, opaque_tokens: Mapping[str, int]) -> str:
 def text_up_to(rule: str, end: str, opaque_tokens: Mapping[str, int], *, without: Iterable[str]) -> str:
     """Return Lark rules for a text that contains none of the texts in `without`, followed by the text `end`.
 
-    `rule` is the name of the first of these rules.
+    `rule` is the name of the first of these rules. `opaque_tokens` maps the texts of tokens that no literal matches to
+    their ids.
     """
     unwanted = "|".join(map(re.escape, without))
     terminal = rule.upper()

@@ -191,7 +191,9 @@ class _Probe:
             self._decide("broken_arguments", ([user, broken, result], ["useran", "broken", "resultan"]))
 
     def _call_options(self) -> list[Option]:
-        """Return the forms of a tool call and its result to try, except plain text, which is the last resort."""
+        """Return the forms of a tool call and its result that the probe tries in this order. Plain text, the last
+        resort, is not among them.
+        """
         options: list[Option] = []
         for tool_results in (True, False):
             if self._supports_calls:
@@ -327,7 +329,9 @@ class _Probe:
         return variables
 
     def _effort(self, variable: str, effort: str) -> str | None:
-        """Return the template's name for a reasoning effort; None if the template refuses the effort."""
+        """Return the value of the template's variable `variable` that stands for a reasoning effort; None if the
+        template refuses the effort.
+        """
         names = _OTHER_NAMES.get(effort, (effort,))
         return next((name for name in names if self._rendered([_user("useran")], {variable: name}) is not None), None)
 
@@ -371,7 +375,9 @@ class _Probe:
         is_ordered: bool = True,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> bool:
-        """Whether the template writes all markers for these messages, in the given order if `is_ordered`."""
+        """Whether the template writes all markers for these messages, in this order if `is_ordered`. `variables` are
+        those of the template.
+        """
         text = self._rendered(messages, variables)
         if text is None:
             return False

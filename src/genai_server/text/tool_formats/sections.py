@@ -82,7 +82,9 @@ class Sections(ToolFormat):
         return self.call_end
 
     def lark_head(self, name: str, opaque_tokens: Mapping[str, int]) -> str:
-        """Return the Lark expression for the text before a call's arguments (`head`)."""
+        """Return the Lark expression for the text before the arguments of a call to the function `name` (see
+        `head`).
+        """
         return spelled(self.head(name, 0), opaque_tokens)
 
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:

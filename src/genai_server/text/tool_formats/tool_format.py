@@ -120,7 +120,9 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
-        """Return Lark rules that start with `called`: the name and the arguments of one call."""
+        """Return Lark rules that start with `called`: the name and the arguments of one call to one of `tools`.
+        `opaque_tokens` maps the texts of tokens that literals never match to ids.
+        """
 
     def lark_beginning(self, names: Sequence[str], *, before: str = ANYTHING) -> str:
         """Return a regular expression (Rust) for text up to and including what `read_calls` takes for the beginning of

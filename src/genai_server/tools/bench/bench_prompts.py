@@ -48,7 +48,9 @@ class Calibration:
         return max(1, round((prompt_tokens - self.overhead) / self.tokens_per_word))
 
     def tokens_of(self, prompt: str) -> int:
-        """Return the number of tokens of a prompt of words, including the chat template's."""
+        """Return the number of tokens of a prompt that consists of random words, including the tokens of the chat
+        template.
+        """
         return round(self.overhead + self.tokens_per_word * len(prompt.split()))
 
     def words_in(self, tokens: int) -> int:

@@ -34,7 +34,9 @@ class _Step:
 
 
 class Session:
-    """One run of a plan. `report` may be called at any time."""
+    """One run of a benchmark as planned. `run` measures; `report` may be called at any time, also after an
+    interruption.
+    """
 
     def __init__(self, plan: Plan, options: RequestOptions) -> None:
         self._plan = plan
@@ -43,7 +45,7 @@ class Session:
         self._measurements: list[Measurement] = []
 
     def report(self, *, interrupted: bool = False) -> Report:
-        """Return a report with the measurements so far."""
+        """Return a report with the measurements so far. `interrupted` says that not everything was measured."""
         infos = [_info(target) for target in self._targets]
         return Report(self._plan, infos, list(self._measurements), interrupted)
 

@@ -199,6 +199,7 @@ async def _ask_alongside(
     target: Target, plan: Plan, key: tuple[object, ...], prompt: str
 ) -> tuple[list[Recording], Recording]:
     """Start streams, send a prompt when all streams are running, and cancel the streams when the prompt is answered.
+    The prompts of the streams are generated from `key`.
 
     Returns the recordings of the streams and of the prompt.
     """

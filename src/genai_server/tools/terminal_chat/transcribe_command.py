@@ -103,8 +103,8 @@ def _writer(output: str | None) -> Iterator[Callable[[str], None]]:
 def _transcript(
     client: ChatClient, path: Path, fields: Mapping[str, str], *, translates: bool
 ) -> Generator[str, None, None]:
-    """Send a recording and yield the transcript: piece by piece with the field `stream`, else at once. Raises
-    ChatFailed.
+    """Send the recording in the file `path` and yield its transcript, piece by piece if `fields` has `stream`,
+    otherwise at once. `translates` asks for a translation to English. Raises ChatFailed.
 
     Closing the iterator closes the connection, and the server then stops transcribing.
     """

@@ -41,8 +41,8 @@ _WORDS = {float: "a number", int: "a whole number"}
 
 
 def question_reader(commands: Sequence[str]) -> Callable[[], str]:
-    """Return a function that reads the next question or command, without quotes. It raises EOFError and
-    KeyboardInterrupt.
+    """Return a function that reads the next question or command. Triple quotes around a text of several lines are
+    removed. The function raises EOFError and KeyboardInterrupt.
 
     In a terminal, lines can be edited and recalled, pasted text is one question, and Tab completes `commands`.
     """

@@ -63,20 +63,24 @@ class Interval:
     now: Snapshot
 
     def more(self, name: str, model_device: ModelDevice) -> float:
-        """Return the increase of a counter in the interval. A counter that was reset counts from 0."""
+        """Return the increase of the counter `name` in the interval, for a model on a device. A counter that was reset
+        counts from 0.
+        """
         last = self.now.value(name, model_device) or 0.0
         first = (self.before.value(name, model_device) if self.before else None) or 0.0
         return last - first if last >= first else last
 
     def rate(self, name: str, model_device: ModelDevice) -> float | None:
-        """Return the increase of a counter per second; None without an earlier snapshot."""
+        """Return the increase of the counter `name` per second, for a model on a device; None without an earlier
+        snapshot.
+        """
         if self.before is None or self.now.at <= self.before.at:
             return None
         return self.more(name, model_device) / (self.now.at - self.before.at)
 
     def mean(self, name: str, model_device: ModelDevice, scale: float = 1) -> float | None:
-        """Return the mean of the values that a histogram has counted in the interval, times `scale`; None if there are
-        none.
+        """Return the mean of the values that the histogram `name` has counted in the interval, for a model on a device,
+        times `scale`; None if there are none.
         """
         count = self.more(f"{name}_count", model_device)
         return self.more(f"{name}_sum", model_device) * scale / count if count else None

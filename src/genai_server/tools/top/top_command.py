@@ -83,7 +83,9 @@ async def _watch(poller: Poller, before: Snapshot, interval: float) -> None:
 
 
 async def _act(key: str, choice: Choice, now: Snapshot, poller: Poller) -> None:
-    """Execute the command of a key. `y` cancels the chosen request if `c` was pressed before."""
+    """Execute the command of a key, which changes `choice`. `y` cancels the chosen request if `c` was pressed
+    before.
+    """
     was_asked, choice.notice = choice.notice.endswith("(y/n)"), ""
     if key == "s":
         choice.next_order()
