@@ -423,8 +423,8 @@ for _field in Settings.model_fields.values():
 
 
 def _named(info: ValidationInfo) -> list[str]:
-    """The names of the served models, for the validator of a setting that refers to models. They come from settings
-    that pydantic validates before that one.
+    """The names of the served models, for a validator that checks names of models in another setting. pydantic has
+    validated the settings with the names before that one.
     """
     return [name for name, _ in pairs(info.data.get("models", ""))] or [str(info.data.get("model_name"))]
 

@@ -218,9 +218,10 @@ async def encode_asked(
 
 
 async def _answer_opening(chat: ChatParameters, prompt: list[int], codec: TextCodec, owner: TaskOwner) -> list[int]:
-    """The tokens between a chat's prompt and the answer proper, for a model that reasons or that writes on channels.
+    """The tokens between a chat's prompt and the answer proper, for a model that reasons or that, like gpt-oss, writes
+    messages on channels. Empty for other models.
 
-    Reasoning that the prompt has opened is ended at once. Empty for other models.
+    If the prompt has opened reasoning, these tokens end it at once.
     """
     reasoning = codec.dialect.reasoning
     if reasoning is None:

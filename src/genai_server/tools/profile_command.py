@@ -81,7 +81,8 @@ def run_trace(arguments: argparse.Namespace) -> int:
 
 
 def _write_trace(arguments: argparse.Namespace) -> str:
-    """Write the trace of a profile folder, or from a server. Returns a phrase with the size of the trace.
+    """Write the trace of a profile session, from a profile folder or from a server. Returns a phrase with the size of
+    the trace.
 
     Raises ProfileNotFound, ServerUnusable, ConfigurationError and OSError.
     """
@@ -96,7 +97,9 @@ def _write_trace(arguments: argparse.Namespace) -> str:
 
 
 def _report(arguments: argparse.Namespace) -> Report:
-    """Return the report about a profile folder, or from a server. Raises ProfileNotFound and ServerUnusable."""
+    """Return the report about a profile session, from a profile folder or from a server. Raises ProfileNotFound and
+    ServerUnusable.
+    """
     if not _is_server(arguments.source):
         return analyse(read_profile(Path(arguments.source), arguments.session), arguments.slow)
     try:

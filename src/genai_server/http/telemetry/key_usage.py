@@ -39,8 +39,8 @@ INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 
 
 class UsageKey(NamedTuple):
-    """What is counted together: a day in UTC, such as 2026-11-28, an API key and a model. `key_name` is "" for requests
-    without a key.
+    """The key under which requests and tokens are added up: a day in UTC, such as 2026-11-28, an API key and a model.
+    `key_name` is "" for requests without a key.
     """
 
     day: str

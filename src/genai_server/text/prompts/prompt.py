@@ -213,7 +213,8 @@ def _check_tools(template: ChatTemplate, tools: Sequence[Tool]) -> None:
 
 def _options(template: ChatTemplate, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
     """Return the variables for the template, whether to add the generation prompt, and whether to continue the last
-    message.
+    message. `given` are the variables of the request, in which `add_generation_prompt` and `continue_final_message` may
+    set the latter two.
 
     Raises InvalidField for variables that the template does not read.
     """

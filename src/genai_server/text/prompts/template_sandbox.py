@@ -101,9 +101,8 @@ class Meter:
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """A Jinja environment that limits time and the characters of any value within `metered` contexts.
-
-    Raises TooCostly.
+    """A Jinja environment that limits the processor time of a template, and the characters of any value, within
+    `metered` contexts. What exceeds a limit raises TooCostly.
     """
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})

@@ -226,8 +226,8 @@ class Dialogue:
 
 
 def _note(text: str) -> None:
-    """Show a line about an answer, dimmed after the answer; on standard error if the answer goes into a file or
-    pipe.
+    """Show a line about an answer, dimmed and below the answer. If the answer goes into a file or pipe, the line goes
+    to standard error.
     """
     if sys.stdout.isatty():
         show((text, "dim"))
