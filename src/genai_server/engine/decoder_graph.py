@@ -42,7 +42,7 @@ class LayerState:
 @dataclass(frozen=True)
 class LowRankPath:
     """A path x·A·B for LoRA adapters in a graph, parallel to a weight matrix that maps `num_inputs` values to
-    `num_outputs`.
+    `num_outputs` values.
 
     `a` and `b` are the names of the graph's inputs for the matrices A and B.
     """

@@ -160,8 +160,8 @@ class Build:
 
 
 def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
-    """Raise ConfigurationError, which names them, if the Python interpreter `python` lacks modules. By default,
-    `needed` are those that onnxruntime-genai's builder imports.
+    """Raise ConfigurationError, with the names of the missing modules, if the Python interpreter `python` lacks some of
+    the modules `needed`. By default, these are what onnxruntime-genai's builder imports.
     """
     if missing := missing_modules(python, needed):
         raise ConfigurationError(

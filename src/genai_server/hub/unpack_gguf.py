@@ -43,7 +43,7 @@ _TOKENIZER_FILES = (_TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
 
 
 def main() -> None:
-    """Unpack the file on the command line into the directory on the command line."""
+    """Unpack the GGUF file FILE into the directory TARGET, which the command line names."""
     path, target, bits = Path(sys.argv[1]), Path(sys.argv[2]), "".join(sys.argv[3:])
     target.mkdir(parents=True, exist_ok=True)
     print("Reading GGUF file", flush=True)

@@ -73,7 +73,7 @@ def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
 
 
 def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
-    """Return those options that have an effect if `runner` runs the model."""
+    """Return the options without those that have no effect if `runner` runs the model."""
     providers = []
     for given in options.providers:
         known = provider(given.name)

@@ -73,8 +73,8 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
 def read_last(graph: onnx.GraphProto, logits: str) -> bool:
     """Make the output head compute the logits of only one position of each row, [rows, 1, vocab_size], in place.
 
-    The new input LAST_POSITIONS, int64 [rows, 1, 2], has the row and the position of each. Returns False, and changes
-    nothing, if the graph has no output head that can be changed.
+    The new input LAST_POSITIONS, int64 [rows, 1, 2], has for each row its number and the index of this position.
+    Returns False, and changes nothing, if the graph has no output head that can be changed.
     """
     head = find_head(graph, logits)
     if head is None:

@@ -1,6 +1,6 @@
 """Finds out which full blocks of tokens are in the KV cache slots, and which were added and removed.
 
-By this, API processes choose an engine, and routers a replica, that has most of a prompt in its KV cache.
+API processes choose an engine, and routers a replica, by these blocks: one that has most of a prompt in its KV cache.
 """
 
 from collections import Counter

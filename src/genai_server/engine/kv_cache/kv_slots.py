@@ -262,7 +262,7 @@ class Buffers(Protocol):
 
 
 class KvSlots:
-    """All slots of a set of KV cache buffers. A runner calls it for each sequence, which is given by its id."""
+    """All slots of a set of KV cache buffers. A runner calls its methods with the id of a sequence."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class Layout:
 
 
 def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
-    """Return the inputs of a pass over these rows for a graph."""
+    """Return the inputs with which a graph reads the tokens of these rows in one pass."""
     behind_short = graph.switches_at or 0
     ids: list[int] = []
     positions: list[int] = []

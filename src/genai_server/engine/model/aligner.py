@@ -2,9 +2,9 @@
 timing.py).
 
 The decoder's graph is reduced to the part that returns the cross-attention scores over the audio, of those attention
-heads that follow the speech (engine/graph_rewriting/cross_attention.py). It reads a whole transcript at once, without a
-KV cache. Of all paths through the scores that never go back in time, the one with the largest sum shows where in the
-audio each token is (dynamic time warping).
+heads that follow the speech (engine/graph_rewriting/cross_attention.py). This part reads a whole transcript at once,
+without a KV cache. Of all paths through the scores that never go back in time, the one with the largest sum shows where
+in the audio each token is (dynamic time warping).
 """
 
 from pathlib import Path

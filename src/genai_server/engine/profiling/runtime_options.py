@@ -220,8 +220,9 @@ class RuntimeOptionState:
         log.warning("profiling has stopped: %s", reason)
 
     def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
-        """The current values of the options and the state of profiling, for operators. `sequences` are those whose
-        profiling is reported.
+        """Return the current values of the options and the state of profiling, for operators.
+
+        `sequences` are those whose profiling is reported.
         """
         files, size = self._folder.usage()
         return RuntimeOptions(

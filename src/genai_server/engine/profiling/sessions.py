@@ -212,8 +212,9 @@ class ProfileSessions:
                 session.decoded(tokens, seconds, self._clock(), profiled=under == prefix)
 
     def describe(self, sequences: Collection[Sequence], sessions: Iterable[ProfileSession] = ()) -> list[ProfileState]:
-        """States of `sessions`, which may have ended, or of all open sessions if it is empty. A session is "recording"
-        if one of `sequences` is profiled for it.
+        """Return the states of `sessions`, which may have ended, or of all open sessions if `sessions` is empty.
+
+        A session is "recording" if one of `sequences` is profiled for it.
         """
         recording = {sequence.profile.prefix for sequence in sequences}
         return [

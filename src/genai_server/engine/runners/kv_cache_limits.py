@@ -172,8 +172,8 @@ def on_cpu(spec: EngineSpec) -> bool:
 def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tuple[BatchLimits, ModelInfo]:
     """Return the limits of a batch, and the model's description with the maximum length of its sequences.
 
-    Raises ConfigurationError if GENAI_KV_CACHE_BYTES is too small for a single sequence, and DoesNotFit if the memory
-    itself is.
+    Raises ConfigurationError if GENAI_KV_CACHE_BYTES is too small for a single sequence, and DoesNotFit if the engine's
+    memory is.
     """
     from genai_server.engine.kv_cache.buffers import can_reserve, page_tokens
 

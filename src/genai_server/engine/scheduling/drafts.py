@@ -123,13 +123,12 @@ class Match(NamedTuple):
 
 
 class TextIndex:
-    """A text of tokens, with an index of the positions after which a given text could continue: those whose last tokens
-    are the last tokens of that text.
+    """A text of tokens in which the end of another text, or its own end, is searched, to find what may follow it.
 
-    At least `gram` tokens must be equal. The index is created for `num_tokens` tokens and grows if necessary. The text
-    is divided into segments, of which the oldest can be dropped. A new segment is as large as all others together, but
-    has at most `max_segment` tokens, a power of two, unless more are added at once. It begins with the last tokens of
-    the segment before it.
+    A match has at least `gram` equal tokens. The index is created for `num_tokens` tokens and grows if necessary. The
+    text is divided into segments, of which the oldest can be dropped. A new segment is as large as all others together,
+    but has at most `max_segment` tokens, a power of two, unless more are added at once. It begins with the last tokens
+    of the segment before it.
     """
 
     def __init__(self, gram: int, num_tokens: int = 0, *, max_segment: int = 1 << 24) -> None:

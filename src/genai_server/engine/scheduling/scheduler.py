@@ -99,8 +99,10 @@ class Scheduler(AdmissionQueue):
             log.exception("request %s: its answer could not be kept for drafts", request.request_id)
 
     def next_step(self) -> Step | None:
-        """Return the next step of the current round, or the first step of a new round if it has ended; None if there is
-        nothing to run.
+        """Return the next step; None if there is nothing to run.
+
+        Steps come in rounds, in which every running sequence gets its turn: a step for the batch, one for each sequence
+        that shares no passes, and one for a prompt that shares no passes.
         """
         found = next(self._round, None)
         if found is None:
