@@ -51,7 +51,7 @@ def upload_folder(app: FastAPI) -> Path:
 
 @dataclass(frozen=True)
 class CallerFiles:
-    """The store of files, and the owner whose files the caller may use."""
+    """The store of files, and the owner whose files the client of a request may use."""
 
     store: FileStore
     owner: str

@@ -302,7 +302,6 @@ class RunningResponse(Running):
         return [event for event in last if event["sequence_number"] >= num_events]
 
     async def _read(self) -> None:
-        """Those events of `last` that the stored stream does not have yet, judged by their sequence numbers."""
         async for _ in self.events():
             pass
 

@@ -94,7 +94,9 @@ def _open_nothing(*_: Any) -> NoReturn:
 
 
 def _audio_stream(container: Any) -> Any:
-    """The audio stream to decode."""
+    """The audio stream of the container that FFmpeg considers the best. Raises UnusableRecording if there is none, or
+    if its codec is not one that this server decodes.
+    """
     stream = container.streams.best("audio")
     if stream is None:
         raise UnusableRecording("has no audio stream")
