@@ -60,7 +60,7 @@ class PassRules(Protocol):
         ...
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Part of the KV cache that low-priority sequences must leave free: that of the most recently used cached
-        prefixes, of at most `maximum` prefixes.
+        """Part of the KV cache that low-priority sequences must leave to the most recently used cached prefixes, at
+        most `maximum` of them.
         """
         ...

@@ -175,7 +175,8 @@ class ImageWorker(EncoderWorker[EncodedImage]):
         return bool(request.images)
 
     def check(self, request: GenerationRequest) -> None:
-        """Raise InvalidField if the model cannot read the images of a request, or if it has audio to transcribe.
+        """Raise InvalidField if the model cannot read the images of a request, or if the request has audio to
+        transcribe.
 
         Each image token in the prompt must belong to an image, because each needs a feature. For the same reason,
         `prediction`, `logit_bias` and `allowed_token_ids` of the request must not make the model generate an image
@@ -228,8 +229,8 @@ class AudioWorker(EncoderWorker[EncodedAudio]):
         audio that no unfinished request uses.
 
         At most `max_ahead` unfinished requests have encoded audio at once; further requests wait. `open_aligner` loads
-        what finds the times at which tokens are spoken, when the first request asks for them; None if the model cannot
-        do this.
+        the function that finds when tokens are spoken, as soon as a request asks for these times; None if the model
+        cannot find them.
         """
         super().__init__(open_encoder, max_bytes)
         self._open_aligner = open_aligner

@@ -1,7 +1,7 @@
 """Interrupts forward passes that must not run to their end.
 
-A pass that reads a part of one prompt is interrupted when its request is cancelled or reaches its deadline, and for an
-operator's call about a request. A pass of low-priority sequences is interrupted when another request arrives.
+A pass that reads a part of one prompt is interrupted when its request is cancelled or reaches its deadline, or when an
+operator's call about a request arrives. A pass of low-priority sequences is interrupted when another request arrives.
 """
 
 import threading

@@ -238,7 +238,7 @@ class EngineLoop:
 
         Some faults, such as an illegal access to a device's memory, last as long as the process; but a request that
         always fails must not end the process. Nothing is done while no KV cache slot is free; the loop then calls this
-        again.
+        method again later.
         """
         if len(self._scheduler.running) >= self._scheduler.capacity.running:
             return

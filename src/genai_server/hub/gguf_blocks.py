@@ -180,7 +180,7 @@ def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Return the scales and minima of Q4_K blocks, eight each in a block of the file."""
+    """Return the eight scales and the eight minima of each Q4_K block of a file."""
     first, second, both = (blocks[:, 4 + 4 * n : 8 + 4 * n] for n in range(3))
     scales = np.concatenate([first & 63, both & 15 | first >> 2 & 48], axis=1)
     minima = np.concatenate([second & 63, both >> 4 | second >> 2 & 48], axis=1)

@@ -221,8 +221,8 @@ def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFi
 
 
 def with_tokenizer(repository: Repository, file: RemoteFile) -> Selection:
-    """Return a selection of a GGUF file and of its repository's tokenizer files. The directory has all of them at the
-    top.
+    """Return a selection of a GGUF file and of its repository's tokenizer files, all of which lie directly in the model
+    directory.
     """
     return Selection(
         "", {other.path: other for other in repository.files if other.path in _TOKENIZERS} | {name_of(file): file}

@@ -141,8 +141,10 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider(name: str) -> Provider:
-    """Return the provider with this name in the configuration. A provider that is not in PROVIDERS comes from a
-    library, and has the same name everywhere.
+    """Return the provider with this name in the configuration.
+
+    A provider that is not in PROVIDERS comes from a library, and has the same name in ONNX Runtime and
+    onnxruntime-genai.
     """
     return PROVIDERS.get(name) or Provider(name, name, name)
 

@@ -126,8 +126,8 @@ def _pattern(expected: str, pattern: re.Pattern[str]) -> Kind:
 
 
 class Reach(Enum):
-    """How an engine runs a model when an option has an effect: with onnxruntime-genai (GENERATOR), in its own ONNX
-    Runtime sessions for a batch (BATCHED), or either way (BOTH).
+    """The ways of running a model in which an option has an effect: with onnxruntime-genai (GENERATOR), in the engine's
+    own ONNX Runtime sessions for a batch (BATCHED), or either way (BOTH).
     """
 
     BOTH = "both"

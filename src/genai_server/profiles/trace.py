@@ -1,7 +1,7 @@
 """Merges the files of a profile into one trace in Chrome's event format, which https://ui.perfetto.dev opens.
 
-Each request is a process in the trace, and each of its tokens a thread, so that tokens appear one below the other.
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+Each request is a process in the trace, and each of its tokens a thread, so that tokens appear one below the other. The
+format is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
 from collections import defaultdict

@@ -1,8 +1,8 @@
 """Reads profiles that ONNX Runtime has written: events in the format of Chrome's trace viewer, from one run of the
 model or from all runs of a session.
 
-The event `model_run` marks a run. Events of category Node whose names end in `_kernel_time` are its kernels.
-https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html
+The event `model_run` marks a run. Events of category Node whose names end in `_kernel_time` are its kernels. ONNX
+Runtime describes them at https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html.
 """
 
 from collections.abc import Iterable, Iterator

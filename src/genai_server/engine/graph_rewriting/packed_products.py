@@ -373,7 +373,7 @@ def _without_constant_layouts(
     graph: onnx.GraphProto, nodes: list[onnx.NodeProto], weights: Weights, data: DataFile | InlineData
 ) -> list[onnx.NodeProto]:
     """Return the nodes without those that transpose or reshape a constant matrix, such as an embedding that is also the
-    output head. The results of these are added to `data`.
+    output head. The results of the removed nodes are added to `data`.
 
     ONNX Runtime would compute them when a model is loaded, in memory that processes do not share. In a file that is
     mapped into memory, only those parts of an embedding take memory that have been looked up.

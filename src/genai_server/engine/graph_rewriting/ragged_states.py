@@ -170,8 +170,8 @@ def _is_swap(node: onnx.NodeProto) -> bool:
 def state_operators(model: onnx.ModelProto, decoder: DecoderGraph) -> onnx.ModelProto:
     """Return a model that has only the operators with recurrent states of a rewritten model.
 
-    Its inputs are the states, STARTS, SLOTS and COMMITTED, and those inputs of the operators that are tokens. These
-    have the names under which a pass of the whole model returns them.
+    Its inputs are the states, STARTS, SLOTS and COMMITTED, and the values that the operators read for each token. A
+    pass of the whole model returns these values under the same names.
     """
     nodes = [node for node in model.graph.node if node.op_type in (_NATIVE_CONVOLUTION, _NATIVE_RECURRENCE)]
     constants = {tensor.name: tensor for tensor in model.graph.initializer}

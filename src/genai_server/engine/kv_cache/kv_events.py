@@ -34,7 +34,7 @@ _HIGH_WATER_MARK = 100_000
 
 
 def first_parent() -> bytes:
-    """Return the hash that is used as that of the previous block for the first block of every prompt."""
+    """Return the hash that the first block of every prompt has in place of a previous block's hash."""
     return _digest(_SEED)
 
 

@@ -362,8 +362,8 @@ class KvSlots:
         return len(slot.tokens)
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Return the number of idle slots with recently used prefixes of normal priority, at most `maximum`, and of
-        their pages.
+        """Return how many idle slots have recently used prefixes of normal priority, at most `maximum`, and how many
+        pages these slots have.
         """
         recent = sorted(filter(self._pages.is_recent, self.slots), key=lambda slot: -slot.used)[:maximum]
         return KvBudget(len(recent), self._pages.num_taken(recent))

@@ -122,7 +122,7 @@ class RuntimeOptionState:
         return self.sessions.start(plan, self._prefixes(sequences))
 
     def choose(self, running: list[Sequence], waiting: Collection[Sequence] = ()) -> None:
-        """Decide which of the running sequences are profiled in the next pass. Sessions that are over end."""
+        """End the sessions that are over, and decide which of the running sequences are profiled in the next pass."""
         if not self._has_profiled:
             return
         self.sessions.release(running, waiting)

@@ -26,10 +26,10 @@ from genai_server.errors import RunnerFailed
 
 
 class DecoderSession:
-    """Runs forward passes of a decoder's session, for a runner that has its buffers.
+    """Runs forward passes of a decoder's session. The runner that has the session allocates its buffers.
 
-    It has one IO binding for passes with drafts and another one for passes without, because binding the KV cache of
-    every layer anew in each pass would take 0.7 ms.
+    The session has one IO binding for passes with drafts and another one for passes without, because binding the KV
+    cache of every layer anew in each pass would take 0.7 ms.
     """
 
     def __init__(

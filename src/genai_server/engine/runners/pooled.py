@@ -212,7 +212,7 @@ class PooledRunner(Runner):
         return feed
 
     def _scores(self, logits: Logits) -> Logits:
-        """Return reranking scores [texts, 1] before the sigmoid, if there is one.
+        """Return reranking scores [texts, 1], to which a sigmoid has not been applied yet.
 
         `logits` are [texts, 1], or [texts, 1, vocab_size] for a model that answers with a token for true or one for
         false.

@@ -54,9 +54,10 @@ def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clo
     """Measure passes of a runner, and store the times in seconds in its abilities.
 
     A chunk of at most `chunk` prompt tokens is read, which is shorter if passes run on the host's cores. Then one row
-    is decoded and, with `all_rows`, all rows, with and without drafts. For each number of tokens, the shortest time is
-    stored, also compared with earlier measurements. On other devices everything is done twice, because the first passes
-    compile kernels, and the time of the second chunk is stored. Some of the prompts may stay in the prefix cache.
+    is decoded and, with `all_rows`, all rows, with and without drafts. The shortest time of all measurements so far is
+    stored for each number of tokens. If passes do not run on the host's cores, everything is done twice, because the
+    first passes compile kernels, and the time of the second chunk is stored. Some of the prompts may stay in the prefix
+    cache.
     """
     passes: defaultdict[int, list[float]] = defaultdict(list)
     if runner.abilities.uses_host_cores:

@@ -211,9 +211,10 @@ class Sampler:
         false.
 
         The token is not counted. If the grammar allows it, the caller uses it and calls `note`; otherwise `sample` must
-        choose among the allowed tokens. An allowed token that is greedy is the one that `sample` would choose as well.
-        One that is random has the same probability as among the allowed tokens alone, unless top-k, top-p or min-p is
-        set: applied to fewer tokens, these would leave other ones.
+        choose among the allowed tokens. If the token is greedy and allowed, it is the one that `sample` would choose as
+        well. If it is random and allowed, it has the same probability as in a draw among the allowed tokens alone,
+        unless top-k, top-p or min-p is set, which would keep other tokens if they were applied to the allowed tokens
+        alone.
         """
         return self._choose(scores, None, banned) if self._is_greedy or draws else None
 
@@ -360,7 +361,7 @@ class Sampler:
     def _index_beyond(
         self, weights: Logits, total: float, first: NDArray[np.int64], sums: NDArray[np.float64], share: float
     ) -> int:
-        """Return the index of the drawn weight, if the draw may fall beyond the best weights in the order of
+        """Return the index of the drawn weight when the best weights alone do not determine it, in the order of
         `_from_all`.
 
         `total` is the sum of all weights, `first` has the indexes of the best ones, which are never removed, and `sums`
@@ -486,7 +487,7 @@ def highest(logits: Logits, k: int) -> NDArray[np.int64]:
 
 
 def _down_to(values: Logits, minimum: np.float32, number: int) -> NDArray[np.int64]:
-    """Return the indexes of the `number` largest values in ascending order. `minimum` is the least of these values."""
+    """Return the indexes, in ascending order, of the `number` largest values; `minimum` is the least of these."""
     kept = values > minimum
     kept[np.flatnonzero(values == minimum)[: number - np.count_nonzero(kept)]] = True
     return np.flatnonzero(kept)

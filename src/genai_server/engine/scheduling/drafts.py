@@ -151,7 +151,7 @@ class TextIndex:
             self._open(len(tokens))
 
     def drop_oldest(self) -> bool:
-        """Drop the oldest segment of the text. Returns whether there are others."""
+        """Drop the oldest segment of the text. Returns whether any segment is left."""
         oldest = self._segments.pop(0)
         self.num_bytes -= oldest.num_bytes
         oldest.clear()

@@ -12,8 +12,9 @@ tokens that are already read, so no prompt waits forever. Several short prompts 
 the rest of a tenant's prompt has no chunk of another tenant's longer prompt, because the first token of the answer
 would have to wait for that chunk.
 
-While other sequences are present, low-priority sequences read nothing, except, on a device of its own, tokens that do
-not make a pass noticeably slower. Passes of low-priority sequences alone are short, or can be interrupted.
+While other sequences are present, low-priority sequences read nothing if the model runs on the host's cores. On a GPU
+or another device they read as many tokens as do not make a pass noticeably slower. Passes of low-priority sequences
+alone are short, or can be interrupted.
 
 For models that return vectors or scores, `PoolingScheduler` chooses complete texts of all running requests, up to a
 number of tokens that follows from the measured times, so that a new request waits for a fraction of a second.

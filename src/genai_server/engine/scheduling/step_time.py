@@ -95,8 +95,8 @@ class StepTimeModel:
         The points are measured passes and, for other numbers of tokens, passes of the warm-up. If measurements say that
         a pass of more tokens takes less time, all of these passes get their mean, in which many and recent measurements
         have more weight. Passes of the warm-up are assumed to have become as much slower or faster as measured passes
-        of about as many tokens. But as they may have been disturbed, they never count as slower than what more tokens
-        usually cost.
+        of about as many tokens. As something may have slowed the warm-up, such a pass gets at most the time of the next
+        shorter measured pass, increased by what each further token usually takes.
         """
         blocks: list[tuple[float, float, list[int]]] = []  # seconds of one pass, weight, and numbers of tokens
         for number in sorted(self._passes):
