@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import ssl
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +19,12 @@ from genai_server.cli import main
 from genai_server.supervisor import engine_process
 from genai_server.system.child_process import start_module
 from genai_server.workers import process as worker_process
-from tests.fork_server import start_module_forked
+from tests.fork_server import fork_server, start_module_forked
 from tests.hand_clock import HandClock
 from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_python, run_server
 from tests.server_here import run_here
+
+pytest_plugins = ["tests.forks"]
 
 # Property tests try the same examples each time, without a time limit. HYPOTHESIS_EXAMPLES sets their number.
 EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "50"))
@@ -43,8 +46,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude all modules and tests from garbage collections: each server in this process starts with a full one."""
+    if session.config.option.forks > 1 and not session.config.option.collectonly and sys.platform == "linux":
+        fork_server()  # one for all processes that run tests
     gc.freeze()
     gc.enable()
 
