@@ -38,7 +38,7 @@ class DiscreetFormatter(logging.Formatter):
     """
 
     def formatException(self, ei: _Raised) -> str:
-        """Return the lines about an exception that follow a record."""
+        """Return the lines that describe an exception in the log, without the messages of exceptions."""
         return "" if ei[1] is None else "\n".join(_traceback_lines(ei[1], set()))
 
 

@@ -88,7 +88,7 @@ class SummedFigures(AnswerFigures):
 
 class EngineRequests:
     """Runs the engine requests that one HTTP request takes, such as one for each window of a recording. Once the first
-    one is accepted, the record of the HTTP request has their added token counts and times.
+    one is accepted, the record of the HTTP request has the sums of their token counts and times.
 
     `pick` returns the engine for the next requests. All requests about one audio recording go to the same engine,
     because that engine has encoded the audio. `param` is the field that errors name. Without `generates`, the generated

@@ -65,11 +65,11 @@ class PromptWithOptions:
         return len(self.head.tokens) + len(self.tail)
 
     def asked(self, num_counted: int) -> dict[Prefix, NextTokens]:
-        """The questions for an engine: one for each beginning that several options share and after which they continue
-        differently.
+        """The questions to ask the engine in order to score the options. Each asks for the probabilities of the next
+        tokens at one branch, where options with the same tokens so far continue differently.
 
-        The questions are keyed by these beginnings. The first `num_counted` tokens of the prompt are left out of the
-        token counts, because earlier prompts have counted them.
+        The questions are keyed by these tokens that the options have in common. The first `num_counted` tokens of the
+        prompt are left out of the token counts, because earlier prompts have counted them.
         """
         return {
             prefix: NextTokens(self.head, [*self.tail, *prefix], tokens, self.num_tokens if number else num_counted)

@@ -368,7 +368,8 @@ def infill_tokens(codec: TextCodec) -> list[int]:
 async def with_suffix(body: CompletionRequest, codec: TextCodec, owner: TaskOwner) -> CompletionRequest:
     """The body with fill-in-the-middle prompts, in the order prefix, suffix, middle.
 
-    `owner` is the request's owner of tasks. Raises InvalidField if the tokenizer has no tokens for fill-in-the-middle.
+    `owner` is for the task of encoding a long text in a worker thread. Raises InvalidField if the tokenizer has no
+    tokens for fill-in-the-middle.
     """
     marks = infill_tokens(codec)
     if not marks:

@@ -19,8 +19,12 @@ _BUDGETS = {"minimal": 512, "low": 1024, "medium": 4096}
 
 
 def with_default_budget(body: ChatParameters, default: int | None, codec: TextCodec) -> ChatParameters:
-    """The body with a limit of reasoning tokens, if the model reasons and the body has no limit of its own: `default`,
-    or the limit that stands for the body's reasoning effort where an effort is to be a limit.
+    """The body with a token budget for reasoning. A body that has a budget already, or whose model does not reason, is
+    returned unchanged.
+
+    If the body's reasoning effort sets the budget, because the chat template does not read efforts, the efforts
+    `minimal`, `low` and `medium` have budgets of their own. Otherwise the budget is `default` tokens; None sets no
+    budget.
     """
     if body.thinking_token_budget is not None or codec.dialect.reasoning is None:
         return body

@@ -35,7 +35,7 @@ class _Verdict:
 
 
 class GrammarChecker:
-    """Checks grammars and caches the results. Used on the event loop only.
+    """Checks grammars and caches the results. For use in the event loop only.
 
     `count` is called with the result of each check, one of RESULTS.
     """

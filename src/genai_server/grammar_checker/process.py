@@ -14,7 +14,7 @@ MAX_MEMORY = 512 * 1024 * 1024
 
 
 def main() -> None:
-    """Check grammars until the parent exits."""
+    """Compile grammars for the parent process until that exits."""
     with stack(CHECK_STACK):
         answer_questions(_prepare, MAX_MEMORY)
 

@@ -118,8 +118,8 @@ def _release_frames(error: BaseException | None) -> None:
 
 
 def plain_error_body(scope: Scope | None, error: ErrorParts) -> dict[str, Any]:
-    """The body of an error response, in the format of the API to which the request with this ASGI scope belongs. For
-    errors that have no exception class, given by their parts. Without a scope, the format is OpenAI's.
+    """The body of the response for an error that is given by its parts, because it has no exception class. The body has
+    the format of the API to which the request with this ASGI scope belongs. Without a scope, the format is OpenAI's.
     """
     if scope is None:
         return DEFAULT.error_body(error)

@@ -66,7 +66,9 @@ class Receipt:
 
 
 class InTurn(Protocol):
-    """Runs a job that goes through a whole request, such as all its messages or schemas."""
+    """A function that runs a job over all of a request's content, such as all its messages or schemas, in such a way
+    that long jobs of one API key do not delay other keys.
+    """
 
     async def __call__(self, job: Callable[[], T], *, is_long: bool = False) -> T:
         """Run the job and return its result. A long job runs in a thread, where API keys take turns.
@@ -85,8 +87,8 @@ async def at_once(job: Callable[[], T], *, is_long: bool = False) -> T:
 
 
 class KeyTurns:
-    """Gives one request after another its turn; only one has the turn at a time. API keys with waiting requests
-    alternate.
+    """Lets waiting requests do something one at a time: only the request that has the turn may do it, then the next one
+    gets the turn. API keys with waiting requests alternate.
     """
 
     def __init__(self) -> None:
@@ -95,7 +97,7 @@ class KeyTurns:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     async def take(self, key: Hashable) -> None:
-        """Wait for the turn of a request with this key. The caller must end the turn with `pass_on`."""
+        """Wait until a request with this key has the turn. The caller must end the turn with `pass_on`."""
         if not self._is_taken:
             self._is_taken = True
             return
@@ -122,7 +124,7 @@ class KeyTurns:
         self._is_taken = False
 
     async def one_each_iteration(self, key: Hashable) -> None:
-        """Wait for the turn of a request with this key. Each turn lasts for one iteration of the event loop.
+        """Wait until a request with this key has the turn. Each turn lasts for one iteration of the event loop.
 
         Without this, hundreds of requests of one key that arrive together would all run before the next request of
         another key.
@@ -209,7 +211,8 @@ def request_state(scope: Scope) -> HttpRequestState:
 def begin_request(
     scope: Scope, model: str = "", clock: Clock = request_clock, dialects: Sequence[Dialect] = ()
 ) -> HttpRequestState:
-    """Create the state of a request, and remove everything else from the state in its ASGI scope.
+    """Create the state of a request, and store it in the request's ASGI scope, in place of everything else that the
+    scope's `state` contains.
 
     `model` is recorded as the request's model until one is chosen. The error format is that of the first of `dialects`
     to which the request belongs. The request's id is the client's `x-request-id` if that is a short plain name,

@@ -78,9 +78,9 @@ class EngineSpec(Struct, frozen=True):
 
     @classmethod
     def is_setting(cls, name: str) -> bool:
-        """Whether a field of this class has the value of the setting of the same name.
+        """Whether the value of the field `name` is that of the setting with the same name.
 
-        These are the fields without a default, except the first two.
+        This holds for the fields without a default, except the first two.
         """
         num_settings = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
         return name in cls.__struct_fields__[2:num_settings]

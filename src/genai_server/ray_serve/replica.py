@@ -29,7 +29,7 @@ _CHECK_INTERVAL = 0.05
 
 
 class Replica:
-    """One replica of one model. Used on the event loop of the actor's user code only."""
+    """One replica of one model. For use in the event loop of the actor's user code only."""
 
     # Whether it is to be stopped.
     _is_up = False

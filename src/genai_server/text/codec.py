@@ -183,7 +183,8 @@ class TextCodec:
         return self.tokenizer.decode(tokens)
 
     async def encode_pooled(self, encode: Callable[[PooledTexts], T], owner: TaskOwner = _NOBODY) -> T:
-        """Run a function that encodes texts to embed or rerank in a thread, and return its result.
+        """Run the function `encode`, which encodes texts for embedding or reranking, in a thread, and return its
+        result.
 
         Only for embedding and reranking models.
         """

@@ -196,9 +196,9 @@ class HeldRequests:
         self._held = {key: held for key, held in self._held.items() if key[0] is not send}
 
     def find(self, question: FindRequests) -> list[ToolRequest]:
-        """Return the requests that match the question, and end them if the question says so.
+        """Return the requests that match the fields of `question`, and end them if it has a reason to end them.
 
-        If the question gives a name that several requests have, they are returned but not ended.
+        If several requests have the name in `question`, they are returned but not ended.
         """
         matches = {
             key: _aged(*held)
@@ -227,7 +227,9 @@ def _aged(request: ToolRequest, since: float) -> ToolRequest:
 
 
 class ToolSession:
-    """Answers the questions of one API process. Used on the event loop of the tool servers only."""
+    """Handles the messages of one API process about tool servers, and sends the replies with `send`. For use in the
+    event loop of the tool servers only.
+    """
 
     def __init__(self, servers: ToolServers, held: HeldRequests, send: Callable[[FromToolServers], None]) -> None:
         self._servers = servers

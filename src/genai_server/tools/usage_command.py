@@ -1,4 +1,4 @@
-"""`genai-server usage`: shows the requests and tokens of each API key, day and model, and of each key in all.
+"""`genai-server usage`: shows the requests and tokens of each API key, day and model, and the total of each key.
 
 They come from a running server, which keeps them for 400 days if it has GENAI_USAGE_FILE. Days are those of UTC.
 """

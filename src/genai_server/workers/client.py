@@ -49,7 +49,7 @@ class _Waiting:
 class WorkerClient:
     """Implementation of Workers that sends tasks to the pool in the supervisor's process.
 
-    Used on the event loop only.
+    For use in the event loop only.
     """
 
     def __init__(self, send: SendToPool) -> None:

@@ -49,7 +49,9 @@ class SharedCall(Generic[T]):
 
 
 class SharedCalls(Generic[T]):
-    """Shared calls by key: equal keys share one call. Used on the event loop only."""
+    """The work that requests wait for now, by key: requests that need work with the same key share one SharedCall. For
+    use in the event loop only.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[str, SharedCall[T]] = {}

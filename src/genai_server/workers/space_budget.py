@@ -18,7 +18,7 @@ class Reservation:
 
 
 class SpaceBudget:
-    """Disk space, in bytes, that tenants (API keys) share. Used on the event loop only.
+    """Disk space, in bytes, that tenants (API keys) share. For use in the event loop only.
 
     A tenant may hold at most as many bytes as then remain free, so that another tenant always finds space: one tenant
     can hold half of the space, two tenants a third each. The tenant with the fewest bytes comes first; while its

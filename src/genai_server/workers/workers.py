@@ -44,7 +44,9 @@ class Space(Protocol):
 
 
 class Workers(Protocol):
-    """A pool of processes that handle untrusted input. Used on the event loop only."""
+    """A pool of worker processes that handle untrusted input. WorkerPool is the pool itself, and WorkerClient gives
+    access to a pool in another process. For use in the event loop only.
+    """
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
         """Run the tasks of one request, and return a future for the answer of each task.

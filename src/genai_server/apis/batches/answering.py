@@ -41,8 +41,8 @@ class Answered:
 
 
 class Stop:
-    """The signal that a batch must stop, with the reason. Whoever runs the batch checks it or waits for it, and cancels
-    the batch's requests that are being answered.
+    """The order to stop one batch, with its reason. The batch's BatchRun creates it. Once the order is given, no
+    further requests of the batch are sent, and those that are being answered are cancelled.
     """
 
     def __init__(self) -> None:
@@ -51,16 +51,16 @@ class Stop:
         self.reason = ""
 
     def __call__(self, reason: str) -> None:
-        """Give the signal, with this reason. If it is given several times, the first reason is kept."""
+        """Order the stop for this reason. If the stop has already been ordered, the first reason is kept."""
         self.reason = self.reason or reason
         self.event.set()
 
     def is_set(self) -> bool:
-        """Whether the signal has been given."""
+        """Whether the stop has been ordered."""
         return self.event.is_set()
 
     async def within(self, seconds: float) -> bool:
-        """Wait until the signal is given, but at most `seconds`; returns whether it has been given."""
+        """Wait until the stop is ordered, but at most `seconds`. Returns whether it has been ordered."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.event.wait()
@@ -82,7 +82,7 @@ class Answering:
 
     async def answer(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> Answered | None:
         """Send a line of a batch's input file to the app as a request, and return the app's response, whether it is an
-        answer or an error; None if `stop` is given before the response is complete.
+        answer or an error; None if `stop` is ordered before the response is complete.
 
         `on_behalf` says for whom the batch runs. The request is sent again while the server is busy, loads a model or
         is about to stop, and after the death of an engine that may be due to other requests.

@@ -350,8 +350,8 @@ class Message(TextItem):
 
 
 def _for_event(scored: JsonObject) -> JsonObject:
-    """The log probability of a token, given in the format of response objects, in the format of stream events, which
-    leaves out the token's bytes.
+    """Convert a token's log probability from the format of response objects to the format of stream events, which has
+    no bytes of the token.
     """
     top = [{"token": one["token"], "logprob": one["logprob"]} for one in scored["top_logprobs"]]
     return {"token": scored["token"], "logprob": scored["logprob"], "top_logprobs": top}

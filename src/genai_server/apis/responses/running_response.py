@@ -308,8 +308,8 @@ class RunningResponse(Running):
 
 @dataclass(frozen=True)
 class Following:
-    """What an event stream needs to know about a response that is generated independently of the stream: its progress.
-    A client that closes the stream does not end the response.
+    """The source of an event stream that shows a response which is generated independently of the stream. It has the
+    progress of the response `kept`. A client that closes the stream does not end the response.
     """
 
     kept: KeptResponse

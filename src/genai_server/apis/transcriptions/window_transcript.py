@@ -72,7 +72,9 @@ class WindowTranscript:
 
     @property
     def is_good(self) -> bool:
-        """Whether the text neither repeats itself nor is improbable."""
+        """Whether the text can be used, by Whisper's thresholds: it does not repeat itself, and its average log
+        probability is not too low.
+        """
         return self.compression_ratio <= _MAX_COMPRESSION and self.avg_logprob >= _MIN_LOGPROB
 
 

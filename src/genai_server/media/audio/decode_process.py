@@ -22,7 +22,7 @@ _MEMORY_PER_SECOND = 8 * 1024
 
 
 def main() -> None:
-    """Decode recordings until the parent exits."""
+    """Decode recordings for the parent process until that exits."""
     spec = json.loads(sys.argv[1])
     max_seconds = spec["max_seconds"]
 

@@ -28,7 +28,7 @@ _MAX_SILENCE = 120 * SAMPLE_RATE
 
 
 def main() -> None:
-    """Read windows until the parent exits."""
+    """Prepare windows of recordings for the parent process until that exits."""
     spec = json.loads(sys.argv[1])
 
     def prepare() -> Answer:
@@ -60,7 +60,13 @@ class WindowReader:
         self._features.compute(silence)
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Answer a question about a recording. Raises OSError if a file cannot be read or written."""
+        """Find the next window with speech, and write its spectrogram to a file, as a question of the parent process
+        says. Returns the window's position and digest, or the sample at which silence ends.
+
+        `question` has the path `pcm` of the recording's samples, their `peak` amplitude, the index `start` of the first
+        sample to search, the options `detection` and the path `target` of the file to write. Raises OSError if a file
+        cannot be read or written.
+        """
         samples: Samples = np.memmap(question["pcm"], np.int16, "r")
         scorer = self._detector.start(question["peak"])
         result = find_speech(

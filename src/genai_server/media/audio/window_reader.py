@@ -34,7 +34,7 @@ class Window:
 
 
 class WindowReader:
-    """Reads windows of recordings for all models. Used on the event loop only.
+    """Reads windows of recordings for all models. For use in the event loop only.
 
     `folder` is for temporary files of the worker processes.
     """
@@ -47,10 +47,11 @@ class WindowReader:
     async def read(
         self, model: SpeechModel, question: dict[str, Any], requester: Requester, *, param: str
     ) -> Window | int:
-        """Return the window for a question (see window_process.py), or the index of the sample before which there is no
-        speech.
+        """Return the next window with speech, which a worker process prepares. If a long stretch has no speech, return
+        the index of the sample at which the stretch ends.
 
-        Raises InvalidField, which names `param`, and AudioReaderUnavailable.
+        `question` is what the worker process receives (see window_process.py). Raises InvalidField, which names
+        `param`, and AudioReaderUnavailable.
         """
         timeout, target = self._settings.audio_timeout, Path(question["target"])
         spec = {

@@ -35,7 +35,7 @@ _Process = Callable[[bytes, bool, int], ProcessedImage]
 
 
 def main() -> None:
-    """Read images until the parent exits."""
+    """Prepare images, or audio clips, for the parent process until that exits."""
     spec = json.loads(sys.argv[1])
 
     def prepare() -> Answer:

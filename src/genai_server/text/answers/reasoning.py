@@ -297,8 +297,9 @@ class ReasoningReader:
             self._text.kept_from = None
 
     def _end(self, newlines: str) -> None:
-        """Handle an answer that ends within its reasoning: emit the given newlines and all held parts, including tool
-        calls.
+        """Handle an answer that ends within its reasoning: emit all parts that were held back, including tool calls.
+        `newlines` are the line breaks at the end of the answer; they are emitted as reasoning unless they follow a tool
+        call.
         """
         if newlines and not (self._held and isinstance(self._held[-1], ToolCallEnd)):
             self._add(newlines)

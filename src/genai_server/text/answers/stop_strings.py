@@ -24,7 +24,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Process the next piece.
+        """Process the next piece of the answer's text.
 
         Returns the text that can be shown now, and whether a stop string has ended the text.
         """
