@@ -30,7 +30,7 @@ genai-server() { if [ "$1" = serve ]; then note genai-server "$@"; else command 
 prometheus() { note prometheus "$@"; }
 """
 _LONG = re.compile(r"^(?:\w+=(?:\"[^\"]*\"|\S+) )*(?:genai-server serve|prometheus )")
-_SAVED = re.compile(r"Save as `([\w.-]+)`[^\n]*\n(?:[^\n]+\n)*\n\Z")
+_SAVED = re.compile(r"[Ss]ave this as `([\w.-]+)`[^\n]*\n(?:[^\n]+\n)*\n\Z")
 
 
 @dataclass
