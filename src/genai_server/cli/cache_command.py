@@ -1,6 +1,7 @@
 """`genai-server cache`: the prefix cache on disk, in GENAI_PREFIX_CACHE_DIR.
 
-`list`, the default, shows what it has of each model. `clear` removes it, also while servers use it.
+`list`, the default, shows how much the cache holds for each model. `clear` empties the cache for one or all models,
+also while servers use it.
 """
 
 import argparse

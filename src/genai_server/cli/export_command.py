@@ -1,8 +1,9 @@
 """`genai-server export REPO|DIR|FILE`: builds a model directory from a model in Hugging Face's format or a GGUF file.
 
-It runs onnxruntime-genai's model builder with the settings that are fastest for this server, or mobius. Encoders for
-embeddings and reranking are exported by PyTorch itself. All need PyTorch, which serving does not. Install the extra
-`export`, here or in the environment that --python names.
+It runs onnxruntime-genai's model builder with the settings that are fastest for this server. Models that this builder
+does not support are built by mobius, another builder of Microsoft's. Encoders for embeddings and reranking are exported
+by PyTorch itself. All need PyTorch, which serving does not. Install the extra `export`, here or in the environment that
+--python names.
 """
 
 import argparse

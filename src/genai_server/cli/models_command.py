@@ -1,6 +1,6 @@
-"""`genai-server models`: the models in GENAI_MODELS_DIR, fetched or built.
+"""`genai-server models`: the models in GENAI_MODELS_DIR, which were downloaded or built.
 
-`list`, the default, shows them. `check` verifies each file of one. `remove` deletes one.
+`list`, the default, shows the models. `check` verifies each file of a model. `remove` deletes a model.
 """
 
 import argparse

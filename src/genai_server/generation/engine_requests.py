@@ -1,5 +1,5 @@
-"""Several engine requests for one HTTP request, one after another or at the same time, and their added token counts and
-times.
+"""Several engine requests for one HTTP request, one after another or at the same time, and the sums of their token
+counts and times.
 """
 
 import asyncio

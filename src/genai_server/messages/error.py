@@ -1,4 +1,4 @@
-"""The form in which errors cross a process border."""
+"""The message with which a process sends an error to another process of the server."""
 
 from msgspec import Struct
 

@@ -1,6 +1,6 @@
 """Requests to an engine, sampling parameters and finish reasons, as all processes share them.
 
-This module knows no HTTP, no model and no socket.
+This module imports nothing about HTTP, models or sockets.
 """
 
 from enum import StrEnum

@@ -1,8 +1,8 @@
 """The main loop of a worker process for untrusted input. Its counterpart in the pool is process.py.
 
-Questions arrive on standard input, which stays open while the parent lives: a line of JSON, followed by as many bytes
-as its member `size` says. On standard output the process writes one line of JSON when it is ready, and one line for
-each question.
+Each task is a question, which the parent sends on standard input: a line of JSON, followed by as many bytes as its
+member `size` says. Standard input stays open while the parent lives. On standard output the process writes one line of
+JSON when it is ready, and one line as the answer to each question.
 """
 
 import json

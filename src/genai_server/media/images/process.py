@@ -1,8 +1,10 @@
 """Worker process that decodes untrusted images or audio clips of chats and prepares them for a model.
 
-The argument is a specification in JSON. A question comes with the bytes of the image or clip. The answer is its token
-expansion and grid, or why it is refused, or its number of pixels or bytes if these exceed the limits of the question,
-or why the result cannot be written. The process reads no environment variables and holds no secrets.
+The argument is a specification in JSON. A question comes with the bytes of the image or clip, and names the file to
+which the model's inputs are written. The answer has the tokens that stand for the image in a prompt, and its grid:
+frames, rows and columns in tokens. Otherwise the answer says why the image is refused, how many pixels or bytes it has
+if these exceed the limits of the question, or why the file cannot be written. The process reads no environment
+variables and holds no secrets.
 """
 
 import json

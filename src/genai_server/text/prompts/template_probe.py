@@ -1,8 +1,9 @@
 """Finds out what a chat template writes, drops and refuses, by rendering short conversations of marker words.
 
-For each question there are several options, from the form that changes a conversation least to the form that every
-template writes. The probe takes the first option under which the template writes all markers (in order, where the order
-matters). Test conversations are converted with the option by conversation.py, like the conversations of requests.
+Each of the template's traits (template_traits.py) has several possible values, which are tried in order: from the form
+of messages that changes a conversation least to the form that every template writes. The probe takes the first value
+with which the template writes all markers (in order, where the order matters). Test conversations are converted with
+the value by conversation.py, like the conversations of requests.
 """
 
 import json

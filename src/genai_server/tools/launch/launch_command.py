@@ -1,8 +1,8 @@
 """`genai-server launch [PROGRAM [MODEL]] [-- ARGUMENT…]`: starts a coding agent with a model of a running server.
 
 The agent is told the server's address, the model and its context in its environment and its arguments; its
-configuration files stay as they are. What stands behind `--` are further arguments of its own. Without PROGRAM the
-command lists the agents, and whether each is installed.
+configuration files stay as they are. The arguments after `--` are passed to the agent. Without PROGRAM the command
+lists the agents, and whether each is installed.
 """
 
 import argparse

@@ -7,8 +7,8 @@ GENAI_MODEL_DIR.
 A pasted text of several lines is one question, and so is a text between two \"\"\". Images given with --image go with
 the first question. In the chat, /help lists the commands. Ctrl-C stops an answer, Ctrl-C again exits.
 
-With QUESTION there is no chat: the answer is printed, without reasoning into a file or pipe, and the command ends.
-What is piped into it follows the question.
+With QUESTION there is no chat: the answer is printed, and the command ends. A terminal also shows the reasoning, a file
+or pipe does not. Text that is piped into the command is appended to the question.
 """
 
 import argparse

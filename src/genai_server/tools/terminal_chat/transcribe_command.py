@@ -4,7 +4,8 @@ The server is that of --url. Without it, a --model that is a directory, or the n
 server on a free port, which is stopped afterwards. Otherwise it is the server at HOST and PORT if one is running, else
 one for the model in GENAI_MODEL_DIR.
 
-Text is shown while it is written; the other formats are complete.
+In the format text, the transcript is printed piece by piece while the model writes it; in the other formats, when it is
+complete.
 """
 
 import argparse
