@@ -108,10 +108,10 @@ class DictatedDrafts:
     def __init__(self, model: DraftModel, share: float) -> None:
         # By the names of requests.
         self.texts: dict[str, list[int]] = {}
-        self._model, self._propose, self._best_token = model, model.propose, model.best_token
+        self._model, self._propose, self._best_tokens = model, model.propose, model.best_tokens
         self._wanted: dict[int, Sequence] = {}
         self._share, self._chance = share, random.Random(6)
-        model.propose, model.best_token = self.propose, self.best_token  # type: ignore[method-assign]
+        model.propose, model.best_tokens = self.propose, self.best_tokens  # type: ignore[method-assign]
 
     def propose(
         self, wanted: abc.Sequence[tuple[Sequence, int]], to_read: abc.Sequence[tuple[Sequence, int]]
@@ -120,14 +120,14 @@ class DictatedDrafts:
         self._wanted = {sequence.id: sequence for sequence, _ in wanted}
         return self._propose(wanted, to_read)
 
-    def best_token(self, copy: Sequence, scores: Scores) -> int:
-        """The token that is drafted."""
-        own, sequence = self._best_token(copy, scores), self._wanted[copy.id]
+    def best_tokens(self, copy: Sequence, scores: Scores) -> list[int]:
+        """The tokens that are drafted."""
+        own, sequence = self._best_tokens(copy, scores), self._wanted[copy.id]
         text = self.texts.get(sequence.request.request_id, [])
-        place = sequence.num_produced + len(copy.tokens) - len(self._model.tokens_of(sequence))
-        if place >= len(text):
-            return own
-        return text[place] if self._chance.random() < self._share else text[place] - 1
+        first = sequence.num_produced + len(copy.tokens) - len(self._model.tokens_of(sequence))
+        known = text[first : first + len(own)]
+        drafted = [token if self._chance.random() < self._share else token - 1 for token in known]
+        return drafted + own[len(known) :]
 
 
 def main() -> None:

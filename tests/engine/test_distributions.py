@@ -358,6 +358,8 @@ class Device(SteppedLoop):
 class TableDrafts:
     """A draft model that draws its drafts, in which the likely tokens are more likely. It has read all sequences."""
 
+    is_parallel = False
+
     def __init__(self) -> None:
         self.times: StepTimeModel = FreePasses()
         self._random = np.random.default_rng(7)

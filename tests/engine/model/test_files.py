@@ -28,6 +28,7 @@ from genai_server.engine.model.files import (
 )
 from genai_server.errors import ConfigurationError, ModelDirectoryError, quoted
 from genai_server.messages.generation_request import Sampling
+from genai_server.model_files.parallel_draft import read_mask_token
 from tests.model_edits import edited_config
 from tests.running_server import DEMO, ROOT
 
@@ -534,6 +535,23 @@ def test_vocabulary_must_have_all_tokens(draft: Path) -> None:
         config["model"]["vocab_size"] = 1000
     with pytest.raises(ConfigurationError, match=r"1000 tokens \(vocab_size\), the tokenizer has 1920"):
         check_draft_model(DEMO, draft)
+
+
+@pytest.mark.parametrize("token", [-1, 1920, "5", 5.0, True, [5]])
+def test_mask_token_must_be_one_of_the_draft_models_tokens(draft: Path, token: object) -> None:
+    (draft / "config.json").write_text(json.dumps({"pard_token": token}), encoding="utf-8")
+    with pytest.raises(ConfigurationError) as raised:
+        check_draft_model(DEMO, draft)
+    limit = "pard_token is the id of a token, an integer from 0 to 1919"
+    assert raised.value.message == f"{draft}: {draft / 'config.json'}: {limit}; given {json.dumps(token)}"
+
+
+def test_mask_token_may_be_unknown_to_the_tokenizer(draft: Path) -> None:
+    assert read_mask_token(draft, 1920) is None
+    (draft / "config.json").write_text('{"pard_token": 1920}', encoding="utf-8")
+    with edited_config(draft) as config:
+        config["model"]["vocab_size"] += 64
+    assert read_mask_token(draft, check_draft_model(DEMO, draft).vocab_size) == 1920
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,10 @@ def test_right_drafts_are_accepted(
 ) -> None:
     prompt = text(30, 85)
     right = [*prompt, *hybrid.answer(prompt)]
-    monkeypatch.setattr(head, "best_token", lambda copy, _: right[len(copy.tokens) + 1] if len(copy.tokens) < 40 else 5)
+    known = 40
+    monkeypatch.setattr(
+        head, "best_tokens", lambda copy, _: [right[len(copy.tokens) + 1] if len(copy.tokens) < known else 5]
+    )
     ask(device, 0, prompt)
     device.run(0)
     assert device.tokens(0) == right[len(prompt) :]

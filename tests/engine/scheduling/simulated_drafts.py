@@ -61,6 +61,8 @@ class Machine:
 class SimulatedModel:
     """A draft model, of whose tokens a share is right."""
 
+    is_parallel = False
+
     def __init__(self, machine: Machine, acceptance: float) -> None:
         self.times = StepTimeModel()
         self.acceptance = acceptance

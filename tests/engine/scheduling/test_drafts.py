@@ -161,6 +161,20 @@ def test_draft_model_takes_its_time_for_each_token() -> None:
     assert fit_drafts([unmade, behind], steps, [0.2 * number for number in range(64)])[0][1] == 0
 
 
+def test_parallel_draft_takes_one_pass_of_the_draft_model() -> None:
+    chain = Draft((), 0.8, num_unmade=15, num_unread=1)
+    parallel = Draft((), 0.8, num_unmade=15, num_unread=1, is_parallel=True)
+    steps = [1 + 0.1 * number for number in range(64)]
+    whatever_its_length = [0.0, *[0.3] * 64]
+    by_token = [0.3 * number for number in range(64)]
+    made, longer = [Draft([1] * 15, 0.8)], [seconds + 0.3 for seconds in steps]
+    for number in (1, 2):
+        lengths, _ = fit_drafts([parallel] * number, steps, whatever_its_length)
+        assert lengths == fit_drafts(made * number, longer)[0]
+        assert lengths[0] > fit_drafts([chain] * number, steps, whatever_its_length)[0][0]
+    assert fit_drafts([parallel], steps, by_token) == fit_drafts([chain], steps, by_token)
+
+
 def test_forced_tokens_are_drafted_before_repetitions() -> None:
     source = TextDrafts(PROMPT, [])
     assert source.propose([*PROMPT, 103, 104], 15, forced=[7, 8, 9]).tokens == [7, 8, 9]

@@ -17,8 +17,11 @@ STEP, FURTHER = 1.0, 0.05
 class TimedModel:
     """A draft model that drafts sevens. A pass takes `per_pass` seconds, and a token of a prompt `per_token`."""
 
-    def __init__(self, per_pass: float = 0.1, per_token: float = 0.001, most: int = 10**6) -> None:
+    def __init__(
+        self, per_pass: float = 0.1, per_token: float = 0.001, most: int = 10**6, *, is_parallel: bool = False
+    ) -> None:
         self.times = StepTimeModel()
+        self.is_parallel = is_parallel
         for number in (1, 64):
             self.times.passed(number, number, per_pass)
         self.times.passed(0, 1000, 1000 * per_token)
@@ -191,6 +194,23 @@ def test_prompts_are_read_together() -> None:
     model.unread = dict.fromkeys(batch, 31)
     choose(drafting(model), batch)
     assert model.passes == [([], [(sequence, 30) for sequence in batch])]
+
+
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_tokens_of_a_draft_that_was_accepted_are_read_with_the_next_one(*, is_parallel: bool) -> None:
+    """A model that drafts in parallel has not read its drafts: the longest, and the token after it."""
+    model = TimedModel(per_token=0.0001, is_parallel=is_parallel)
+    drafts = drafting(model)
+    for num_unread, is_drafted in ((2, True), (3, is_parallel), (MAX_LENGTH + 1, is_parallel), (MAX_LENGTH + 2, False)):
+        (sequence,) = batch = a_batch()
+        model.unread[sequence] = num_unread
+        assert bool(choose(drafts, batch)[0]) == is_drafted
+        assert model.passes[-1][1] == ([] if is_drafted else [(sequence, num_unread - 1)])
+
+
+def test_parallel_drafts_are_longer_because_they_take_one_pass() -> None:
+    chain, parallel = (choose(drafting(TimedModel(is_parallel=each)), a_batch())[0] for each in (False, True))
+    assert 0 < len(chain) < len(parallel)
 
 
 def test_new_sequences_begin_with_the_acceptance_of_earlier_ones() -> None:

@@ -1,6 +1,7 @@
 """Checks the files of a model directory before a model is loaded, and reads the model's configuration.
 
-A draft model for speculative decoding is checked, too: it must have the same tokens as the model for which it drafts.
+A draft model for speculative decoding is checked, too: it must have the same tokens as the model for which it drafts,
+and a valid mask token if it drafts in parallel.
 """
 
 import json
@@ -16,6 +17,7 @@ from genai_server.errors import ConfigurationError, ModelDirectoryError, quoted
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.messages.profile_plan import PREFIX
 from genai_server.model_files.json_file import read_object
+from genai_server.model_files.parallel_draft import read_mask_token
 from genai_server.model_files.pooling_model import (
     MODULES,
     PoolingModel,
@@ -368,7 +370,8 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def check_draft_model(model: Path, draft: Path) -> ModelInfo:
     """Check the files of a draft model, and that its tokens are those of the model for which it drafts, which was
-    checked before. Returns the draft model's description.
+    checked before. A mask token for parallel drafts must be in the draft model's vocabulary. Returns the draft model's
+    description.
 
     The vocabularies may be padded to different sizes, and the tokenizers may split text by different rules, because a
     draft model reads and writes token ids only. Raises ConfigurationError, whose message begins with the path `draft`
@@ -379,6 +382,7 @@ def check_draft_model(model: Path, draft: Path) -> ModelInfo:
         if task_of(draft) is not Task.GENERATE:
             raise ConfigurationError(f"{draft}: it does not generate text")
         (own, own_special), (other, special) = _tokens(model), _tokens(draft)
+        read_mask_token(draft, info.vocab_size)
     except ModelDirectoryError as error:
         raise ConfigurationError(f"{draft}: {error.message}") from None
     fault = _first_difference("special token", own_special, special) or _first_difference("token", own, other)

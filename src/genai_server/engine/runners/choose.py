@@ -35,6 +35,7 @@ from genai_server.engine.runners.runner_rules import check_reach, check_runner, 
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.launch import EngineSpec
+from genai_server.model_files.parallel_draft import read_mask_token
 from genai_server.model_files.pooling_model import Task, read_pooling_model, task_of
 from genai_server.options.check import on_providers
 from genai_server.options.device import reaching, without_spinning_between_passes
@@ -156,8 +157,12 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
             raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
     except DoesNotFit as reason:
         raise ConfigurationError(f"draft_model={path}: it cannot draft: {reason}") from None
-    log.info("the model in %s drafts the next tokens", path)
-    return DraftModel(runner, main.model.vocab_size, name=path.absolute().name, kv_share=share)
+    mask_token = read_mask_token(path, model.vocab_size)
+    log.info(
+        "the model in %s drafts the next tokens%s", path, "" if mask_token is None else ", in one pass for each draft"
+    )
+    name = path.absolute().name
+    return DraftModel(runner, main.model.vocab_size, mask_token=mask_token, name=name, kv_share=share)
 
 
 def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftModel | None":

@@ -3,6 +3,10 @@
 For each sequence that it has read, the runner of a draft model has a copy of the sequence in its own KV cache. Drafted
 tokens are read as if they belonged to the answer. After they are verified, rejected ones are cut off.
 
+A draft model that was trained to draft in parallel (PARD) makes all tokens of a draft in one pass. It predicts the
+first one after the sequence's newest token, behind which it reads a mask token for each further one. Neither mask
+tokens nor drafted tokens stay in its KV cache, so it reads accepted tokens with the next draft.
+
 A head for multi-token prediction (MTP) is a single layer. For each token of a sequence it reads the hidden state from
 which the model computed the logits for that token, and returns logits for the token after it. So the head reads what
 the model has read, one token later. For the second and further tokens of a draft, the model has no hidden states yet;
@@ -49,7 +53,7 @@ class DraftModel:
 
     `name` is the name of the draft model's directory, and `kv_share` the part, from 0 to 1, of the KV cache memory that
     the draft model has. Only the first `vocab_size` tokens of the vocabulary are drafted, because models may be padded
-    with further ones.
+    with further ones. `mask_token` is the id of the mask token of a model that drafts in parallel.
     """
 
     # Whether it may reuse a cached prefix for a sequence that may.
@@ -60,6 +64,7 @@ class DraftModel:
         runner: BatchedRunner,
         vocab_size: int,
         *,
+        mask_token: int | None = None,
         name: str = "",
         kv_share: float = 0.5,
         clock: Clock = time.perf_counter,
@@ -68,6 +73,8 @@ class DraftModel:
         self.name = name
         self.kv_share = kv_share
         self.times = StepTimeModel()
+        self.is_parallel = mask_token is not None
+        self._mask = [] if mask_token is None else [mask_token]
         self._vocab_size = min(vocab_size, runner.model.vocab_size)
         self.clock = clock
         self._copies: dict[int, Copy] = {}  # by the id of the sequence
@@ -105,8 +112,8 @@ class DraftModel:
         """Propose draft tokens for the sequences in `wanted`, at most as many as are given with each.
 
         `to_read` has sequences without a draft in this step, each with the number of tokens to read. The first pass
-        reads the new tokens of all sequences. A sequence for which there is no slot or memory gets an empty draft.
-        Returns the drafts in the order of `wanted`.
+        reads the new tokens of all sequences, and is the only one of a model that drafts in parallel. A sequence for
+        which there is no slot or memory gets an empty draft. Returns the drafts in the order of `wanted`.
         """
         chunks = [
             ScheduledChunk.next(copy, number) for sequence, number in to_read if (copy := self._updated(sequence))
@@ -118,7 +125,7 @@ class DraftModel:
             # Unless its cached prefix has been evicted since it was found.
             if copy is not None and copy.num_unread <= MAX_DRAFTED:
                 missing[copy.id] = length
-                chunks.append(ScheduledChunk.next(copy, copy.num_unread))
+                chunks.append(ScheduledChunk.next(copy, copy.num_unread, draft=self._mask * (length - 1)))
         while chunks := [chunk for chunk in chunks if self._take_room(chunk)]:
             started = self.clock()
             scores = run_pass(self.runner, chunks)
@@ -126,18 +133,22 @@ class DraftModel:
                 (chunk, found) for chunk, found in zip(chunks, scores, strict=True) if chunk.sequence.id in missing
             ]
             for chunk, found in drafting:
-                copy = chunk.sequence
-                copy.tokens.append(self.best_token(copy, found))
-                made[copy.id].append(copy.tokens[-1])
-                missing[copy.id] -= 1
+                copy, tokens = chunk.sequence, self.best_tokens(chunk.sequence, found)
+                made[copy.id] += tokens
+                missing[copy.id] -= len(tokens)
+                if not self.is_parallel:
+                    copy.tokens += tokens
             num_drafting = sum(chunk.num_tokens for chunk, _ in drafting)
             self.times.passed(num_drafting, sum(chunk.num_tokens for chunk in chunks), self.clock() - started)
             chunks = [ScheduledChunk.next(chunk.sequence) for chunk, _ in drafting if missing[chunk.sequence.id]]
         return list(made.values())
 
-    def best_token(self, copy: Sequence, scores: Scores) -> int:
-        """The token that is drafted after the tokens of a copy: the one with the highest logit."""
-        return int(scores.last[: self._vocab_size].argmax())
+    def best_tokens(self, copy: Sequence, scores: Scores) -> list[int]:
+        """The tokens that are drafted after the tokens of a copy, those with the highest logits: one for each position
+        of the scores.
+        """
+        best: list[int] = scores.logits[:, : self._vocab_size].argmax(axis=-1).tolist()
+        return best
 
     def close(self, sequence: int) -> None:
         """Discard the copy of the sequence with this id, if there is one. Its KV cache may stay as a cached prefix."""

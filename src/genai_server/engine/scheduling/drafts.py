@@ -3,7 +3,7 @@
 One pass verifies a complete draft, up to the first token that the sampler chooses otherwise. Every source of drafts has
 a method `propose`, which returns at most `k` tokens. `TextDrafts` proposes tokens that a grammar or the end of
 reasoning forces, or what followed the sequence's last tokens earlier in its own text, its prediction, or earlier
-answers for its API key (lookup of n-grams). A draft model or head needs a pass for each token
+answers for its API key (lookup of n-grams). A draft model or head needs a pass for each token, or one for all
 (engine/scheduling/speculation.py).
 
 Each source has one estimate of the share of its tokens that answers accept (`Acceptance`). Proposals from texts are
@@ -356,10 +356,12 @@ class Draft:
     tokens: Sequence[int]
     # The chance that a token is accepted, if those before it are.
     share: float = 0.0
-    # The maximum number of tokens that a draft model would make, each in a pass, and those that it reads in the first
-    # of these passes; 0 if the tokens are given.
+    # The maximum number of tokens that a draft model would make, and the number of the sequence's tokens that it reads
+    # in its first pass for the draft; 0 if the tokens are given.
     num_unmade: int = 0
     num_unread: int = 0
+    # Whether the draft model makes all tokens in that pass. Otherwise each token takes a pass.
+    is_parallel: bool = False
 
     @property
     def length(self) -> int:
@@ -398,13 +400,15 @@ def fit_drafts(
     del chances[max(0, len(seconds) - 1 - num_rows) :]
     best, per_second, accepted, made = 0, num_rows / seconds[num_rows], 0.0, 0.0
     gain = _MIN_GAIN * per_second
-    passes = [0] * (MAX_LENGTH + 1)  # tokens of the draft model's passes, by the position of the token that they make
+    # Tokens of the draft model's passes, by the position of the first token that they make.
+    passes = [0] * (MAX_LENGTH + 1)
     for number, (chance, row, position) in enumerate(chances, 1):
         accepted += chance
         if num_unread := drafts[row].num_unread:
-            made -= _seconds(passes[position], drafting)
-            passes[position] += num_unread if position == 1 else 1
-            made += _seconds(passes[position], drafting)
+            place = 1 if drafts[row].is_parallel else position
+            made -= _seconds(passes[place], drafting)
+            passes[place] += num_unread if position == 1 else 1
+            made += _seconds(passes[place], drafting)
         if (found := (num_rows + accepted) / (seconds[num_rows + number] + made)) > gain:
             best, gain, per_second = number, found, found
     lengths = [0] * num_rows

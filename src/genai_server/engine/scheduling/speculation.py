@@ -1,9 +1,9 @@
 """Speculative decoding: chooses which drafts a decoding step reads. The module decides only; it runs no model.
 
 Each sequence has proposals from texts (engine/scheduling/drafts.py), which are free. A draft model needs a pass for
-each token that it proposes, and must first read the tokens of a sequence that it has not read. A sequence's draft comes
-from the source of which more tokens are expected to be accepted. One rule, `fit_drafts`, chooses the lengths by the
-measured times of both models' passes.
+each token that it proposes, or one for all if it drafts in parallel, and must first read the tokens of a sequence that
+it has not read. A sequence's draft comes from the source of which more tokens are expected to be accepted. One rule,
+`fit_drafts`, chooses the lengths by the measured times of both models' passes.
 
 A draft model reads a long prompt if the rest of the answer is expected to save more time than that takes. Recorded
 acceptance decays slowly towards the initial assumption, so that an answer whose drafts were rejected gets drafts again
@@ -29,7 +29,8 @@ _DECAY, _DECAY_OF_ALL = 0.96, 0.99
 _FORGOTTEN = 1 / 128
 # A sequence with at most this number of unread tokens is drafted right away: those after a chunk, or after
 # a draft that was accepted as a whole. Others are read before, because one step's drafts would not pay for that.
-_FEW = 2
+# A model that drafts in parallel has read none of its drafts, so more tokens are few for it.
+_FEW, _FEW_IN_PARALLEL = 2, MAX_LENGTH + 1
 # Reading must be expected to save this many times the time that it takes, because neither is certain.
 _MIN_RETURN = 1.5
 
@@ -39,6 +40,8 @@ class DraftingModel(Protocol):
 
     # The measured times of the draft model's passes.
     times: StepTimeModel
+    # Whether it makes all tokens of a draft in one pass. Otherwise each token takes a pass.
+    is_parallel: bool
 
     def room(self, sequence: Sequence) -> int:
         """Return how many tokens the model can draft for a sequence at most; 0 if it cannot read the sequence."""
@@ -122,15 +125,18 @@ class Speculation:
         draft model may draft for it. `times` has the measured times of steps.
         """
         steps, drafting = times.curve(MAX_DRAFTED), [0.0, *model.times.curve(MAX_DRAFTED)[1:]]
+        few = _FEW_IN_PARALLEL if model.is_parallel else _FEW
         offers, later = list(drafts), list(drafts)  # now, and once the model has read what it has not read
         behind: dict[int, int] = {}  # how many tokens that are, by the row
         for row, (sequence, draft) in enumerate(zip(batch, drafts, strict=True)):
             k = min(MAX_LENGTH, sequence.num_left - 1, model.room(sequence)) if able[row] else 0
-            unmade = Draft((), self._acceptance(sequence).share, num_unmade=max(0, k), num_unread=_FEW)
+            unmade = Draft((), self._acceptance(sequence).share, num_unmade=max(0, k), is_parallel=model.is_parallel)
             if unmade.expected <= draft.expected:
                 continue
-            later[row], num_unread = unmade, model.num_unread(sequence)
-            if num_unread <= _FEW:
+            # Accepted tokens of a parallel draft are yet to be read.
+            usual = 1 + round(unmade.expected) if model.is_parallel else _FEW
+            later[row], num_unread = replace(unmade, num_unread=usual), model.num_unread(sequence)
+            if num_unread <= few:
                 offers[row] = replace(unmade, num_unread=num_unread)
             behind[row] = num_unread - 1
         (own, without), (lengths, per_second) = fit_drafts(drafts, steps), fit_drafts(offers, steps, drafting)
@@ -151,7 +157,7 @@ class Speculation:
         saved = 1 / per_second - 1 / per_second_then
         left = sum(min(sequence.num_left, times.tokens_left(sequence.num_produced)) for sequence in batch)
         pays = left * saved > _MIN_RETURN * model.times.seconds_to_read(sum(behind.values()))
-        is_behind = max(behind.values(), default=0) >= _FEW
+        is_behind = max(behind.values(), default=0) >= few
         chunks = self._chunks(model, batch, behind, steps[len(batch)]) if is_behind and pays else []
         made: dict[Sequence, list[int]] = {}
         if wanted or chunks:
