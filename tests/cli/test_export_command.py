@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli.export_command import _agrees
+from genai_server.model_files.parallel_draft import read_mask_token
 from tests.fake_builder import fake_builder
 from tests.local_hub import HubRepository, run_hub
 from tests.running_server import ROOT, clean_environment, run_command, run_server
@@ -72,6 +73,19 @@ def test_sampling_defaults_are_the_sources_or_its_familys(tmp_path: Path, librar
         assert export(tmp_path, libraries, str(source), "--to", str(tmp_path / name)).returncode == 0
         search = json.loads((tmp_path / name / "genai_config.json").read_bytes())["search"]
         assert (search.get("temperature", 1.0), bool(search.get("do_sample"))) == (expected, name == "derived")
+
+
+@pytest.mark.parametrize("mask_token", [None, 7])
+def test_mask_token_of_a_parallel_draft_model_is_kept(
+    tmp_path: Path, libraries: Path, source: Path, mask_token: int | None
+) -> None:
+    described = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    given = {} if mask_token is None else {"pard_token": mask_token}
+    (source / "config.json").write_text(json.dumps(described | given), encoding="utf-8")
+    done = export(tmp_path, libraries, str(source), "--to", str(tmp_path / "draft"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "draft" / "config.json").exists() == (mask_token is not None)
+    assert read_mask_token(tmp_path / "draft", 1920) == mask_token
 
 
 @pytest.mark.slow

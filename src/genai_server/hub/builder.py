@@ -24,6 +24,7 @@ from genai_server.hub.architectures import (
 )
 from genai_server.hub.quantized_checkpoint import Quantization, check_tensors
 from genai_server.model_files.json_file import read_object
+from genai_server.model_files.parallel_draft import MASK_TOKEN
 from genai_server.model_files.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
 from genai_server.model_files.speech_model import FIRST_TIME, GENERATION
 from genai_server.system.installation import this_installation
@@ -292,6 +293,8 @@ def build(build: Build, python: Path, environment: dict[str, str], report: Calla
         _correct(build.target / GENAI_CONFIG, build.device)
         if build.task is Task.GENERATE:
             _add_sampling(build)
+            if MASK_TOKEN in read_source_config(build.source):
+                _copy(build, [CONFIG])
         if build.task.pools:
             _add_pooling(build)
         if build.task is Task.TRANSCRIBE:
