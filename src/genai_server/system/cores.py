@@ -23,7 +23,7 @@ _EFFICIENT = Path("sys/devices/cpu_atom/cpus")
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core."""
+    """A physical core, with its logical CPUs that this process may use."""
 
     # Its logical CPUs that this process may use, in ascending order.
     cpus: tuple[int, ...]

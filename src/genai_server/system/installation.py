@@ -21,7 +21,9 @@ _UNKNOWN = "PATH_TO_WHEEL"
 
 @dataclass(frozen=True)
 class Installation:
-    """An installed copy of the server."""
+    """An installed copy of the server: where it was installed from, and the Python environment that it is in. Its
+    methods return the commands that install further extras.
+    """
 
     # The clone or the wheel; None if it is unknown or gone.
     source: Path | None

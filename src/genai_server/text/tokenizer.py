@@ -175,8 +175,8 @@ class ModelTokenizer(Tokenizer):
         return before, middle, after, 1 in whole.type_ids
 
     def _around_anchor(self, whole: list[int]) -> tuple[list[int], list[int]]:
-        """Return the tokens that the tokenizer adds before and after a text, given the tokens `whole` of the text "a"
-        with them.
+        """Return the tokens that the tokenizer adds before and after a text. `whole` are the tokens of the text "a",
+        including the added ones.
 
         Raises ModelDirectoryError if the tokens of "a" alone are not in `whole`.
         """

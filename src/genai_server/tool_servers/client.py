@@ -31,8 +31,8 @@ _GONE = "the supervisor, which has the tool servers, cannot be reached"
 
 
 class ToolServerClient:
-    """The tool servers as an API process uses them: sends questions about tools to the supervisor and receives the
-    answers. For use in the event loop only.
+    """The tool servers as an API process uses them: sends messages about tools to the supervisor with `send`, and
+    receives the answers. For use in the event loop only.
     """
 
     def __init__(self, send: Callable[[ToToolServers], bool]) -> None:

@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 
 class PoolSession:
-    """Passes messages of one API process to the pool, and sends answers back. Used on the pool's event loop only."""
+    """Passes messages of one API process to the pool, and sends answers back with `send`. For use in the pool's event
+    loop only.
+    """
 
     def __init__(self, pool: WorkerPool, send: Callable[[FromPool], None]) -> None:
         self._pool = pool

@@ -65,7 +65,9 @@ class FrameScorer(Protocol):
 
 
 class Detector:
-    """Silero's voice activity detection model."""
+    """Silero's voice activity detection model, loaded with ONNX Runtime. `start` returns a frame scorer for each
+    search.
+    """
 
     def __init__(self) -> None:
         import onnxruntime
@@ -83,7 +85,11 @@ class Detector:
 
 
 class DetectorState:
-    """The detector's recurrent state at a position in a recording."""
+    """Implementation of FrameScorer by Silero's model, whose recurrent state it holds between two calls.
+    `Detector.start` creates it.
+
+    `run` runs the model, and `scale` is the factor by which samples are multiplied.
+    """
 
     def __init__(self, run: Callable[..., list[npt.NDArray[np.float32]]], scale: float) -> None:
         self._run = run

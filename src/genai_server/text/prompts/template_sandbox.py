@@ -302,7 +302,9 @@ def _check_bits(left: Any, right: Any, *, is_power: bool) -> None:
 
 
 def _sides(value: Any) -> tuple[int, tuple[Iterable[Any], ...]]:
-    """Return the size of a value without its elements, and the collections of its elements."""
+    """Return an estimate of the characters that a value has as text besides those of its elements, and the collections
+    of its elements.
+    """
     if isinstance(value, str | bytes):
         return len(value), ()
     if isinstance(value, int):

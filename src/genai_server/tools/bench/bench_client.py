@@ -55,10 +55,11 @@ class Recording:
 
 
 class Server:
-    """A server to be measured.
+    """An HTTP client for one server to be measured: sends requests and records the responses.
 
-    `label` names it in reports, `url` is its address without a path, and `body` has fields of each request. `clock`
-    returns the current time in seconds; each event of a stream is recorded with the time at which it arrived.
+    `label` names the server in reports, `url` is the server's address without a path, and `body` has fields of each
+    request. `clock` returns the current time in seconds; each event of a stream is recorded with the time at which it
+    arrived.
     """
 
     def __init__(

@@ -79,7 +79,8 @@ class HealthProbe:
 
 @dataclass(frozen=True)
 class Target:
-    """A server to be measured.
+    """One server of a benchmark: the client that sends the requests, how the server counts tokens, its health probe and
+    its processes.
 
     All servers get the same prompts. If a server is named twice, its second target has another `copy` number and other
     prompts.
