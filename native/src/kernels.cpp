@@ -586,6 +586,65 @@ void product_of_floats(const FloatProduct& p, int64_t panel, int64_t row, int64_
 
 // ---- Attention over blocks of keys ---------------------------------------------------------------------------------
 
+// Keys or values of 8 bits as floats, without their scales: those of a row of scores or weights are multiplied instead.
+INLINE F widened(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+  return (F)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+  return __builtin_convertvector(__builtin_convertvector(load<B>(from), I), F);
+#endif
+}
+
+void widen_bytes(const int8_t* from, int count, int size, float* to) {
+  for (int n = 0; n < count; ++n, from += bytes_of_head(kCacheInt8, size))
+    for (int d = 0; d < size; d += W) store(to + n * size + d, widened(from + d));
+}
+
+// The same as bfloat16 numbers, which hold them exactly.
+void widen_bytes(const int8_t* from, int count, int size, uint16_t* to) {
+  float wide[W];
+  for (int n = 0; n < count; ++n, from += bytes_of_head(kCacheInt8, size))
+    for (int d = 0; d < size; d += W) {
+      store(wide, widened(from + d));
+      to_bfloat(wide, kCacheFloat, W, to + n * size + d);
+    }
+}
+
+// The same transposed, [size][64]; keys behind `count` are zero.
+void widen_transposed(const int8_t* from, int count, int size, float* to) {
+  typedef int8_t Bytes __attribute__((vector_size(16)));
+  const int64_t stride = bytes_of_head(kCacheInt8, size);
+  for (int n = 0; n < kKeyBlock; n += 16)
+    for (int d = 0; d < size; d += 16) {
+      Bytes rows[16], next[16];
+      for (int i = 0; i < 16; ++i) rows[i] = n + i < count ? load<Bytes>(from + (n + i) * stride + d) : Bytes{};
+      // Each round moves the highest bit of a byte's row and column, eight bits in all, to the lowest place.
+      for (int round = 0; round < 4; ++round) {
+        for (int i = 0; i < 8; ++i) {
+          const Bytes a = rows[i], b = rows[i + 8];
+          next[2 * i] =
+              __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+          next[2 * i + 1] =
+              __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        memcpy(rows, next, sizeof rows);
+      }
+      for (int i = 0; i < 16; ++i) {
+        int8_t of_keys[16];
+        store(of_keys, rows[i]);
+        for (int j = 0; j < 16; j += W) store(to + (d + i) * kKeyBlock + n + j, widened(of_keys + j));
+      }
+    }
+}
+
+// The scales of keys or values; those behind `count` are zero.
+void read_scales(const int8_t* from, int count, int size, float* to) {
+  const int64_t stride = bytes_of_head(kCacheInt8, size);
+  for (int n = 0; n < kKeyBlock; ++n) to[n] = n < count ? load<float>(from + n * stride + size) : 0;
+}
+
 // Rows [count][size] of keys or values as floats; the rows behind them up to kKeyBlock are zero.
 INLINE const float* as_floats(const void* from, CacheType type, int count, int size, float* to) {
   if (type == kCacheFloat && count == kKeyBlock) return (const float*)from;
@@ -595,8 +654,10 @@ INLINE const float* as_floats(const void* from, CacheType type, int count, int s
 }
 
 void attend(const Attend& p) {
-  const int size = p.head_size, element = p.type == kCacheFloat ? 4 : 2;
-  const int64_t queries = (int64_t)p.tokens * p.group;
+  const int size = p.head_size;
+  const bool is_int8 = p.type == kCacheInt8;
+  const int64_t queries = (int64_t)p.tokens * p.group, stride = bytes_of_head(p.type, size);
+  alignas(64) float key_scales[kKeyBlock], value_scales[kKeyBlock];  // with kCacheInt8
   float* keys = p.scratch;                            // [64][size]
   float* turned = keys + kKeyBlock * size;            // [size][64]
   float* values = turned + kKeyBlock * size;          // [64][size]
@@ -627,16 +688,22 @@ void attend(const Attend& p) {
     // The queries of tokens before this block's first key read none of it.
     const int64_t skipped = key > p.first ? (key - p.first) * p.group : 0, left = queries - skipped;
     if (left <= 0) break;
-    const char *k = (const char*)p.keys + key * size * element, *v = (const char*)p.values + key * size * element;
+    const char *k = (const char*)p.keys + key * stride, *v = (const char*)p.values + key * stride;
     memset(scores + skipped * kKeyBlock, 0, left * kKeyBlock * 4);
     const float* values_at = values;
+    if (is_int8) {
+      read_scales((const int8_t*)k, count, size, key_scales);
+      read_scales((const int8_t*)v, count, size, value_scales);
+    }
     if (p.bf16) {
-      to_bfloat(k, p.type, (int64_t)count * size, (uint16_t*)keys);
+      if (is_int8) widen_bytes((const int8_t*)k, count, size, (uint16_t*)keys);
+      else to_bfloat(k, p.type, (int64_t)count * size, (uint16_t*)keys);
       memset((uint16_t*)keys + count * size, 0, (kKeyBlock - count) * size * 2);
       transpose((const uint32_t*)keys, size / 2, (uint32_t*)turned);
       multiply_pairs(halves, at + skipped, size / 2, turned, kKeyBlock, scores + skipped * kKeyBlock, kKeyBlock, left,
                      kKeyBlock, size / 2);
-      to_bfloat(v, p.type, (int64_t)count * size, (uint16_t*)keys);
+      if (is_int8) widen_bytes((const int8_t*)v, count, size, (uint16_t*)keys);
+      else to_bfloat(v, p.type, (int64_t)count * size, (uint16_t*)keys);
       memset((uint16_t*)keys + count * size, 0, (kKeyBlock - count) * size * 2);
       uint16_t *from = (uint16_t*)keys, *to = (uint16_t*)values;
       for (int n = 0; n < kKeyBlock; n += 2)
@@ -646,10 +713,12 @@ void attend(const Attend& p) {
           store(to + n * size + 2 * d, one | other << 16);
         }
     } else {
-      transpose((const uint32_t*)as_floats(k, p.type, count, size, keys), size, (uint32_t*)turned);
+      if (is_int8) widen_transposed((const int8_t*)k, count, size, turned);
+      else transpose((const uint32_t*)as_floats(k, p.type, count, size, keys), size, (uint32_t*)turned);
       multiply(p.queries, at + skipped, turned, kKeyBlock, scores + skipped * kKeyBlock, kKeyBlock, left, kKeyBlock,
                size);
       if (p.type == kCacheFloat) values_at = (const float*)v;
+      else if (is_int8) widen_bytes((const int8_t*)v, count, size, values);
       else to_float(v, p.type, (int64_t)count * size, values);
     }
     for (int64_t m = skipped; m < queries; ++m) {
@@ -664,6 +733,8 @@ void attend(const Attend& p) {
         else memset(s, 0, kKeyBlock * 4);
         continue;
       }
+      if (is_int8)
+        for (int j = 0; j < kKeyBlock; j += W) store(s + j, load<F>(s + j) * load<F>(key_scales + j));
       if (p.softcap > 0)
         for (int j = 0; j < kKeyBlock; j += W) store(s + j, tanh_of(load<F>(s + j) / p.softcap) * p.softcap);
       for (int64_t j = 0; j < unread; ++j) s[j] = -INFINITY;
@@ -680,7 +751,7 @@ void attend(const Attend& p) {
       for (int j = 0; j < kKeyBlock; j += W) {
         F e = exp_of(load<F>(s + j) - p.top[m]);
         sum += e;
-        store(s + j, e);
+        store(s + j, is_int8 ? e * load<F>(value_scales + j) : e);
       }
       p.sum[m] += reduce_add(sum);
       if (p.bf16) to_bfloat(s, kCacheFloat, kKeyBlock, (uint16_t*)scores + m * kKeyBlock);

@@ -32,7 +32,14 @@ struct Product {
   int bits;
 };
 
-enum CacheType { kCacheFloat, kCacheHalf, kCacheBfloat };
+// With kCacheInt8, a head's values, from -127 to 127, are followed by the float that they are multiplied with.
+enum CacheType { kCacheFloat, kCacheHalf, kCacheBfloat, kCacheInt8 };
+
+// Bytes of one head of a token's keys or values in the cache.
+inline int64_t bytes_of_head(CacheType type, int64_t size) {
+  return type == kCacheInt8 ? size + (int64_t)sizeof(float) : size * (type == kCacheFloat ? 4 : 2);
+}
+
 
 // A product of activations in floats. Weights are floats, of 16 bits, or unsigned integers as those of Product:
 //   floats and 16 bits: [panel][inputs][64 outputs].
@@ -66,7 +73,7 @@ struct Attend {
   const float* queries;  // rotated and scaled; head g of token t at queries + t * token_stride + g * head_size
   int64_t token_stride;
   int group, head_size, tokens;
-  const void *keys, *values;  // [length][head_size]
+  const void *keys, *values;  // [length][bytes_of_head]
   CacheType type;
   bool bf16;  // multiply in bfloat16
   // Does that in place of the kernel's own instructions, if it is not null and the sizes allow it.

@@ -40,7 +40,7 @@ struct ApiBase {
 
 constexpr uint32_t kApiVersion = 18;
 enum ErrorCode { kFail = 1, kInvalidArgument = 2 };
-enum ElementType { kAny = 0, kFloat = 1, kUint8 = 2, kInt32 = 6, kInt64 = 7, kFloat16 = 10, kBfloat16 = 16 };
+enum ElementType { kAny = 0, kFloat = 1, kUint8 = 2, kInt8 = 3, kInt32 = 6, kInt64 = 7, kFloat16 = 10, kBfloat16 = 16 };
 enum Characteristic { kRequired = 0, kOptional = 1 };
 
 // OrtCustomOp of version 18.

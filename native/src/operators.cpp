@@ -164,9 +164,8 @@ class RaggedAttention {
     CHECK(keys.rank == 4 && values.rank == 4 && keys.type == values.type && keys.shape[1] == cache_heads_ &&
               !memcmp(keys.shape, values.shape, 4 * sizeof(int64_t)),
           "RaggedAttention: keys and values must be [slots, %d, length, head_size] of one type", cache_heads_);
-    CHECK(keys.type == ort::kFloat || keys.type == ort::kFloat16 || keys.type == ort::kBfloat16,
-          "RaggedAttention: keys and values must be of type float, float16 or bfloat16");
-    const int64_t tokens = query.shape[1], size = keys.shape[3], length = keys.shape[2], rows = in[kPasts].count();
+    TRY(cache_type(keys.type, &pass->type));
+    const int64_t tokens = query.shape[1], size = keys.shape[3] - bytes_of_head(pass->type, 0), length = keys.shape[2], rows = in[kPasts].count();
     CHECK(size >= 16 && size % 16 == 0 && size <= kMaxHeadSize,
           "RaggedAttention: head_size must be a multiple of 16 up to %d; given %lld", kMaxHeadSize, (long long)size);
     pass->tokens = tokens, pass->size = size, pass->length = length, pass->rows = rows,
@@ -188,8 +187,7 @@ class RaggedAttention {
       pass->key_stride = pass->value_stride = key_width;
     }
     pass->keys = keys.data, pass->values = values.data;
-    pass->type = keys.type == ort::kFloat ? kCacheFloat : keys.type == ort::kFloat16 ? kCacheHalf : kCacheBfloat;
-    pass->plane = length * size * (pass->type == kCacheFloat ? 4 : 2);
+    pass->plane = length * bytes_of_head(pass->type, size);
     pass->starts = in[kStarts].as<int32_t>(), pass->pasts = in[kPasts].as<int32_t>(),
     pass->slots = in[kSlots].as<int32_t>();
     CHECK(in[kStarts].count() == rows + 1 && in[kSlots].count() == rows,
@@ -218,6 +216,16 @@ class RaggedAttention {
     CHECK((!pass->query_norm || in[kQueryNorm].count() == size) && (!pass->key_norm || in[kKeyNorm].count() == size),
           "RaggedAttention: a norm must have %lld weights", (long long)size);
     pass->scale = scale_ > 0 ? scale_ : 1 / sqrtf((float)size);
+    return nullptr;
+  }
+
+  static ort::Status cache_type(int element, CacheType* found) {
+    *found = element == ort::kFloat     ? kCacheFloat
+             : element == ort::kFloat16 ? kCacheHalf
+             : element == ort::kInt8    ? kCacheInt8
+                                        : kCacheBfloat;
+    CHECK(*found != kCacheBfloat || element == ort::kBfloat16,
+          "RaggedAttention: keys and values must be of type float, float16, bfloat16 or int8");
     return nullptr;
   }
 
@@ -268,8 +276,8 @@ class RaggedAttention {
     float turned[kMaxHeadSize];
     for (int h = 0; h < cache_heads_; ++h) {
       turn(pass, pass.key + token * pass.key_stride + h * size, pass.key_norm, place, 1, turned);
-      const int64_t at =
-          (pass.slots[row] * (int64_t)cache_heads_ + h) * pass.plane + position * (pass.plane / pass.length);
+      const int64_t at = (pass.slots[row] * (int64_t)cache_heads_ + h) * pass.plane +
+                         position * bytes_of_head(pass.type, size);
       put(turned, pass.keys + at, size, pass.type);
       put(pass.value + token * pass.value_stride + h * size, pass.values + at, size, pass.type);
     }
@@ -277,6 +285,12 @@ class RaggedAttention {
 
   static void put(const float* from, char* to, int64_t size, CacheType type) {
     if (type == kCacheFloat) return static_cast<void>(memcpy(to, from, size * 4));
+    if (type == kCacheInt8) {
+      float scale;
+      int32_t sum;
+      g_kernels->quantize(from, size, size, 1, reinterpret_cast<int8_t*>(to), &scale, &sum);
+      return static_cast<void>(memcpy(to + size, &scale, sizeof scale));
+    }
     for (int64_t i = 0; i < size; ++i)
       if (type == kCacheHalf) {
         reinterpret_cast<_Float16*>(to)[i] = static_cast<_Float16>(from[i]);

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from genai_server.engine.model.graph import read_decoder_graph
@@ -14,7 +16,9 @@ SIZE = sum(path.stat().st_size for path in DEMO.glob("model.onnx*"))
 
 
 def test_a_models_weights_and_keys_are_estimated() -> None:
-    assert read_model_memory(DEMO) == ModelMemory(int(LOADED * SIZE), read_decoder_graph(DEMO).bytes_per_token, 2048)
+    graph = read_decoder_graph(DEMO)
+    narrow = replace(graph, cache_type=np.int8).bytes_per_token
+    assert read_model_memory(DEMO) == ModelMemory(int(LOADED * SIZE), graph.bytes_per_token, 2048, narrow)
 
 
 def test_other_files_of_a_directory_do_not_count(tmp_path: Path) -> None:
@@ -43,7 +47,8 @@ def test_output_matrix_of_a_head_for_drafts_counts() -> None:
 
 
 def test_sequences_are_no_longer_than_the_context() -> None:
-    model = ModelMemory(per_token=10, context_length=100)
+    model = ModelMemory(per_token=10, context_length=100, per_token_in_8_bits=3)
+    assert [model.keys_and_values(5, kind) for kind in ("auto", "fp32", "fp16", "int8")] == [50, 50, 25, 15]
     assert [model.keys_and_values(tokens) for tokens in (50, 100, 1000)] == [500, 1000, 1000]
 
 

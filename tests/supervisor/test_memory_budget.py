@@ -43,7 +43,7 @@ def wanted(name: str, device: str = "cpu") -> Model:
 
 
 def read(directory: Path) -> ModelMemory:
-    return ModelMemory(int(directory.name[1:]) * MIB, PER_TOKEN, 100_000)
+    return ModelMemory(int(directory.name[1:]) * MIB, PER_TOKEN, 100_000, PER_TOKEN * 17 // 64)
 
 
 def budget(free: int, **settings: str) -> MemoryBudget:
@@ -124,6 +124,7 @@ def test_a_set_length_or_size_is_needed_in_full() -> None:
     for free, settings in (
         (500 + 3200, {"max_length": "32000"}),
         (500 + 1600, {"max_length": "32000", "kv_cache_type": "fp16"}),
+        (500 + 850, {"max_length": "32000", "kv_cache_type": "int8"}),
         (500 + 700, {"kv_cache_bytes": str(700 * MIB)}),
     ):
         assert budget(free + 1, **settings).decide(wanted(f"a{SMALL}"), []) is Decision.LOAD

@@ -103,9 +103,10 @@ class Settings(ServerSettings, MediaSettings):
     CUDA the memory that weights and passes leave free, or 1 GiB if that is unknown.
     """
 
-    kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"
-    """Data type of the KV cache on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`: `fp16` if the
-    memory cannot hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`, in 32 bits.
+    kv_cache_type: Literal["auto", "fp32", "fp16", "int8"] = "fp32"
+    """Data type of the KV cache on CPUs: `fp32`, `fp16` (half the memory), `int8` (little more than a quarter, less
+    exact), or `auto`: `fp16` if the memory cannot hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of
+    `GENAI_MAX_LENGTH`, in 32 bits.
     """
 
     attention_type: Literal["fp32", "bf16"] = "fp32"
@@ -199,8 +200,8 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     prefix_cache_type: Literal["same", "fp16"] = "same"
-    """Data type of the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files but rounds, so
-    that `exact` is refused.
+    """Data type of the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files of a cache in
+    `fp32` but rounds, so that `exact` is refused.
     """
 
     models_dir: str = ""

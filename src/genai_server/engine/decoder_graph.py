@@ -11,6 +11,8 @@ import numpy as np
 import onnx
 
 ATTENTION = "GroupQueryAttention"
+# Bytes of the scale behind the values of a head of keys or values in a KV cache of 8 bits.
+_SCALE_BYTES = 4
 # The indexes of its inputs for past keys and values.
 PAST = slice(3, 5)
 
@@ -112,7 +114,8 @@ class DecoderGraph:
     present_names: tuple[str, ...]
     num_kv_heads: int
     head_size: int
-    # The numpy type of the KV cache in memory. In the graph's own inputs it may have more bits.
+    # The numpy type of the KV cache in memory. In the graph's own inputs it may have more bits. With int8, each head of a
+    # token's keys or values has a scale of its own, a 32-bit float in the bytes behind the head's values.
     cache_type: Any
     # The numpy type of the values.
     logits_type: Any
@@ -178,9 +181,14 @@ class DecoderGraph:
         return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
 
     @property
+    def cache_width(self) -> int:
+        """Elements of the type `cache_type` that one head of a token's keys or values has in the KV cache."""
+        return self.head_size + (_SCALE_BYTES if np.dtype(self.cache_type) == np.int8 else 0)
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's KV cache, over all layers."""
-        return len(self.past_names) * self.num_kv_heads * self.head_size * int(np.dtype(self.cache_type).itemsize)
+        return len(self.past_names) * self.num_kv_heads * self.cache_width * int(np.dtype(self.cache_type).itemsize)
 
 
 def local_window(node: onnx.NodeProto) -> int:

@@ -16,6 +16,7 @@ from genai_server.messages.server_status import ModelStatus
 _SETTINGS = (
     "attention_type",
     "exact",
+    "kv_cache_type",
     "max_length",
     "encoder_weights",
     "scheduler",

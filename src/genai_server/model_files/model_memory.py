@@ -31,6 +31,8 @@ class ModelMemory:
     per_token: int = 0
     # The model's context, in tokens.
     context_length: int = 0
+    # Keys and values of one token in 8 bits, with their scales.
+    per_token_in_8_bits: int = 0
 
     def with_draft_model(self, other: "ModelMemory") -> "ModelMemory":
         """Return the memory of this model and its draft model (speculative decoding) together. `other` is the memory of
@@ -40,13 +42,17 @@ class ModelMemory:
             self,
             weights=self.weights + other.weights,
             per_token=self.per_token + other.per_token,
+            per_token_in_8_bits=self.per_token_in_8_bits + other.per_token_in_8_bits,
         )
 
-    def keys_and_values(self, num_tokens: int) -> int:
-        """Return the KV cache size in bytes for a sequence of `num_tokens` tokens in 32 bits, or for the model's
-        context length if that is shorter.
+    def keys_and_values(self, num_tokens: int, cache_type: str = "fp32") -> int:
+        """Return the KV cache size in bytes for a sequence of `num_tokens` tokens, or for the model's context length if
+        that is shorter.
+
+        `cache_type` is a value of the setting `kv_cache_type`. The size for "auto" is that for "fp32".
         """
-        return self.per_token * min(num_tokens, self.context_length)
+        narrow = {"fp16": self.per_token // 2, "int8": self.per_token_in_8_bits}
+        return narrow.get(cache_type, self.per_token) * min(num_tokens, self.context_length)
 
 
 def advice_for_context(max_length: int, context_length: int) -> str:
@@ -57,7 +63,7 @@ def advice_for_context(max_length: int, context_length: int) -> str:
         return ""
     return (
         f"coding agents such as Claude Code need about {AGENT_TOKENS} tokens: free some memory, set "
-        "GENAI_KV_CACHE_TYPE to fp16, or use a smaller model"
+        "GENAI_KV_CACHE_TYPE to fp16 or int8, or use a smaller model"
     )
 
 
@@ -76,8 +82,8 @@ def read_model_memory(directory: Path) -> ModelMemory:
         return ModelMemory()
     graphs = [directory / name for name in names]
     size = sum(map(_size_with_weights, graphs)) + shared
-    per_token, context = (0, 0) if pools else _keys_and_values(config)
-    return ModelMemory(int(LOADED * size), per_token, context)
+    found = ModelMemory() if pools else _keys_and_values(config)
+    return replace(found, weights=int(LOADED * size))
 
 
 def _graphs(config: Any) -> list[str]:
@@ -124,14 +130,15 @@ def _mentions(graph: Path, name: bytes) -> bool:
         return False
 
 
-def _keys_and_values(config: dict[str, Any]) -> tuple[int, int]:
-    """Return the KV cache size of one token in bytes, with keys and values in 32 bits, and the model's context length
-    in tokens; zeros if genai_config.json, whose contents `config` are, lacks the necessary numbers.
+def _keys_and_values(config: dict[str, Any]) -> ModelMemory:
+    """Return the KV cache sizes of one token in bytes and the model's context length in tokens, without its weights;
+    zeros if genai_config.json, whose contents `config` are, lacks the necessary numbers.
     """
     try:
         model = config["model"]
         decoder = model["decoder"]
         layers, heads, size = (int(decoder[k]) for k in ("num_hidden_layers", "num_key_value_heads", "head_size"))
-        return 2 * layers * heads * size * 4, int(model["context_length"])
+        values, scale = 2 * layers * heads, 4
+        return ModelMemory(0, values * size * 4, int(model["context_length"]), values * (size + scale))
     except (LookupError, TypeError, ValueError):
-        return 0, 0
+        return ModelMemory()

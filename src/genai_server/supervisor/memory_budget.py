@@ -220,8 +220,7 @@ class MemoryBudget:
         if settings.kv_cache_bytes:
             return settings.kv_cache_bytes
         length = num_tokens if isinstance(settings.max_length, str) else settings.max_length
-        needed = self._memory(about).keys_and_values(length)
-        return needed // 2 if settings.kv_cache_type == "fp16" else needed
+        return self._memory(about).keys_and_values(length, settings.kv_cache_type)
 
     def _memory(self, about: ModelStatus) -> ModelMemory:
         """Return the estimated memory of a model, including its draft model."""

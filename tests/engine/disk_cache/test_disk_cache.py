@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -19,6 +20,7 @@ from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.encoded_inputs import EncodedImage
 from genai_server.engine.kv_cache.buffers import CpuBuffers
 from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.base import open_bare
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.load_batched import load_batched
@@ -95,7 +97,7 @@ class Engine(SteppedLoop):
         """Lose everything in memory."""
         self.batched.forget()
         for array in self.arrays:
-            array[:] = np.nan
+            array[:] = np.nan if array.dtype.kind == "f" else 99
 
     def submit(self, key: int, prompt: list[int], **fields: Any) -> None:
         given: dict[str, Any] = {
@@ -508,7 +510,9 @@ def test_halved_numbers_hardly_change_answers(start: MakeEngine) -> None:
     assert [one.logprob for one in after] == pytest.approx([one.logprob for one in before], abs=0.1)
 
 
-@pytest.mark.parametrize(("cache", "stored", "is_exact"), [("fp32", "fp16", False), ("fp16", "fp16", True)])
+@pytest.mark.parametrize(
+    ("cache", "stored", "is_exact"), [("fp32", "fp16", False), ("fp16", "fp16", True), ("int8", "fp16", True)]
+)
 def test_exact_requests_are_refused_where_prefixes_are_rounded(
     tmp_path: Path, cache: str, stored: str, is_exact: bool
 ) -> None:
@@ -576,6 +580,45 @@ def test_a_disk_slower_than_the_model_is_left_out(start: MakeEngine) -> None:
     engine.disk._folder.read = read  # type: ignore[method-assign]
     for key in range(3, 10):
         assert (num_cached(key) > 0) == (key == 9)
+
+
+def test_a_prefix_of_8_bits_is_loaded_with_its_scales(clock: HandClock, tmp_path: Path) -> None:
+    graph = replace(read_decoder_graph(DEMO).in_32_bits(), cache_type=np.int8)
+    batched = batched_runner(graph=graph, max_length=MAX_LENGTH)
+    engine = Engine(tmp_path / "prefixes", batched, clock, stored_type=np.int8)
+    before, _ = engine.answer(1, PROMPT)
+    engine.stay(2)
+    engine.stay(100)
+    engine.restart()
+    after, num_cached = engine.answer(2, PROMPT)
+    assert num_cached == len(PROMPT) // SEGMENT * SEGMENT
+    assert after == before
+    (copied, num_copied), (alone, _) = (engine.answer(key, [*PROMPT, 7], cache_prompt=key == 3) for key in (3, 4))
+    assert num_copied >= num_cached
+    assert copied == alone
+
+
+@pytest.mark.parametrize("stored", ["same", "fp16"])
+def test_prefixes_of_another_cache_type_are_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str
+) -> None:
+    names: list[str] = []
+
+    def folder(root: Path, model: str, max_bytes: int) -> SegmentFolder:
+        names.append(model)
+        return SegmentFolder(root, model, max_bytes)
+
+    monkeypatch.setattr(disk_cache, "SegmentFolder", folder)
+    for kind in ("fp32", "fp16", "int8"):
+        settings = given(
+            kv_cache_type=kind, prefix_cache_type=stored, prefix_cache_bytes="1000000", prefix_cache_dir=str(tmp_path)
+        )
+        spec = engine_spec(settings, "cpu", str(DEMO))
+        runner = load_batched(spec, DEMO, check_model_directory(DEMO))
+        opened = open_disk_cache(spec, runner)
+        assert opened is not None
+        assert runner.abilities.why_not_exact == "" or (kind, stored) == ("fp32", "fp16")
+    assert len(set(names)) == 3
 
 
 def test_states_are_loaded_with_their_prefix(packed_hybrid: Hybrid, clock: HandClock, tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """KV memory on a CPU: allocated as it is written, and freed."""
 
+import mmap
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens
+from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens, rest_bytes
 from genai_server.engine.model.graph import read_decoder_graph
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
@@ -61,3 +64,23 @@ def test_memory_of_a_slot_is_freed_from_a_token_on(buffers: CpuBuffers, graph: D
         assert (array[1, :, : 3 * tokens] == 1).all()
         assert (array[1, :, 3 * tokens : MAX_LENGTH] == 0).all()
         assert (array[[0, 2, 3], :, :MAX_LENGTH] == 1).all()
+
+
+def test_a_slot_of_8_bits_has_at_most_its_pages_and_a_rest(graph: DecoderGraph) -> None:
+    """A head's values and scale never fill whole pages of the system's memory."""
+    narrow = replace(graph, cache_type=np.int8)
+    buffers, tokens = CpuBuffers(narrow, ROWS, MAX_LENGTH), page_tokens(narrow)
+    assert tokens * narrow.cache_width % mmap.PAGESIZE
+    empty = resident_bytes(buffers)
+    for number in (1, tokens, 3 * tokens - 1, 3 * tokens):
+        fill(buffers, 1, number)
+        pages = -(-number // tokens)
+        assert resident_bytes(buffers) - empty <= pages * tokens * narrow.bytes_per_token + rest_bytes(narrow)
+    fill(buffers, 2, MAX_LENGTH)
+    full = resident_bytes(buffers)
+    buffers.give_back(2, tokens)
+    assert full - resident_bytes(buffers) >= (MAX_LENGTH - 1 - tokens) * narrow.bytes_per_token - rest_bytes(narrow)
+    for array in buffers.arrays:
+        assert (array[1, :, : 3 * tokens] == 1).all()
+        assert (array[2, :, :tokens] == 1).all()
+    assert not rest_bytes(graph)

@@ -131,6 +131,14 @@ def valid_experts(rng: np.random.Generator) -> Pass:
     return found
 
 
+def cached(rng: np.random.Generator, kind: Any, *shape: int) -> NDArray[Any]:
+    """Keys or values of this type in slots [slots, heads, length, head_size]."""
+    if kind is not np.int8:
+        return floats(rng, *shape).astype(kind)
+    scales = rng.random((*shape[:-1], 1), np.float32) / 40
+    return np.concatenate([rng.integers(-127, 128, shape, np.int8), scales.view(np.int8)], axis=-1)
+
+
 def valid_attention(rng: np.random.Generator) -> Pass:
     order = ("query", "key", "value", "keys", "values", "starts", "pasts", "slots", "cos", "sin", "places")
     found = Pass("RaggedAttention", (*order, "sinks", "query_norm", "key_norm"))
@@ -138,7 +146,9 @@ def valid_attention(rng: np.random.Generator) -> Pass:
     heads, length, slots = cache_heads * group, int(pick(rng, 1, 5, 64, 65, 700)), int(rng.integers(1, 4))
     found.attributes = {"num_heads": heads, "kv_num_heads": cache_heads, "rotary_interleaved": int(rng.integers(2))}
     found.attributes |= {"local_window_size": int(pick(rng, -1, 1, 3, 64, 100)), "softcap": float(pick(rng, 0, 3))}
-    kind = pick(rng, np.float32, np.float16)
+    kind = pick(rng, np.float32, np.float16, np.int8)
+    if kind is np.int8:  # kernels may round a value on either side
+        found.max_difference = MAX_DIFFERENCE_OF_BF16
     if rng.random() < 0.3:
         found.attributes["bf16"], found.max_difference = 1, MAX_DIFFERENCE_OF_BF16
     pasts, numbers = [], []
@@ -153,10 +163,7 @@ def valid_attention(rng: np.random.Generator) -> Pass:
         found.inputs["query"] = floats(rng, 1, tokens, width)
     else:
         found.inputs["query"] = floats(rng, 1, tokens, width + 2 * key_width)
-    found.inputs |= {
-        name: rng.standard_normal((slots, cache_heads, length, size), np.float32).astype(kind)
-        for name in ("keys", "values")
-    }
+    found.inputs |= {name: cached(rng, kind, slots, cache_heads, length, size) for name in ("keys", "values")}
     found.inputs["starts"] = np.cumsum([0, *numbers]).astype(np.int32)
     found.inputs["pasts"], found.inputs["slots"] = np.array(pasts, np.int32), used.astype(np.int32)
     if rng.random() < 0.7:

@@ -257,7 +257,8 @@ class Attention:
         return out.reshape(number, -1)
 
     def caches(self, slots: int = 4) -> dict[str, NDArray[Any]]:
-        shape = (slots, self.cache_heads, self.length, self.size)
+        scale = 4 if self.cache_type == np.int8 else 0
+        shape = (slots, self.cache_heads, self.length, self.size + scale)
         return {name: np.full(shape, 7, self.cache_type) for name in ("key_cache", "value_cache")}
 
     def read(
@@ -305,6 +306,9 @@ ATTENTIONS = [
     Attention(cache_type=np.float16),
     Attention(bf16=True),
     Attention(bf16=True, window=70, cache_type=np.float16),
+    Attention(cache_type=np.int8),
+    Attention(heads=4, cache_heads=1, size=80, rotary=48, window=700, softcap=2.0, sinks=True, cache_type=np.int8),
+    Attention(bf16=True, norms=True, cache_type=np.int8),
 ]
 # How many tokens passes read of two sequences.
 PASSES = [(600, 1), (1, 20), (640, 3), (3, 0), (0, 40), (1, 1), (55, 5)]
@@ -324,7 +328,7 @@ def test_attention_of_chunks_next_to_single_tokens_is_right(given: Attention) ->
         found[1].append(out[numbers[0] :])
         done = [done[text] + numbers[text] for text in (0, 1)]
     assert done == [1300, 70]
-    limit = 0.03 if given.bf16 else 3e-6 if given.cache_type == np.float32 else 3e-3
+    limit = 0.03 if given.bf16 or given.cache_type == np.int8 else 3e-6 if given.cache_type == np.float32 else 3e-3
     for parts, text, seed in zip(found, texts, (3, 4), strict=True):
         assert np.abs(np.concatenate(parts) - expected(given, len(text), seed)).max() < limit
     for written in caches.values():  # and nothing else
@@ -351,10 +355,9 @@ def test_a_token_is_bitwise_the_same_in_any_pass(given: Attention) -> None:
             beside = other[number * num_others : (number + 1) * num_others]
             parts.append(given.read(run, rows, np.concatenate([beside, text[done : done + cut]]), caches)[num_others:])
             done += cut
-        results.append((np.concatenate(parts), caches["key_cache"][3].copy()))
-    for out, keys in results[1:]:
-        assert np.array_equal(out, results[0][0])
-        assert np.array_equal(keys, results[0][1])
+        results.append([np.concatenate(parts), *(array[3].copy() for array in caches.values())])
+    for found in results[1:]:
+        assert all(map(np.array_equal, found, results[0]))
 
 
 @pytest.mark.parametrize(
@@ -412,3 +415,28 @@ def test_attention_that_is_not_causal_reads_all_keys_of_a_slot(length: int) -> N
     feed["query"] = queries[:, 131:]
     (again,) = run.run(None, feed | {name: np.array(numbers, np.int32) for name, numbers in alone.items()})
     assert np.array_equal(again[0], out[0, 131:])
+
+
+def test_cached_heads_of_8_bits_have_scales_of_their_own() -> None:
+    """A token's keys and values are rounded to 127 steps of the largest one of each head."""
+    given = Attention(cache_type=np.int8)
+    caches, tokens = given.caches(), given.tokens(3, 1)
+    tokens[1] *= 1000
+    tokens[2] = 0
+    given.read(given.run(), [(2, 0, 3)], tokens, caches)
+    written = caches["value_cache"][2, :, :3]
+    scales = np.ascontiguousarray(written[..., given.size :]).view(np.float32)
+    values = tokens[:, -given.cache_heads * given.size :].reshape(3, given.cache_heads, given.size).transpose(1, 0, 2)
+    largest = np.abs(values).max(-1, keepdims=True)
+    assert np.allclose(scales, largest / 127, rtol=1e-6)
+    assert (np.abs(written[..., : given.size] * scales - values) <= 0.501 * scales).all()
+    assert (np.abs(written[:, :2, : given.size]).max(-1) == 127).all()
+    assert not written[:, 2].any()
+
+
+@pytest.mark.parametrize("width", [0, 4, 16, 34, 32 + 16, 1024 + 16 + 4])
+def test_cached_heads_of_8_bits_without_room_for_a_scale_are_refused(width: int) -> None:
+    given = Attention(cache_type=np.int8)
+    caches = {name: np.zeros((1, given.cache_heads, 64, width), np.int8) for name in given.caches()}
+    with pytest.raises(Exception, match="RaggedAttention: head_size must be a multiple of 16"):
+        given.read(given.run(), [(0, 0, 2)], given.tokens(2, 1), caches)

@@ -627,30 +627,30 @@ def test_long_rows_are_alike_in_any_company_and_with_any_number_of_threads(graph
     assert all(np.array_equal(rows, found[0]) for rows in found)
 
 
-# keys and values of 16 bits
+# keys and values of 16 and of 8 bits
 
 
-@pytest.fixture(scope="module")
-def halved(graph: DecoderGraph) -> Driven:
-    narrow = replace(graph, cache_type=np.float16)
+@pytest.fixture(scope="module", params=[np.float16, np.int8])
+def narrowed(graph: DecoderGraph, request: pytest.FixtureRequest) -> Driven:
+    narrow = replace(graph, cache_type=request.param)
     session, model = open_session(narrow, 1), check_model_directory(DEMO)
     return Driven(BatchedRunner(narrow, session, model, BatchLimits(SLOTS, MAX_LENGTH)))
 
 
-def test_keys_and_values_of_16_bits_hardly_change_logits(runner: Driven, halved: Driven) -> None:
+def test_keys_and_values_of_fewer_bits_hardly_change_logits(runner: Driven, narrowed: Driven) -> None:
     found = []
-    for each in (runner, halved):
+    for each in (runner, narrowed):
         each.open(1, text(200), MAX_LENGTH, reuse=False)
         found.append(each.prefill(1, text(200), positions=True).copy())
         each.close(1)
-    whole, half = found
-    assert not np.array_equal(whole, half)
+    whole, narrow = found
+    assert not np.array_equal(whole, narrow)
     # The library's own graph, read token by token, differs from one read at once by as much: activations have 8 bits.
-    assert np.sqrt(np.square(whole - half).mean()) < 0.05 * whole.std()
-    assert np.mean(whole.argmax(1) == half.argmax(1)) > 0.95
+    assert np.sqrt(np.square(whole - narrow).mean()) < 0.05 * whole.std()
+    assert np.mean(whole.argmax(1) == narrow.argmax(1)) > 0.95
 
 
-def test_rows_of_16_bits_are_the_same_next_to_any_others(halved: Driven) -> None:
-    together = logits_together(halved, (40, 40, 9), reuse=False)
-    alone = logits_together(halved, (40,), reuse=False)
+def test_rows_of_fewer_bits_are_the_same_next_to_any_others(narrowed: Driven) -> None:
+    together = logits_together(narrowed, (40, 40, 9), reuse=False)
+    alone = logits_together(narrowed, (40,), reuse=False)
     assert all(np.array_equal(rows[0], together[step][0]) for step, rows in enumerate(alone))

@@ -218,6 +218,7 @@ def test_incomplete_draft_model_is_refused(incomplete: Path) -> None:
     [
         ("fp32", 1.5, np.float32),
         ("fp16", 5, np.float16),
+        ("int8", 5, np.int8),
         ("auto", 5, np.float32),
         ("auto", 3.5, np.float16),
     ],
@@ -231,13 +232,16 @@ def test_keys_and_values_have_the_chosen_number_of_bits(kind: str, requests: flo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
-def test_16_bits_hold_twice_the_tokens() -> None:
+def test_fewer_bits_hold_more_tokens() -> None:
+    graph = read_decoder_graph(DEMO)
     tokens = []
-    for kind in ("fp32", "fp16"):
-        given = spec(128, kv_cache_bytes=2 * slot_bytes(128), kv_cache_type=kind)
+    for kind in ("fp32", "fp16", "int8"):
+        given = spec(1024, kv_cache_bytes=20 * slot_bytes(1024), kv_cache_type=kind)
         batched = batch(given)
         tokens.append(batched.abilities.memory.num_tokens(batched.abilities.max_rows))
     assert tokens[1] == pytest.approx(2 * tokens[0], rel=0.1)
+    # A scale of 32 bits belongs to each head, and some memory to pages that are used in part.
+    assert tokens[2] == pytest.approx(4 * graph.head_size / (graph.head_size + 4) * tokens[0], rel=0.1)
 
 
 def test_kv_cache_too_small_for_one_request_is_refused() -> None:

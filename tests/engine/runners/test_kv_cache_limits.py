@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.kv_cache.buffers import page_tokens
+from genai_server.engine.kv_cache.buffers import page_tokens, rest_bytes
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
 from genai_server.engine.runners import kv_cache_limits
@@ -100,6 +100,23 @@ def test_sixteen_bits_are_chosen_where_the_context_does_not_fit() -> None:
         memory = int(share * CONTEXT * GRAPH.bytes_per_token)
         graph = with_cache_type(spec(0, kv_cache_type="auto", kv_cache_bytes=memory), GRAPH, CONTEXT)
         assert (graph.cache_type is np.float16) == half
+
+
+def test_int8_counts_a_scale_of_each_head() -> None:
+    graph = with_cache_type(spec(0, kv_cache_type="int8"), GRAPH, CONTEXT)
+    assert graph.cache_width == GRAPH.head_size + 4
+    assert graph.bytes_per_token == GRAPH.bytes_per_token // 4 * graph.cache_width // GRAPH.head_size
+
+
+@needs_linux
+def test_int8_counts_pages_that_are_used_in_part() -> None:
+    graph = with_cache_type(spec(0, kv_cache_type="int8"), GRAPH, CONTEXT)
+    page = page_tokens(graph) * graph.bytes_per_token
+    num_bytes = 20 * page + 4 * rest_bytes(graph)
+    limits, _ = batch_limits(spec(8 * page_tokens(graph), kv_cache_bytes=num_bytes), graph, MODEL)
+    assert limits.num_slots == 4
+    assert limits.memory.own_bytes == 4 * (page + rest_bytes(graph))
+    assert limits.memory.num_pages == 16
 
 
 def test_attention_has_the_type_of_the_setting() -> None:

@@ -87,7 +87,7 @@ def test_rows_far_behind_the_window_match_the_librarys(windowed: Path, generator
     assert_follows(runner, [text(length, number) for number, length in enumerate((238, 160, 100))], 40, generator)
 
 
-@pytest.mark.parametrize("cache_type", [np.float32, np.float16])
+@pytest.mark.parametrize("cache_type", [np.float32, np.float16, np.int8])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_drafts_and_prefixes_behind_the_window_change_no_bit(windowed: Path, cache_type: type, threads: int) -> None:
     graph = replace(read_decoder_graph(windowed), cache_type=cache_type)

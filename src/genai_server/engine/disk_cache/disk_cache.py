@@ -101,11 +101,12 @@ def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_c
         log.warning("GENAI_PREFIX_CACHE_BYTES has no effect: %s", _NO_SLOTS)
         return None
     arrays = runner.buffers.arrays
-    stored_type = np.float16 if spec.prefix_cache_type == "fp16" else arrays[0].dtype
+    cache_type = arrays[0].dtype
+    stored_type = np.float16 if spec.prefix_cache_type == "fp16" and cache_type == np.float32 else cache_type
     memory = SlotMemory(arrays, runner.states if runner.slots.keeps_states else None, stored_type)
     depends_on = {
         "server": __version__,
-        "stored": f"{arrays[0].dtype} as {np.dtype(stored_type)}, {memory.segment_tokens} tokens",
+        "stored": f"{cache_type} as {np.dtype(stored_type)}, {memory.segment_tokens} tokens",
         "threads": str(num_threads(spec.options, spec.threads)),
         "operators": library_key(),
         "attention": spec.attention_type,

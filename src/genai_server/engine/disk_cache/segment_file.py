@@ -163,8 +163,8 @@ class SlotMemory:
     """Copies the KV cache of consecutive tokens from a KV cache slot to new arrays, or from such arrays to a slot.
 
     `arrays` are the KV cache buffers of all slots: keys and values of each layer, each of the shape [slots, kv_heads,
-    length, head_size]. A copy consists of one array [kv_heads, tokens, head_size] of the type `stored_type` for each
-    buffer. `states` are the recurrent states of all slots; None if the model has none. `segment_bytes` is the size of a
+    length, cache_width]. A copy consists of one array [kv_heads, tokens, cache_width] of the type `stored_type` for
+    each buffer. `states` are the recurrent states of all slots; None if the model has none. `segment_bytes` is the size of a
     segment's copy, from which the number of its tokens follows.
     """
 
@@ -193,14 +193,14 @@ class SlotMemory:
     def read(self, slot: int, first: int, end: int) -> list[NDArray[Any]]:
         """Copy the KV cache of the tokens of a slot from index `first` to before index `end`.
 
-        Returns two arrays [kv_heads, tokens, head_size] for each layer, with the keys and the values.
+        Returns two arrays [kv_heads, tokens, cache_width] for each layer, with the keys and the values.
         """
         return [array[slot, :, first:end].astype(self._type) for array in self._arrays]
 
     def write(self, slot: int, first: int, end: int, values: Sequence[NDArray[Any]], skipped: int) -> None:
         """Write the KV cache of the tokens of a slot from index `first` to before index `end`.
 
-        `values` are arrays [kv_heads, tokens, head_size] as `read` returns them; their first `skipped` tokens are not
+        `values` are arrays [kv_heads, tokens, cache_width] as `read` returns them; their first `skipped` tokens are not
         written.
         """
         for array, part in zip(self._arrays, values, strict=True):

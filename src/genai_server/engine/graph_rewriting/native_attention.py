@@ -53,11 +53,11 @@ def native_inputs() -> list[onnx.ValueInfoProto]:
 
 def cache(value: onnx.ValueInfoProto, kind: int, decoder: DecoderGraph) -> onnx.ValueInfoProto:
     """Return the graph input for the keys or the values of one layer in all slots: [slots, kv_heads, length,
-    head_size].
+    cache_width].
 
     `kind` is the ONNX element type.
     """
-    shape: list[str | int] = ["slots", decoder.num_kv_heads, "slot_length", decoder.head_size]
+    shape: list[str | int] = ["slots", decoder.num_kv_heads, "slot_length", decoder.cache_width]
     return helper.make_tensor_value_info(NATIVE + value.name, kind, shape)
 
 

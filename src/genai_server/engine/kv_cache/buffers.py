@@ -23,12 +23,39 @@ if TYPE_CHECKING:
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-def page_tokens(graph: DecoderGraph) -> int:
+# Tokens of a page where only more than _MAX_TOKENS would fill whole pages of the system's memory.
+_ODD_TOKENS, _MAX_TOKENS = 64, 128
+
+
+def _head_bytes(graph: DecoderGraph) -> int:
+    """Return the bytes of the keys (or values) of one head of a token."""
+    return graph.cache_width * int(np.dtype(graph.cache_type).itemsize)
+
+
+def _whole_tokens(graph: DecoderGraph) -> int:
     """Return the smallest number of tokens whose keys (or values), of one head in one layer, fill whole pages of
     memory.
     """
-    size = graph.head_size * np.dtype(graph.cache_type).itemsize
-    return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, size)
+    return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, _head_bytes(graph))
+
+
+def page_tokens(graph: DecoderGraph) -> int:
+    """Return the number of tokens by which the KV cache of a slot grows.
+
+    They fill whole pages of the system's memory, except in a KV cache of 8 bits, where `rest_bytes` tells by how much a
+    slot may exceed its pages.
+    """
+    tokens = _whole_tokens(graph)
+    return tokens if tokens <= _MAX_TOKENS else _ODD_TOKENS
+
+
+def rest_bytes(graph: DecoderGraph) -> int:
+    """Return the bytes of memory that a slot may have beyond its pages of `page_tokens`.
+
+    In each layer, the last page of the system's memory with a head's keys or values may be used in part.
+    """
+    is_whole = page_tokens(graph) == _whole_tokens(graph)
+    return 0 if is_whole else len(graph.past_names) * graph.num_kv_heads * mmap.PAGESIZE
 
 
 def _reserve(size: int) -> mmap.mmap | None:
@@ -69,15 +96,15 @@ def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
 class CpuBuffers:
     """The KV cache of all slots in CPU memory: an array of keys and one of values for each layer.
 
-    The arrays are [slots, kv_heads, length, head_size]. On Linux only address space is reserved for them, and memory is
-    allocated page by page when it is written.
+    The arrays are [slots, kv_heads, length, cache_width]. On Linux only address space is reserved for them, and memory
+    is allocated page by page when it is written.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
         length = max_length
         if sys.platform == "linux":
-            length += -length % page_tokens(graph)  # so that the heads of a row share no page
-        shape = (num_rows, graph.num_kv_heads, length, graph.head_size)
+            length += -length % _whole_tokens(graph)  # so that the heads of a row share no page
+        shape = (num_rows, graph.num_kv_heads, length, graph.cache_width)
         self._names = graph.past_names
         size = math.prod(shape) * np.dtype(graph.cache_type).itemsize
         self._memories = [_reserve(size) for _ in self._names]
@@ -95,7 +122,7 @@ class CpuBuffers:
                 continue
             row, head, token, _ = array.strides
             for number in range(array.shape[1]):
-                start, end = first * token, head
+                start, end = -(-first * token // mmap.PAGESIZE) * mmap.PAGESIZE, head
                 if start < end:
                     _give_back(memory, slot * row + number * head + start, end - start)
 

@@ -31,6 +31,8 @@ _ROWS = (3, 7, 21)
 _HEADS, _CACHE_HEADS, _SIZE, _LENGTH, _PAST, _TOKENS = 6, 2, 32, 160, 100, 9
 # Shares of the results' standard deviation. Activations are rounded to 127 steps of the largest in a block.
 _MAX_PRODUCT_ERROR, _MAX_ATTENTION_ERROR, _MAX_FLOAT_ERROR = 0.06, 1e-4, 1e-4
+# With keys and values of the tokens rounded to 127 steps of the largest in a head.
+_MAX_NARROW_ERROR = 0.06
 _EXPERTS, _INNER, _ACTIVATIONS = 3, 70, 5
 
 
@@ -50,7 +52,8 @@ def main(instruction_set: str) -> None:
         _check(f"a product with weights of type {element}", *_product_of_floats(element, rows), _MAX_FLOAT_ERROR)
     for activation in range(_ACTIVATIONS):
         _check(f"the activation {activation} of experts", *_experts(activation), _MAX_FLOAT_ERROR)
-    _check("attention", *_attention(), _MAX_ATTENTION_ERROR)
+    _check("attention", *_attention(np.float32), _MAX_ATTENTION_ERROR)
+    _check("attention with a KV cache of 8 bits", *_attention(np.int8), _MAX_NARROW_ERROR)
     _check("a convolution", *_convolution(), _MAX_FLOAT_ERROR)
     _check("linear attention", *_linear_attention(), _MAX_FLOAT_ERROR)
     _check("the matrices of an adapter", *_low_rank(), _MAX_FLOAT_ERROR)
@@ -131,12 +134,16 @@ def _experts(activation: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return found, np.einsum("te,etn,ekn->tk", weights, h, second)
 
 
-def _attention() -> tuple[NDArray[Any], NDArray[Any]]:
+def _attention(cache_type: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     rng = np.random.default_rng(1)
     width = (_HEADS + 2 * _CACHE_HEADS) * _SIZE
     x = rng.standard_normal((1, _TOKENS, width), np.float32)
     caches = rng.standard_normal((2, 1, _CACHE_HEADS, _LENGTH, _SIZE), np.float32)
-    feed = {"x": x, "k": caches[0].copy(), "v": caches[1].copy()}
+    given = caches.copy()
+    if cache_type == np.int8:
+        scales = np.abs(caches).max(-1, keepdims=True) / 127
+        given = np.concatenate([np.rint(caches / scales).astype(np.int8), scales.view(np.int8)], axis=-1)
+    feed = {"x": x, "k": given[0], "v": given[1]}
     feed |= {
         name: np.array(value, np.int32)
         for name, value in (("starts", [0, _TOKENS]), ("pasts", [_PAST]), ("slots", [0]))

@@ -213,6 +213,8 @@ def _one_by_one(
     if spec.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}")
     check_reach(spec.device, spec.options, Reach.GENERATOR, reason)
+    if on_cpu(spec) and spec.kv_cache_type == "int8":
+        log.warning("GENAI_KV_CACHE_TYPE=int8 has no effect: requests run one by one, not in a batch")
     log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
     log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
     memory, generator.model = generator_limits(spec, generator.model_dir, generator.model)

@@ -42,6 +42,8 @@ _DRAFT_SHARE = 0.2
 _GPU_SHARE = 0.8
 # The memory on a device whose free memory is unknown: that of the host says nothing about it.
 _UNKNOWN_BYTES = 1024**3
+# Data types of the KV cache on CPUs, by their names in the settings.
+_CACHE_TYPES = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}
 # State checkpoints for each slot, at most, where slots share no memory.
 _CHECKPOINTS = 4
 
@@ -135,11 +137,13 @@ def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None,
 def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> DecoderGraph:
     """Return the description of a graph with the data types of KV cache and attention according to the settings.
 
-    In CPU memory, the KV cache has 32 bits, or 16 if the setting says so or memory is short for `context_length`
-    tokens. On a device with memory of its own, it has 16 bits and is stored in blocks.
+    In CPU memory, the KV cache has 32 bits, or 16 or 8 if the setting says so, or 16 if memory is short for
+    `context_length` tokens. On a device with memory of its own, it has 16 bits and is stored in blocks.
     """
     wanted = spec.kv_cache_type
     if not on_cpu(spec):
+        if wanted == "int8":
+            log.warning("GENAI_KV_CACHE_TYPE=int8 has no effect on %s: the KV cache there is in fp16", spec.device)
         return replace(graph, cache_type=np.float16, block_tokens=BLOCK_TOKENS)
     graph = replace(graph, has_bf16_attention=spec.attention_type == "bf16")
     if wanted == "auto":
@@ -147,7 +151,7 @@ def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) 
         needed = rows * min(length, context_length) * graph.bytes_per_token
         wanted = "fp16" if needed > allowed(spec).bytes else "fp32"
         log.info("keys and values have the type %s: %d of the longest requests need %d bytes", wanted, rows, needed)
-    return replace(graph, cache_type=np.float16) if wanted == "fp16" else graph
+    return replace(graph, cache_type=_CACHE_TYPES[wanted])
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     Raises ConfigurationError if GENAI_KV_CACHE_BYTES is too small for a single sequence, and DoesNotFit if the engine's
     memory is.
     """
-    from genai_server.engine.kv_cache.buffers import can_reserve, page_tokens
+    from genai_server.engine.kv_cache.buffers import can_reserve, page_tokens, rest_bytes
 
     memory = allowed(spec)
     max_slots = spec.max_batch_size
@@ -183,12 +187,12 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     shares = graph.block_tokens > 0 or can_reserve(graph, max_slots, wanted)
     if shares:
         tokens = graph.block_tokens or page_tokens(graph)
-        slot_bytes = tokens * graph.bytes_per_token + graph.bytes_per_row
+        row_bytes = graph.bytes_per_row + (0 if graph.block_tokens else rest_bytes(graph))
+        slot_bytes = tokens * graph.bytes_per_token + row_bytes
         many, one = (_tokens_of(memory.bytes - rows * slot_bytes, graph) for rows in (max_slots, 1))
     else:
-        many, one = (
-            _tokens_of(memory.bytes // rows - graph.bytes_per_row, graph) for rows in (min(max_slots, _WHOLE), 1)
-        )
+        row_bytes = graph.bytes_per_row
+        many, one = (_tokens_of(memory.bytes // rows - row_bytes, graph) for rows in (min(max_slots, _WHOLE), 1))
     affordable = max(many, min(SHORT, one))
     if affordable > _ROUND:
         affordable -= affordable % _ROUND
@@ -197,7 +201,7 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     tokens = tokens if shares else max_length
     page_bytes = graph.bytes_per_token * tokens
     shared = max_length // tokens if shares else 0  # pages of the longest sequence, without its slot's own
-    slot_bytes = page_bytes + graph.bytes_per_row
+    slot_bytes = page_bytes + row_bytes
     min_bytes = shared * page_bytes + slot_bytes
     num_slots = min(max_slots, (memory.bytes - shared * page_bytes) // slot_bytes)
     kept = "keys, values and states" if graph.bytes_per_row else "keys and values"

@@ -116,7 +116,7 @@ def _rounds_prefixes(spec: EngineSpec, graph: DecoderGraph) -> bool:
     """Whether prefixes are stored on disk with 16 bits, although they have 32 in memory."""
     if spec.prefix_cache_bytes == "0":
         return False
-    return spec.prefix_cache_type == "fp16" and graph.cache_type != np.float16
+    return spec.prefix_cache_type == "fp16" and graph.cache_type == np.float32
 
 
 def log_nodes(runner: Runner) -> None:

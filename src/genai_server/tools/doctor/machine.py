@@ -27,7 +27,7 @@ from genai_server.config.sources import device_options, engine_spec
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.model.files import check_model_directory, weight_bytes
 from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
-from genai_server.engine.runners.kv_cache_limits import batch_limits
+from genai_server.engine.runners.kv_cache_limits import batch_limits, with_cache_type
 from genai_server.errors import ConfigurationError
 from genai_server.messages.server_status import EngineCores, ModelStatus
 from genai_server.model_files.speech_model import transcribes
@@ -48,7 +48,7 @@ _RUNTIME = "onnxruntime"
 _TESTED = "0.18"
 # Size of packed weights on disk, as a multiple of the weights of the model. Scales have 32 bits.
 _PACKED = 1.5
-_MORE_MEMORY = "free some memory, set GENAI_KV_CACHE_TYPE to fp16, or use a smaller model"
+_MORE_MEMORY = "free some memory, set GENAI_KV_CACHE_TYPE to fp16 or int8, or use a smaller model"
 _TRIAL_TIMEOUT = 60.0
 _ANSWER_TIMEOUT = 2.0
 
@@ -204,8 +204,9 @@ def _context(subject: str, settings: Settings, about: ModelStatus, kv_bytes: int
     )
     try:
         read = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
-        graph = read(Path(directory)).in_32_bits()
-        limits, model = batch_limits(spec, graph, check_model_directory(Path(directory)))
+        found = check_model_directory(Path(directory))
+        graph = with_cache_type(spec, read(Path(directory)).in_32_bits(), found.context_length)
+        limits, model = batch_limits(spec, graph, found)
     except (DoesNotFit, ConfigurationError) as error:
         if isinstance(error, ConfigurationError) or "tokens" in str(error):
             yield Finding(FAIL, subject, str(error), _MORE_MEMORY)
