@@ -114,8 +114,8 @@ class DecoderGraph:
     present_names: tuple[str, ...]
     num_kv_heads: int
     head_size: int
-    # The numpy type of the KV cache in memory. In the graph's own inputs it may have more bits. With int8, each head of a
-    # token's keys or values has a scale of its own, a 32-bit float in the bytes behind the head's values.
+    # The numpy type of the KV cache in memory. In the graph's own inputs it may have more bits. With int8, each head of
+    # a token's keys or values has a scale of its own, a 32-bit float in the bytes behind the head's values.
     cache_type: Any
     # The numpy type of the values.
     logits_type: Any
