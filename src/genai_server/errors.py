@@ -364,7 +364,9 @@ class Unavailable(GenaiServerError, code="unavailable"):
 
 
 class QueueFull(Unavailable, code="queue_full"):
-    """The limit of requests that wait for the device, or of their prompt tokens, is reached."""
+    """Too much work waits already: requests or prompt tokens for a device, requests for a model that is being loaded,
+    or tasks for worker processes. The message names the limit.
+    """
 
 
 class BodiesTooLarge(Unavailable, code="bodies_too_large"):
@@ -415,7 +417,9 @@ class ToolServerUnavailable(Unavailable, code="tool_server_unavailable"):
 
 
 class StoreUnavailable(Unavailable, code="store_unavailable"):
-    """The store of responses cannot be read or written. The message has the reason."""
+    """A database file of the server cannot be read or written now, for example that of stored responses, files and
+    batches. The message has the reason.
+    """
 
 
 class ServerDraining(Unavailable, code="server_draining"):
