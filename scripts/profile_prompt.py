@@ -66,10 +66,12 @@ def profile(
             runner.prefill(number, read[start : min(start + IDLE_CHUNK, behind)])
         read = read[behind:]
         for chunk in chunks:
-            begun, passes = time.perf_counter(), len(profiled.timed.seconds)
+            begun, passes = time.perf_counter(), len(profiled.timed.passes)
             runner.prefill(number, read[:chunk])
             read = read[chunk:]
-            taken[number].append(Step(time.perf_counter() - begun, profiled.timed.seconds[-1], 0.0, passes))
+            pass_begun, pass_ended = profiled.timed.passes[-1]
+            inside = pass_ended.clock - pass_begun.clock
+            taken[number].append(Step(inside, time.perf_counter() - begun - inside, 0.0, passes))
         runner.close(number)
     wholes = {number: sum(step.whole for step in steps) for number, steps in taken.items()}
     middle = sorted(wholes, key=lambda number: wholes[number])[rounds // 2]

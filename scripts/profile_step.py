@@ -1,4 +1,4 @@
-"""Take a batched engine's decode steps apart: what the engine does around ONNX Runtime's pass, and what the pass does.
+"""Take a batched engine's decode steps apart: ONNX Runtime's pass by operator, and the gap until the next pass begins.
 
 The steps run as in the engine's main thread, with sampling and messages to a socket, but without an API process. ONNX
 Runtime's own profile gives the operators' shares. Run it with the interpreter of `.venv`; a model of 0.4 billion
@@ -25,7 +25,7 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.model.weights import native_model
 from genai_server.messages.generation_request import Sampling
 
-HEAD = ["rows", "ms a step", "in ONNX Runtime", "around it", "CPU ms around it", "tokens/s", "against the first"]
+HEAD = ["rows", "ms a step", "in ONNX Runtime", "gap", "CPU ms in the gap", "tokens/s", "against the first"]
 # Operators with a smaller share of a step are combined.
 MIN_SHARE = 0.01
 
@@ -67,12 +67,12 @@ def times(found: dict[int, list[Step]]) -> Iterator[list[str]]:
     first = 0.0
     for rows, steps in found.items():
         whole = median(step.whole for step in steps)
-        around = median(step.whole - step.in_session for step in steps)
+        gap = median(step.gap for step in steps)
         rate = rows / whole
         first = first or rate
         inside = median(step.in_session for step in steps)
-        cpu = median(step.cpu_around for step in steps)
-        cells = f"{1000 * inside:.2f}", f"{1000 * around:.2f} ({around / whole:.1%})", f"{1000 * cpu:.2f}"
+        cpu = median(step.cpu_gap for step in steps)
+        cells = f"{1000 * inside:.2f}", f"{1000 * gap:.2f} ({gap / whole:.1%})", f"{1000 * cpu:.2f}"
         yield [f"{rows}", f"{1000 * whole:.2f}", *cells, f"{rate:.0f}", f"{rate / first:.2f}"]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,42 @@ WARM_UP = 4
 
 
 @dataclass(frozen=True)
-class Step:
-    """One decode step of an engine; times in seconds. `number` counts the session's passes before it."""
+class Instant:
+    """A moment in seconds, by the clock and by the processor time of the calling thread."""
 
-    whole: float
+    clock: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Instant:
+        """The present moment."""
+        return cls(time.perf_counter(), time.thread_time())
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decode step of an engine: a pass of the session, and the gap until the session's next pass begins.
+
+    Times are in seconds. `number` counts the session's passes before it.
+    """
+
     in_session: float
-    # The main thread's processor time outside the session: what other programs do in the machine adds little to it.
-    cpu_around: float
+    gap: float
+    # The main thread's processor time in the gap: what other programs do in the machine adds little to it.
+    cpu_gap: float
     number: int
+
+    @property
+    def whole(self) -> float:
+        """Seconds from the beginning of the pass to the beginning of the next one."""
+        return self.in_session + self.gap
 
 
 class TimedSession:
-    """Wraps a session of ONNX Runtime and records how long its passes take."""
+    """Wraps a session of ONNX Runtime and records when its passes begin and end."""
 
     def __init__(self, session: Any) -> None:
-        self.seconds: list[float] = []
-        self.cpu_seconds: list[float] = []  # of the calling thread
+        self.passes: list[tuple[Instant, Instant]] = []
         self._session = session
 
     def __getattr__(self, name: str) -> Any:
@@ -53,10 +73,17 @@ class TimedSession:
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         """Run a pass."""
-        started, cpu_started = time.perf_counter(), time.thread_time()
+        begun = Instant.now()
         self._session.run_with_iobinding(binding, options)
-        self.cpu_seconds.append(time.thread_time() - cpu_started)
-        self.seconds.append(time.perf_counter() - started)
+        self.passes.append((begun, Instant.now()))
+
+    def steps(self, first: int) -> list[Step]:
+        """The steps from the pass with this number on, each of which ends where the next pass begins."""
+        pairs = pairwise(self.passes[first:])
+        return [
+            Step(ended.clock - begun.clock, after.clock - ended.clock, after.cpu - ended.cpu, number)
+            for number, ((begun, ended), (after, _)) in enumerate(pairs, first)
+        ]
 
 
 class ProfiledSession:
@@ -84,20 +111,15 @@ class ProfiledSession:
 
 
 class Line:
-    """A socket that the messages of a step are written to, as in an engine, and read from between the steps."""
+    """A socket that the messages of a step are written to, as in an engine, and at once read from."""
 
     def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
-        self._far.setblocking(False)
 
     def send(self, connection: int, messages: list[ToApi]) -> None:
-        """Write them."""
+        """Write messages, and discard them at the other end."""
         self._near.send(encode_frame(messages))
-
-    def drain(self) -> None:
-        """Discard what the engine has sent."""
-        with contextlib.suppress(BlockingIOError):
-            self._far.recv(1 << 20)
+        self._far.recv(1 << 20)
 
 
 def decode_steps(
@@ -117,7 +139,7 @@ def decode_steps(
     for count in rows:
         for key in range(count):
             # Each is decoded while the prompts after it are read, too.
-            length = WARM_UP + number + 2 * count
+            length = WARM_UP + number + 2 * count + 2
             request = GenerationRequest(
                 f"r{key}",
                 prompt(PROMPT_TOKENS, key),
@@ -130,19 +152,10 @@ def decode_steps(
         loop.run_one_step()
         while any(not sequence.is_decoding for sequence in scheduler.running):
             loop.run_one_step()
-        found[count] = [timed(loop.run_one_step, session, line) for _ in range(WARM_UP + number)][WARM_UP:]
+        first = len(session.passes) + WARM_UP
+        for _ in range(WARM_UP + number + 1):
+            loop.run_one_step()
+        found[count] = session.steps(first)
         while not scheduler.is_idle:
             loop.run_one_step()
-            line.drain()
     return found
-
-
-def timed(run_one_step: Callable[[], None], session: TimedSession, line: Line) -> Step:
-    """One step, which has one pass."""
-    before = len(session.seconds)
-    started, cpu_started = time.perf_counter(), time.thread_time()
-    run_one_step()
-    cpu, whole = time.thread_time() - cpu_started, time.perf_counter() - started
-    line.drain()
-    (in_session,), (cpu_in_session,) = session.seconds[before:], session.cpu_seconds[before:]
-    return Step(whole, in_session, cpu - cpu_in_session, before)
