@@ -66,12 +66,12 @@ class FairQueue:
         """Add `amount` to the service that a tenant has received. It is in the unit of the queue, such as tokens or
         seconds.
         """
-        account = self._accounts.get(tenant)
+        account, earliest = self._accounts.get(tenant), self._earliest
         if account is None:
-            account = self._accounts[tenant] = _Account(self._earliest)
+            account = self._accounts[tenant] = _Account(earliest)
         self._num_turns += 1
         account.last_turn = self._num_turns
-        account.time = max(account.time, self._earliest) + amount
+        account.time = max(account.time, earliest) + amount
         self._latest = max(self._latest, account.time)
 
     def turn(self, tenant: str, in_flight: float = 0.0) -> tuple[float, int]:

@@ -57,12 +57,18 @@ class Scores:
         """
         return self.given if self.best is None else self.best.fetch(self.best.positions)
 
-    @cached_property
+    @property
     def last(self) -> Logits:
         """All logits [vocab_size] after the last token. If they are in a device's memory, they are copied when this is
         first read.
         """
-        last: Logits = (self.given if self.best is None else self.best.fetch(self.best.positions[-1:]))[-1]
+        last: Logits = self.given[-1] if self.best is None else self._fetched_last
+        return last
+
+    @cached_property
+    def _fetched_last(self) -> Logits:
+        assert self.best is not None
+        last: Logits = self.best.fetch(self.best.positions[-1:])[-1]
         return last
 
     def at(self, position: int) -> "Scores":

@@ -94,6 +94,7 @@ class Sequence:
         self.state = SequenceState.WAITING
         self.num_preparations = 0  # results for it that worker threads have not delivered yet
         self.tokens = list(request.prompt)  # the tokens of the prompt and of the answer
+        self._num_prompt = len(request.prompt)
         # The prompt, with ids of their own for the features of images.
         self.prompt = request.prompt
         self.images: PromptImages | None = None  # until they are encoded, and without any
@@ -189,7 +190,7 @@ class Sequence:
     @property
     def num_produced(self) -> int:
         """Number of tokens of the answer so far."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - self._num_prompt
 
     @property
     def num_unread(self) -> int:
@@ -204,7 +205,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether the prompt is read and no more than the newest token of the answer is unread."""
-        return self.num_unread <= 1 and self.num_produced > 0
+        num_tokens = len(self.tokens)
+        return num_tokens - self.num_read <= 1 and num_tokens > self._num_prompt
 
     @property
     def shares_passes(self) -> bool:

@@ -108,3 +108,43 @@ def test_paged_attention_is_told_the_longest_rows() -> None:
     assert inputs[paged_attention.PASTS].tolist() == [10, 0, 17]
     assert inputs[paged_attention.BOUNDS].tolist() == [9, 18, 18]
     assert SLOTS not in inputs
+
+
+def test_a_layout_advances_in_place_with_rows_that_only_decode() -> None:
+    layout = lay_out([Row(0, 5, [1]), Row(2, 9, [2])], GRAPH)
+    before = {"ids": layout.ids, "positions": layout.positions, **layout.inputs}
+    rows = [Row(0, 6, [3]), Row(2, 10, [4])]
+    assert layout.advance(rows)
+    anew = lay_out(rows, GRAPH)
+    after = {"ids": layout.ids, "positions": layout.positions, **layout.inputs}
+    assert all(after[name] is array for name, array in before.items())
+    for name, array in {"ids": anew.ids, "positions": anew.positions, **anew.inputs}.items():
+        assert after[name].tolist() == array.tolist(), name
+    assert (layout.rows, layout.logits, layout.tokens) == (anew.rows, anew.logits, anew.tokens)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Row(0, 6, [3])],
+        [Row(0, 5, [1]), Row(2, 10, [4])],
+        [Row(0, 6, [3]), Row(1, 10, [4])],
+        [Row(0, 6, [3]), Row(2, 10, [4, 5], num_drafted=1)],
+        [Row(0, 6, [3]), Row(2, 10, [4], ranks=(0, 1))],
+        [Row(0, 6, [3]), Row(2, 10, [4], is_long=True)],
+        [Row(0, 6, [3]), Row(2, 10, [4], positions=np.zeros((3, 1), np.int64))],
+    ],
+    ids=[
+        "fewer rows",
+        "the same token again",
+        "another slot",
+        "a draft",
+        "an adapter",
+        "long factors",
+        "own positions",
+    ],
+)
+def test_a_layout_does_not_advance_with_other_rows(rows: list[Row]) -> None:
+    layout = lay_out([Row(0, 5, [1]), Row(2, 9, [2])], GRAPH)
+    assert not layout.advance(rows)
+    assert layout.ids.tolist() == [[1, 2]]

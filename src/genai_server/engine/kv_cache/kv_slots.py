@@ -21,7 +21,7 @@ used recently belongs to no share.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -442,7 +442,7 @@ class KvSlots:
         slot.num_coming = num_tokens
         self._pages.take(slot)
 
-    def append(self, sequence: int, tokens: list[int]) -> None:
+    def append(self, sequence: int, tokens: Sequence[int]) -> None:
         """Record that a pass has written the KV cache of these tokens to the sequence's slot."""
         slot = self._running[sequence]
         slot.tokens += tokens

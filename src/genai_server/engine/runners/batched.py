@@ -19,7 +19,7 @@ from genai_server.engine.abilities import Abilities
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.buffers import CpuBuffers, MakeBuffers
 from genai_server.engine.kv_cache.kv_slots import KvSlots
-from genai_server.engine.kv_cache.layout import Row, lay_out
+from genai_server.engine.kv_cache.layout import Layout, Row, lay_out
 from genai_server.engine.kv_cache.row_states import RowStates, before_checkpoint, ends_at_checkpoint, is_common_end
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.encoders import TokenEmbedder
@@ -87,6 +87,8 @@ class BatchedRunner(Runner):
         self._has_states = graph.has_states
         # Path prefixes for the files of profiled sequences.
         self._profiles: dict[int, str] = {}
+        # Of the last pass; None before the first one.
+        self._layout: Layout | None = None
         self.stack = AdapterStack(graph.low_rank_paths) if graph.low_rank_paths and graph.is_native else None
         self.session = DecoderSession(
             graph,
@@ -242,26 +244,44 @@ class BatchedRunner(Runner):
         return is_chunk or (self.abilities.interrupts and is_low_priority(chunks))
 
     def _forward(self, chunks: abc.Sequence[ScheduledChunk], options: Any) -> list[Scores]:
-        rows = []
+        sequences, rows = [chunk.sequence for chunk in chunks], []
         for chunk in chunks:
             self.slots.reserve(chunk.sequence.id, chunk.num_tokens)
             rows.append(self._row(chunk))
-        found: dict[int, Scores] = {}
-        by_slot = {row.slot: chunk.sequence for chunk, row in zip(chunks, rows, strict=True)}
-        together = [row for row in rows if not row.is_alone]
-        passes = [*([together] if together else []), *([row] for row in rows if row.is_alone)]
-        for number, members in enumerate(passes):
-            layout = lay_out(members, self.graph)
-            scores = self.session.scores(layout, options, with_hidden=self.take_hidden is not None)
-            if self.take_hidden is not None:
-                for row, span in zip(members, layout.tokens, strict=True):
-                    self.take_hidden(by_slot[row.slot], row.num_cached, self.session.hidden[0, span])
-            # The next pass overwrites the logits.
-            slots = (row.slot for row in members)
-            found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)
+        if any(row.is_alone for row in rows):
+            scores = self._in_several_passes(sequences, rows, options)
+        else:
+            scores = self._pass(sequences, rows, options)
         for chunk in chunks:
-            self.slots.append(chunk.sequence.id, list(chunk.tokens[: chunk.num_tokens - len(chunk.draft)]))
-        return [found[row.slot] for row in rows]
+            tokens = chunk.tokens[: -len(chunk.draft)] if chunk.draft else chunk.tokens
+            self.slots.append(chunk.sequence.id, tokens)
+        return scores
+
+    def _in_several_passes(
+        self, sequences: abc.Sequence[Sequence], rows: abc.Sequence[Row], options: Any
+    ) -> list[Scores]:
+        """Run one pass over the rows that share it, and one for each other row. Returns the scores of all rows."""
+        together = [number for number, row in enumerate(rows) if not row.is_alone]
+        passes = [*([together] if together else []), *([number] for number, row in enumerate(rows) if row.is_alone)]
+        found: dict[int, Scores] = {}
+        for members in passes:
+            scores = self._pass(
+                [sequences[number] for number in members], [rows[number] for number in members], options
+            )
+            # The next pass overwrites the logits.
+            found |= zip(members, scores if members is passes[-1] else map(Scores.copy, scores), strict=True)
+        return [found[number] for number in range(len(rows))]
+
+    def _pass(self, sequences: abc.Sequence[Sequence], rows: abc.Sequence[Row], options: Any) -> list[Scores]:
+        """Run one pass over some rows, one of each of the sequences. Returns the scores of each row."""
+        layout = self._layout
+        if layout is None or not self.graph.is_native or not layout.advance(rows):
+            layout = self._layout = lay_out(rows, self.graph)
+        scores = self.session.scores(layout, options, with_hidden=self.take_hidden is not None)
+        if self.take_hidden is not None:
+            for sequence, row, span in zip(sequences, rows, layout.tokens, strict=True):
+                self.take_hidden(sequence, row.num_cached, self.session.hidden[0, span])
+        return scores
 
     def _row(self, chunk: ScheduledChunk) -> Row:
         """Return the row of a pass for a chunk: the chunk's tokens, with image features, in the sequence's slot."""
@@ -278,7 +298,7 @@ class BatchedRunner(Runner):
             # All logits of its tokens are copied from a device.
             is_alone=self.session.offers_best and chunk.positions,
             num_drafted=len(chunk.draft),
-            scale=chunk.sequence.sampler.scale,
+            scale=chunk.sequence.sampler.scale if self.session.offers_best else 1.0,
         )
         if images is None:
             return row

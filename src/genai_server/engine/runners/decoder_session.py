@@ -25,6 +25,34 @@ from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
 from genai_server.errors import RunnerFailed
 
 
+class PassBinding:
+    """An IO binding of ONNX Runtime that remembers what is bound, so that nothing is bound twice."""
+
+    def __init__(self, binding: Any) -> None:
+        self.io = binding
+        self._inputs: dict[str, NDArray[Any]] = {}
+        # Address and shape of each output.
+        self._outputs: dict[str, tuple[int, tuple[int, ...]]] = {}
+
+    def give(self, name: str, values: NDArray[Any]) -> None:
+        """Bind an input in CPU memory. If the same array is bound already, a pass reads what the array now has."""
+        if self._inputs.get(name) is not values:
+            self.io.bind_cpu_input(name, values)
+            self._inputs[name] = values
+
+    def write_to(self, name: str, array: NDArray[Any]) -> None:
+        """Let a pass write an output to an array in CPU memory, which the caller must keep."""
+        place = array.ctypes.data, array.shape
+        if self._outputs.get(name) != place:
+            self.io.bind_output(name, "cpu", 0, array.dtype, array.shape, place[0])
+            self._outputs[name] = place
+
+    def keep(self, name: str, buffers: BatchBuffers) -> None:
+        """Let ONNX Runtime allocate an output, in the memory where it is computed."""
+        buffers.keep(self.io, name)
+        self._outputs.pop(name, None)
+
+
 class DecoderSession:
     """Runs forward passes of a decoder's session. The runner that has the session allocates its buffers.
 
@@ -61,7 +89,7 @@ class DecoderSession:
         vars(self).pop("_buffers", None)
         vars(self).pop("_states", None)
         # By whether there are drafts.
-        self._bindings: dict[bool, Any] = {}
+        self._bindings: dict[bool, PassBinding] = {}
         self._bound_version = -1
 
     def use(self, buffers: BatchBuffers, states: RowStates, logits: NDArray[Any]) -> None:
@@ -140,7 +168,7 @@ class DecoderSession:
         """
         binding = self.bind(layout, wanted)
         try:
-            self.session.run_with_iobinding(binding, self._options if options is None else options)
+            self.session.run_with_iobinding(binding.io, self._options if options is None else options)
         except RuntimeError as error:
             if INTERRUPTED_MESSAGE in str(error):
                 raise Interrupted from None
@@ -148,19 +176,19 @@ class DecoderSession:
         else:
             if self._keeps_read(layout):
                 self._states.passed(layout, self._read_of_states(binding))
-            return binding.get_outputs_as_ortvaluevector()[0] if self.offers_best else None
+            return binding.io.get_outputs_as_ortvaluevector()[0] if self.offers_best else None
         finally:
             self._keep_unread(binding, wanted)
 
-    def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
-        """Return an IO binding with all inputs and outputs of a pass.
+    def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> PassBinding:
+        """Return a binding with all inputs and outputs of a pass.
 
         `wanted` maps the names of outputs to the arrays into which the pass writes them.
         """
         binding = self._binding(keeps_read=self._keeps_read(layout))
-        inputs, give = layout.inputs, binding.bind_cpu_input
+        inputs, give = layout.inputs, binding.give
         if isinstance(self._buffers, PagedBuffers):
-            inputs, give = inputs | self._buffers.inputs(layout.rows), partial(self._buffers.give, binding)
+            inputs, give = inputs | self._buffers.inputs(layout.rows), partial(self._buffers.give, binding.io)
         tokens = layout.ids if self._embedder is None else self._embedder.embed(layout.ids, layout.features)
         positions = self._positions(layout)
         # A binding does not own what is bound to it.
@@ -173,9 +201,8 @@ class DecoderSession:
         for name, values in inputs.items():
             if name in self._inputs:  # a graph need not have all of them
                 give(name, values)
-        # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
         for name, array in wanted.items():
-            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+            binding.write_to(name, array)
         self._keep_unread(binding, wanted)
         return binding
 
@@ -183,46 +210,46 @@ class DecoderSession:
         """Whether a pass must also return the inputs of operators with recurrent states, from which the states are
         computed when a part of a draft is accepted.
         """
-        return layout.has_drafts and bool(self._states.read)
+        return bool(self._states.read) and layout.has_drafts
 
-    def _read_of_states(self, binding: Any) -> dict[str, Any]:
+    def _read_of_states(self, binding: PassBinding) -> dict[str, Any]:
         """Return the inputs of operators with recurrent states, by name as OrtValues, from the binding of a finished
         pass.
         """
-        values = binding.get_outputs_as_ortvaluevector()
+        values = binding.io.get_outputs_as_ortvaluevector()
         found = {name: values[number] for number, name in enumerate(self._states.read)}
         for name in found:
-            self._buffers.keep(binding, name)
+            binding.keep(name, self._buffers)
         return found
 
     def _positions(self, layout: Layout) -> NDArray[np.int64]:
         axes = self._graph.position_axes
         return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions
 
-    def _keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
+    def _keep_unread(self, binding: PassBinding, wanted: Mapping[str, NDArray[Any]]) -> None:
         """Let ONNX Runtime allocate those outputs that are not in `wanted`, in the memory where they are computed.
 
         This is called before a pass and again after it, because a binding otherwise references its outputs as long as
         it exists.
         """
         for name in self._outputs - wanted.keys():
-            self._buffers.keep(binding, name)
+            binding.keep(name, self._buffers)
 
-    def _binding(self, *, keeps_read: bool) -> Any:
+    def _binding(self, *, keeps_read: bool) -> PassBinding:
         version = 0 if self._adapters is None else self._adapters.version
         if version != self._bound_version:  # the adapters' weights lie elsewhere
             self._bindings.clear()
             self._bound_version = version
         binding = self._bindings.get(keeps_read)
         if binding is None:
-            binding = self._bindings[keeps_read] = self.session.io_binding()
+            binding = self._bindings[keeps_read] = PassBinding(self.session.io_binding())
             if self.offers_best:  # first, so that its index among the outputs is known
-                self._buffers.keep(binding, self._graph.logits)
+                binding.keep(self._graph.logits, self._buffers)
             if keeps_read:  # first, so that their indices among the outputs are known
                 for name in self._states.read:
-                    self._buffers.keep(binding, name)
-            self._buffers.bind(binding)
-            self._states.bind(binding)
+                    binding.keep(name, self._buffers)
+            self._buffers.bind(binding.io)
+            self._states.bind(binding.io)
             if self._adapters is not None:
-                self._adapters.bind(binding)
+                self._adapters.bind(binding.io)
         return binding

@@ -8,10 +8,10 @@ grammars are chosen in other threads (`ChoiceThreads`).
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Tokens
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from genai_server.engine.sampling.grammar import STEP_SECONDS, Guide
@@ -91,8 +91,7 @@ def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> li
     return [token_logprob(Scores(logits[np.newaxis]), token, num_top) for logits, token in pairs]
 
 
-@dataclass(frozen=True)
-class NextToken:
+class NextToken(Struct, frozen=True):  # made for each token, in a third of the time of a dataclass
     """What follows for one sequence after a step: a token, the end of the answer with its reason, or both."""
 
     # At most one token.

@@ -7,6 +7,7 @@ drawn as if there were no grammar. If the grammar excludes the token, another on
 llama.cpp. A grammar therefore has no effect as long as it excludes no drawn token.
 """
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from functools import cached_property
@@ -263,10 +264,19 @@ class Sampler:
         if self._sampling.allowed_tokens:
             allowed = self._allowed if allowed is None else allowed & self._allowed[: allowed.size]
         share = 0.0 if self._is_greedy else self._random.random()
+        best = None
+        if scores.best is not None:
+            sure = scores.best.shares[-1]
+        elif self._is_greedy and not self._is_adjusted(allowed, banned):
+            best = int(scores.last.argmax())  # also the index of a value that is not a number
+            sure = scores.last[best]
+        else:
+            sure = scores.last.max()
         # Any logit that is no number, or infinite, makes this one so.
-        sure = scores.last.max() if scores.best is None else scores.best.shares[-1]
-        if not np.isfinite(sure):
+        if not math.isfinite(sure):
             raise RunnerFailed("the model gave logits that are not finite")
+        if best is not None:
+            return best
         if scores.best is not None:
             token = self._from_best(scores.best, allowed, banned, share)
             if token is not None:

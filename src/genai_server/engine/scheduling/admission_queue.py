@@ -243,6 +243,8 @@ class AdmissionQueue:
         for others.
         """
         admitted: list[Sequence] = []
+        if not self.waiting:
+            return admitted
         queues = self._queues()
         num_tenants = {low_priority: len(self.present(low_priority=low_priority)) for low_priority in (True, False)}
         blocked: Sequence | None = None

@@ -150,6 +150,8 @@ class Scheduler(AdmissionQueue):
         if batch or chunks:
             decoding = self._next_tokens(batch) if not chunks else [ScheduledChunk.next(sequence) for sequence in batch]
             yield Step([*decoding, *(chunks or self._beside(decoding))])
+        if self._runner.abilities.mixes and all(sequence.shares_passes for sequence in self.running):
+            return
         for sequence in [sequence for sequence in self.running if not sequence.shares_passes]:
             if sequence in self._active() and not sequence.shares_passes and _decodes(sequence):
                 yield Step([ScheduledChunk.next(sequence)])

@@ -85,10 +85,14 @@ class Speculation:
         `may_draft` says for each sequence whether it may have a draft. `times` has the measured times of steps.
         """
         self._drafted = set()
-        steps = times.curve(MAX_DRAFTED)
-        if len(batch) >= MAX_DRAFTED or not steps[len(batch)]:
+        if len(batch) >= MAX_DRAFTED or not times.is_measured:
             return [()] * len(batch)
         drafts = [_from_text(sequence) if may else NO_DRAFT for sequence, may in zip(batch, may_draft, strict=True)]
+        if self.model is None and not any(draft.tokens for draft in drafts):
+            return [()] * len(batch)  # without the curve, which takes some time after each pass
+        steps = times.curve(MAX_DRAFTED)
+        if not steps[len(batch)]:
+            return [()] * len(batch)
         if self.model is not None:
             able = [may and sequence not in self._failed for sequence, may in zip(batch, may_draft, strict=True)]
             try:

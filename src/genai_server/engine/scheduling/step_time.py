@@ -59,8 +59,8 @@ class StepTimeModel:
         self._passes: dict[int, deque[float]] = {}  # seconds of a pass, by its number of tokens
         self._last: dict[int, int] = {}  # by the same, the number of the last such pass
         self._num_passes = 0
-        # Of the curve: numbers of tokens, and seconds, both in ascending order.
-        self._known = self._points()
+        # Of the curve: numbers of tokens, and seconds, both in ascending order; None until they are needed again.
+        self._points: tuple[list[int], list[float]] | None = None
         self._answer: float | None = None  # tokens of an answer; None before the first one
 
     def begin_round(self) -> None:
@@ -85,10 +85,21 @@ class StepTimeModel:
             self._last[num_tokens] = self._num_passes
             for number in [number for number, last in self._last.items() if self._num_passes - last >= _MAX_AGE]:
                 del self._passes[number], self._last[number]
-            self._known = self._points()
+            self._points = None
         self._decoding += decoding
 
-    def _points(self) -> tuple[list[int], list[float]]:
+    @property
+    def is_measured(self) -> bool:
+        """Whether any decoding pass was measured, here or in the warm-up."""
+        return bool(self._passes or self._tried)
+
+    @property
+    def _known(self) -> tuple[list[int], list[float]]:
+        if self._points is None:
+            self._points = self._fit()
+        return self._points
+
+    def _fit(self) -> tuple[list[int], list[float]]:
         """Return the points of a curve from the number of a decoding pass's tokens to its seconds: the numbers, and the
         seconds, both in ascending order.
 
