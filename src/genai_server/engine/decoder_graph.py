@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 
 ATTENTION = "GroupQueryAttention"
-# Bytes of the scale behind the values of a head of keys or values in a KV cache of 8 bits.
+# Bytes of the scale that follows each head of a token's keys or values in a KV cache of 8 bits.
 _SCALE_BYTES = 4
-# The indexes of its inputs for past keys and values.
+# The indexes of the attention operator's inputs for past keys and values.
 PAST = slice(3, 5)
 
 
@@ -182,7 +182,9 @@ class DecoderGraph:
 
     @property
     def cache_width(self) -> int:
-        """Elements of the type `cache_type` that one head of a token's keys or values has in the KV cache."""
+        """Number of elements of the type `cache_type` that the KV cache has for one head of a token's keys, or of its
+        values. With int8 these include the bytes of the head's scale.
+        """
         return self.head_size + (_SCALE_BYTES if np.dtype(self.cache_type) == np.int8 else 0)
 
     @property

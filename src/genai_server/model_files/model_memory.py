@@ -31,7 +31,7 @@ class ModelMemory:
     per_token: int = 0
     # The model's context, in tokens.
     context_length: int = 0
-    # Keys and values of one token in 8 bits, with their scales.
+    # Bytes of the keys and values of one token in 8 bits, with their scales.
     per_token_in_8_bits: int = 0
 
     def with_draft_model(self, other: "ModelMemory") -> "ModelMemory":
@@ -131,8 +131,10 @@ def _mentions(graph: Path, name: bytes) -> bool:
 
 
 def _keys_and_values(config: dict[str, Any]) -> ModelMemory:
-    """Return the KV cache sizes of one token in bytes and the model's context length in tokens, without its weights;
-    zeros if genai_config.json, whose contents `config` are, lacks the necessary numbers.
+    """Return the KV cache sizes of one token and the model's context length, from `config`, the contents of
+    genai_config.json. The size of the weights is left at 0.
+
+    All are 0 if the configuration lacks the necessary numbers.
     """
     try:
         model = config["model"]

@@ -13,8 +13,8 @@ MASK_TOKEN = "pard_token"
 def read_mask_token(directory: Path, vocab_size: int) -> int | None:
     """Return the id of the mask token of the draft model in a directory; None if it does not draft in parallel.
 
-    `vocab_size` is the number of tokens of the model's vocabulary. Raises ModelDirectoryError for another value than
-    the id of one of these.
+    `vocab_size` is the number of tokens of the model's vocabulary. Raises ModelDirectoryError for a value that is not
+    the id of one of these tokens.
     """
     config = read_object(directory / CONFIG)
     token = config.get(MASK_TOKEN)

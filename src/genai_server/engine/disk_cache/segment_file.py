@@ -163,9 +163,9 @@ class SlotMemory:
     """Copies the KV cache of consecutive tokens from a KV cache slot to new arrays, or from such arrays to a slot.
 
     `arrays` are the KV cache buffers of all slots: keys and values of each layer, each of the shape [slots, kv_heads,
-    length, cache_width]. A copy consists of one array [kv_heads, tokens, cache_width] of the type `stored_type` for
-    each buffer. `states` are the recurrent states of all slots; None if the model has none. `segment_bytes` is the size
-    of a segment's copy, from which the number of its tokens follows.
+    length, cache_width] (`DecoderGraph.cache_width`). A copy consists of one array [kv_heads, tokens, cache_width] of
+    the type `stored_type` for each buffer. `states` are the recurrent states of all slots; None if the model has none.
+    `segment_bytes` is the size of a segment's copy, from which the number of its tokens follows.
     """
 
     def __init__(

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-# Tokens of a page where only more than _MAX_TOKENS would fill whole pages of the system's memory.
+# Tokens by which a slot grows if it would take more than _MAX_TOKENS to fill whole pages of the system's memory.
 _ODD_TOKENS, _MAX_TOKENS = 64, 128
 
 
 def _head_bytes(graph: DecoderGraph) -> int:
-    """Return the bytes of the keys (or values) of one head of a token."""
+    """Return the size in bytes of the keys, or of the values, of one head of a token."""
     return graph.cache_width * int(np.dtype(graph.cache_type).itemsize)
 
 
@@ -42,17 +42,18 @@ def _whole_tokens(graph: DecoderGraph) -> int:
 def page_tokens(graph: DecoderGraph) -> int:
     """Return the number of tokens by which the KV cache of a slot grows.
 
-    They fill whole pages of the system's memory, except in a KV cache of 8 bits, where `rest_bytes` tells by how much a
-    slot may exceed its pages.
+    They fill whole pages of the system's memory, except in a KV cache of 8 bits. There a slot may have as many bytes
+    more as `rest_bytes` returns.
     """
     tokens = _whole_tokens(graph)
     return tokens if tokens <= _MAX_TOKENS else _ODD_TOKENS
 
 
 def rest_bytes(graph: DecoderGraph) -> int:
-    """Return the bytes of memory that a slot may have beyond its pages of `page_tokens`.
+    """Return how many bytes of memory a slot may have in addition to those of its tokens, counted in steps of
+    `page_tokens`.
 
-    In each layer, the last page of the system's memory with a head's keys or values may be used in part.
+    In each layer, the last page of the system's memory with a head's keys or values may be used only in part.
     """
     is_whole = page_tokens(graph) == _whole_tokens(graph)
     return 0 if is_whole else len(graph.past_names) * graph.num_kv_heads * mmap.PAGESIZE

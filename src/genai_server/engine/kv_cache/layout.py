@@ -80,10 +80,12 @@ class Layout:
         return any(row.num_drafted for row in self.rows)
 
     def advance(self, rows: Sequence[Row]) -> bool:
-        """Make this the layout of the next pass, in place, if each of its rows has the one token that follows the token
-        of a row of this layout. Returns whether that is so. Must not be called for a graph with paged attention.
+        """Change this layout, in place, to that of the next pass over `rows`, if each row has one token, which follows
+        the only token of the row with the same index in this layout. Otherwise change nothing. Returns whether it was
+        changed.
 
-        Most passes only decode, and a session need not bind the same arrays again.
+        Most passes only decode, and a session need not bind the same arrays again. Must not be called for a graph with
+        paged attention.
         """
         if self.features is not None or self.hidden is not None or self.positions.ndim > 2:
             return False
@@ -99,7 +101,9 @@ class Layout:
 
 
 def _follows(row: Row, last: Row) -> bool:
-    """Whether a row has one token, which follows the only token of the row `last`, and otherwise the same values."""
+    """Whether a row has one token, which follows the only token of the row `last`, and has the same slot, adapter and
+    other values as `last`.
+    """
     is_next = len(row.tokens) == len(last.tokens) == 1 and row.num_cached == last.num_cached + 1
     is_same = row.slot == last.slot and row.ranks == last.ranks and row.is_long is last.is_long
     has_more = row.features is not None or row.positions is not None or row.hidden is not None

@@ -370,12 +370,11 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def check_draft_model(model: Path, draft: Path) -> ModelInfo:
     """Check the files of a draft model, and that its tokens are those of the model for which it drafts, which was
-    checked before. A mask token for parallel drafts must be in the draft model's vocabulary. Returns the draft model's
-    description.
+    checked before. Returns the draft model's description.
 
-    The vocabularies may be padded to different sizes, and the tokenizers may split text by different rules, because a
-    draft model reads and writes token ids only. Raises ConfigurationError, whose message begins with the path `draft`
-    and says what differs.
+    If the draft model drafts in parallel, its mask token must be in its vocabulary. The vocabularies may be padded to
+    different sizes, and the tokenizers may split text by different rules, because a draft model reads and writes token
+    ids only. Raises ConfigurationError, whose message begins with the path `draft` and says what differs.
     """
     try:
         info = check_model_directory(draft)

@@ -31,7 +31,7 @@ _ROWS = (3, 7, 21)
 _HEADS, _CACHE_HEADS, _SIZE, _LENGTH, _PAST, _TOKENS = 6, 2, 32, 160, 100, 9
 # Shares of the results' standard deviation. Activations are rounded to 127 steps of the largest in a block.
 _MAX_PRODUCT_ERROR, _MAX_ATTENTION_ERROR, _MAX_FLOAT_ERROR = 0.06, 1e-4, 1e-4
-# With keys and values of the tokens rounded to 127 steps of the largest in a head.
+# The same for attention whose keys and values are rounded to 127 steps of the largest number in a head.
 _MAX_NARROW_ERROR = 0.06
 _EXPERTS, _INNER, _ACTIVATIONS = 3, 70, 5
 

@@ -273,7 +273,7 @@ class BatchedRunner(Runner):
         return [found[number] for number in range(len(rows))]
 
     def _pass(self, sequences: abc.Sequence[Sequence], rows: abc.Sequence[Row], options: Any) -> list[Scores]:
-        """Run one pass over some rows, one of each of the sequences. Returns the scores of each row."""
+        """Run one pass over some rows. `sequences` has the sequence of each row. Returns the scores of each row."""
         layout = self._layout
         if layout is None or not self.graph.is_native or not layout.advance(rows):
             layout = self._layout = lay_out(rows, self.graph)

@@ -35,20 +35,22 @@ class PassBinding:
         self._outputs: dict[str, tuple[int, tuple[int, ...]]] = {}
 
     def give(self, name: str, values: NDArray[Any]) -> None:
-        """Bind an input in CPU memory. If the same array is bound already, a pass reads what the array now has."""
+        """Bind an array in CPU memory as the input `name`. If this array is bound already, the next pass reads its
+        current values.
+        """
         if self._inputs.get(name) is not values:
             self.io.bind_cpu_input(name, values)
             self._inputs[name] = values
 
     def write_to(self, name: str, array: NDArray[Any]) -> None:
-        """Let a pass write an output to an array in CPU memory, which the caller must keep."""
+        """Let a pass write the output `name` to an array in CPU memory, which must exist as long as it is bound."""
         place = array.ctypes.data, array.shape
         if self._outputs.get(name) != place:
             self.io.bind_output(name, "cpu", 0, array.dtype, array.shape, place[0])
             self._outputs[name] = place
 
     def keep(self, name: str, buffers: BatchBuffers) -> None:
-        """Let ONNX Runtime allocate an output, in the memory where it is computed."""
+        """Let ONNX Runtime allocate the output `name` in each pass, in the memory where it is computed."""
         buffers.keep(self.io, name)
         self._outputs.pop(name, None)
 

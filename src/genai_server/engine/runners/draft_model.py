@@ -1,20 +1,23 @@
-"""Draft models for speculative decoding: a smaller model or a head of the model, each with a batch of its own.
+"""Draft models for speculative decoding: a smaller model, or a head of the model itself. Each runs as a batch of its
+own.
 
-For each sequence that it has read, the runner of a draft model has a copy of the sequence in its own KV cache. Drafted
-tokens are read as if they belonged to the answer. After they are verified, rejected ones are cut off.
+For each sequence that it has read, a draft model has a copy of the sequence in its own KV cache. It reads the tokens
+that it drafts as if they belonged to the answer. After the model has verified them, rejected ones are removed from the
+copy.
 
 A draft model that was trained to draft in parallel (PARD) makes all tokens of a draft in one pass. It predicts the
-first one after the sequence's newest token, behind which it reads a mask token for each further one. Neither mask
-tokens nor drafted tokens stay in its KV cache, so it reads accepted tokens with the next draft.
+first one from the sequence's newest token, and each further one from a mask token that it reads after that. Mask tokens
+do not count as read. Drafted tokens are not read in this pass, so the accepted ones are read with the next draft.
 
 A head for multi-token prediction (MTP) is a single layer. For each token of a sequence it reads the hidden state from
 which the model computed the logits for that token, and returns logits for the token after it. So the head reads what
 the model has read, one token later. For the second and further tokens of a draft, the model has no hidden states yet;
 the head's own hidden states take their place.
 
-Hidden states are kept from the passes of the model until the head reads them, at most `MAX_KEPT` of each sequence. If
-the first ones of a sequence are missing, because a cached prefix was not read or because too many were kept, the head
-reads the sequence from the first available one on. That changes only how many drafts are accepted.
+The hidden states that passes of the model compute are stored until the head reads them, for at most `MAX_KEPT` tokens
+of each sequence. If the first ones of a sequence are missing, because its beginning was a cached prefix or because
+older ones were discarded beyond this limit, the head reads the sequence from the first token with a hidden state on.
+That changes only how many drafts are accepted.
 """
 
 import time
@@ -49,11 +52,13 @@ class Copy:
 
 
 class DraftModel:
-    """Drafts tokens greedily for any number of sequences at once. Methods raise RunnerFailed if the runner does.
+    """Drafts tokens for any number of sequences at once: always the token with the highest logit. Methods raise
+    RunnerFailed if the runner does.
 
     `name` is the name of the draft model's directory, and `kv_share` the part, from 0 to 1, of the KV cache memory that
-    the draft model has. Only the first `vocab_size` tokens of the vocabulary are drafted, because models may be padded
-    with further ones. `mask_token` is the id of the mask token of a model that drafts in parallel.
+    the draft model has. Only the first `vocab_size` tokens of the vocabulary are drafted, because the draft model's
+    vocabulary may be padded with further ones. `mask_token` is the id of the mask token of a model that drafts in
+    parallel, None for other models.
     """
 
     # Whether it may reuse a cached prefix for a sequence that may.
@@ -109,11 +114,13 @@ class DraftModel:
     def propose(
         self, wanted: abc.Sequence[tuple[Sequence, int]], to_read: abc.Sequence[tuple[Sequence, int]]
     ) -> list[list[int]]:
-        """Propose draft tokens for the sequences in `wanted`, at most as many as are given with each.
+        """Propose draft tokens for the sequences in `wanted`, each of which comes with the maximum number of its draft
+        tokens.
 
         `to_read` has sequences without a draft in this step, each with the number of tokens to read. The first pass
-        reads the new tokens of all sequences, and is the only one of a model that drafts in parallel. A sequence for
-        which there is no slot or memory gets an empty draft. Returns the drafts in the order of `wanted`.
+        reads the new tokens of all sequences. A model that drafts in parallel runs only this pass; others run one for
+        each token of the longest draft. A sequence for which there is no slot or memory gets an empty draft. Returns
+        the drafts in the order of `wanted`.
         """
         chunks = [
             ScheduledChunk.next(copy, number) for sequence, number in to_read if (copy := self._updated(sequence))
@@ -144,8 +151,8 @@ class DraftModel:
         return list(made.values())
 
     def best_tokens(self, copy: Sequence, scores: Scores) -> list[int]:
-        """The tokens that are drafted after the tokens of a copy, those with the highest logits: one for each position
-        of the scores.
+        """Return the tokens that are drafted after the tokens of a copy: for each position of the scores, the token
+        with the highest logit.
         """
         best: list[int] = scores.logits[:, : self._vocab_size].argmax(axis=-1).tolist()
         return best

@@ -137,8 +137,8 @@ def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None,
 def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> DecoderGraph:
     """Return the description of a graph with the data types of KV cache and attention according to the settings.
 
-    In CPU memory, the KV cache has 32 bits, or 16 or 8 if the setting says so, or 16 if memory is short for
-    `context_length` tokens. On a device with memory of its own, it has 16 bits and is stored in blocks.
+    In CPU memory, the KV cache has the number of bits in the settings. By default it has 32 bits, or 16 if memory is
+    short for `context_length` tokens. On a device with memory of its own, it has 16 bits and is stored in blocks.
     """
     wanted = spec.kv_cache_type
     if not on_cpu(spec):

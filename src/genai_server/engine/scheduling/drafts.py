@@ -3,12 +3,13 @@
 One pass verifies a complete draft, up to the first token that the sampler chooses otherwise. Every source of drafts has
 a method `propose`, which returns at most `k` tokens. `TextDrafts` proposes tokens that a grammar or the end of
 reasoning forces, or what followed the sequence's last tokens earlier in its own text, its prediction, or earlier
-answers for its API key (lookup of n-grams). A draft model or head needs a pass for each token, or one for all
+answers for its API key (lookup of n-grams). A draft model or head makes proposals in passes of its own
 (engine/scheduling/speculation.py).
 
-Each source has one estimate of the share of its tokens that answers accept (`Acceptance`). Proposals from texts are
-free, so each is compared with the answer that follows, whether a pass has read the proposal or not. `fit_drafts` is the
-one rule for the lengths of drafts: it chooses those that give most tokens per second by the measured times of passes.
+Each source has one estimate of the share of its tokens that answers accept (`Acceptance`). As proposals from texts cost
+almost no time, each is compared with the answer that follows, whether a pass has read the proposal or not. `fit_drafts`
+is the one rule for the lengths of drafts: it chooses the lengths that give most tokens per second by the measured times
+of passes.
 
 A `TextIndex` is a text of tokens that finds earlier positions with the same tokens as its end, or as the end of another
 text. As in LZ77 compressors, each position of the text links to the previous position whose last tokens have the same
@@ -352,15 +353,15 @@ class Draft:
     Either its tokens are known, or a draft model would have to propose them. Then only their maximum number is known.
     """
 
-    # Empty if a draft model has yet to make them.
+    # Empty if a draft model would have to propose them.
     tokens: Sequence[int]
     # The chance that a token is accepted, if those before it are.
     share: float = 0.0
-    # The maximum number of tokens that a draft model would make, and the number of the sequence's tokens that it reads
-    # in its first pass for the draft; 0 if the tokens are given.
+    # The maximum number of tokens that a draft model would propose, and the number of the sequence's tokens that it
+    # would read in its first pass for this draft; both are 0 if the tokens are known.
     num_unmade: int = 0
     num_unread: int = 0
-    # Whether the draft model makes all tokens in that pass. Otherwise each token takes a pass.
+    # Whether the draft model would propose all tokens in that pass. Otherwise it needs a pass for each token.
     is_parallel: bool = False
 
     @property

@@ -1,13 +1,13 @@
-"""Speculative decoding: chooses which drafts a decoding step reads. The module decides only; it runs no model.
+"""Speculative decoding: chooses which drafts a decoding step reads. The module only decides; it runs no model.
 
-Each sequence has proposals from texts (engine/scheduling/drafts.py), which are free. A draft model needs a pass for
-each token that it proposes, or one for all if it drafts in parallel, and must first read the tokens of a sequence that
-it has not read. A sequence's draft comes from the source of which more tokens are expected to be accepted. One rule,
-`fit_drafts`, chooses the lengths by the measured times of both models' passes.
+Each sequence has proposals from texts (engine/scheduling/drafts.py), which cost almost no time. A draft model needs a
+pass for each token that it proposes, or one for all if it drafts in parallel, and must first read those tokens of a
+sequence that it has not read. A sequence's draft comes from the source of which more tokens are expected to be
+accepted. One rule, `fit_drafts`, chooses the lengths by the measured times of both models' passes.
 
-A draft model reads a long prompt if the rest of the answer is expected to save more time than that takes. Recorded
-acceptance decays slowly towards the initial assumption, so that an answer whose drafts were rejected gets drafts again
-from time to time.
+A draft model reads a long prompt if its drafts are expected to save more time in the rest of the answer than reading
+the prompt takes. Recorded acceptance decays slowly towards the initial assumption, so that an answer whose drafts were
+rejected gets drafts again from time to time.
 """
 
 import logging
@@ -27,9 +27,10 @@ _FIRST_SHARE, _WEIGHT = 0.6, 6.0
 _DECAY, _DECAY_OF_ALL = 0.96, 0.99
 # The share of the recorded acceptance that is forgotten in a step without drafts.
 _FORGOTTEN = 1 / 128
-# A sequence with at most this number of unread tokens is drafted right away: those after a chunk, or after
-# a draft that was accepted as a whole. Others are read before, because one step's drafts would not pay for that.
-# A model that drafts in parallel has read none of its drafts, so more tokens are few for it.
+# A sequence gets a draft right away if the draft model has at most this number of its tokens to read: those after a
+# chunk, or after a draft that was accepted as a whole. Otherwise they are read in earlier passes, because the drafts of
+# one step would not pay for that. A model that drafts in parallel has never read the tokens of the last draft, so the
+# number is larger for it.
 _FEW, _FEW_IN_PARALLEL = 2, MAX_LENGTH + 1
 # Reading must be expected to save this many times the time that it takes, because neither is certain.
 _MIN_RETURN = 1.5
@@ -40,7 +41,7 @@ class DraftingModel(Protocol):
 
     # The measured times of the draft model's passes.
     times: StepTimeModel
-    # Whether it makes all tokens of a draft in one pass. Otherwise each token takes a pass.
+    # Whether the model makes all tokens of a draft in one pass. Otherwise it needs a pass for each token.
     is_parallel: bool
 
     def room(self, sequence: Sequence) -> int:
@@ -137,7 +138,7 @@ class Speculation:
             unmade = Draft((), self._acceptance(sequence).share, num_unmade=max(0, k), is_parallel=model.is_parallel)
             if unmade.expected <= draft.expected:
                 continue
-            # Accepted tokens of a parallel draft are yet to be read.
+            # A model that drafts in parallel must still read the accepted tokens of the last draft.
             usual = 1 + round(unmade.expected) if model.is_parallel else _FEW
             later[row], num_unread = replace(unmade, num_unread=usual), model.num_unread(sequence)
             if num_unread <= few:

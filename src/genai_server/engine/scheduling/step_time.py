@@ -90,7 +90,7 @@ class StepTimeModel:
 
     @property
     def is_measured(self) -> bool:
-        """Whether any decoding pass was measured, here or in the warm-up."""
+        """Whether the time of any decoding pass is known, from the warm-up or from a later measurement."""
         return bool(self._passes or self._tried)
 
     @property
