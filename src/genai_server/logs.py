@@ -193,15 +193,17 @@ def _traceback_lines(error: BaseException, seen: set[int]) -> list[str]:
 
 
 def _cut_asyncio(record: logging.LogRecord) -> bool:
-    """Log filter: cut asyncio's own records to one line, because the other lines show a task with its exception."""
+    """Log filter that keeps all records: cut asyncio's own records to one line, because the other lines show a task
+    with its exception.
+    """
     if record.name == "asyncio":
         record.msg, record.args = record.getMessage().partition("\n")[0], None
     return True
 
 
 def _rename_uvicorn(record: logging.LogRecord) -> bool:
-    """Log filter: name uvicorn's server records `uvicorn`, because uvicorn's name `uvicorn.error` looks like a
-    failure.
+    """Log filter that keeps all records: name uvicorn's server records `uvicorn`, because uvicorn's name
+    `uvicorn.error` looks like a failure.
     """
     if record.name == "uvicorn.error":
         record.name = "uvicorn"

@@ -157,7 +157,9 @@ def _prepare_environment(arguments: argparse.Namespace) -> None:
 
 
 def _agrees(question: str) -> bool:
-    """Ask a yes-or-no question on the terminal and return the answer. Without a terminal, the answer is no."""
+    """Ask a yes-or-no question on the terminal, and return whether the user answers yes. Without a terminal, False is
+    returned.
+    """
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

@@ -195,7 +195,8 @@ def _request_options(arguments: argparse.Namespace) -> RequestOptions:
 
 
 def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
-    """Return uvloop's event loop factory if uvloop is installed, as the server does.
+    """Return uvloop's event loop factory if uvloop is installed, as the server does; otherwise None, which stands for
+    asyncio's default.
 
     The client takes CPU time from a server on the same machine, so it should be as fast.
     """

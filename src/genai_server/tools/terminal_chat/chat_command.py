@@ -114,7 +114,9 @@ def _answer_one(client: ChatClient, model: str, messages: list[Message]) -> None
 
 
 def _is_confirmed(question: str) -> bool:
-    """Ask the user to approve a tool call. Without a terminal, the call is declined."""
+    """Ask the user to approve a tool call, and return whether the user does. Without a terminal, the call is
+    declined.
+    """
     if sys.stdin is not None and sys.stdin.isatty():
         return is_confirmed(question)
     say_aside(f"{question}no: there is no terminal")
