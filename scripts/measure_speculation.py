@@ -17,6 +17,9 @@ With a draft model (GENAI_DRAFT_MODEL), or the model's own head for multi-token 
 more: a dictated text, of which it drafts a given share of tokens rightly, because models with random weights never
 agree. All passes are those of the real models.
 
+With --drafting, only the time of drafting is measured: of 4 and of 8 tokens in one pass, as a model does that drafts in
+parallel, and in a pass for each token, by the same draft model, half of whose tokens are accepted each time.
+
 On a machine that other programs keep busy only --processor-time says anything. Run it with the interpreter of `.venv`.
 """
 
@@ -64,6 +67,8 @@ OTHERS, OTHER_TOKENS = 200, 500
 KEY = "key"
 # The kind of answers of which a draft model drafts a given share rightly.
 BY_MODEL = "a text that the draft model knows"
+DRAFTED = (4, 8)
+DRAFTING_HEAD = ["drafted", "one pass, ms", "a pass for each, ms", "ratio"]
 HEAD = [
     *("answer", "clients", "off, tokens/s", "own text / off", "memory / off", "memory / off, least"),
     *("drafted", "accepted"),
@@ -137,6 +142,7 @@ def main() -> None:
     parser.add_argument("--clients", type=numbers, default=(1,), metavar="N,N…", help="answers at once (1)")
     parser.add_argument("--draft-model", type=Path, metavar="DIR", help="that of GENAI_DRAFT_MODEL (none)")
     parser.add_argument("--head", action="store_true", help="draft with the model's head for multi-token prediction")
+    parser.add_argument("--drafting", action="store_true", help="measure the time of drafting only")
     parser.add_argument(
         "--acceptance", type=float, default=0.7, metavar="SHARE", help="of its tokens, in the kind of its own (0.7)"
     )
@@ -169,6 +175,10 @@ def main() -> None:
                 StepTimeModel(model.runner.abilities.tried_passes, model.runner.abilities.tried_prompt_token),
             )
             model.runner.forget()
+            if arguments.drafting:
+                lines = drafting_times(model, arguments.rounds)
+                print(table([DRAFTING_HEAD, *lines], markdown=arguments.markdown))
+                return
         drafts = None if model is None else DictatedDrafts(model, arguments.acceptance)
         dictation, memory = Dictation(loaded.main), AnswerMemory(32 * 1024 * 1024)
         loaded.main.forward = dictation.forward  # type: ignore[method-assign]
@@ -182,6 +192,30 @@ def main() -> None:
             for row in rows(engines, dictation, drafts, memory, number, loaded.main.model.vocab_size, arguments)
         )
         print(table([HEAD, *lines], markdown=arguments.markdown))
+
+
+def drafting_times(model: DraftModel, rounds: int) -> Iterator[list[str]]:
+    """A row of the table of --drafting for each length of a draft: medians of `rounds` drafts, in milliseconds."""
+    chance, vocab_size = random.Random(7), model.runner.model.vocab_size
+    for length in DRAFTED:
+        medians = []
+        for mask_token in (0, None):
+            way = DraftModel(model.runner, vocab_size, mask_token=mask_token)
+            prompt = chance.choices(range(vocab_size), k=PROMPT)
+            request = GenerationRequest("drafted", prompt, rounds * length, PROMPT + (1 + rounds) * length)
+            text = Sequence(0, (0, 0), request, model.clock)
+            way.propose([], [(text, PROMPT)])
+            text.append(prompt[0])
+            seconds = []
+            for _ in range(rounds):
+                started = model.clock()
+                (draft,) = way.propose([(text, length)], [])
+                seconds.append(model.clock() - started)
+                text.tokens += [*draft[: length // 2], chance.randrange(vocab_size)]
+            way.close(text.id)
+            medians.append(1000 * median(seconds))
+        one, each = medians
+        yield [str(length), f"{one:.2f}", f"{each:.2f}", f"{each / one:.2f}"]
 
 
 def rows(
