@@ -6,7 +6,7 @@ operator's call about a request arrives. A pass of low-priority sequences is int
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from genai_server.engine.profiling.runtime_options import TERMINATE
@@ -18,6 +18,7 @@ from genai_server.messages.protocol import Cancel, Submit, ToEngine
 
 # Seconds. A deadline further away is assumed to be after the end of the current pass.
 _LONGEST_PASS = 10.0
+_UNINTERRUPTED = nullcontext()
 
 
 class Interruptible(Protocol):
@@ -47,17 +48,17 @@ class Interrupts:
         # Held while a pass is interrupted, so that the next pass is not interrupted instead.
         self._lock = threading.Lock()
 
-    @contextmanager
-    def within(self, step: Step, seconds: float) -> Iterator[None]:
+    def within(self, step: Step, seconds: float) -> AbstractContextManager[None]:
         """Context manager around the pass of a step, which may then be interrupted. `seconds` is the time until the
         earliest deadline of the step's sequences.
 
         A pass that decodes or has several sequences may be interrupted only if all of them have low priority. If
         messages wait for the loop already, a pass that may be interrupted does not begin: Interrupted is raised.
         """
-        if not step.is_low_priority and not step.is_chunk:
-            yield
-            return
+        return self._within(step, seconds) if step.is_low_priority or step.is_chunk else _UNINTERRUPTED
+
+    @contextmanager
+    def _within(self, step: Step, seconds: float) -> Iterator[None]:
         self._step = step
         alarm = threading.Timer(seconds, self._end, [step])
         alarm.daemon = True

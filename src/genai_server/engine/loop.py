@@ -226,11 +226,13 @@ class EngineLoop:
             self._requests.failed(step.sequences, error)
             return
         self._outbox.deliver()
-        with self._requests.failing([]):  # no request fails, because its tokens are sent
+        try:
             self._scheduler.observe(step, seconds)
             num_tokens = sum(sequence.num_produced for sequence in step.sequences) - num_before
             self._options.observe(step, seconds * min(1, len(step.chunks) / max(1, num_tokens)))
             self._meter.passed(step, seconds)
+        except Exception as error:
+            self._requests.failed([], error)  # no request fails, because its tokens are sent
 
     def _try_pass(self) -> None:
         """Run a pass for no request, to find out whether passes can succeed at all. The runner's error is raised, and

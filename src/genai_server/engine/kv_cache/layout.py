@@ -92,10 +92,9 @@ class Layout:
         if len(rows) != len(self.rows) or not all(map(_follows, rows, self.rows)):
             return False
         self.ids[0] = [row.tokens[0] for row in rows]
-        self.positions += 1
-        for name in (native_attention.PASTS, ROPE_PLACES):
-            if name in self.inputs:
-                self.inputs[name] += 1
+        self.positions[0] = self.inputs[native_attention.PASTS][:] = [row.num_cached for row in rows]
+        if ROPE_PLACES in self.inputs:
+            self.inputs[ROPE_PLACES] += 1
         self.rows = rows
         return True
 
