@@ -95,6 +95,9 @@ def test_fetched_model_is_found_by_its_names_without_the_hub(
         assert fetched(name, settings) == tmp_path / "two"
     with pytest.raises(PullFailed, match="connection refused|Connection refused"):
         fetched("org/two:cpu", settings)
+    with pytest.raises(PullFailed, match="^no model") as failed:
+        fetched("phi4-mini", settings)
+    assert "did you mean" not in str(failed.value)
     assert fetched(str(DEMO), settings) == DEMO
 
 

@@ -36,7 +36,9 @@ def find(text: str, models: Path | None = None) -> Path:
                 return path
     if _is_file(text):
         raise ConfigurationError(f"{quoted(text)} is a file; {_FILES.get(path_of(text).suffix, _FOLDER)}")
-    meant = did_you_mean(text, [*(path.name for path in store.models_in(models)), *SHORT_NAMES])
+    meant = ""
+    if text not in SHORT_NAMES:
+        meant = did_you_mean(text, [*(path.name for path in store.models_in(models)), *SHORT_NAMES])
     raise ConfigurationError(f"no model {quoted(text)} here or in {models}{meant}")
 
 
