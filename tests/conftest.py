@@ -27,7 +27,7 @@ from tests.server_here import run_here
 pytest_plugins = ["tests.forks"]
 
 # Property tests try the same examples each time, without a time limit. HYPOTHESIS_EXAMPLES sets their number.
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "25"))
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("genai-server")
 

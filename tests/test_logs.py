@@ -297,6 +297,7 @@ def test_a_blocked_standard_error_delays_the_end_by_a_short_time_only(
     _within(log_one)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes")
 def test_a_server_answers_while_nobody_reads_its_log(own_folder: Path) -> None:
     fifo = own_folder / "log"

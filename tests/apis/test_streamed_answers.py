@@ -272,9 +272,13 @@ APIS: dict[str, Callable[..., Seen]] = {
 
 @pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
 def test_streamed_and_whole_answers_are_the_same(server_of: Callable[[str], RunningServer], form: str) -> None:
+    """All APIs give each form's complete answer and all of one form's answers; of the others, each API gives some."""
     server = server_of(form)
-    for case in _cases(form):
-        for api, ask in APIS.items():
+    apis = list(APIS)
+    for number, case in enumerate(_cases(form), sorted(TOOL_FORMATS).index(form)):
+        is_for_all = form == "hermes" or case == Case(ANSWERS[form])
+        for api in apis if is_for_all else [apis[number % len(apis)]]:
+            ask = APIS[api]
             streamed, whole = (ask(server, form, case, streamed=streamed) for streamed in (True, False))
             assert streamed == whole, (api, case)
             _check_calls(whole, api, case)

@@ -115,6 +115,7 @@ def cut(*arguments: str, read: int = 0, **variables: str) -> tuple[int, str]:
         return process.wait(30), process.stderr.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["doctor", "--device", "scripted"], ["key", "bob"], ["--help"]])
 def test_closed_pipe_ends_a_command_like_sigpipe(arguments: list[str]) -> None:
     assert cut(*arguments, PYTHONUNBUFFERED="") == (141, "")

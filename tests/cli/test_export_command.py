@@ -292,6 +292,7 @@ def test_time_and_memory_are_said_before_weights_are_fetched(tmp_path: Path, lib
     assert f"from {hub.url}" in lines[fetching]
 
 
+@pytest.mark.slow
 def test_built_model_is_served(tmp_path: Path, libraries: Path, source: Path) -> None:
     paths = os.pathsep.join([str(libraries), str(ROOT / "src")])
     settings = {"GENAI_MODELS_DIR": str(tmp_path / "models"), "PYTHONPATH": paths}

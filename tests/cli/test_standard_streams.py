@@ -55,6 +55,7 @@ def run(*arguments: str, variables: dict[str, str], said: bytes = b"") -> "subpr
     )
 
 
+@pytest.mark.slow
 def test_characters_that_output_lacks_are_question_marks(encoding: dict[str, str]) -> None:
     done = command("--help", variables=encoding)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -67,6 +68,7 @@ def test_the_help_of_every_command_is_printed(encoding: dict[str, str]) -> None:
     assert done.stdout.count(b"usage: genai-server ") == len(COMMANDS)
 
 
+@pytest.mark.slow
 def test_an_error_handler_of_the_user_stays() -> None:
     done = command("--help", variables={"PYTHONIOENCODING": "ascii:backslashreplace"})
     assert done.stdout.startswith(rb"usage: genai-server COMMAND [OPTION]\u2026")
@@ -86,17 +88,20 @@ def test_answers_of_a_model_are_printed_in_the_encoding(scripted: RunningServer)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"Gr??e ? ? ?\n", b"")
 
 
+@pytest.mark.slow
 def test_an_argument_in_utf_8_is_read_in_every_locale(scripted: RunningServer) -> None:
     done = command("chat", scripted.url, "say Grüße", variables=ENCODINGS["C"])
     assert (done.returncode, done.stdout, done.stderr) == (0, b"Gr??e\n", b"")
 
 
+@pytest.mark.slow
 def test_run_prints_answers_in_the_encoding(encoding: dict[str, str]) -> None:
     done = command("run", str(DEMO), "What is the capital of France?", variables=encoding)
     assert (done.returncode, done.stdout) == (0, b"The capital of France is Paris.\n"), done.stderr
     assert done.stderr.startswith(b"starting a server for ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [("top", "URL", "--once", "--interval", "0.1"), ("doctor",), ("key", "bob"), ("models",)]
 )
@@ -135,6 +140,7 @@ def test_piped_text_is_utf_8_or_else_in_the_systems_encoding(scripted: RunningSe
     assert (done.returncode, "Grüße\n".encode("latin-1") in done.stdout) == (0, True), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", [["Hello"], []])
 def test_piped_bytes_that_are_not_text_are_an_error(scripted: RunningServer, question: list[str]) -> None:
     done = command("chat", scripted.url, *question, said=b"\xff\xfe", variables={"PYTHONIOENCODING": "utf-8"})
@@ -142,6 +148,7 @@ def test_piped_bytes_that_are_not_text_are_an_error(scripted: RunningServer, que
     assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_question_in_another_encoding_than_the_arguments_is_no_traceback(scripted: RunningServer) -> None:
     done = command("chat", scripted.url, os.fsdecode(b"say Gr\xfc\xdfe"), variables={"LC_ALL": "C.UTF-8"})
     assert b"Traceback" not in done.stderr, done.stderr

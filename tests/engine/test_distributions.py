@@ -303,7 +303,7 @@ def test_answers_have_their_probabilities(name: str, grammar: str) -> None:
 def test_answers_from_the_best_logits_are_those_from_all(name: str, grammar: str) -> None:
     for num_best in (1, 5):
         offering = TableRunner(MODEL, TABLE, num_best=num_best)
-        assert chosen(ASKED[name], grammar, 30, offering) == chosen(ASKED[name], grammar, 30)
+        assert chosen(ASKED[name], grammar, 12, offering) == chosen(ASKED[name], grammar, 12)
         assert offering.num_fetched <= offering.num_offered
 
 
@@ -392,13 +392,13 @@ def drafts(monkeypatch: pytest.MonkeyPatch, passes_of_any_length_take_the_same_t
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
-@pytest.mark.parametrize(("rows", "fields"), [(1, {}), (8, {}), (1, {"exact": True}), (8, {"exact": True})])
+@pytest.mark.parametrize(("rows", "fields"), [(1, {}), (8, {}), (8, {"exact": True})])
 def test_answers_are_the_same_alone_in_a_batch_and_exact(
     tmp_path: Path, rows: int, fields: dict[str, Any], grammar: str
 ) -> None:
     device = Device(tmp_path, rows=rows)
     for asked in ASKED.values():
-        assert device.answers(asked, grammar, 16, **fields) == chosen(asked, grammar, 16)
+        assert device.answers(asked, grammar, 8, **fields) == chosen(asked, grammar, 8)
     assert (device.runner.max_rows_seen > 1) == (rows > 1)
 
 
@@ -411,7 +411,7 @@ NUM_BEST = [0, pytest.param(4, marks=pytest.mark.slow)]
 def test_answers_are_the_same_with_drafts(tmp_path: Path, drafts: None, grammar: str, num_best: int) -> None:
     device, ends = Device(tmp_path, drafts=True, num_best=num_best), []
     for asked in ASKED.values():
-        assert device.answers(asked, grammar, 40) == chosen(asked, grammar, 40)
+        assert device.answers(asked, grammar, 15) == chosen(asked, grammar, 15)
         ends += device.finished
     assert 0 < sum(end.num_accepted for end in ends) < sum(end.num_drafted for end in ends)
 
@@ -468,7 +468,7 @@ def only_the_model_drafts(drafts: None, monkeypatch: pytest.MonkeyPatch) -> None
 def test_answers_are_the_same_with_a_draft_model(tmp_path: Path, only_the_model_drafts: None, grammar: str) -> None:
     device, ends = Device(tmp_path, rows=4, drafts=True, draft_model=TableDrafts()), []
     for asked in ASKED.values():
-        assert device.answers(asked, grammar, 40) == chosen(asked, grammar, 40)
+        assert device.answers(asked, grammar, 15) == chosen(asked, grammar, 15)
         ends += device.finished
     assert 0 < sum(end.num_accepted for end in ends) < sum(end.num_drafted for end in ends)
 

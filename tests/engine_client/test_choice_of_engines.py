@@ -111,7 +111,10 @@ WORKLOAD = Workload(
 )
 
 
-@pytest.mark.parametrize(("num_engines", "share"), [(2, 0.95), (4, 0.85), (8, 0.8)])
+@pytest.mark.parametrize(
+    ("num_engines", "share"),
+    [pytest.param(2, 0.95, marks=pytest.mark.slow), (4, 0.85), pytest.param(8, 0.8, marks=pytest.mark.slow)],
+)
 def test_simulated_conversations_find_their_prefixes(num_engines: int, share: float) -> None:
     """The more engines there are, the more of them read each system prompt once."""
     one_engine, by_load, chosen = (

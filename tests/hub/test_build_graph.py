@@ -50,6 +50,7 @@ def build_graph(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_a_layer_whose_products_are_joined_has_no_keys_of_the_layer_before(build_graph: Any) -> None:
     build_graph.write_blocks(SimpleNamespace(form=lambda weight: weight))
     builder, paths = Builder(), []

@@ -149,6 +149,7 @@ def test_an_answer_shows_those_special_tokens_that_are_asked_for(demo: Tokenizer
     assert demo.decode(tokens) == "<|im_start|>user<|im_end|>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["a" * 1_000_000, " " * 1_000_000, "1" * 1_000_000, "é" * 500_000, "<|im_end" * 100_000]
 )

@@ -115,6 +115,7 @@ def test_an_operators_agent_profiles_tokens_and_reads_the_report(demo: RunningSe
         asking.join()
 
 
+@pytest.mark.slow
 def test_the_admin_key_is_taken_from_the_environment(tmp_path: Path) -> None:
     with run_here(
         tmp_path, settings={"GENAI_DEVICE": "scripted", "GENAI_ADMIN_API_KEY": "of-the-operator-0"}
@@ -137,6 +138,7 @@ def test_a_server_that_does_not_run_is_an_error_of_the_tool() -> None:
     with_client(use, HOST="127.0.0.1", PORT=str(free_port()))
 
 
+@pytest.mark.slow
 def test_without_the_package_the_extra_is_named(tmp_path: Path) -> None:
     done = run_command("mcp", environment=environment_without("mcp", tmp_path))
     assert done.returncode == 2

@@ -85,6 +85,7 @@ def post(server: RunningServer, path: str = PATHS[0], **fields: Any) -> httpx.Re
     return server.client.post(path, files={"file": ("a.wav", SPEECH)}, data=fields)
 
 
+@pytest.mark.slow
 def test_recording_without_the_extra_is_an_error_that_names_it(tmp_path: Path) -> None:
     settings = environment_without("av", tmp_path) | {"GENAI_MODELS": f"speech={DIRECTORY}"}
     with run_server(tmp_path, "--device", "cpu", settings=settings) as bare:

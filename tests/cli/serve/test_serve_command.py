@@ -152,6 +152,7 @@ def test_a_device_that_cannot_load_leaves_the_others_serving(own_folder: Path) -
         assert response.json()["error"]["code"] == "no_engine_ready"
 
 
+@pytest.mark.slow
 def test_missing_kv_events_packages_are_reported_with_the_extra(tmp_path: Path) -> None:
     settings = environment_without("zmq", tmp_path) | {"GENAI_KV_EVENTS": "tcp://*:5557"}
     result = serve("--device", "scripted", settings=settings)
@@ -161,6 +162,7 @@ def test_missing_kv_events_packages_are_reported_with_the_extra(tmp_path: Path) 
     assert result.stderr.count("\n") == 2  # below the first line of the log
 
 
+@pytest.mark.slow
 def test_tool_servers_without_their_package_or_with_a_wrong_table_stop_the_start(
     refused_start: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -176,6 +178,7 @@ def test_tool_servers_without_their_package_or_with_a_wrong_table_stop_the_start
     assert "[mcp.time] comand: unknown" in refused_start(*options)
 
 
+@pytest.mark.slow
 def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> None:
     result = serve("--model-dir", str(DEMO), settings=environment_without("onnxruntime_genai", tmp_path))
     assert result.returncode == 2
@@ -244,6 +247,7 @@ def test_workers_of_plain_uvicorn_with_a_wrong_setting_end(tmp_path: Path) -> No
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_under_uvicorn_is_one_line_too(tmp_path: Path) -> None:
     result = start("uvicorn", "genai_server.asgi:app", settings={"GENAI_DEVICE": "tpu"})
     assert result.returncode == 2

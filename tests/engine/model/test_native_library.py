@@ -31,6 +31,7 @@ def test_what_the_trial_found_is_kept_for_the_next_start(monkeypatch: pytest.Mon
     assert native_library.choose_instruction_set(tmp_path) == FASTEST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", ["", "{", "[]", "{}"])
 def test_a_damaged_file_is_found_out_again(damaged: str, tmp_path: Path) -> None:
     native_library.choose_instruction_set(tmp_path)

@@ -81,12 +81,14 @@ def test_cheap_passes_of_many_tokens_help_several_streams() -> None:
     assert mean(Comparison(**MACHINES["amx"]).answer(5, 0.7, num_clients=4)) > 1.15
 
 
+@pytest.mark.slow
 def test_text_that_can_be_drafted_again_is_found() -> None:
     comparison = Comparison()
     assert mean(comparison.answer(10, 0.0)) > 0.97
     assert mean(comparison.answer(6, 0.8)[2:]) > 1.2
 
 
+@pytest.mark.slow
 def test_savings_of_one_stream_are_not_lost_with_more() -> None:
     comparison = Comparison()
     assert mean(comparison.answer(4, 0.8)) > 1.3
@@ -94,6 +96,7 @@ def test_savings_of_one_stream_are_not_lost_with_more() -> None:
         assert mean(comparison.answer(5, acceptance, num_clients=4)) > 0.97
 
 
+@pytest.mark.slow
 def test_long_prompts_are_read_where_that_pays() -> None:
     drafted = Comparison()
     assert mean(drafted.answer(10, 0.9, num_prompt=1000)) > 1.1

@@ -132,7 +132,14 @@ def test_all_is_content_without_tools(form: str | None) -> None:
     assert stream(parser(form, ()), [text]) == [[Content(text)], []]
 
 
-@pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
+@pytest.mark.parametrize(
+    # Those outside the main tests are read by the same parsers, with other markers.
+    "form",
+    [
+        form if form in ("hermes", "pythonic", "harmony", "qwen3_coder") else pytest.param(form, marks=pytest.mark.slow)
+        for form in sorted(TOOL_FORMATS)
+    ],
+)
 def test_parsing_time_is_linear_in_repeated_beginnings(form: str) -> None:
     """Each of them would be a call if only its end came."""
     beginnings = {

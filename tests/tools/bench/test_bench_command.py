@@ -92,6 +92,7 @@ def test_invalid_option_is_reported_before_any_measurement(
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_control_c_ends_it_with_what_was_measured(scripted: RunningServer) -> None:
     def answered() -> float:
         return scrape(scripted).value("request_success_total")

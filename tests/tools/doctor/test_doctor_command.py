@@ -97,6 +97,7 @@ def test_device_that_cannot_load_shows_the_librarys_reason(capsys: pytest.Captur
     assert "ok    device scripted: ready" in printed
 
 
+@pytest.mark.slow
 def test_the_reason_of_a_failed_load_is_printed_once() -> None:
     """In a separate process, because pytest captures log records."""
     command = [sys.executable, "-m", "genai_server", "doctor", "--port", "0", "--device", "openvino"]
@@ -324,6 +325,7 @@ def test_requests_that_run_one_by_one_without_the_operators_are_a_finding(monkey
     assert (on_gpu.state, on_gpu.subject) == (OK, "batching")
 
 
+@pytest.mark.slow
 def test_scripted_device_needs_no_onnx_runtime(tmp_path: Path) -> None:
     shadow = tmp_path / "shadow"
     for name in ("onnxruntime", "onnxruntime_genai"):

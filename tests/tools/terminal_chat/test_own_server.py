@@ -11,6 +11,7 @@ from tests.running_server import DEMO
 KEY = "chat:key-of-this-test"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_failed_load_is_reported_with_its_reason(log_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENAI_DEVICE", "openvino")
