@@ -27,7 +27,7 @@ SCRIPTED = ("--device", "scripted:0,scripted:1", "--max-length", "2000")
 ONE_THREAD = {"GENAI_THREADS": "1"}
 # Seconds that a test waits for what takes less than one on a quiet machine, before it fails. No test may depend on how
 # long something takes, so that this is only an end for what hangs.
-PATIENCE = 90.0
+PATIENCE = 200.0
 SETTINGS = ("GENAI_", "HOST", "PORT", "WORKERS", "RELOAD")
 
 
