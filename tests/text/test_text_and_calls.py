@@ -200,7 +200,7 @@ def test_a_marker_that_is_a_token_is_not_written_in_pieces(
     assert 0 < state.validate_tokens(pieces) < len(pieces)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(FORMS),
     st.sampled_from([(None, False), (THINK, False), (THINK, True)]),

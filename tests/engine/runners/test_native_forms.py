@@ -28,7 +28,7 @@ def logits(runner: Runner) -> Logits:
     return np.stack([driven.prefill(1, prompt).copy(), driven.read((1, [9], True))[0].logits[-1].copy()])
 
 
-@pytest.mark.parametrize("has_cache", [True, False])
+@pytest.mark.parametrize("has_cache", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("write", "write_reference", "limit"),
     [

@@ -391,7 +391,7 @@ def test_top_k_never_sorts_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch, t
         {"top_k": 9, "top_p": 0.8},
     ],
 )
-@pytest.mark.parametrize("spread", [0.0, 1.0])
+@pytest.mark.parametrize("spread", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_draws_beyond_the_best_keep_their_probabilities(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], spread: float
 ) -> None:
