@@ -3,7 +3,8 @@
     .venv/bin/python -m pytest --forks 5
 
 Importing and collecting the tests takes longer than running most of them, and each process of pytest-xdist would do it
-again. Where processes cannot be forked, the tests run in one.
+again. Where processes cannot be forked, the tests run in one. Importing a test module may not start a thread: forked
+processes would lack it.
 """
 
 import os
@@ -33,6 +34,7 @@ def pytest_runtestloop(session: pytest.Session) -> Literal[True] | None:
     config = session.config
     if config.option.forks < 2 or config.option.collectonly or session.testsfailed or sys.platform != "linux":
         return None
+    _check_threads()
     groups = list(_groups(session.items))
     queue = _Queue(len(groups))
     temporary: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
@@ -60,6 +62,11 @@ def pytest_runtestloop(session: pytest.Session) -> Literal[True] | None:
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
     return True
+
+
+def _check_threads() -> None:
+    if num_threads := len(os.listdir("/proc/self/task")) - 1:
+        raise pytest.UsageError(f"the imported tests have started {num_threads} threads, which forks would lack")
 
 
 def _groups(items: Sequence[pytest.Item]) -> Iterator[Sequence[pytest.Item]]:

@@ -1,6 +1,7 @@
 """The results of a sequence's logits: tokens, their log probabilities, and the end."""
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs, token_logprob
-from genai_server.engine.sampling.grammar import Guide, bytes_guidance
+from genai_server.engine.sampling.grammar import Guidance, Guide, bytes_guidance
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
@@ -18,13 +19,18 @@ from tests.engine.sampling.grammars import AMBIGUOUS, guide
 
 VOCAB = 258
 EOS = [256, 257]
-GUIDANCE = bytes_guidance(ModelInfo(100, VOCAB, EOS, Sampling()))
+
+
+@cache
+def guidance() -> Guidance:
+    """Made by the first test, since it has a thread, which a forked process would lack."""
+    return bytes_guidance(ModelInfo(100, VOCAB, EOS, Sampling()))
 
 
 def sequence(grammar: str | None = None, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) -> Sequence:
     values: dict[str, Any] = {"max_tokens": 50, "max_length": 100} | fields
     request = GenerationRequest("r", list(prompt), grammar=grammar, **values)
-    return Sequence(0, (0, 0), request, lambda: 0.0, None if grammar is None else guide(GUIDANCE, grammar))
+    return Sequence(0, (0, 0), request, lambda: 0.0, None if grammar is None else guide(guidance(), grammar))
 
 
 def favoring(*tokens: int) -> Logits:
