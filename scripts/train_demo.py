@@ -21,6 +21,7 @@ SEED = 20_26
 # What is made, by what, where, in how many minutes and steps of training at most.
 DEMOS = {
     "text": ("the demo model", MODELS / "demo", 55.0, 8000),
+    "draft": ("the draft model for the demo model", MODELS / "demo-draft", 10.0, 1500),
     "pooled": ("the demo models for embeddings and for reranking, below the folder --out", MODELS, 8.0, 2000),
     "vision": ("the demo model for images", MODELS / "demo-vision", 45.0, 20_000),
     "speech": ("the demo model for speech; needs espeak-ng", MODELS / "demo-speech", 60.0, 50_000),

@@ -93,12 +93,17 @@ def _batches(encoder: Encoder, rows: Iterable[Row], tokens: int) -> Iterator[Bat
             yield encoder.batch(rest, tokens // length, length)
 
 
-def training_batches(encoder: Encoder, rng: random.Random, tokens: int) -> Iterator[Batch]:
-    """Batches of about this number of tokens, of conversations of similar length."""
+def training_batches(
+    encoder: Encoder,
+    rng: random.Random,
+    tokens: int,
+    make: Callable[[random.Random], Conversation] = conversation,
+) -> Iterator[Batch]:
+    """Batches of about this number of tokens, of conversations of similar length, each of which `make` makes."""
 
     def rows() -> Iterator[Row]:
         while True:
-            yield from encoder.encode([conversation(rng) for _ in range(CHUNK)])
+            yield from encoder.encode([make(rng) for _ in range(CHUNK)])
 
     return _batches(encoder, rows(), tokens)
 

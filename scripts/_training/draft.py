@@ -1,0 +1,184 @@
+"""Makes a draft model for the demo model that drafts in parallel, as PARD does: 0.2 million parameters.
+
+After the tokens of a text, the model reads mask tokens: the one after n of them predicts the token n places later. In
+training, masks follow some of the tokens that the assistant says, which are chosen at random. All masks of a text are
+read in one pass: each sees the text up to its chosen token, and the masks between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from _models.environment import REPOSITORY
+from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, save_tokenizer
+from tokenizers import Tokenizer
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .batches import Batch, Encoder, training_batches
+from .conversations import plain_chat
+from .shared import Budget, Course, Muon, update
+from .template import SOURCE
+from .text import CONTEXT
+
+MODEL = REPOSITORY / "models" / "demo"
+# Tokens that a pass predicts, and tokens with masks behind them in each row of a batch, for each 32 tokens of its
+# length.
+DEPTH, CHOSEN = 8, 2
+# Embeddings behind those of the tokenizer's tokens, the first of which is that of the mask token.
+SPARE = 32
+LONGEST = 224
+BATCH_TOKENS, BATCHES_PER_STEP = 512, 1
+PEAK_RATE = 6e-3
+
+
+def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
+    """Model, training, and export as of a published checkpoint."""
+    torch.manual_seed(arguments.seed)
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    model = make_model(tokenizer.get_vocab_size())
+    save_tokenizer(tokenizer, work, SOURCE.read_text(encoding="utf-8"), CONTEXT)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
+    budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
+    train(model, tokenizer, seed=arguments.seed, budget=budget)
+    model.save_pretrained(work)
+    command: list[str | Path] = [
+        REPOSITORY / ".venv" / "bin" / "genai-server",
+        "export",
+        work,
+        "--to",
+        fresh,
+        "--python",
+    ]
+    command += [sys.executable, "--precision", arguments.precision]
+    subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    for name in (".genai-server.json", "export.log", "quality.json"):  # the export's own notes
+        (fresh / name).unlink(missing_ok=True)
+
+
+def make_model(vocabulary: int) -> LlamaForCausalLM:
+    """A small Llama with random weights, and a mask token behind the tokens of the demo model's tokenizer."""
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary + SPARE,
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=32,
+            max_position_embeddings=CONTEXT,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            bos_token_id=END_OF_TEXT_ID,
+            eos_token_id=TURN_END_ID,
+            pad_token_id=END_OF_TEXT_ID,
+            pard_token=vocabulary,
+        )
+    )
+    model.set_attn_implementation("eager")  # on the CPU faster than the fused kernel at these lengths
+    return model
+
+
+def train(model: LlamaForCausalLM, tokenizer: Tokenizer, *, seed: int, budget: Budget) -> None:
+    """Train until the budget is used; the learning rate falls to zero at its end."""
+    encoder = Encoder(tokenizer, LONGEST)
+    batches = training_batches(encoder, random.Random(seed), BATCH_TOKENS, plain_chat)
+    validation = training_batches(encoder, random.Random(seed + 1), BATCH_TOKENS, plain_chat)
+    kept = [next(validation) for _ in range(8)]
+    parameters, pool = list(model.parameters()), ThreadPoolExecutor(budget.threads)
+    torch.set_num_threads(1)
+    inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in inner}
+    rest = [p for p in parameters if id(p) not in chosen]
+    optimizers = [
+        torch.optim.AdamW(rest, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+        *(Muon(inner[n :: budget.threads], lr=PEAK_RATE, momentum=0.95, decay=0.05) for n in range(budget.threads)),
+    ]
+    course = Course(budget, optimizers, PEAK_RATE, "tokens", evaluate=lambda: report(model, kept, seed))
+    for _ in course.steps():
+        learned = [next(batches) for _ in range(BATCHES_PER_STEP)]
+        total = sum(float(batch.weights.sum()) for batch in learned)
+        first, later = update(parameters, learned, functools.partial(_loss, model, total=total), optimizers, pool)
+        course.note(sum(batch.tokens.numel() for batch in learned), first=first, later=later / BATCHES_PER_STEP)
+
+
+def _loss(model: LlamaForCausalLM, batch: Batch, total: float) -> tuple[torch.Tensor, list[float]]:
+    """The loss of all tokens that are said, and the mean of those after masks, both of about the same weight."""
+    logits, masked, targets, weights = predict(model, batch)
+    losses = functional.cross_entropy(logits, batch.targets, reduction="none")
+    first = (losses * batch.weights).sum() / total
+    later = functional.cross_entropy(masked, targets, reduction="none")
+    later = (later * weights).sum() / weights.sum().clamp(min=1.0)
+    return first + later / BATCHES_PER_STEP, [first.item(), later.item()]
+
+
+def predict(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits `[said tokens, vocabulary]` of the tokens that are said, then those after masks, with targets and weights.
+
+    Masks follow tokens that are chosen at random. Those after masks have the shape
+    `[rows * chosen tokens * (DEPTH - 1), vocabulary]`.
+    """
+    rows, length = batch.tokens.shape
+    num_chosen = max(1, CHOSEN * length // 32)
+    targets, weights = torch.zeros(rows * length, dtype=torch.long), torch.zeros(rows * length)
+    targets[batch.said], weights[batch.said] = batch.targets, batch.weights
+    targets, weights = targets.view(rows, length), weights.view(rows, length)
+    likely = (weights > 0).float() + 1e-9  # rows that only pad a batch have no token that is said
+    chosen = torch.multinomial(likely, num_chosen, replacement=True)
+    offsets = torch.arange(1, DEPTH)
+    positions = (chosen[:, :, None] + offsets).flatten(1)  # of the masks [rows, masks]
+    inside = positions.clamp(max=length - 1)
+    mask_targets = targets.gather(1, inside)
+    mask_weights = weights.gather(1, inside) * (positions < length)
+    tokens = torch.cat([batch.tokens, torch.full_like(positions, model.config.pard_token)], 1)
+    all_positions = torch.cat([torch.arange(length).expand(rows, -1), positions], 1)
+    hidden = model.model(
+        input_ids=tokens,
+        position_ids=all_positions,
+        attention_mask=_attention(chosen, length),
+        use_cache=False,
+    ).last_hidden_state
+    said = hidden[:, :length].flatten(0, 1).index_select(0, batch.said)
+    return (
+        model.lm_head(said),
+        model.lm_head(hidden[:, length:].flatten(0, 1)),
+        *map(torch.flatten, (mask_targets, mask_weights)),
+    )
+
+
+def _attention(chosen: torch.Tensor, length: int) -> torch.Tensor:
+    """What each token and each mask sees, as numbers to add to scores `[rows, 1, tokens and masks, the same]`."""
+    rows, num_chosen = chosen.shape
+    num_masks = num_chosen * (DEPTH - 1)
+    sees = torch.zeros(rows, length + num_masks, length + num_masks, dtype=torch.bool)
+    sees[:, :length, :length] = torch.ones(length, length, dtype=torch.bool).tril()
+    last = chosen.repeat_interleave(DEPTH - 1, 1)
+    sees[:, length:, :length] = torch.arange(length) <= last[:, :, None]
+    group = torch.arange(num_masks) // (DEPTH - 1)
+    sees[:, length:, length:] = (group[:, None] == group) & torch.ones(num_masks, num_masks, dtype=torch.bool).tril()
+    return torch.where(sees, 0.0, torch.finfo(torch.float32).min)[:, None]
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def report(model: LlamaForCausalLM, batches: list[Batch], seed: int) -> None:
+    """Print the share of right tokens, for each place of a draft."""
+    right, asked = torch.zeros(DEPTH), torch.zeros(DEPTH)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for batch in batches:
+            logits, masked, targets, weights = predict(model, batch)
+            right[0] += ((logits.argmax(-1) == batch.targets) & (batch.weights > 0)).sum()
+            asked[0] += (batch.weights > 0).sum()
+            counted = (weights > 0).view(-1, DEPTH - 1)
+            right[1:] += ((masked.argmax(-1) == targets).view(-1, DEPTH - 1) & counted).sum(0)
+            asked[1:] += counted.sum(0)
+    print("  right: " + ", ".join(f"{share:.3f}" for share in (right / asked).tolist()), flush=True)
