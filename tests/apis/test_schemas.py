@@ -8,9 +8,9 @@ from pydantic import ValidationError
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.embeddings.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
 from genai_server.apis.messages.schemas import MessagesRequest
-from genai_server.apis.own_chat.routes import ChatRequest
+from genai_server.apis.own_chat import ChatRequest
 from genai_server.apis.responses.schemas import ResponsesRequest
-from genai_server.apis.tokens.schemas import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
+from genai_server.apis.tokens import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
 from genai_server.generation.parameters.base import OTHER_FIELDS, Wire
 from genai_server.generation.parameters.chat_messages import ImagePart, ImageUrl
 from genai_server.generation.parameters.completion_body import CompletionRequest

@@ -12,15 +12,14 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.types import Message, Receive
 
+from genai_server.apis import completions, tokens
+from genai_server.apis import own_chat as chat
 from genai_server.apis.admin import runtime_options
 from genai_server.apis.chat_completions import routes as chat_completions
-from genai_server.apis.completions import routes as completions
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.models import routes as models
-from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.status import health
-from genai_server.apis.tokens import routes as tokens
 from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.generation.dependencies import ClientLeft, Deadline, RequestContext

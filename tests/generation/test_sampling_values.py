@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.apis.own_chat.routes import ChatRequest
+from genai_server.apis.own_chat import ChatRequest
 from genai_server.generation.sampling_values import with_exclusions
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer

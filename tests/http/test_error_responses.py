@@ -10,9 +10,9 @@ import pytest
 from anthropic.types import ErrorResponse
 from starlette.types import Message, Scope
 
-from genai_server.apis.dialects import DIALECTS
+from genai_server.apis.app import DIALECTS
 from genai_server.apis.messages.errors import ANTHROPIC
-from genai_server.apis.ollama.errors import OLLAMA
+from genai_server.apis.ollama.response import OLLAMA
 from genai_server.errors import (
     ALL_ERRORS,
     EngineDied,

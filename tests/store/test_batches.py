@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.apis.batches.routes import new_batch
-from genai_server.apis.batches.schemas import BatchRequest
+from genai_server.apis.batches.routes import BatchRequest, new_batch
 from genai_server.store import batches as store
 from genai_server.store.batches import BatchStore
 from tests.apis.batches.inputs import CHAT

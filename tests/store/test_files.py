@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.apis.batches.routes import new_batch
-from genai_server.apis.batches.schemas import BatchRequest
+from genai_server.apis.batches.routes import BatchRequest, new_batch
 from genai_server.errors import InvalidField, StoredFileNotFound, StoreUnavailable
 from genai_server.store.batches import BatchStore
 from genai_server.store.files import FileLimits, FileStore, StoredFile, new_id

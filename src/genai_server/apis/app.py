@@ -15,6 +15,10 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
+from genai_server.apis import completions, files, scoring, tokens
+from genai_server.apis import own_chat as chat
+from genai_server.apis import tool_servers as tool_server_list
+from genai_server.apis import web_page as page
 from genai_server.apis.admin import models as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import requests, runtime_options, vllm_calls
@@ -22,32 +26,25 @@ from genai_server.apis.admin.engine_calls import cancel_request
 from genai_server.apis.batches import routes as batch_routes
 from genai_server.apis.batches.running import files_and_batches
 from genai_server.apis.chat_completions import routes as chat_completions
-from genai_server.apis.completions import routes as completions
 from genai_server.apis.decisions import routes as decisions
-from genai_server.apis.dialects import DIALECTS
 from genai_server.apis.embeddings import routes as embeddings
-from genai_server.apis.files import routes as files
 from genai_server.apis.messages import routes as messages
+from genai_server.apis.messages.errors import ANTHROPIC
 from genai_server.apis.models import lm_studio
 from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
-from genai_server.apis.ollama import pull_routes as ollama_pull
+from genai_server.apis.ollama import model_routes as ollama_pull
 from genai_server.apis.ollama import routes as ollama
+from genai_server.apis.ollama.response import OLLAMA
 from genai_server.apis.openapi import documented
-from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.store import EndRequest, ResponseStore
 from genai_server.apis.responses.websocket import ResponsesSocket
-from genai_server.apis.scoring import routes as scoring
-from genai_server.apis.status import engine_metrics, health, load_history
+from genai_server.apis.status import engine_metrics, health
 from genai_server.apis.status.api_metrics import Instruments
-from genai_server.apis.status.engine_metrics import EngineMetrics
-from genai_server.apis.status.load_history import LoadHistory
-from genai_server.apis.tokens import routes as tokens
-from genai_server.apis.tool_servers import routes as tool_server_list
+from genai_server.apis.status.engine_metrics import EngineMetrics, LoadHistory
 from genai_server.apis.transcriptions import routes as transcriptions
-from genai_server.apis.web_page import routes as page
 from genai_server.config.settings import Settings
 from genai_server.config.tool_servers import tool_servers
 from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
@@ -81,6 +78,8 @@ from genai_server.system.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
 from genai_server.tool_servers.client import Tools
 from genai_server.web.files import API_DOCS, PAGE
+
+DIALECTS = (ANTHROPIC, OLLAMA)
 
 
 @dataclass(frozen=True)
@@ -280,7 +279,7 @@ def create_app(
         app.mount(page.PAGE_PATH, page.WebFiles(directory=PAGE))
     if settings.metrics != "off":
         app.include_router(engine_metrics.router)
-        app.include_router(load_history.router)
+        app.include_router(engine_metrics.router)
 
     app.router.default = TrailingSlash(app.router, app.router.default)
 

@@ -22,13 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genai_server.apis.admin import models as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import requests, runtime_options
-from genai_server.apis.app import cors_options, open_paths
-from genai_server.apis.dialects import DIALECTS
+from genai_server.apis.app import DIALECTS, cors_options, open_paths
 from genai_server.apis.models import lm_studio
 from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
-from genai_server.apis.ollama import pull_routes as ollama_pull
-from genai_server.apis.status import engine_metrics, load_history
+from genai_server.apis.ollama import model_routes as ollama_pull
+from genai_server.apis.status import engine_metrics
 from genai_server.apis.transcriptions.routes import UPLOAD_PATHS
 from genai_server.config.settings import Settings
 from genai_server.errors import (
@@ -78,7 +77,7 @@ _HEALTH_LASTS = 1.0
 _LIVENESS = "/livez"
 _HEALTH = frozenset({"/health", "/readyz"})
 # What every replica is asked for.
-_OF_ALL = frozenset({"/healthz", load_history.PATH})
+_OF_ALL = frozenset({"/healthz", engine_metrics.HISTORY_PATH})
 # What one replica of each model is asked for.
 _OF_MODELS = frozenset({"/v1/models", "/models", "/api/tags", "/api/ps", "/api/v0/models", "/api/v1/models"})
 _MODEL_PATHS = ("/v1/models/", "/models/", "/api/v0/models/")

@@ -7,17 +7,15 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
+from genai_server.apis import completions, scoring, tokens
+from genai_server.apis import own_chat as chat
 from genai_server.apis.chat_completions import routes as chat_completions
-from genai_server.apis.completions import routes as completions
 from genai_server.apis.decisions import routes as decisions
 from genai_server.apis.embeddings import routes as embeddings
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.ollama import routes as ollama
-from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
-from genai_server.apis.scoring import routes as scoring
-from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.config.settings import Settings
 from genai_server.errors import ModelNotFound, quoted

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from genai_server.apis.batches import answering, batch_run
+from genai_server.apis.batches import answering, running
 from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, num_running, results, upload
 from tests.running_server import DEMO, RunningServer, refusal, wait_until
 from tests.scraped import scrape
@@ -198,7 +198,7 @@ def test_requests_left_at_the_end_of_the_window_expire(server: RunningServer, mo
     id = begin(server.client, [line("short"), *(line(f"{number}", "count 400; delay 0.05") for number in range(6))])
     wait_until(lambda: get(server.client, id)["request_counts"]["completed"] == 1)
     later = time.time() + 90_000
-    monkeypatch.setattr(batch_run, "time", SimpleNamespace(time=lambda: later))
+    monkeypatch.setattr(running, "time", SimpleNamespace(time=lambda: later))
     batch = ended(server.client, id)
     assert (batch["status"], batch["request_counts"]) == ("expired", {"total": 7, "completed": 1, "failed": 6})
     assert batch["expired_at"] >= batch["expires_at"]

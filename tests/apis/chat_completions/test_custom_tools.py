@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageCustomToolCal
 
 from genai_server.answer_parts import Part, ToolCallArguments, ToolCallEnd, ToolCallStart, WholeAnswer, WholeToolCall
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder
-from genai_server.apis.own_chat.routes import ChatRequest
+from genai_server.apis.own_chat import ChatRequest
 from genai_server.generation.answers import Ending
 from tests.running_server import RunningServer
 

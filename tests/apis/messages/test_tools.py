@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.messages.client_tools import CLIENT_TOOLS
 from genai_server.apis.messages.schemas import MessagesRequest
-from genai_server.apis.messages.tools import OfferedTools
+from genai_server.apis.messages.tools import CLIENT_TOOLS, OfferedTools
 from genai_server.apis.messages.translate import Translation
 from genai_server.errors import InvalidField
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency

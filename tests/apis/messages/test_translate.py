@@ -7,8 +7,7 @@ import pytest
 
 from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.tools import OfferedTools
-from genai_server.apis.messages.translate import Translation
-from genai_server.apis.messages.turns import Turns
+from genai_server.apis.messages.translate import Translation, Turns
 from genai_server.errors import InvalidField
 from genai_server.generation.parameters.chat_messages import ChatParameters, NamedTool
 from genai_server.http.error_responses import named

@@ -16,7 +16,7 @@ from genai_server.apis.chat_completions.response import ChatCompletionBuilder, F
 from genai_server.apis.chat_completions.schemas import CHATS, ChatCompletionRequest
 from genai_server.apis.shared.chat_history import convert_messages
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.apis.tokens.schemas import RenderedPrompt
+from genai_server.apis.tokens import RenderedPrompt
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.generation.prompts import encode_chat

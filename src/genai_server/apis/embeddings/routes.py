@@ -19,8 +19,7 @@ from genai_server.apis.embeddings.schemas import (
     RerankResponse,
     ScoreResponse,
 )
-from genai_server.apis.scoring.schemas import LabelScoreRequest
-from genai_server.apis.scoring.score import label_scores
+from genai_server.apis.scoring import LabelScoreRequest, label_scores
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.http.body_route import BodyRoute, lenient_route

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from genai_server.apis.scoring.schemas import LabelScoreRequest
+from genai_server.apis.scoring import LabelScoreRequest
 from genai_server.generation.parameters.base import NonEmptyText, ResultFields, Text, Wire, elements, field_error
 from genai_server.generation.parameters.completion_body import Tokens, form_of_texts
 from genai_server.http.json_response import JsonObject

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.apis.messages.leniency import LEFT_OUT, convert
-from genai_server.apis.messages.mcp_servers import find_server_tools
 from genai_server.apis.messages.response import MessageBuilder
 from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
+from genai_server.apis.messages.tools import find_server_tools
 from genai_server.apis.messages.translate import Translation
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.answers import Generation

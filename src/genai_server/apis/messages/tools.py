@@ -1,19 +1,26 @@
-"""Decides which tools a prompt defines at its beginning, which ones its messages introduce, and which ones the answer
-may call.
+"""The tools of a request to the Messages API: those that clients run and that it names only by type, those that the
+prompt defines, and those of tool servers.
 
-A tool with `defer_loading` is not defined at the beginning, but in the message that refers to it: the result of a tool
-search that the client has run, or a message that adds tools.
+Anthropic has published the parameters of its shell, text editor and memory tools, and its models know them. Other
+models get them as functions with a description and a schema. Each dated type has its own parameters, which never
+change.
+
+A tool with `defer_loading` is not defined at the beginning of the prompt, but in the message that refers to it: the
+result of a tool search that the client has run, or a message that adds tools.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from genai_server.apis.messages.client_tools import CLIENT_TOOLS
 from genai_server.apis.messages.schemas import (
     AnthropicTool,
     Block,
     CompactionBlock,
     CountTokensRequest,
+    McpServer,
+    McpToolset,
     ToolAdditionBlock,
     ToolDefinition,
     ToolName,
@@ -22,7 +29,127 @@ from genai_server.apis.messages.schemas import (
     ToolResultBlock,
 )
 from genai_server.apis.shared.tool_texts import introduction
+from genai_server.config.tool_servers import NAME_RULE, is_name
+from genai_server.errors import InvalidField
+from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.tool_loop import Selection, ServedTool, address_of, find_tools, usable_servers
 from genai_server.http.json_response import JsonObject
+from genai_server.messages.tool_servers import ServerAddress, ToolInfo
+
+
+@dataclass(frozen=True)
+class ClientTool:
+    """The description and the parameters with which a model sees a tool."""
+
+    description: str
+    parameters: JsonObject
+
+
+def _text(description: str) -> JsonObject:
+    return {"type": "string", "description": description}
+
+
+def _parameters(properties: Mapping[str, Any], *required: str) -> JsonObject:
+    return {"type": "object", "properties": dict(properties), "required": [*required]}
+
+
+def _commands(*names: str) -> JsonObject:
+    return {"type": "string", "enum": [*names], "description": "What to do."}
+
+
+_BASH = ClientTool(
+    "Runs a command in a bash session that keeps its state between calls: working directory, variables, functions. "
+    "The result has the command's output and errors.",
+    _parameters(
+        {
+            "command": _text("The command to run. Required unless restart is true."),
+            "restart": {"type": "boolean", "description": "true: end the session and start a new one."},
+        }
+    ),
+)
+_LINE_RANGE = {
+    "type": "array",
+    "items": {"type": "integer"},
+    "minItems": 2,
+    "maxItems": 2,
+    "description": "With view of a file: the first and the last line to show, counted from 1. A last line of -1 is the "
+    "end of the file.",
+}
+_INSERT_LINE = {
+    "type": "integer",
+    "minimum": 0,
+    "description": "Required with insert: the number of the line after which the text is inserted; 0 is the beginning.",
+}
+_FILE_TEXT = _text("Required with create: the complete text of the new file.")
+_OLD_TEXT = _text(
+    "Required with str_replace: the text to replace. It must be in the file exactly once, with the same whitespace."
+)
+
+
+def _editor(description: str, *commands: str, inserted: str) -> ClientTool:
+    """The definition of a text editor as a tool with the commands view, create, str_replace, insert and `commands`.
+    `inserted` is the name of the parameter with the text for the command insert.
+    """
+    new_text = "With str_replace: the text to put in its place; without it, the old text is removed."
+    texts = {"new_str": _text(new_text)}
+    if inserted == "new_str":
+        texts["new_str"] = _text(f"{new_text} Required with insert: the text to insert.")
+    else:
+        texts[inserted] = _text("Required with insert: the text to insert.")
+    return ClientTool(
+        description,
+        _parameters(
+            {
+                "command": _commands("view", "create", "str_replace", "insert", *commands),
+                "path": _text("The absolute path of a file or, with view, a directory."),
+                "file_text": _FILE_TEXT,
+                "old_str": _OLD_TEXT,
+                **texts,
+                "insert_line": _INSERT_LINE,
+                "view_range": _LINE_RANGE,
+            },
+            "command",
+            "path",
+        ),
+    )
+
+
+_EDITS = (
+    "Shows and edits text files. view shows a file with line numbers, or what a directory contains; create writes a "
+    "new file; str_replace replaces one text of a file; insert adds text after a line"
+)
+_EDITOR_WITH_UNDO = _editor(f"{_EDITS}; undo_edit takes back the last edit of a file.", "undo_edit", inserted="new_str")
+_EDITOR = _editor(f"{_EDITS}.", inserted="insert_text")
+_MEMORY = ClientTool(
+    "Files in the directory /memories, which stay when the conversation ends. Look there for what is known before you "
+    "begin, and write down what is worth knowing later. view shows a file or what a directory contains; create writes "
+    "a file; str_replace replaces one text of a file; insert adds text after a line; delete removes a file or "
+    "directory; rename moves one.",
+    _parameters(
+        {
+            "command": _commands("view", "create", "str_replace", "insert", "delete", "rename"),
+            "path": _text("Required except with rename: the path of a file or directory, such as /memories/notes.md."),
+            "file_text": _FILE_TEXT,
+            "old_str": _OLD_TEXT,
+            "new_str": _text("Required with str_replace: the text to put in its place."),
+            "insert_line": _INSERT_LINE,
+            "insert_text": _text("Required with insert: the text to insert."),
+            "view_range": _LINE_RANGE,
+            "old_path": _text("Required with rename: the present path."),
+            "new_path": _text("Required with rename: the new path."),
+        },
+        "command",
+    ),
+)
+CLIENT_TOOLS: Mapping[str, ClientTool] = {
+    "bash_20241022": _BASH,
+    "bash_20250124": _BASH,
+    "text_editor_20241022": _EDITOR_WITH_UNDO,
+    "text_editor_20250124": _EDITOR_WITH_UNDO,
+    "text_editor_20250429": _EDITOR,
+    "text_editor_20250728": _EDITOR,
+    "memory_20250818": _MEMORY,
+}
 
 
 class OfferedTools:
@@ -107,3 +234,76 @@ def _function(tool: AnthropicTool) -> JsonObject:
         examples = (json.dumps(example, ensure_ascii=False) for example in tool.input_examples)
         description = "\n".join([*([description] if description else []), "Examples of its input:", *examples])
     return {"name": tool.name, "description": description, "parameters": parameters, "strict": tool.strict}
+
+
+async def find_server_tools(
+    body: CountTokensRequest, services: Services, context: RequestContext
+) -> Mapping[str, Sequence[ServedTool]]:
+    """The tools of the tool servers that a request names, by the name of the server.
+
+    Servers that the request may not use are left out and reported. So are tools whose calls a client has to approve,
+    because Anthropic's API has no form for approvals. Raises InvalidField, ToolServerUnavailable, ClientLeft and
+    DeadlinePassed.
+    """
+    usable = usable_servers(services, context)
+    toolsets = {each.mcp_server_name: each for each in body.mcp_toolsets or ()}
+    names = [each.name for each in body.mcp_servers or ()]
+    for name in toolsets:
+        if name not in names and not context.leniency.leave_out("tools", " (mcp_toolset)"):
+            raise InvalidField("tools", "has an mcp_toolset of a server that is not in mcp_servers", given=name)
+    selected: dict[str, Selection] = {}
+    for index, server in enumerate(body.mcp_servers or ()):
+        at = None if server.name in usable else _address(server, index, services)
+        if server.name in usable or at is not None:
+            allows = _Allowed(server, toolsets.get(server.name))
+            selected[server.name] = Selection(server.name, allows, address=at)
+            if server.authorization_token and at is None:
+                _leave_out(context, f"mcp_servers[{index}].authorization_token", "", server.name)
+        else:
+            _leave_out(context, f"mcp_servers[{index}]", "", server.name)
+    tools = await find_tools(services, context, body.model, list(selected.values())) if selected else []
+    for tool in tools:
+        if tool.needs_approval:
+            context.leniency.note([f"mcp_servers ({tool.server}: {tool.info.name} needs an approval)"])
+    return {name: [tool for tool in tools if tool.server == name and not tool.needs_approval] for name in selected}
+
+
+def _address(server: McpServer, index: int, services: Services) -> ServerAddress | None:
+    """The address of a tool server that the request names by URL, in the entry `index` of `mcp_servers`; None if the
+    operator does not allow this host.
+
+    Raises InvalidField for an invalid name or token.
+    """
+    try:
+        found = address_of(services, server.url, server.authorization_token)
+    except ValueError as error:
+        raise InvalidField(f"mcp_servers[{index}].authorization_token", str(error)) from None
+    if found is not None and not is_name(server.name):
+        raise InvalidField(f"mcp_servers[{index}].name", NAME_RULE, given=server.name)
+    return found
+
+
+def _leave_out(context: RequestContext, path: str, remark: str, name: str) -> None:
+    if not context.leniency.leave_out(path, remark):
+        rule = (
+            "must be of a tool server that this request may use ([mcp.NAME] in the configuration file), or at a host "
+            "that the operator allows (GENAI_MCP_HOSTS)"
+        )
+        raise InvalidField(path, rule, given=name)
+
+
+class _Allowed:
+    """A predicate that says whether a request lets the model call a tool of one tool server, by the request's entry for
+    the server and by its toolset, if there is one.
+    """
+
+    def __init__(self, server: McpServer, toolset: McpToolset | None) -> None:
+        self._older = server.tool_configuration
+        self._toolset = toolset
+
+    def __call__(self, tool: ToolInfo) -> bool:
+        if self._older is not None:
+            allowed = self._older.allowed_tools
+            if self._older.enabled is False or (allowed is not None and tool.name not in allowed):
+                return False
+        return self._toolset is None or self._toolset.allows(tool.name)

@@ -1,18 +1,328 @@
-"""Translates requests of Anthropic's Messages API to chat parameters."""
+"""Translates requests of Anthropic's Messages API to chat parameters: the fields, and the turns and blocks of the
+messages, which become OpenAI's messages.
+"""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
-from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
+from genai_server.apis.messages.schemas import (
+    AnthropicMessage,
+    Base64Source,
+    Block,
+    CompactionBlock,
+    ContentSource,
+    CountTokensRequest,
+    DocumentBlock,
+    ImageBlock,
+    McpToolResultBlock,
+    McpToolUseBlock,
+    MessagesRequest,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolReferenceBlock,
+    ToolRemovalBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UrlSource,
+)
 from genai_server.apis.messages.tools import OfferedTools
-from genai_server.apis.messages.turns import Turns, media_locations
-from genai_server.apis.shared.media_locations import media_names
+from genai_server.apis.shared.media_locations import MediaLocation, media_names
+from genai_server.apis.shared.tool_texts import note
 from genai_server.errors import InvalidField, ThreadUnsupported
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatParameters, Tool
 from genai_server.generation.parameters.sampling_parameters import SamplingFields
-from genai_server.generation.tool_loop import ServedTool, ServedTools
+from genai_server.generation.tool_loop import ServedTool, ServedTools, function_name
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import Leniency
+
+# What a tool's result may consist of, too.
+_Part = Block | ToolReferenceBlock
+
+
+@dataclass(frozen=True)
+class _Located:
+    """A content block with its location in the body: the path of its message, and its index in the message."""
+
+    message: str
+    index: int
+    block: Block
+
+    @property
+    def place(self) -> str:
+        return f"{self.message}.content[{self.index}]"
+
+
+class Turns:
+    """Translates the conversation of a body when it is created. The attribute `messages` then has OpenAI's messages,
+    each with the path in the body from which it comes.
+
+    Adjacent messages of one role form one turn, as in Anthropic's API. The texts of a turn are joined by newlines, and
+    each tool result becomes a message of its own. `served` are the names of the tool servers whose calls become calls
+    of functions.
+    """
+
+    def __init__(self, body: CountTokensRequest, tools: OfferedTools, served: Collection[str] = ()) -> None:
+        self._tools = tools
+        # The names of the tool servers whose earlier calls are calls of functions. Those of others are texts.
+        self._served = served
+        # Names of tools, keyed by the ids of their calls.
+        self._called: dict[str, str] = {}
+        # Locations of what the messages have in another form, each with the form, and of what they do not have.
+        self.converted: list[str] = []
+        self.left_out: list[str] = []
+        self.messages = list(self._messages(body))
+
+    def _messages(self, body: CountTokensRequest) -> Iterator[tuple[str, JsonObject]]:
+        for role, group in groupby(_shown_messages(body), key=lambda one: one[1].role):
+            messages = list(group)
+            blocks = [
+                _Located(location, index, block)
+                for location, message in messages
+                for index, block in enumerate(message.blocks)
+            ]
+            if role == "assistant":
+                for part in _between_results(self._with_notes(blocks)):
+                    if part and isinstance(result := part[0].block, McpToolResultBlock):
+                        yield part[0].place, self._served_result(result)
+                    else:
+                        yield messages[0][0], self._assistant(part)
+                continue
+            for is_result, run in groupby(blocks, key=self._answers_a_call):
+                found = list(run)
+                if is_result:
+                    yield from ((one.place, self._result(one)) for one in found)
+                else:
+                    yield found[0].message, {"role": role, "content": self._content(found)}
+
+    def _answers_a_call(self, located: _Located) -> bool:
+        return isinstance(located.block, ToolResultBlock) and located.block.tool_use_id in self._called
+
+    def _assistant(self, blocks: Sequence[_Located]) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": self._content(blocks)}
+        if thoughts := [one.block.thinking for one in blocks if isinstance(one.block, ThinkingBlock)]:
+            message["reasoning_content"] = "\n".join(thoughts)
+        self.left_out += [
+            f"{one.place} (redacted_thinking)" for one in blocks if isinstance(one.block, RedactedThinkingBlock)
+        ]
+        calls = [one.block for one in blocks if isinstance(one.block, ToolUseBlock | McpToolUseBlock)]
+        if calls:
+            self._called |= {call.id: _function_name(call) for call in calls}
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": _function_name(call), "arguments": json.dumps(call.input, ensure_ascii=False)},
+                }
+                for call in calls
+            ]
+        return message
+
+    def _with_notes(self, blocks: Sequence[_Located]) -> list[_Located]:
+        """The blocks of an assistant's turn. Calls of tools on servers that are not in this request, and the results of
+        such calls, are replaced by text blocks.
+        """
+        found: list[_Located] = []
+        known: set[str] = set()
+        for one in blocks:
+            block = one.block
+            if isinstance(block, McpToolUseBlock) and block.server_name in self._served:
+                known.add(block.id)
+            elif isinstance(block, McpToolUseBlock) or (
+                isinstance(block, McpToolResultBlock) and block.tool_use_id not in known
+            ):
+                self.converted.append(f"{one.place} ({block.type} as text)")
+                text = note(block.model_dump(exclude={"cache_control"}, exclude_none=True))
+                one = replace(one, block=_text(text))
+            found.append(one)
+        return found
+
+    def _served_result(self, block: McpToolResultBlock) -> JsonObject:
+        """The chat message for an `mcp_tool_result` block, the result of a tool call that the server has run
+        earlier.
+        """
+        id = block.tool_use_id
+        return {"role": "tool", "tool_call_id": id, "name": self._called[id], "content": block.text}
+
+    def _result(self, located: _Located) -> JsonObject:
+        """The chat message for a `tool_result` block."""
+        block = located.block
+        assert isinstance(block, ToolResultBlock)
+        id = block.tool_use_id
+        return {"role": "tool", "tool_call_id": id, "name": self._called[id], "content": self._result_content(located)}
+
+    def _result_content(self, located: _Located) -> str | list[JsonObject]:
+        block = located.block
+        assert isinstance(block, ToolResultBlock)
+        content: str | list[JsonObject] = ""
+        if isinstance(block.content, str):
+            content = block.content
+        elif block.content:
+            content = _joined(self._flat(located.place, block.content))
+        if not block.is_error:
+            return content
+        return f"Error: {content}" if isinstance(content, str) else [_text_part("Error: "), *content]
+
+    def _content(self, blocks: Sequence[_Located]) -> str | list[JsonObject]:
+        """The content of a turn: its texts and images."""
+        flat: list[TextBlock | ImageBlock] = []
+        for one in blocks:
+            if isinstance(one.block, ToolResultBlock):
+                flat += self._result_without_call(one)
+            else:
+                flat += self._simple(one.place, one.block)
+        return _joined(flat)
+
+    def _result_without_call(self, located: _Located) -> list[TextBlock | ImageBlock]:
+        """The texts and images of a tool result whose call is not in the conversation, for example because the client
+        has cut off the beginning of the conversation.
+        """
+        block = located.block
+        assert isinstance(block, ToolResultBlock)
+        self.converted.append(f"{located.place} (tool_result without its call, as text)")
+        parts = [_text("[tool_result]"), *([_text("Error:")] if block.is_error else ())]
+        if isinstance(block.content, str):
+            return [*parts, _text(block.content)]
+        return [*parts, *self._flat(located.place, block.content or ())]
+
+    def _flat(self, location: str, parts: Sequence[_Part]) -> list[TextBlock | ImageBlock]:
+        """The texts and images of the content parts of a tool result at `location`. Adjacent references to tools become
+        one text that lists the tools.
+        """
+        flat: list[TextBlock | ImageBlock] = []
+        located = [(f"{location}.content[{index}]", part) for index, part in enumerate(parts)]
+        for is_reference, run in groupby(located, key=lambda one: isinstance(one[1], ToolReferenceBlock)):
+            found = list(run)
+            if is_reference:
+                flat.append(_text(self._references(found)))
+                continue
+            for inner, part in found:
+                flat += self._simple(inner, part)
+        return flat
+
+    def _references(self, found: Sequence[tuple[str, _Part]]) -> str:
+        names = [part.tool_name for _, part in found if isinstance(part, ToolReferenceBlock)]
+        self.converted += [f"{location} (tool_reference as text)" for location, _ in found]
+        return self._tools.introduce(names)
+
+    def _simple(self, location: str, block: _Part) -> list[TextBlock | ImageBlock]:
+        """The texts and images of a content block at `location` that is not a tool result; empty for blocks that the
+        model does not read.
+        """
+        match block:
+            case TextBlock() | ImageBlock():
+                return [block]
+            case DocumentBlock():
+                return block.blocks
+            case CompactionBlock(content=content):
+                self.converted.append(f"{location} (compaction as text)")
+                return [_text(content)] if content else []
+            case ToolAdditionBlock(tool=tool):
+                self.converted.append(f"{location} (tool_addition as text)")
+                name = tool.definition.name if isinstance(tool, ToolDefinition) else tool.name
+                return [_text(f"[tool_addition]\n{self._tools.introduce([name])}")]
+            case ToolRemovalBlock(tool=removed):
+                self.converted.append(f"{location} (tool_removal as text)")
+                return [_text(note({"type": "tool_removal", "name": removed.name}))]
+        return []
+
+
+def _between_results(blocks: Sequence[_Located]) -> Iterator[list[_Located]]:
+    """Split the blocks of an assistant's turn into parts that each become a message: each tool result, and the blocks
+    between results.
+    """
+    part: list[_Located] = []
+    for one in blocks:
+        if isinstance(one.block, McpToolResultBlock):
+            if part:
+                yield part
+            yield [one]
+            part = []
+        else:
+            part.append(one)
+    if part or not blocks:
+        yield part
+
+
+def _function_name(call: ToolUseBlock | McpToolUseBlock) -> str:
+    """The name that a called tool has in prompts."""
+    return function_name(call.server_name, call.name) if isinstance(call, McpToolUseBlock) else call.name
+
+
+def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMessage]]:
+    """The system prompt and the messages that the model reads, each with its path in the body.
+
+    Messages that the field `clear_at` removes before the current turn are left out.
+    """
+    if body.system:
+        content: str | list[Block] = body.system if isinstance(body.system, str) else [*body.system]
+        yield "system", AnthropicMessage(role="system", content=content, clear_at=None)
+    last_of_user = max((index for index, message in enumerate(body.messages) if message.role == "user"), default=-1)
+    for index, message in enumerate(body.messages):
+        is_over = message.clear_at == "next_user_message" and index < last_of_user
+        if not is_over and not (message.role == "system" and message.content == ""):
+            yield f"messages[{index}]", message
+
+
+def _joined(flat: Sequence[TextBlock | ImageBlock]) -> str | list[JsonObject]:
+    """The content of a message made from these blocks: their texts joined by newlines or, if there are images, a list
+    of content parts in which the texts between two images are joined.
+    """
+    if not any(isinstance(block, ImageBlock) for block in flat):
+        return _joined_texts(flat)
+    parts: list[JsonObject] = []
+    for is_image, run in groupby(flat, key=lambda block: isinstance(block, ImageBlock)):
+        given = list(run)
+        if is_image:
+            sources = [block.source for block in given if isinstance(block, ImageBlock)]
+            parts += [{"type": "image_url", "image_url": {"url": _url(source)}} for source in sources]
+        elif text := _joined_texts(given):
+            parts.append(_text_part(text))
+    return parts
+
+
+def _joined_texts(blocks: Sequence[TextBlock | ImageBlock]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def _text(text: str) -> TextBlock:
+    return TextBlock.model_construct(type="text", text=text)
+
+
+def _text_part(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
+
+
+def _url(source: Base64Source | UrlSource) -> str:
+    return source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+
+
+def media_locations(body: CountTokensRequest) -> Iterator[MediaLocation]:
+    """The locations of the images in the body, in the order in which the chat's messages contain the images: the path
+    of the block and the path of its field with the data or URL.
+    """
+    for location, message in _shown_messages(body):
+        if location != "system":
+            yield from _image_locations(message.blocks, f"{location}.content")
+
+
+def _image_locations(blocks: Sequence[_Part], path: str) -> Iterator[MediaLocation]:
+    for index, block in enumerate(blocks):
+        location = f"{path}[{index}]"
+        match block:
+            case ImageBlock():
+                yield location, f"{location}.source.{'data' if block.source.type == 'base64' else 'url'}"
+            case ToolResultBlock(content=list(content)):
+                yield from _image_locations(content, f"{location}.content")
+            case DocumentBlock(source=ContentSource(content=list(content))):
+                yield from _image_locations(content, f"{location}.source.content")
+
 
 _CONTINUE = "continue_final_message"
 _FORMAT = "response_format"

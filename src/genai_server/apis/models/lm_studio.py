@@ -10,8 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from genai_server.apis.models.model_files import ModelFiles, read_files
-from genai_server.apis.models.routes import model_entry
+from genai_server.apis.models.routes import ModelFiles, model_entry, read_files
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import names_of
 from genai_server.generation.dependencies import Services, ServicesDep

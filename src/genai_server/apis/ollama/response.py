@@ -1,10 +1,14 @@
-"""Ollama's response objects, complete and as the lines of a stream (https://docs.ollama.com/api/chat)."""
+"""Ollama's error format, and its response objects, complete and as the lines of a stream
+(https://docs.ollama.com/api/chat).
+"""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from genai_server.answer_parts import Part, ScoredToken, WholeAnswer, WholeToolCall
 from genai_server.apis.ollama.schemas import nanoseconds
+from genai_server.http.error_wording import Dialect
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
@@ -94,3 +98,17 @@ def timestamp(time: datetime) -> str:
 def _scored(token: ScoredToken) -> JsonObject:
     found: JsonObject = {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
     return {**found, "top_logprobs": [_scored(other) for other in token.top]} if token.top else found
+
+
+# Excludes LM Studio's model lists, whose errors have OpenAI's format.
+_PATH = re.compile(r"/api/(?!v[01]/).*", re.DOTALL)
+
+OLLAMA = Dialect(
+    lambda scope: _PATH.fullmatch(scope["path"]) is not None,
+    lambda error: {"error": error.message},
+    words={
+        "context_length_exceeded": "the input length exceeds the context length: it has {tokens} tokens, and prompt "
+        "and answer together may have {limit} ({limited_by})",
+        "model_not_found": "model {name} not found, try pulling it first: {message}",
+    },
+)

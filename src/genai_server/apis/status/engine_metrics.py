@@ -1,17 +1,19 @@
-"""The endpoint /metrics, and the Prometheus metrics of engines and supervisor, which are the same in each API process.
+"""The endpoint /metrics with the Prometheus metrics of engines and supervisor, which are the same in each API process,
+and /metrics/history with the load of each device in the last five minutes.
 
-They follow the protocol for model servers of the Gateway API Inference Extension
+The metrics follow the protocol for model servers of the Gateway API Inference Extension
 (https://gateway-api-inference-extension.sigs.k8s.io), which routers read: running and waiting requests, use and size of
-the KV cache, and adapters.
+the KV cache, and adapters. The history is for the charts of the web page; longer histories are left to Prometheus.
 """
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Any
+from typing import Any, NoReturn
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -22,6 +24,7 @@ from genai_server.config.settings import Settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ServicesDep
+from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.messages.figures import DiskCacheFigures, Histogram
 from genai_server.messages.kv_events import BLOCK_TOKENS
 from genai_server.messages.server_status import EngineState
@@ -286,3 +289,54 @@ async def metrics(services: ServicesDep) -> Response:
     an underscore instead of the colon in the prefix, so that queries of dashboards would not find them.
     """
     return Response(await asyncio.to_thread(generate_latest, services.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+HISTORY_PATH = "/metrics/history"
+# Seconds between two samples, and how many are kept.
+INTERVAL = 2.0
+MAX_SAMPLES = 150
+
+
+class LoadHistory:
+    """Keeps samples of the engines' load for the last five minutes. The samples are taken from the engines' latest
+    reports every two seconds, without waiting for an engine.
+    """
+
+    def __init__(self, metrics: EngineMetrics, requests: RecentRequests) -> None:
+        self._metrics = metrics
+        self._requests = requests
+        self._samples: dict[Labels, deque[dict[str, Any]]] = {}
+
+    async def follow(self) -> NoReturn:
+        """Take samples until cancelled."""
+        while True:
+            self._sample(time.time())
+            await asyncio.sleep(INTERVAL)
+
+    def _sample(self, now: float) -> None:
+        """Add a sample for each device, and remove devices without recent samples. `now` is in seconds since 1970."""
+        for labels, load in self._metrics.loads().items():
+            number, total = self._requests.first_tokens.get(labels, (0, 0.0))
+            sample = {"time": round(now, 3), **load, "first_tokens": number, "first_token_seconds": round(total, 4)}
+            self._samples.setdefault(labels, deque(maxlen=MAX_SAMPLES)).append(sample)
+        for labels, samples in list(self._samples.items()):
+            if samples[-1]["time"] < now - INTERVAL * MAX_SAMPLES:
+                del self._samples[labels]
+
+    def since(self, since: float) -> list[dict[str, Any]]:
+        """The samples of each device after this time, in seconds since 1970."""
+        return [
+            {"model": model, "device": device, "samples": [each for each in samples if each["time"] > since]}
+            for (model, device), samples in self._samples.items()
+        ]
+
+
+@router.get(HISTORY_PATH)
+async def load_history(request: Request, since: float = 0.0) -> dict[str, Any]:
+    """Get samples of each device's load and counters, taken every two seconds and kept for five minutes.
+
+    Only samples after `since`, in seconds since 1970, are returned. Counters begin when the engine starts. `token_gaps`
+    has the number of gaps between two tokens up to each of `gap_bounds` (in seconds), and above the last one. Times to
+    the first token are those that one API process has seen.
+    """
+    return {"object": "list", "interval": INTERVAL, "data": request.app.state.history.since(since)}

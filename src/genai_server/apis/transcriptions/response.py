@@ -5,8 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from genai_server.apis.transcriptions.languages import ENGLISH, language_name
-from genai_server.apis.transcriptions.schemas import TranscriptFormat
+from genai_server.apis.transcriptions.schemas import ENGLISH, TranscriptFormat, language_name
 from genai_server.apis.transcriptions.segments import Segment
 from genai_server.http.json_response import JsonObject
 from genai_server.messages.generation_request import TokenLogprob

@@ -12,11 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from genai_server.apis.transcriptions.languages import ENGLISH
-from genai_server.apis.transcriptions.schemas import AudioForm, ServerVad, TranscriptFormat, TranscriptionForm
-from genai_server.apis.transcriptions.segments import Segment, Span, split
+from genai_server.apis.transcriptions.schemas import ENGLISH, AudioForm, ServerVad, TranscriptFormat, TranscriptionForm
+from genai_server.apis.transcriptions.segments import Segment, Span, bounded, split, words_of
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
-from genai_server.apis.transcriptions.words import bounded, words_of
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within

@@ -1,24 +1,154 @@
-"""Scores texts by a generative model: how likely some tokens, or labels, are after each text."""
+"""The endpoints /v1/generative_scoring and /v1/classify, in vLLM's and SGLang's formats: how likely some tokens, or
+labels, are after each text, by a model that generates text.
+"""
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Annotated, Self
 
-from genai_server.apis.scoring.schemas import ClassifyRequest, LabelScoreRequest
+from fastapi.responses import Response
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import GenerationFailed, InvalidField, PromptTooLong
-from genai_server.generation.dependencies import RequestContext, Services, choose_by_prompt, choose_engine, within
+from genai_server.generation.dependencies import (
+    RequestContext,
+    RequestContextDep,
+    Services,
+    ServicesDep,
+    choose_by_prompt,
+    choose_engine,
+    within,
+)
 from genai_server.generation.next_tokens import NextTokens, NextTokenScorer
 from genai_server.generation.option_scores import AskedChat, OptionScores, encode_asked, log_shares, score_options
+from genai_server.generation.parameters.base import NonEmptyText, ResultFields, Text, elements, field_error
 from genai_server.generation.parameters.chat_messages import ChatParameters
+from genai_server.generation.parameters.completion_body import Tokens, form_of_texts
+from genai_server.generation.parameters.sampling_parameters import MAX_SALT_LENGTH
 from genai_server.generation.prompts import EncodedPrompt
+from genai_server.http.body_route import BodyRoute
 from genai_server.http.error_wording import FieldNames
-from genai_server.http.json_response import JsonObject
+from genai_server.http.json_response import JsonObject, json_response
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.model_files.pooling_model import Task
 from genai_server.text.codec import TextCodec
+
+MAX_ITEMS = 2048
+MAX_LABELS = 255
+
+_Query = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[Tokens, Tag("tokens")],
+    Discriminator(
+        form_of_texts, custom_error_type="query", custom_error_message="must be a text or a list of token ids"
+    ),
+]
+_Items = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[Text], elements(MAX_ITEMS, min_length=1), Tag("texts")]
+    | Annotated[list[Tokens], elements(MAX_ITEMS, min_length=1), Tag("lists")],
+    Discriminator(
+        form_of_texts,
+        custom_error_type="items",
+        custom_error_message="must be a list of texts or of lists of token ids",
+    ),
+]
+_Salt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_LENGTH)]
+_SALT = "Share cached prefixes only with requests that have the same salt. Use a random secret."
+
+
+class LabelScoreRequest(ResultFields):
+    """Body of vLLM's /generative_scoring, and of /v1/score in SGLang's format: asks for the probabilities of tokens
+    after each prompt, which consists of the query and one item.
+
+    Texts may contain special tokens, which are encoded as such.
+    """
+
+    query: _Query
+    items: _Items
+    label_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], elements(MAX_LABELS, min_length=1)]
+    apply_softmax: bool | None = Field(
+        None,
+        description="Normalize over the labels. Default: true, and in SGLang's form false, which takes all tokens.",
+    )
+    item_first: bool | None = Field(None, description="Put the item before the query; false by default.")
+    add_special_tokens: bool | None = Field(
+        None, description="Add the tokenizer's special tokens around a text query; true by default."
+    )
+    cache_salt: _Salt | None = Field(None, description=_SALT)
+
+    @model_validator(mode="after")
+    def _differ(self) -> Self:
+        if len(set(self.label_token_ids)) < len(self.label_token_ids):
+            raise field_error("label_token_ids", "must differ from each other")
+        return self
+
+
+class LabelScore(BaseModel):
+    """The probability of the first of the given tokens after one item."""
+
+    index: int
+    object: str
+    score: float
+
+
+class LabelScoreResponse(BaseModel):
+    """Response of /generative_scoring."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[LabelScore]
+    usage: JsonObject
+
+
+class ClassifyRequest(ResultFields):
+    """Body of /classify in vLLM's format. It also has the labels, which vLLM reads from a classifier's
+    configuration.
+    """
+
+    input: Text | Annotated[list[Text], elements(MAX_ITEMS, min_length=1)]
+    labels: Annotated[list[NonEmptyText], elements(MAX_LABELS, min_length=2)]
+    instructions: NonEmptyText | None = Field(None, description="What the labels are about.")
+    cache_salt: _Salt | None = Field(None, description=_SALT)
+
+    @model_validator(mode="after")
+    def _differ(self) -> Self:
+        if len(set(self.labels)) < len(self.labels):
+            raise field_error("labels", "must differ from each other")
+        return self
+
+    @property
+    def inputs(self) -> list[str]:
+        """The texts to classify, as a list."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class TextClass(BaseModel):
+    """The most likely label of a text, and the probabilities of all labels in the order of the request."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyResponse(BaseModel):
+    """Response of /classify."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[TextClass]
+    usage: JsonObject
+
 
 _NAMES = FieldNames({"messages": "input"})
 _INSTRUCTIONS = "Choose the label that fits the text."
@@ -159,3 +289,27 @@ def _asked(body: ClassifyRequest, number: int, text: str) -> AskedChat:
     )
     answers = [json.dumps({"answer": label}, ensure_ascii=False) for label in body.labels]
     return AskedChat(chat, answers, "input" if isinstance(body.input, str) else f"input[{number}]")
+
+
+router = VersionedRouter(BodyRoute, "scoring", codes=(504,))
+
+
+@router.post("/v1/generative_scoring", response_model=LabelScoreResponse)
+async def generative_scoring(body: LabelScoreRequest, services: ServicesDep, context: RequestContextDep) -> Response:
+    """Get the probability of the first of the given tokens after the query and each item."""
+    found = await label_scores(services, body, context, normalizes=True)
+    data = [{"index": n, "object": "score", "score": one[0]} for n, one in enumerate(found.probabilities)]
+    whole = {"id": context.answer_id("generative-scoring-"), "object": "list", "created": int(time.time())}
+    return json_response(whole | {"model": found.model, "data": data, "usage": found.usage})
+
+
+@router.post("/v1/classify", response_model=ClassifyResponse)
+async def classify_texts(body: ClassifyRequest, services: ServicesDep, context: RequestContextDep) -> Response:
+    """Get the most likely of the given labels for each text."""
+    found = await classify(services, body, context)
+    data = [
+        {"index": n, "label": body.labels[one.index(max(one))], "probs": one, "num_classes": len(one)}
+        for n, one in enumerate(map(list, found.probabilities))
+    ]
+    whole = {"id": context.answer_id("classify-"), "object": "list", "created": int(time.time())}
+    return json_response(whole | {"model": found.model, "data": data, "usage": found.usage})

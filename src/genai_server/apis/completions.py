@@ -8,7 +8,7 @@ from genai_server.answer_parts import Part, ScoredToken, WholeAnswer
 from genai_server.apis.chat_completions.response import ChoicesBuilder, choices_response, openai_reason
 from genai_server.apis.chat_completions.schemas import COMPLETIONS
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.apis.tokens.schemas import RenderedPrompt
+from genai_server.apis.tokens import RenderedPrompt
 from genai_server.generation.answers import Ending
 from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.generation.parameters.completion_body import CompletionRequest

@@ -8,6 +8,8 @@ import openai
 import pytest
 from openai import OpenAI
 
+from genai_server.answer_parts import Content, ScoredToken, WholeAnswer
+from genai_server.apis.completions import CompletionBuilder
 from tests.model_edits import code_model, make_pruned_model
 from tests.running_server import RunningServer
 from tests.server_here import run_here
@@ -115,3 +117,27 @@ def test_a_suffix_is_put_before_the_answer_in_the_models_tokens(tmp_path: Path) 
         assert filled["usage"]["prompt_tokens"] == len(prompt)
         assert filled["choices"] == same["choices"]
         assert answer(prompt="The capital", suffix="")["choices"] == answer(prompt="The capital")["choices"]
+
+
+TOKENS = [
+    ScoredToken(b"The", None, offset=0),
+    ScoredToken(b" end", -0.5, (ScoredToken(b" end", -0.5), ScoredToken(b" sun", -0.9)), offset=3),
+]
+
+
+def _answer(text: str, tokens: list[ScoredToken]) -> WholeAnswer:
+    answer = WholeAnswer(tokens=tokens)
+    answer.add(Content(text))
+    return answer
+
+
+def test_logprobs_are_absent_unless_requested() -> None:
+    build = CompletionBuilder("id1", "m", 1234)
+    assert build.choice(0, _answer("x", TOKENS), None)["logprobs"] is None
+
+
+def test_more_likely_of_two_tokens_with_one_text_is_returned() -> None:
+    top = (ScoredToken(b"\xc3", -0.1), ScoredToken(b"\xc4", -3.0))
+    build = CompletionBuilder("id1", "m", 1234, has_logprobs=True)
+    choice = build.choice(0, _answer("x", [ScoredToken(b"\xc3", -0.1, top)]), None)
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -0.1}]

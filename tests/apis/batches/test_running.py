@@ -6,9 +6,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from genai_server.apis.batches.answering import Answering
-from genai_server.apis.batches.batch_run import BatchLimits, BatchRun
-from genai_server.apis.batches.routes import new_batch
-from genai_server.apis.batches.schemas import WINDOWS, BatchRequest
+from genai_server.apis.batches.routes import WINDOWS, BatchRequest, new_batch
+from genai_server.apis.batches.running import BatchLimits, BatchRun
 from genai_server.store.batches import BatchStore
 from tests.apis.batches.inputs import CHAT, jsonl, line
 from tests.store.test_files import opened
