@@ -57,7 +57,7 @@ _OF_COMMANDS = (
 _OF_WORKERS = (
     "genai_server.media.audio.decode_process",
     "genai_server.media.audio.window_process",
-    "genai_server.grammar_checker.process",
+    "genai_server.grammar_checker.compiler",
     "genai_server.media.images.process",
 )
 _LARGEST = 1 << 20

@@ -15,8 +15,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect as connect_websocket
 
-from genai_server.cli.serve.protocol import GuardedProtocol
-from genai_server.cli.serve.websocket import GuardedWebSocket
+from genai_server.cli.serve.protocol import GuardedProtocol, GuardedWebSocket
 from genai_server.generation.catalog import Catalog
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.timing import request_clock

@@ -79,7 +79,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     # The HTTP side imports neither models nor runners.
     "apis": ("engine", "supervisor", "hub"),
     "generation": ("engine", "supervisor", "profiles", "hub", "web"),
-    "http": ("text", "profiles", "hub", "grammar_checker.process", "grammar_checker.compiler", "web"),
+    "http": ("text", "profiles", "hub", "grammar_checker.compiler", "web"),
     "http.middleware": ("http.telemetry.traces",),
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
@@ -146,7 +146,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         "apis.*",
         "generation.dependencies",
         "http.telemetry.*",
-        "ray_serve.merging",
+        "ray_serve.broadcast",
         "tools.top.snapshot",
     ),
     # For people at a terminal.

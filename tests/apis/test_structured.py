@@ -196,7 +196,7 @@ def test_killed_grammar_checker_is_replaced(own_folder: Path) -> None:
 
 def _kill_the_checker(server: RunningServer) -> None:
     family = psutil.Process(server.process.pid).children(recursive=True)
-    (checker,) = (process for process in family if "genai_server.grammar_checker.process" in process.cmdline())
+    (checker,) = (process for process in family if "genai_server.grammar_checker.compiler" in process.cmdline())
     checker.kill()
     wait_until(lambda: has_ended(checker))
 

@@ -11,7 +11,7 @@ from genai_server.apis.own_chat import ChatRequest
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.generation.generate import to_generation_request, with_default_limit
 from genai_server.generation.parameters.completion_body import CompletionRequest
-from genai_server.generation.sampling_values import nth_choice, to_sampling
+from genai_server.generation.request_values import nth_choice, to_sampling
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -1,23 +1,47 @@
 """How many prompts of one request an engine has at a time."""
 
 import asyncio
+import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from genai_server.engine_client.stream import TokenStream
-from genai_server.errors import RunnerFailed
+from genai_server.errors import GenerationFailed, InvalidField, PromptTooLong, RunnerFailed
 from genai_server.generation.dependencies import Deadline, RequestContext
-from genai_server.generation.next_tokens import NextTokens, NextTokenScorer
+from genai_server.generation.next_tokens import (
+    AskedChat,
+    Logprobs,
+    NextTokens,
+    NextTokenScorer,
+    OptionScores,
+    PromptWithOptions,
+    encode_asked,
+    score_options,
+)
 from genai_server.generation.parameters.base import ResultFields
+from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import EncodedPrompt
 from genai_server.http.leniency import Leniency
 from genai_server.http.request_state import begin_request, request_state
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
+from genai_server.messages.generation_request import (
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    Phases,
+    Sampling,
+    TokenLogprob,
+)
 from genai_server.messages.protocol import Accepted, Failed, Finished, Tokens
+from genai_server.text.answers.dialect import read_dialect
+from genai_server.text.codec import TextCodec
+from genai_server.text.prompts.chat_template import ChatTemplate
+from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
 from tests.hand_clock import HandClock
+from tests.text.small_tokenizers import sentencepiece
 
 SLOTS, LOGPROB = 16, -0.5
 HEAD = EncodedPrompt([1, 2, 3])
@@ -126,3 +150,125 @@ async def test_a_prompt_that_fails_costs_no_other_one(context: RequestContext) -
     first, second, third = await running
     assert (first, third) == ({9: LOGPROB}, {9: LOGPROB})
     assert isinstance(second, RunnerFailed)
+
+
+PROMPT = EncodedPrompt([1, 2])
+MODEL = ModelInfo(20, 100, [0], Sampling())
+USERS = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+
+
+class Scorer:
+    """Knows the log probabilities after some ends of prompts, or why there are none."""
+
+    def __init__(self, known: dict[tuple[int, ...], Logprobs]) -> None:
+        self.known = known
+        self.asked: list[NextTokens] = []
+
+    async def run(self, asked: list[NextTokens]) -> list[Logprobs]:
+        self.asked += asked
+        return [self.known[tuple(one.tail)] for one in asked]
+
+
+def logs(**shares: float) -> Logprobs:
+    return {int(token[1:]): math.log(share) for token, share in shares.items()}
+
+
+async def scored(known: dict[tuple[int, ...], Logprobs], *prompts: PromptWithOptions, **fields: Any) -> Any:
+    scorer: Any = Scorer(known)
+    return await score_options(scorer, prompts, MODEL, **fields), scorer.asked
+
+
+@pytest.mark.anyio
+async def test_an_option_has_the_product_of_its_shares_where_options_part() -> None:
+    # 5 6 7, 5 6 8 and 9 part after the prompt and after 5 6.
+    prompt = PromptWithOptions(PROMPT, [3], [[5, 6, 7], [5, 6, 8], [9, 6, 7]], "questions[0]")
+    known = {(3,): logs(t5=0.3, t9=0.1), (3, 5, 6): logs(t7=0.02, t8=0.06)}
+    (found,), asked = await scored(known, prompt)
+    assert isinstance(found, OptionScores)
+    assert found.probabilities == pytest.approx([0.75 * 0.25, 0.75 * 0.75, 0.25])
+    assert found.mass == pytest.approx(0.4)
+    assert [(one.tail, one.tokens, one.num_counted) for one in asked] == [([3], [5, 9], 0), ([3, 5, 6], [7, 8], 3)]
+
+
+@pytest.mark.anyio
+async def test_a_temperature_makes_options_alike() -> None:
+    prompt = PromptWithOptions(PROMPT, [], [[5], [6]], "questions[0]")
+    (found,), _ = await scored({(): logs(t5=0.4, t6=0.1)}, prompt, temperature=2.0)
+    assert found.probabilities == pytest.approx([2 / 3, 1 / 3])
+    assert found.mass == pytest.approx(0.5)
+
+
+@pytest.mark.anyio
+async def test_what_prompts_have_in_common_counts_once() -> None:
+    prompts = [PromptWithOptions(PROMPT, [n], [[5], [6]], f"questions[{n}]") for n in (3, 4)]
+    failed = RunnerFailed("the pass failed")
+    (first, second), asked = await scored({(3,): failed, (4,): logs(t5=0.5, t6=0.5)}, *prompts)
+    assert [one.num_counted for one in asked] == [0, 2]
+    assert isinstance(first, GenerationFailed)
+    assert second.probabilities == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.anyio
+async def test_a_prompt_that_is_too_long_is_named() -> None:
+    prompts = [PromptWithOptions(PROMPT, [7] * n, [[5], [6]], f"questions[{n}]") for n in (1, 18)]
+    with pytest.raises(PromptTooLong) as error:
+        await scored({}, *prompts)
+    assert error.value.param == "questions[18]"
+
+
+async def encoded(codec: TextCodec, *answers: str) -> list[PromptWithOptions]:
+    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {}}
+    begin_request(scope)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    context = RequestContext(Deadline(60, HandClock()), receive, request_state(scope).record, Leniency())
+    services: Any = None  # for images only
+    chat = ChatParameters.model_validate({"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "none"})
+    try:
+        return await encode_asked(services, [AskedChat(chat, answers, "questions[0]")], codec, context)
+    finally:
+        codec.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        (USERS, "hi\n"),
+        # A model that always thinks ends the thought at once.
+        (f"{USERS}{{# </think> #}}<think>\n\n", "hi\n<think>\n</think>\n\n"),
+        (
+            f"{USERS}{{% if enable_thinking is false %}}<think>\n\n</think>\n\n{{% endif %}}",
+            "hi\n<think>\n\n</think>\n\n",
+        ),
+        # One that writes on channels writes on that for the user.
+        (
+            f"{USERS}{{# <|channel|>analysis<|message|> #}}<|start|>assistant",
+            "hi\n<|start|>assistant<|channel|>final<|message|>",
+        ),
+    ],
+    ids=["plain", "always", "switch", "channels"],
+)
+async def test_an_answer_begins_after_all_thinking(source: str, prompt: str) -> None:
+    codec = TextCodec({"default": ChatTemplate(source)}, ByteTokenizer(), read_dialect(source))
+    (found,) = await encoded(codec, "a", "b")
+    assert bytes([*found.head.tokens, *found.tail]).decode() == prompt
+    assert found.options == [[ord("a")], [ord("b")]]
+
+
+@pytest.mark.anyio
+async def test_an_answer_has_no_blank_in_front(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer(sentencepiece(tmp_path))
+    (found,) = await encoded(TextCodec({"default": ChatTemplate(USERS)}, tokenizer), "hi", "x")
+    assert found.options == [tokenizer.encode("a" + text)[len(tokenizer.encode("a")) :] for text in ("hi", "x")]
+    assert [tokenizer.token_bytes(option[0])[:1] for option in found.options] == [b"h", b"x"]
+
+
+@pytest.mark.anyio
+async def test_options_that_begin_with_others_are_refused() -> None:
+    codec = TextCodec({"default": ChatTemplate(USERS)}, ByteTokenizer())
+    with pytest.raises(InvalidField) as error:
+        await encoded(codec, "abc", "x", "ab")
+    assert error.value.param == "questions[0]"

@@ -24,8 +24,15 @@ from genai_server.generation.dependencies import (
     choose_engine,
     within,
 )
-from genai_server.generation.next_tokens import NextTokens, NextTokenScorer
-from genai_server.generation.option_scores import AskedChat, OptionScores, encode_asked, log_shares, score_options
+from genai_server.generation.next_tokens import (
+    AskedChat,
+    NextTokens,
+    NextTokenScorer,
+    OptionScores,
+    encode_asked,
+    log_shares,
+    score_options,
+)
 from genai_server.generation.parameters.base import NonEmptyText, ResultFields, Text, elements, field_error
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.parameters.completion_body import Tokens, form_of_texts

@@ -4,9 +4,9 @@ import sys
 
 from genai_server import __version__
 from genai_server.cli.commands import add_commands
+from genai_server.cli.parser import SuggestingParser
 from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
 from genai_server.cli.standard_streams import tolerate_characters
-from genai_server.cli.suggesting_parser import SuggestingParser
 from genai_server.errors import ConfigurationError, GenaiServerError
 
 _INTERRUPTED = 130

@@ -15,10 +15,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from genai_server.cli.download_progress import download_progress, size_in_words
-from genai_server.cli.option_types import path_of
+from genai_server.cli.parser import path_of
 from genai_server.cli.pull_command import absolute, add_hub_options, checked_name, fetch_description, print_how_to_serve
-from genai_server.cli.screen import say, say_aside
+from genai_server.cli.screen import download_progress, say, say_aside, size_in_words
 from genai_server.config.environment import builder_environment
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory

@@ -2,7 +2,7 @@
 
 import argparse
 
-from genai_server.cli.option_types import path_of, positive
+from genai_server.cli.parser import path_of, positive
 from genai_server.http.api_keys import append_line, line_of, make_key
 
 

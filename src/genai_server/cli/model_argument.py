@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from genai_server.cli.option_types import path_of
+from genai_server.cli.parser import path_of
 from genai_server.cli.pull_command import Source, absolute, in_folder, place_of, pull, source_of
 from genai_server.cli.screen import say
 from genai_server.config.settings import Settings

@@ -7,9 +7,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from genai_server.cli.download_progress import size_in_words
 from genai_server.cli.model_argument import find
-from genai_server.cli.screen import show
+from genai_server.cli.screen import show, size_in_words
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.inventory import inventory

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from genai_server.cli.option_types import path_of
+from genai_server.cli.parser import path_of
 from genai_server.cli.screen import say, say_aside
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
@@ -220,7 +220,7 @@ def _fetch(
 
     Raises ConfigurationError, and PullFailed if the files are not a complete model.
     """
-    from genai_server.cli.download_progress import download_progress  # with Rich, which servers need for a pull only
+    from genai_server.cli.screen import download_progress  # with Rich, which servers need for a pull only
 
     folder = store.staging(directory)
     try:

@@ -1,4 +1,7 @@
-"""The models that an API process knows: all models of the supervisor, and those that this process serves."""
+"""The models that an API process knows: all models of the supervisor, and those that this process serves.
+
+The types for models in GENAI_MODELS_DIR and on a hub are here, too; `cli/serve/loaders.py` implements the functions.
+"""
 
 import asyncio
 import contextlib
@@ -6,10 +9,11 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.supervisor import SupervisorClient
@@ -382,3 +386,60 @@ def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
     if found is None and name == FORMER_DEFAULT and not any(ANY_NAME in about.aliases for about in models):
         return next(iter(models), None)
     return found
+
+
+@dataclass(frozen=True)
+class PullProgress:
+    """Download progress of a file."""
+
+    name: str
+    # `sha256:…` or `git:…`.
+    digest: str
+    # In bytes.
+    total: int
+    completed: int
+
+
+# Downloads the model in a folder of a repository ("" for its only model) and returns its directory. Calls the callback
+# with progress; an exception raised there stops the download. Blocks. Raises PullFailed. `cli/serve/loaders.py` passes
+# in the implementation.
+PullModel = Callable[[str, str, Callable[[PullProgress], None]], Path]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the models in a repository of a hub, such as the variant for one kind of device."""
+
+    # "" for the repository's root.
+    folder: str
+    # In bytes.
+    size: int
+    # Whether it is the best variant for the server's device, by its folder's name; None where that names no device.
+    for_device: bool | None
+    # Bytes that its weights take once they are loaded, beside its context.
+    memory: int
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model directory in GENAI_MODELS_DIR."""
+
+    path: Path
+    # In bytes.
+    size: int
+    # The repository or directory that it comes from, with `:FOLDER` for one of several models; "" if unknown.
+    source: str
+
+
+@dataclass(frozen=True)
+class ModelStore:
+    """Functions to list the models in GENAI_MODELS_DIR, and to download others from a hub. All functions block."""
+
+    directory: Path
+    pull: PullModel
+    # The models in a repository. Raises PullFailed.
+    variants: Callable[[str], list[Variant]]
+    # Bytes of the memory in which models are loaded; None for a device with a memory of its own.
+    memory: int | None
+    # Keyed by name.
+    stored: Callable[[], list[StoredModel]]

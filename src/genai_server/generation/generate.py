@@ -34,8 +34,14 @@ from genai_server.generation.prompts import (
     engine_images,
     with_suffix,
 )
-from genai_server.generation.reasoning import reasoning_rules, with_default_budget
-from genai_server.generation.sampling_values import known_tokens, nth_choice, to_sampling, with_exclusions
+from genai_server.generation.request_values import (
+    known_tokens,
+    nth_choice,
+    reasoning_rules,
+    to_sampling,
+    with_default_budget,
+    with_exclusions,
+)
 from genai_server.media.images.image_files import ReadImage
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, ThoughtRules
 from genai_server.model_files.pooling_model import Task

@@ -1,19 +1,36 @@
-"""Log probabilities of tokens that may come next, after each of many prompts of one HTTP request."""
+"""Log probabilities of tokens that may come next, after each of many prompts of one HTTP request; and from these, how
+likely a model answers a prompt with each of several options, without generating text.
+
+The options form a tree of tokens. If all options continue with the same token, an answer that must be one of them has
+no other choice, so the token has the probability 1. Where options branch, the model's probabilities of their tokens are
+normalized over these tokens. An option's probability is the product along its tokens, and those of all options sum to
+1. This is how often a model that samples at temperature 1, and must write one of the options, would write this one. So
+if an option has more than half of the probability, each of its tokens is the most likely one that is allowed, and
+greedy decoding under a grammar of the options writes it, too.
+"""
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Protocol
 
 from msgspec import structs
 
 from genai_server.engine_client.client import EngineClient
-from genai_server.errors import DeadlinePassed, GenerationFailed, RequestCancelled
+from genai_server.errors import DeadlinePassed, GenerationFailed, InvalidField, PromptTooLong, RequestCancelled
 from genai_server.generation.dependencies import EngineChoice, RequestContext, Services
 from genai_server.generation.engine_requests import EngineRequests
-from genai_server.generation.prompts import EncodedPrompt, engine_images
+from genai_server.generation.output_spec import reasoning_state
+from genai_server.generation.parameters.chat_messages import ChatParameters
+from genai_server.generation.prompts import EncodedPrompt, encode_alike, encode_chat, engine_images
 from genai_server.http.telemetry.usage import Usage
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest, ModelInfo
+from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.text.answers.reasoning import ReasoningState
+from genai_server.text.codec import TextCodec
 
 
 @dataclass(frozen=True)
@@ -152,3 +169,229 @@ class NextTokenScorer:
         except GenerationFailed as error:
             return error
         return dict(answer.logprobs[0].top)
+
+
+# Maximum number of tokens of all prompts of one HTTP request. A beginning that several prompts share counts once.
+MAX_TOKENS = 1024 * 1024
+# Maximum number of images and audio parts in all prompts of one HTTP request.
+MAX_IMAGES = 128
+# A text before which nothing is put, and which no tokenizer joins with what follows.
+_ANCHOR = "a"
+
+# The tokens of an option before one of them.
+Prefix = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OptionScores:
+    """The probabilities of a prompt's options, in the order of the options."""
+
+    probabilities: Sequence[float]
+    # The model's own probability that it continues with a token of the options, where these part first.
+    mass: float
+
+
+@dataclass(frozen=True)
+class PromptWithOptions:
+    """A prompt and the tokens of at least two different options, one of which is to answer the prompt.
+
+    The prompt consists of `head`, which other prompts may share, and `tail`.
+    """
+
+    head: EncodedPrompt
+    tail: list[int]
+    options: Sequence[Sequence[int]]
+    # The field that errors name.
+    param: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.head.tokens) + len(self.tail)
+
+    def asked(self, num_counted: int) -> dict[Prefix, NextTokens]:
+        """The questions to ask the engine in order to score the options. Each asks for the probabilities of the next
+        tokens at one branch, where options with the same tokens so far continue differently.
+
+        The questions are keyed by these tokens that the options have in common. The first `num_counted` tokens of the
+        prompt are left out of the token counts, because earlier prompts have counted them.
+        """
+        return {
+            prefix: NextTokens(self.head, [*self.tail, *prefix], tokens, self.num_tokens if number else num_counted)
+            for number, (prefix, tokens) in enumerate(_branches(self.options).items())
+        }
+
+
+async def score_options(
+    scorer: NextTokenScorer, prompts: Sequence[PromptWithOptions], model: ModelInfo, *, temperature: float = 1.0
+) -> list[OptionScores | GenerationFailed]:
+    """Score the options of each prompt. Returns for each prompt, in order, the scores or the error that prevented them.
+
+    `temperature` divides the logarithms of the probabilities, so a value above 1 makes options more equally likely.
+    Raises PromptTooLong and InvalidField before any work, and Unavailable, DeadlinePassed, SessionTerminated and
+    RequestCancelled if the engine does not complete the work.
+    """
+    heads = [prompt.head for prompt in prompts]
+    first = {id(head): number for number, head in reversed(list(enumerate(heads)))}
+    asked = [
+        (number, prefix, wanted)
+        for number, prompt in enumerate(prompts)
+        for prefix, wanted in prompt.asked(0 if first[id(prompt.head)] == number else len(prompt.head.tokens)).items()
+    ]
+    _check_lengths(prompts, [(number, wanted) for number, _, wanted in asked], model)
+    logprobs: list[dict[Prefix, Mapping[int, float]]] = [{} for _ in prompts]
+    errors: dict[int, GenerationFailed] = {}
+    for (number, prefix, _), found in zip(asked, await scorer.run([wanted for *_, wanted in asked]), strict=True):
+        if isinstance(found, GenerationFailed):
+            errors.setdefault(number, found)
+        else:
+            logprobs[number][prefix] = found
+    return [
+        errors[number] if number in errors else _scores(prompt.options, logprobs[number], temperature)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
+    """Find the places where options branch. Returns, for each beginning that several options share and after which they
+    continue differently, the next tokens of these options. Shorter beginnings come first.
+    """
+    following: dict[Prefix, dict[int, None]] = {}
+    for option in options:
+        for length, token in enumerate(option):
+            following.setdefault(tuple(option[:length]), {})[token] = None
+    parting = ((prefix, list(tokens)) for prefix, tokens in following.items() if len(tokens) > 1)
+    return dict(sorted(parting, key=lambda branch: len(branch[0])))
+
+
+def _scores(
+    options: Sequence[Sequence[int]], logprobs: Mapping[Prefix, Mapping[int, float]], temperature: float
+) -> OptionScores:
+    """Compute the probability of each option, and the model's own probability of answering with one of the options at
+    all.
+
+    `logprobs` maps each beginning after which options branch to the model's log probabilities of the tokens that
+    continue an option there. The probability of an option is the product over these branches, each at the temperature
+    and normalized over the tokens that continue an option. All other tokens count as certain. The model's own
+    probability is the sum at the first branch, without normalization.
+    """
+    shares = {prefix: log_shares(tokens, temperature) for prefix, tokens in logprobs.items()}
+
+    def probability(option: Sequence[int]) -> float:
+        logs = (shares.get(tuple(option[:length]), {}).get(token, 0.0) for length, token in enumerate(option))
+        return math.exp(math.fsum(logs))
+
+    first = logprobs[min(logprobs, key=len)]
+    return OptionScores(list(map(probability, options)), min(1.0, math.fsum(map(math.exp, first.values()))))
+
+
+def log_shares(logprobs: Mapping[int, float], temperature: float = 1.0) -> dict[int, float]:
+    """Natural logarithms of the tokens' probabilities at a temperature, normalized so that the probabilities sum to
+    1.
+    """
+    highest = max(logprobs.values())
+    scaled = {token: (logprob - highest) / temperature for token, logprob in logprobs.items()}
+    log_of_sum = math.log(math.fsum(map(math.exp, scaled.values())))
+    return {token: value - log_of_sum for token, value in scaled.items()}
+
+
+def _check_lengths(
+    prompts: Sequence[PromptWithOptions], asked: Sequence[tuple[int, NextTokens]], model: ModelInfo
+) -> None:
+    """Raise PromptTooLong for a prompt that exceeds the model's maximum length, and InvalidField for too many tokens in
+    total.
+
+    `asked` has questions, each with the index of its prompt. Tokens that several questions share count once.
+    """
+    total = 0
+    for number, wanted in asked:
+        if wanted.num_tokens >= model.max_length:
+            limit, source = model.max_length, model.limited_by
+            raise PromptTooLong(prompts[number].param, tokens=wanted.num_tokens, limit=limit, limited_by=source)
+        total += wanted.num_tokens - wanted.num_counted
+    if total > MAX_TOKENS:
+        raise InvalidField(
+            prompts[-1].param.partition("[")[0],
+            "may have at most",
+            limit=f"{MAX_TOKENS} tokens in total",
+            limited_by="counting once what all have in common",
+            given=total,
+        )
+
+
+@dataclass(frozen=True)
+class AskedChat:
+    """A chat whose answer must be one of several texts, each of which gets a probability."""
+
+    chat: ChatParameters
+    answers: Sequence[str]
+    # The field that errors name.
+    param: str
+    # How many images its last message has that the chats asked with it do not have.
+    num_own_images: int = 0
+
+
+async def encode_asked(
+    services: Services, asked: Sequence[AskedChat], codec: TextCodec, context: RequestContext
+) -> list[PromptWithOptions]:
+    """The prompts of chats that may differ in the end of their last message. Their common beginning is encoded once.
+
+    Raises NoChatTemplate and InvalidField if a prompt cannot be encoded. Raises InvalidField for too many images in all
+    chats, where common images count once, and for answers that the tokenizer does not distinguish.
+    """
+    num_images = sum(1 for message in asked[0].chat.messages for _ in message.media)
+    num_images += sum(one.num_own_images for one in asked[1:])
+    if num_images > MAX_IMAGES:
+        raise InvalidField("messages", "may have at most", limit=f"{MAX_IMAGES} images in total", given=num_images)
+    alike = [number for number, one in enumerate(asked) if not one.num_own_images]
+    encoded: dict[int, tuple[EncodedPrompt, list[int]]] = {}
+    if alike:
+        shared = await encode_alike(services, [asked[number].chat for number in alike], codec, context)
+        encoded = {number: (shared.head, tail) for number, tail in zip(alike, shared.tails, strict=True)}
+    opening: list[int] | None = None
+    prompts = []
+    for number, one in enumerate(asked):
+        if number not in encoded:
+            encoded[number] = await encode_chat(services, one.chat, codec, context), []
+        head, tail = encoded[number]
+        if opening is None:
+            opening = await _answer_opening(one.chat, [*head.tokens, *tail], codec, context.owner)
+        options = await _encode_answers(one.answers, codec, context.owner, param=one.param)
+        prompts.append(PromptWithOptions(head, [*tail, *opening], options, one.param))
+        await asyncio.sleep(0)  # many options together take long
+    return prompts
+
+
+async def _answer_opening(chat: ChatParameters, prompt: list[int], codec: TextCodec, owner: TaskOwner) -> list[int]:
+    """The tokens between a chat's prompt and the answer proper, for a model that reasons or that, like gpt-oss, writes
+    messages on channels. Empty for other models.
+
+    If the prompt has opened reasoning, these tokens end it at once.
+    """
+    reasoning = codec.dialect.reasoning
+    if reasoning is None:
+        return []
+    state = reasoning_state(chat, codec, prompt)
+    text = reasoning.answer_opening if state is ReasoningState.BEFORE else ""
+    if state is ReasoningState.INSIDE:
+        text = f"{reasoning.closing}\n\n"
+    return await codec.encode_text(text, add_special=False, owner=owner) if text else []
+
+
+async def _encode_answers(texts: Sequence[str], codec: TextCodec, owner: TaskOwner, *, param: str) -> list[list[int]]:
+    """The tokens of each text as an answer, which follows other text. Special tokens are encoded as plain text.
+
+    Raises InvalidField for the field `param` if two texts have the same tokens, or if one text's tokens are the
+    beginning of another's.
+    """
+    encode = partial(codec.encode_text, add_special=False, parse_special=False, param=param, owner=owner)
+    # Some tokenizers put a space before the first word of a text.
+    anchor = await encode(_ANCHOR)
+    found = []
+    for text in texts:
+        tokens = await encode(_ANCHOR + text)
+        found.append(tokens[len(anchor) :] if tokens[: len(anchor)] == anchor else await encode(text))
+    for shorter, longer in pairwise(sorted(found)):
+        if longer[: len(shorter)] == shorter:
+            raise InvalidField(param, "has options that the model's tokenizer does not tell apart")
+    return found

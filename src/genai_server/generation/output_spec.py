@@ -15,8 +15,7 @@ from genai_server.errors import InvalidField, quoted
 from genai_server.generation.constraint import ChatConstraint, Constraint, structure
 from genai_server.generation.parameters.chat_messages import AnyTool, ChatParameters
 from genai_server.generation.parameters.sampling_parameters import SamplingFields
-from genai_server.grammar_checker.checker import GrammarChecker
-from genai_server.grammar_checker.salted_cache import SaltedCache
+from genai_server.grammar_checker.checker import GrammarChecker, SaltedCache
 from genai_server.http.request_state import InTurn, at_once
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.answer_text import PlainParser

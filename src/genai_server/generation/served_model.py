@@ -1,11 +1,22 @@
-"""A loaded model in an API process: the clients of its engines, and its tokenizer and chat template."""
+"""A loaded model in an API process: the clients of its engines, its tokenizer and chat template, and its
+`system_fingerprint`.
+"""
 
 import asyncio
+import hashlib
+import json
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
+from genai_server import __version__
+from genai_server.config.settings import Settings
+from genai_server.config.sources import device_options
 from genai_server.engine_client.client import ReadStatus, Router
 from genai_server.errors import ConfigurationError, NoEngineReady, in_one_line
 from genai_server.messages.generation_request import ModelInfo
@@ -125,3 +136,40 @@ async def read_files(path: str, read: Callable[[], T]) -> T:
             raise ConfigurationError(f"{path} cannot be used: {in_one_line(error)}") from None
 
     return await asyncio.to_thread(run)
+
+
+# Settings that can affect answers, if only by rounding.
+_SETTINGS = (
+    "attention_type",
+    "exact",
+    "kv_cache_type",
+    "max_length",
+    "encoder_weights",
+    "scheduler",
+    "speculation",
+    "threads",
+    "tool_parser",
+)
+# Directories whose names contain library versions. Reading all distributions would take longer.
+_LIBRARIES = ("onnxruntime*.dist-info", "genai_server_native*.dist-info")
+
+
+def fingerprint(settings: Settings, about: ModelStatus) -> str:
+    """The fingerprint of a model as it is served: `fp_` and a hash of what can affect answers.
+
+    This is the model's files (name, size and modification time), the versions of the server and its libraries, and
+    several settings. Slow, so call it in a thread. Raises ConfigurationError.
+    """
+    paths = [path for path in (*Path(about.path).glob("*"), Path(about.chat_template)) if path.is_file()]
+    parts = {
+        "files": sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths),
+        "libraries": sorted(
+            folder.name for path in sys.path for form in _LIBRARIES for folder in Path(path).glob(form)
+        ),
+        "server": __version__,
+        "settings": {name: getattr(settings, name) for name in _SETTINGS},
+        "chat_template": about.chat_template,
+        "devices": about.devices,
+        "options": msgspec.to_builtins(device_options(settings, about.name, about.devices)),
+    }
+    return f"fp_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]}"

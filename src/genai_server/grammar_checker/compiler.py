@@ -1,4 +1,9 @@
-"""llguidance's grammar compiler with this server's limits, used by the grammar checker and by engines."""
+"""llguidance's grammar compiler with this server's limits, used by engines and by the worker process that compiles
+untrusted grammars, where a crash affects nothing else.
+
+A question to the worker process contains a grammar; the answer is the compiler's error message, or null. The module
+imports little, reads no environment variables and holds no secrets.
+"""
 
 import random
 import re
@@ -6,8 +11,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from genai_server.workers.worker_loop import Answer, answer_questions
 
 # Limit on the lexer of a grammar. The library's default of 1,000,000 allows 4 s and 170 MB; this allows 0.5 s and 50 MB
 # (2 cores), and a schema with 1,200 dates.
@@ -144,3 +152,29 @@ class _Bytes:
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
+
+
+# Maximum bytes for checks, in addition to the process's memory at its start. The largest useful grammars take 50 MB.
+MAX_MEMORY = 512 * 1024 * 1024
+
+
+def main() -> None:
+    """Compile grammars for the parent process until that exits."""
+    with stack(CHECK_STACK):
+        answer_questions(_prepare, MAX_MEMORY)
+
+
+def _prepare() -> Answer:
+    complaint('start: ""')  # one-time work of the library is done before the first check is timed
+    return _answer
+
+
+def _answer(question: dict[str, Any], data: bytes) -> dict[str, Any]:
+    try:
+        return {"error": complaint(question["grammar"])}
+    except BaseException as error:  # a panic of the library is not an Exception
+        return {"error": in_short(f"the compiler fails: {error}")}
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ client without a key takes no memory and is sent to no replica.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -23,10 +24,13 @@ from genai_server.apis.admin import models as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import requests, runtime_options
 from genai_server.apis.app import DIALECTS, cors_options, open_paths
+from genai_server.apis.messages.errors import speaks_anthropic
 from genai_server.apis.models import lm_studio
 from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
 from genai_server.apis.ollama import model_routes as ollama_pull
+from genai_server.apis.responses import routes as responses
+from genai_server.apis.responses.response import stream_error
 from genai_server.apis.status import engine_metrics
 from genai_server.apis.transcriptions.routes import UPLOAD_PATHS
 from genai_server.config.settings import Settings
@@ -40,15 +44,16 @@ from genai_server.errors import (
 )
 from genai_server.http.api_keys import load_keys
 from genai_server.http.body_budget import BodyBudget
-from genai_server.http.error_responses import error_response
+from genai_server.http.error_responses import error_body, error_response
 from genai_server.http.middleware.authentication import Authentication
 from genai_server.http.middleware.body import BodyLimits
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
+from genai_server.http.streams import EventStream, LineStream, event_bytes, line_bytes
 from genai_server.logs import configure_logging
 from genai_server.model_files.vision_model import any_takes_media
-from genai_server.ray_serve.broadcast import ask_replicas
+from genai_server.ray_serve.broadcast import ask_replicas, joined, merged, merged_metrics
 from genai_server.ray_serve.forwarded import (
     FORWARDED,
     READINESS,
@@ -60,9 +65,35 @@ from genai_server.ray_serve.forwarded import (
     prompt_text,
     with_header,
 )
-from genai_server.ray_serve.merging import joined, merged, merged_metrics
 from genai_server.ray_serve.model_choice import ModelNames, matches, requested_task
-from genai_server.ray_serve.stream_end import is_event, stream_end
+
+_NAMED = b"event: "
+_DATA = b"\ndata: "
+
+
+def is_event(message: Message) -> bool:
+    """Whether a message of a response contains a named server-sent event, which `stream_end` can read."""
+    return bool(message.get("body", b"").startswith(_NAMED))
+
+
+def stream_end(start: Message, last_event: bytes, error: GenaiServerError, scope: Scope) -> Message:
+    """Return the last message of a response that has begun with `start`: an event or line with the error.
+
+    If the response is no stream of events or lines, the message is empty. `last_event` is the last named event that was
+    sent, because the events of /v1/responses are numbered.
+    """
+    kind = Headers(raw=start["headers"]).get("content-type", "")
+    body = b""
+    if kind.startswith(LineStream.MEDIA_TYPE):
+        body = line_bytes(error_body(error, scope))
+    elif kind.startswith(EventStream.MEDIA_TYPE):
+        if matches(responses.router.routes, scope):
+            number = json.loads(last_event.partition(_DATA)[2])["sequence_number"] + 1 if last_event else 0
+            body = event_bytes(stream_error(error, number), named=True)
+        else:
+            body = event_bytes(error_body(error, scope), named=speaks_anthropic(scope))
+    return {"type": "http.response.body", "body": body, "more_body": False}
+
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from genai_server.batch_files.batch_lines import BatchLine, InputCheck, LineReader, digest, error_line, response_line
 from genai_server.batch_files.result_file import ResultFile, first_other_line
-from genai_server.cli.option_types import path_of, positive
+from genai_server.cli.parser import path_of, positive
 from genai_server.cli.screen import say_aside
 from genai_server.errors import ChatFailed
 from genai_server.tools.server_answers import checked_url, unanswered

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from genai_server.cli.option_types import number_from, positive
+from genai_server.cli.parser import number_from, positive
 from genai_server.cli.screen import screen
 from genai_server.errors import ConfigurationError, ProfileNotFound
 from genai_server.profiles.analysis import SLOW_AT, analyse
@@ -64,7 +64,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     elif (console := screen()) is None:
         print(as_text(report, arguments.top))
     else:
-        from genai_server.cli.tables import print_report
+        from genai_server.cli.screen import print_report
 
         print_report(console, for_terminal(report, console.width, arguments.top))
     return 0

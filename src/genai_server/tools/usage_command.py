@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from genai_server.cli.option_types import positive
-from genai_server.cli.screen import screen
-from genai_server.cli.tables import print_report
+from genai_server.cli.parser import positive
+from genai_server.cli.screen import print_report, screen
 from genai_server.errors import ServerUnusable
 from genai_server.tools.server_answers import ask, authorization, checked_url
 

@@ -48,7 +48,7 @@ class TaskKind:
 
 
 CHECK_GRAMMAR = TaskKind(
-    "check_grammar", "genai_server.grammar_checker.process", "checks grammars", CheckerUnavailable, BYTES
+    "check_grammar", "genai_server.grammar_checker.compiler", "checks grammars", CheckerUnavailable, BYTES
 )
 READ_IMAGE = TaskKind("read_image", "genai_server.media.images.process", "reads images", ImageReaderUnavailable, PIXELS)
 READ_AUDIO = TaskKind(

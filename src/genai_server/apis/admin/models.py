@@ -28,9 +28,8 @@ from genai_server.errors import (
     NoEngineReady,
     quoted,
 )
-from genai_server.generation.catalog import Catalog, ChosenModel, plain_name
+from genai_server.generation.catalog import Catalog, ChosenModel, StoredModel, plain_name
 from genai_server.generation.dependencies import Services, ServicesDep
-from genai_server.generation.pulling import StoredModel
 from genai_server.messages.admin import LoadAdapter, UnloadAdapter
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import ModelState, ModelStatus

@@ -44,8 +44,7 @@ from genai_server.generation.dependencies import (
     choose_engine,
     within,
 )
-from genai_server.generation.next_tokens import NextTokenScorer
-from genai_server.generation.option_scores import AskedChat, OptionScores, encode_asked, score_options
+from genai_server.generation.next_tokens import AskedChat, NextTokenScorer, OptionScores, encode_asked, score_options
 from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters
 from genai_server.http.body_route import BodyRoute, validated
 from genai_server.http.error_wording import FieldNames

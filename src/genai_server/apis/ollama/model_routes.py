@@ -18,9 +18,8 @@ from genai_server.apis.ollama.response import timestamp
 from genai_server.apis.ollama.schemas import OllamaErrorResponse, PullRequest, ShowRequest
 from genai_server.apis.shared.router import error_responses
 from genai_server.errors import MissingField, ModelNotFound, PullFailed
-from genai_server.generation.catalog import names_of, plain_name
+from genai_server.generation.catalog import PullProgress, names_of, plain_name
 from genai_server.generation.dependencies import Services, ServicesDep, while_connected
-from genai_server.generation.pulling import PullProgress
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import LeftOut

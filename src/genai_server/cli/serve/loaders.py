@@ -9,7 +9,7 @@ from genai_server.cli.pull_command import Source, checked_name, in_folder, kind_
 from genai_server.config.settings import Settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, PullFailed
-from genai_server.generation.pulling import ModelStore, PullProgress, StoredModel, Variant
+from genai_server.generation.catalog import ModelStore, PullProgress, StoredModel, Variant
 from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.repository import models_of, suitable

@@ -26,9 +26,8 @@ from genai_server.cli.serve.attach import SupervisorThread, find_or_start
 from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
 from genai_server.cli.serve.loaders import ReadTexts
 from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
-from genai_server.cli.serve.protocol import GuardedProtocol
+from genai_server.cli.serve.protocol import GuardedProtocol, GuardedWebSocket
 from genai_server.cli.serve.shutdown import CLOSING, ENDING, ServerStop
-from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
 from genai_server.config.environment import export_metrics, export_settings
 from genai_server.config.settings import Settings

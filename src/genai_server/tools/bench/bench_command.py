@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genai_server.cli.option_types import number_from, positive
+from genai_server.cli.parser import number_from, positive
 from genai_server.cli.screen import measuring_bar, screen
 from genai_server.errors import ConfigurationError
 from genai_server.system.installation import this_installation
@@ -209,7 +209,7 @@ def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
 
 
 def _write(report: "Report", arguments: argparse.Namespace) -> None:
-    from genai_server.cli.tables import print_report
+    from genai_server.cli.screen import print_report
     from genai_server.tools.bench.bench_report import as_json, as_parts
     from genai_server.tools.bench.plot import save_plot
 

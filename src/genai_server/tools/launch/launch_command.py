@@ -14,10 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from genai_server.cli.screen import say_aside, screen
+from genai_server.cli.parser import SuggestingParser
+from genai_server.cli.screen import print_report, say_aside, screen
 from genai_server.cli.serve.welcome import url_of
-from genai_server.cli.suggesting_parser import SuggestingParser
-from genai_server.cli.tables import print_report
 from genai_server.config.environment import launched_environment
 from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError, ServerUnusable, did_you_mean, quoted

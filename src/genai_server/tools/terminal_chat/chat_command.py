@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from genai_server.cli.model_argument import find
-from genai_server.cli.option_types import path_of
+from genai_server.cli.parser import path_of
 from genai_server.cli.screen import say_aside, say_to_person
 from genai_server.cli.serve.welcome import url_of
 from genai_server.cli.standard_streams import piped_text, typed_text

@@ -10,7 +10,7 @@ from functools import partial
 from types import FrameType
 
 from genai_server.answer_parts import Content, Reasoning
-from genai_server.cli.option_types import path_of
+from genai_server.cli.parser import path_of
 from genai_server.cli.screen import say_aside, say_to_person, screen, show
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed, did_you_mean, escaped, quoted

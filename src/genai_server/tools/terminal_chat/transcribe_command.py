@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from genai_server.cli.model_argument import find
-from genai_server.cli.option_types import path_of
+from genai_server.cli.parser import path_of
 from genai_server.cli.screen import say_aside
 from genai_server.errors import ChatFailed, ConfigurationError
 from genai_server.tools.server_answers import checked_url

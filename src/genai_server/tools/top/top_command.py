@@ -16,7 +16,7 @@ from prompt_toolkit.keys import Keys
 from rich.console import Console
 from rich.live import Live
 
-from genai_server.cli.option_types import number_from
+from genai_server.cli.parser import number_from
 from genai_server.errors import ServerUnusable
 from genai_server.tools.top.snapshot import Interval, Poller, Snapshot
 from genai_server.tools.top.top_tables import Choice, view

@@ -1,10 +1,13 @@
 """Errors of the command line."""
 
+import argparse
+from collections.abc import Callable
+
 import pytest
 
 from genai_server.cli import main
+from genai_server.cli.parser import SuggestingParser, number_from, positive
 from genai_server.cli.serve.serve_command import add_arguments
-from genai_server.cli.suggesting_parser import SuggestingParser
 from genai_server.tools.terminal_chat.chat_command import add_arguments as add_dialogue_arguments
 
 
@@ -81,3 +84,29 @@ def test_the_usage_of_many_options_leaves_the_error_in_sight(capsys: pytest.Capt
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert "genai-server serve --help lists the options" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "number"),
+    [(positive, "1", 1), (number_from(0), "0", 0.0), (number_from(0.5, 2), "2", 2.0), (number_from(0), "1e3", 1000.0)],
+)
+def test_a_number_within_its_limits_is_taken(parse: Callable[[str], float], text: str, number: float) -> None:
+    assert parse(text) == number
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "reason"),
+    [
+        (positive, "0", "0 is not a whole number of at least 1"),
+        (positive, "1.5", "1.5 is not a whole number of at least 1"),
+        (number_from(0), "-1", "-1 is not 0 or more"),
+        (number_from(0), "inf", "inf is not 0 or more"),
+        (number_from(0), "nan", "nan is not 0 or more"),
+        (number_from(0.5, 2), "2.1", "2.1 is not between 0.5 and 2"),
+        (number_from(0.5, 2), "x", "x is not between 0.5 and 2"),
+    ],
+)
+def test_a_wrong_number_is_refused_with_its_limits(parse: Callable[[str], float], text: str, reason: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError) as refused:
+        parse(text)
+    assert str(refused.value) == reason
