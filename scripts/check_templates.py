@@ -29,7 +29,7 @@ from _templates.rendering import usable
 
 from genai_server.answer_parts import Reasoning, ToolCallArguments, ToolCallStart
 from genai_server.errors import GenaiServerError
-from genai_server.text.answers.answer_parser import AnswerParser
+from genai_server.text.answers.answer_text import AnswerParser
 from genai_server.text.answers.dialect import Dialect, read_dialect
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.prompts.chat_template import ChatTemplate

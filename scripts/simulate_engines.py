@@ -46,7 +46,7 @@ from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.engine_client import client
 from genai_server.engine_client.client import EngineClient, Router
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
-from genai_server.messages.prefix_digests import prefix_digests
+from genai_server.messages.prefix_cache import prefix_digests
 from genai_server.messages.protocol import Hello, ToApi, Tokens, Welcome, engine_decoder
 from genai_server.messages.server_status import NO_SERVER
 

@@ -55,7 +55,7 @@ _OF_COMMANDS = (
     "uvloop",
 )
 _OF_WORKERS = (
-    "genai_server.media.audio.decode_process",
+    "genai_server.media.audio.decoding",
     "genai_server.media.audio.window_process",
     "genai_server.grammar_checker.compiler",
     "genai_server.media.images.process",

@@ -7,8 +7,7 @@ from pathlib import Path
 from genai_server.messages.server_status import ServerStatus
 from genai_server.messages.supervisor import Command
 from genai_server.supervisor.server import SupervisorServer
-from genai_server.workers.limits import WorkerLimits
-from genai_server.workers.pool import WorkerPool
+from genai_server.workers.pool import WorkerLimits, WorkerPool
 
 SECRET = "secret"
 

@@ -29,10 +29,9 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import KvMemory, ScheduledChunk, Step, StepPolicy
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
-from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
+from genai_server.messages.admin import ProfilePlan, ResetPrefixCache, SetRuntimeOption, SlowTokens, StartProfile
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import Resize
-from genai_server.messages.profile_plan import ProfilePlan, SlowTokens
 from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
 from tests.crowd import MAX_LENGTH, Answer, Asked
 

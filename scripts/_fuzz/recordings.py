@@ -28,9 +28,8 @@ from genai_server.errors import InvalidField
 from genai_server.media.audio.recordings import Recordings
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.model_files.speech_model import read_speech_model
-from genai_server.workers.limits import WorkerLimits
-from genai_server.workers.pool import WorkerPool
-from genai_server.workers.workers import Requester
+from genai_server.workers.pool import WorkerLimits, WorkerPool
+from genai_server.workers.tasks import Requester
 
 from .campaign import Campaign, Outcome
 from .files import CLIENTS, SIZES, add_counts, changed, cut, refusal

@@ -15,6 +15,7 @@ from genai_server.messages.admin import (
     ListProfiles,
     ListRequests,
     LoadAdapter,
+    ProfilePlan,
     RequestState,
     SetRuntimeOption,
     StartProfile,
@@ -22,7 +23,6 @@ from genai_server.messages.admin import (
 )
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import Adapter, FinishReason
-from genai_server.messages.profile_plan import ProfilePlan
 from genai_server.messages.protocol import Accepted, Finished, Refused
 from tests.engine.bench import Bench, nothing_compiles
 from tests.hand_clock import HandClock

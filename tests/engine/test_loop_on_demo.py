@@ -22,9 +22,15 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.scores import Logits, Scores
 from genai_server.errors import RunnerFailed
-from genai_server.messages.admin import CancelRequest, ResetPrefixCache, SetRuntimeOption, StartProfile
+from genai_server.messages.admin import (
+    CancelRequest,
+    ProfilePlan,
+    ResetPrefixCache,
+    SetRuntimeOption,
+    SlowTokens,
+    StartProfile,
+)
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
-from genai_server.messages.profile_plan import ProfilePlan, SlowTokens
 from genai_server.messages.protocol import Cancel, PromptLogprobs, Submit
 from genai_server.profiles.manifest import find_manifests
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt

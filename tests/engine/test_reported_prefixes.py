@@ -11,7 +11,7 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.admin import ResetPrefixCache
-from genai_server.messages.prefix_digests import prefix_digests
+from genai_server.messages.prefix_cache import prefix_digests
 from genai_server.messages.protocol import CachedPrefixes
 from tests.stepped_loop import API, OTHER_API, SteppedLoop
 

@@ -8,8 +8,7 @@ from simulate_engines import BY_LOAD, ONE_ENGINE, WEIGHTS, EngineSize, PassTimes
 
 from genai_server.engine_client.client import MAX_MORE_REQUESTS, TOKENS_PER_REQUEST, EngineClient, Router
 from genai_server.messages.generation_request import ModelInfo, Sampling
-from genai_server.messages.kv_events import BLOCK_TOKENS
-from genai_server.messages.prefix_digests import prefix_digests
+from genai_server.messages.prefix_cache import BLOCK_TOKENS, prefix_digests
 from genai_server.messages.protocol import CachedPrefixes, Capacity, Load
 from genai_server.messages.server_status import NO_SERVER
 

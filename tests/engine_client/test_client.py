@@ -20,6 +20,7 @@ from genai_server.messages.admin import (
     CallFailed,
     CancelRequest,
     ListRequests,
+    ProfilePlan,
     RequestList,
     RequestPhase,
     RequestState,
@@ -29,7 +30,6 @@ from genai_server.messages.admin import (
 )
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
-from genai_server.messages.profile_plan import ProfilePlan
 from genai_server.messages.server_status import NO_SERVER
 from genai_server.supervisor.supervisor import Supervisor
 from tests.engine_client.received import received_batches, received_tokens

@@ -14,9 +14,8 @@ from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
-from genai_server.workers.limits import WorkerLimits
-from genai_server.workers.pool import WorkerPool
-from genai_server.workers.workers import Requester
+from genai_server.workers.pool import WorkerLimits, WorkerPool
+from genai_server.workers.tasks import Requester
 from tests.running_server import DEMO
 
 Made = list[ChatParameters]

@@ -15,11 +15,9 @@ import pytest
 from genai_server.errors import CheckerUnavailable
 from genai_server.grammar_checker.checker import GrammarChecker, SaltedCache
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.workers.limits import WorkerLimits
-from genai_server.workers.pool import WorkerPool
+from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout, WorkerProcess
-from genai_server.workers.task_kinds import CHECK_GRAMMAR, TaskKind
-from genai_server.workers.workers import Requester
+from genai_server.workers.tasks import CHECK_GRAMMAR, Requester, TaskKind
 from tests.running_server import wait_until
 
 

@@ -18,7 +18,10 @@ from genai_server.messages.admin import (
     ListRequests,
     LoadAdapter,
     OpenProfiles,
+    Profiled,
     ProfiledRequest,
+    ProfilePlan,
+    ProfileState,
     ReasoningEnded,
     RequestList,
     RequestPhase,
@@ -27,6 +30,7 @@ from genai_server.messages.admin import (
     RuntimeOptions,
     RuntimeOptionsReply,
     SetRuntimeOption,
+    SlowTokens,
     StartProfile,
     UnloadAdapter,
 )
@@ -42,7 +46,6 @@ from genai_server.messages.generation_request import (
     Sampling,
     TokenLogprob,
 )
-from genai_server.messages.profile_plan import Profiled, ProfilePlan, ProfileState, SlowTokens
 from genai_server.messages.protocol import (
     MAX_FRAME_BYTES,
     Accepted,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from genai_server.messages.profile_plan import Profiled
+from genai_server.messages.admin import Profiled
 from genai_server.profiles.analysis import analyse
 from genai_server.profiles.folder import read_profile
 from genai_server.profiles.manifest import End, encode_line

@@ -14,7 +14,7 @@ from genai_server.answer_parts import (
     ToolCallStart,
     WholeAnswer,
 )
-from genai_server.text.answers.answer_parser import AnswerParser
+from genai_server.text.answers.answer_text import AnswerParser
 from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import ReasoningFormat
 

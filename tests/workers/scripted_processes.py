@@ -13,10 +13,9 @@ from genai_server.errors import CheckerUnavailable
 from genai_server.messages.supervisor import SupervisorAddress, read_address, write_address
 from genai_server.messages.worker_tasks import Task, TaskOwner
 from genai_server.supervisor.server import SupervisorServer
-from genai_server.workers.limits import WorkerLimits
-from genai_server.workers.pool import WorkerPool
+from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout
-from genai_server.workers.task_kinds import CHECK_GRAMMAR, TaskKind
+from genai_server.workers.tasks import CHECK_GRAMMAR, TaskKind
 from tests.running_server import wait_until
 
 SECRET = "secret"

@@ -10,7 +10,7 @@ from genai_server.errors import CheckerUnavailable, QueueFull, Unavailable
 from genai_server.messages.worker_tasks import Task, TaskOwner
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout
-from genai_server.workers.task_kinds import CHECK_GRAMMAR, DECODE_LONG, READ_IMAGE
+from genai_server.workers.tasks import CHECK_GRAMMAR, DECODE_LONG, READ_IMAGE
 from tests.running_server import wait_until
 from tests.workers.scripted_processes import Script, scripted_pool, task
 

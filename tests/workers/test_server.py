@@ -15,7 +15,7 @@ from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, Queu
 from genai_server.messages.supervisor import read_address
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.workers.process import ProcessDied, ProcessTimeout
-from genai_server.workers.task_kinds import CHECK_GRAMMAR
+from genai_server.workers.tasks import CHECK_GRAMMAR
 from tests.running_server import wait_until
 from tests.workers.scripted_processes import Script, served_pool, task
 

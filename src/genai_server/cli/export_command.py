@@ -24,15 +24,13 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub import builder, gguf_source, quality, store
 from genai_server.hub.architectures import count_weights, read_source_config
-from genai_server.hub.build_cost import cost_of
-from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
-from genai_server.hub.client import Hub
-from genai_server.hub.download import download
+from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build, cost_of
+from genai_server.hub.client import Hub, download
 from genai_server.hub.quantized_checkpoint import read_quantization
 from genai_server.hub.repository import name_of, select_gguf, select_source, with_tokenizer
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.system.installation import in_shell, this_installation
-from genai_server.system.system_memory import free_memory
+from genai_server.system.memory import free_memory
 
 # Below this number of weights, 4 bits cost more quality than they save (docs/export.md).
 _SMALL = 1_000_000_000

@@ -28,8 +28,7 @@ from genai_server.engine.model.files import (
 )
 from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed, escaped, quoted
 from genai_server.hub import store
-from genai_server.hub.client import Hub
-from genai_server.hub.download import Watch, download
+from genai_server.hub.client import Hub, Watch, download
 from genai_server.hub.repository import (
     Repository,
     Selection,

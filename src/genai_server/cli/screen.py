@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from genai_server.errors import escaped
-from genai_server.hub.download import Watch
+from genai_server.hub.client import Watch
 from genai_server.hub.repository import RemoteFile, Selection
 from genai_server.plain_tables import Rows, is_numeric, plain_report
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from genai_server.engine.host.pinning import keep_on
+from genai_server.engine.host.resources import keep_on
 from genai_server.engine.host.supervisor_link import Heartbeat, SupervisorLink
 from genai_server.engine.ipc.connections import Connections, Listener, listen
 from genai_server.engine.kv_cache.block_changes import CachedBlocks, prefix_digest
@@ -41,7 +41,7 @@ from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.options.providers import is_scripted
 from genai_server.system.child_process import ignore_group_signals
 from genai_server.system.cores import in_ranges
-from genai_server.system.process_memory import freeze_existing_objects
+from genai_server.system.memory import freeze_existing_objects
 
 if TYPE_CHECKING:
     from genai_server.engine.disk_cache.disk_cache import DiskCache

@@ -23,7 +23,7 @@ from genai_server.messages.admin import AdminReply, Call, CallFailed, R
 from genai_server.messages.connection import connect
 from genai_server.messages.figures import Figures
 from genai_server.messages.generation_request import Batching, ModelInfo
-from genai_server.messages.kv_events import BLOCK_TOKENS
+from genai_server.messages.prefix_cache import BLOCK_TOKENS
 from genai_server.messages.protocol import (
     CachedPrefixes,
     Capacity,
@@ -112,7 +112,7 @@ class EngineClient:
         self.batching = Batching()
         # The engine's last report.
         self.load = Load()
-        # Digests of the blocks in the engine's prefix cache (messages/prefix_digests.py); as many as its memory holds.
+        # Digests of the blocks in the engine's prefix cache (messages/prefix_cache.py); as many as its memory holds.
         # Empty if the model has no other engine, because nothing depends on it then.
         self.cached_blocks: set[bytes] = set()
         # None until the engine has reported any.
@@ -304,7 +304,7 @@ class Router:
 
         Tokens of the prompt count as additional work for an engine if another engine has them in its prefix cache and
         this engine does not (TOKENS_PER_REQUEST, MAX_MORE_REQUESTS). `prefix` are the digests of the prompt's blocks
-        (messages/prefix_digests.py), which are only read if there are several engines. `tenant` is the API key of the
+        (messages/prefix_cache.py), which are only read if there are several engines. `tenant` is the API key of the
         request.
 
         Low-priority requests in an engine count as work only for a request that has low priority too, and decide

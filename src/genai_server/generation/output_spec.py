@@ -17,13 +17,12 @@ from genai_server.generation.parameters.chat_messages import AnyTool, ChatParame
 from genai_server.generation.parameters.sampling_parameters import SamplingFields
 from genai_server.grammar_checker.checker import GrammarChecker, SaltedCache
 from genai_server.http.request_state import InTurn, at_once
-from genai_server.text.answers.answer_parser import AnswerParser
-from genai_server.text.answers.answer_text import PlainParser
+from genai_server.text.answers.answer_text import AnswerParser, PlainParser
 from genai_server.text.answers.dialect import Dialect
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.prompt import CONTINUE
-from genai_server.workers.workers import Requester
+from genai_server.workers.tasks import Requester
 
 # Cached specs of one model. A grammar has at most 262,144 characters (`LONGEST_GRAMMAR`).
 _MAX_CACHED = 64

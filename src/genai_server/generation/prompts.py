@@ -18,7 +18,7 @@ from genai_server.generation.output_spec import listed_tools
 from genai_server.generation.parameters.chat_messages import AnyTool, ChatMessage, ChatParameters, tool_for_template
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.http.leniency import Leniency
-from genai_server.media.audio.decoder_library import require_decoder
+from genai_server.media.audio.recordings import require_decoder
 from genai_server.media.images.image_files import ReadImage
 from genai_server.media.images.reader import ImageSource
 from genai_server.messages.generation_request import Image, ModelInfo

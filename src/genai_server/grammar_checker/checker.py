@@ -9,8 +9,7 @@ from typing import Generic, TypeVar
 from genai_server.messages.worker_tasks import Task
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.shared_calls import SharedCalls
-from genai_server.workers.task_kinds import CHECK_GRAMMAR
-from genai_server.workers.workers import Requester, Workers
+from genai_server.workers.tasks import CHECK_GRAMMAR, Requester, Workers
 
 V = TypeVar("V")
 

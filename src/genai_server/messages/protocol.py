@@ -158,7 +158,7 @@ class Load(Struct, frozen=True, tag=True):
 
 class CachedPrefixes(Struct, frozen=True, tag=True):
     """The blocks that were added to and removed from the engine's prefix cache since the last message, as digests (see
-    prefix_digests.py).
+    prefix_cache.py).
 
     Only sent by an engine whose model has other engines, too. The first message on a connection has all cached blocks.
     """

@@ -10,8 +10,7 @@ import msgspec
 from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session
 from genai_server.options.device import DeviceOptions, ProviderOptions
-from genai_server.options.nvidia import DEPRECATED
-from genai_server.options.providers import CPU, PROVIDERS, provider
+from genai_server.options.providers import CPU, DEPRECATED, PROVIDERS, provider
 from genai_server.options.table import Row, Value, names, nearest, possible
 
 SECTIONS = ("session", "provider", "providers")

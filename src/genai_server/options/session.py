@@ -6,7 +6,7 @@ Runtime 1.31. Triton's names for the same options are those of its ONNX Runtime 
 `SessionOptions_Element` of its config.cpp) has no field for `execution_mode`, and has its own thread pools.
 """
 
-from genai_server.options.nvidia import CAPTURE_RUNS, CAPTURES_AFTER_WARM_UP, CUDA_PLUGIN
+from genai_server.options.providers import CAPTURE_RUNS, CAPTURES_AFTER_WARM_UP, CUDA_PLUGIN
 from genai_server.options.table import Reach, Row, anything, arenas, choice, flag, number, number_or_other, text
 
 THREADS = "intra_op_num_threads"

@@ -11,9 +11,8 @@ from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session
 from genai_server.options.check import check_device, flat, provider_options, value_text
 from genai_server.options.device import reaching, unreachable
-from genai_server.options.nvidia import DEPRECATED
 from genai_server.options.pbtxt import Message, messages
-from genai_server.options.providers import PROVIDERS
+from genai_server.options.providers import DEPRECATED, PROVIDERS
 from genai_server.options.session import ELSEWHERE, ENTRIES, RUN, SESSION
 from genai_server.options.table import Reach, names, nearest, number, possible
 

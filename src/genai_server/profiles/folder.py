@@ -1,15 +1,180 @@
-"""Reads the profiles in a folder, with or without manifests (manifest.py)."""
+"""Reads a folder of profiles, with or without a manifest: ONNX Runtime's own files, with events of the Chrome trace
+format, from one run of the model or from a session.
+
+The event `model_run` marks a run. Events of category Node whose names end in `_kernel_time` are its kernels.
+https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html
+"""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from genai_server.errors import ProfileNotFound, quoted
-from genai_server.profiles.forward_pass import ForwardPass, Profile
-from genai_server.profiles.manifest import Manifest, find_manifests
-from genai_server.profiles.trace_file import read_runs
+from genai_server.profiles.forward_pass import ForwardPass, Kernel, Profile, ThreadUse
+from genai_server.profiles.manifest import DECODE, PREFILL, Manifest, find_manifests
+
+UNKNOWN = "unknown"
+_KERNEL = "_kernel_time"
+_RUN = "model_run"
+
+
+class Arguments(Struct):
+    """Those arguments of a kernel's event that this package uses: operator, execution provider, types and shapes of
+    inputs, and statistics of threads.
+    """
+
+    op_name: str = ""
+    provider: str = ""
+    input_type_shape: list[dict[str, list[int]]] = []
+    # "" in the profile of a single run.
+    thread_scheduling_stats: Any = ""
+
+
+class Event(Struct):
+    """An event in a file that ONNX Runtime has written. Times are in microseconds."""
+
+    name: str
+    cat: str = ""
+    ph: str = "X"
+    ts: int = 0
+    dur: int = 0
+    tid: int = 0
+    # Decoded when needed.
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return the events in a file. Raises OSError if it cannot be read, and ValueError if it is incomplete or no
+    profile.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Event])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not a profile of ONNX Runtime: {error}") from None
+
+
+def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
+    """Return the event of each run of the model in a file, in order, with the events during the run.
+
+    Raises OSError if the file cannot be read, and ValueError if it is incomplete or no profile.
+    """
+    events = read_events(path)
+    found = _runs_of_events(events)
+    lasting = [event for event in events if event.ph == "X" and event.name != _RUN]
+    return [(run, [event for event in lasting if _is_within(event.ts, run)]) for run in found]
+
+
+def read_runs(path: Path) -> list[ForwardPass]:
+    """Return the runs of the model in a file, in order. Their starts are in microseconds, relative to the time at which
+    the recording of this file began.
+
+    Raises OSError if the file cannot be read, and ValueError if it is incomplete or no profile.
+    """
+    events = read_events(path)
+    runs = _runs_of_events(events)
+    nodes = sorted((e for e in events if e.cat == "Node" and e.name.endswith(_KERNEL)), key=lambda e: (e.ts, -e.dur))
+    try:
+        kernels = list(_kernels((node, msgspec.json.decode(node.args, type=Arguments)) for node in nodes))
+    except msgspec.DecodeError as error:
+        raise ValueError(f"a kernel's arguments are not as expected: {error}") from None
+    return [_run(path.name, run, kernels) for run in runs]
+
+
+def _runs_of_events(events: list[Event]) -> list[Event]:
+    runs = sorted((event for event in events if event.name == _RUN), key=lambda event: event.ts)
+    if not runs:
+        raise ValueError("it contains no run of a model")
+    return runs
+
+
+def _is_within(moment: int, run: Event) -> bool:
+    return run.ts <= moment < run.ts + max(1, run.dur)
+
+
+def _run(file: str, run: Event, kernels: list[tuple[Kernel, int | None]]) -> ForwardPass:
+    within = [pair for pair in kernels if _is_within(pair[0].start, run)]
+    # The file's times are truncated to whole microseconds, so the last kernel may seem to outlast its run.
+    end = max([run.ts + run.dur, *(kernel.start + kernel.duration for kernel, _ in within)])
+    nested = _nest(replace(kernel, start=kernel.start - run.ts) for kernel, _ in within)
+    num_tokens = next((number for _, number in within if number is not None), None)
+    phase = UNKNOWN if num_tokens is None else PREFILL if num_tokens > 1 else DECODE
+    return ForwardPass(file, run.ts, end - run.ts, tuple(nested), phase, num_tokens)
+
+
+def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel, int | None]]:
+    """Yield the kernels of a file. Each comes with the number of tokens that it looks up if it is an embedding,
+    otherwise with None.
+    """
+    shared_before = 0
+    for event, args in nodes:
+        use, shared_before = _thread_use(args.thread_scheduling_stats, shared_before)
+        kernel = Kernel(
+            node=event.name.removesuffix(_KERNEL),
+            operator=args.op_name or "unknown",
+            provider=args.provider,
+            start=event.ts,
+            duration=event.dur,
+            self_time=event.dur,
+            thread=event.tid,
+            threads=use,
+        )
+        yield kernel, _num_tokens(args)
+
+
+def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Return the kernels with their nesting depth, and with their self time, which is the duration without the kernels
+    nested in them.
+
+    Only kernels of the same thread are nested. `kernels` must be sorted by start, and those with equal starts by
+    duration, the longest first.
+    """
+    found: list[Kernel] = []
+    open_ones: dict[int, list[int]] = {}
+    for kernel in kernels:
+        around = open_ones.setdefault(kernel.thread, [])
+        while around and found[around[-1]].start + found[around[-1]].duration < kernel.start + max(1, kernel.duration):
+            around.pop()
+        if around:
+            outer = found[around[-1]]
+            found[around[-1]] = replace(outer, self_time=max(0, outer.self_time - kernel.duration))
+        found.append(replace(kernel, depth=len(around)))
+        around.append(len(found) - 1)
+    return found
+
+
+def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
+    """Return a kernel's thread use, and how many pieces of work other threads than the calling one have run from the
+    beginning of the file to the end of this kernel.
+
+    `stats` are the statistics in the kernel's event; without any, the thread use is None. `shared_before` is the number
+    of pieces up to the previous kernel, which is subtracted because ONNX Runtime counts them from the beginning.
+    """
+    try:
+        main = stats["main_thread"]
+        shared = sum(int(other["num_run"]) for other in stats["sub_threads"].values())
+        wait = int(main["Wait"]) + int(main["WaitRevoke"])
+        return ThreadUse(int(main["Run"]), wait, max(0, shared - shared_before)), shared
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return None, shared_before
+
+
+def _num_tokens(args: Arguments) -> int | None:
+    """Return the number of tokens that an embedding lookup reads, which is the number of columns of its indices [batch,
+    tokens]; None for other kernels.
+    """
+    if args.op_name.startswith("Gather"):
+        for shapes in args.input_type_shape:
+            for kind, shape in shapes.items():
+                if kind in ("int64", "int32") and len(shape) == 2:
+                    return shape[1]
+    return None
+
 
 _STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from genai_server.messages.profile_plan import Profiled
+from genai_server.messages.admin import Profiled
 from genai_server.profiles.manifest import PassRecord, Session
 
 _LAYER = re.compile(r"\blayers?[./](\d+)\b")

@@ -1,18 +1,23 @@
-"""The manifest of a profile session: which file that ONNX Runtime has written belongs to which token of which request.
+"""The manifest of a profile session: says which file of ONNX Runtime belongs to which token of which request.
 
-A manifest is a text file next to the profiles with one JSON object per line: first the session, then each file as it
-appears, and finally the end. If the engine is killed, only the last line can be incomplete. Durations are in seconds;
-points in time are Unix time.
+It is a text file next to the profiles with one JSON object per line: the session, then a line for each file as it
+appears, and the end. So it is complete up to its last line, however the engine ended. Durations are in seconds; points
+in time are Unix time.
+
+If the folder is full or sessions are too old, whole sessions are removed, oldest first. Only files that a manifest
+names are ever removed. Other files in the folder count, but are kept.
 """
 
 import os
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from genai_server.messages.profile_plan import Profiled, ProfilePlan
+from genai_server.messages.admin import Profiled, ProfilePlan
 
 SUFFIX = ".manifest.jsonl"
 PREFILL, DECODE = "prefill", "decode"
@@ -134,3 +139,53 @@ def find_manifests(root: Path) -> list[Manifest]:
 
 def _is_plain(name: str) -> bool:
     return name.endswith(".json") and not any(sign in name for sign in "/\\:\0")
+
+
+# Seconds after its last line, a session without an end is taken to be left by an engine that died.
+ABANDONED_AFTER = 3600.0
+
+
+def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Manifest]:
+    """Return the manifests of sessions that may be removed, oldest first: those of all devices that have ended or were
+    abandoned, without those whose paths are in `keep`.
+
+    `now` is Unix time.
+    """
+    try:
+        manifests = find_manifests(root)
+    except OSError:  # the folder does not exist yet
+        return []
+    return [manifest for manifest in manifests if manifest.path not in keep and not is_open(manifest, now)]
+
+
+def is_open(manifest: Manifest, now: float) -> bool:
+    """Whether an engine may still write to a profile session: the session has no end, and its manifest was changed
+    within the last ABANDONED_AFTER seconds.
+
+    A session whose plan waits for an event, such as a slow token, counts as changed until the longest duration that the
+    plan allows is over. `now` is Unix time.
+    """
+    plan, last = manifest.session.plan, manifest.changed
+    if plan is not None:
+        last = max(last, manifest.session.started + plan.max_seconds)
+    return manifest.end is None and now - last < ABANDONED_AFTER
+
+
+def remove(manifest: Manifest) -> None:
+    """Remove a session's files and then its manifest. Raises OSError if one of them cannot be removed."""
+    for path in [*manifest.files, manifest.path]:
+        path.unlink(missing_ok=True)
+
+
+def remove_all(manifests: Iterable[Manifest]) -> None:
+    """Remove several sessions. A session that cannot be removed is skipped."""
+    for manifest in manifests:
+        with suppress(OSError):
+            remove(manifest)
+
+
+def end_of(manifest: Manifest) -> float:
+    """Return when a session that is no longer open (`is_open`) ended, as Unix time; for an abandoned session the time
+    of its last change.
+    """
+    return manifest.changed if manifest.end is None else manifest.end.ended

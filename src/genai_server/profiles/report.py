@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from genai_server.messages.profile_plan import Profiled
+from genai_server.messages.admin import Profiled
 from genai_server.profiles.manifest import Session
 
 

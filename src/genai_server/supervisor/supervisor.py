@@ -24,8 +24,8 @@ from genai_server.config.sources import device_options, engine_spec
 from genai_server.config.tool_servers import tool_servers
 from genai_server.errors import ModelLoadFailed
 from genai_server.messages.generation_request import Adapter
-from genai_server.messages.kv_events import event_target
 from genai_server.messages.launch import EngineLaunch
+from genai_server.messages.prefix_cache import event_target
 from genai_server.messages.server_status import EngineCores, EngineState, EngineStatus, ModelStatus, ServerStatus
 from genai_server.messages.supervisor import (
     AddAdapter,
@@ -46,8 +46,7 @@ from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import ManagedModel, ModelPool, new_status
 from genai_server.supervisor.server import SupervisorServer
 from genai_server.system.cores import cpu_quota, numa_nodes
-from genai_server.workers.limits import WorkerLimits
-from genai_server.workers.pool import WorkerPool
+from genai_server.workers.pool import WorkerLimits, WorkerPool
 
 log = logging.getLogger(__name__)
 # Seconds between two updates of the models' use.

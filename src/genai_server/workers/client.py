@@ -23,8 +23,7 @@ from genai_server.messages.worker_tasks import (
 )
 from genai_server.workers.pool import remove
 from genai_server.workers.process import ProcessDied, ProcessTimeout
-from genai_server.workers.task_kinds import TASK_KINDS, TaskKind
-from genai_server.workers.workers import Answer
+from genai_server.workers.tasks import TASK_KINDS, Answer, TaskKind
 
 _GONE = "the pool of processes for the work on requests cannot be reached"
 

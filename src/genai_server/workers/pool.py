@@ -11,16 +11,41 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from genai_server.config.settings import Settings
 from genai_server.errors import GenaiServerError, QueueFull, Unavailable
 from genai_server.messages.worker_tasks import Task, TaskOwner
-from genai_server.workers.limits import WorkerLimits
 from genai_server.workers.process import AnyWorkerProcess, ProcessDied, ProcessTimeout, WorkerProcess
 from genai_server.workers.space_budget import Reservation, SpaceBudget
-from genai_server.workers.task_kinds import TASK_KINDS, CostUnit, TaskKind
 from genai_server.workers.task_queue import TaskQueue
-from genai_server.workers.workers import Answer
+from genai_server.workers.tasks import TASK_KINDS, Answer, CostUnit, TaskKind
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """How many tasks of the pool run at a time, how much work may wait, and how much disk space tasks may use."""
+
+    # Tasks that run at a time; see TaskQueue.
+    processes: int = 2
+    # What may wait for each tenant: pixels of images, seconds of recordings and audio clips, bytes of grammars.
+    waiting_pixels: int = 2_000_000_000
+    waiting_seconds: int = 345_600
+    waiting_bytes: int = 8 * 1024 * 1024
+    # Bytes of disk space for decoded recordings and prepared images and audio clips.
+    space: int = 2 * 1024 * 1024 * 1024
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the limits from the server's settings."""
+        return cls(
+            settings.preparation_processes,
+            settings.max_waiting_pixels,
+            settings.max_waiting_audio_seconds,
+            settings.max_waiting_grammar_bytes,
+            settings.prepared_bytes,
+        )
+
 
 log = logging.getLogger(__name__)
 # Tasks that may take minutes run one at a time, next to all others.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from genai_server.config.environment import untrusted_work_environment
 from genai_server.system.child_process import start_module
-from genai_server.workers.task_kinds import TaskKind
+from genai_server.workers.tasks import TaskKind
 
 # Maximum seconds for starting a process on a busy machine.
 _START_TIMEOUT = 60.0

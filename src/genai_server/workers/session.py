@@ -22,8 +22,7 @@ from genai_server.messages.worker_tasks import (
 )
 from genai_server.workers.pool import TakenSpace, WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout
-from genai_server.workers.task_kinds import TASK_KINDS
-from genai_server.workers.workers import Answer
+from genai_server.workers.tasks import TASK_KINDS, Answer
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 from genai_server.errors import GenaiServerError
 from genai_server.generation.dependencies import Deadline
 from genai_server.generation.engine_requests import EngineAnswer
-from genai_server.media.audio.window_reader import Window
+from genai_server.media.audio.recordings import Window
 from genai_server.messages.generation_request import GenerationRequest, TokenLogprob
 from genai_server.model_files.speech_model import SpeechModel, read_speech_model
 from genai_server.text.codec import TextCodec, load_text_codec

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from genai_server.generation.engine_requests import EngineAnswer
+from genai_server.media.audio.recordings import Window
 from genai_server.media.audio.voice_activity import Detector, Probabilities, Samples, Speech, find_speech
-from genai_server.media.audio.window_reader import Window
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.text.codec import TextCodec
 from tests.apis.transcriptions.doubles import HeldRequests, answer, at, load_codec

@@ -24,8 +24,7 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.generation.dependencies import Deadline
 from genai_server.generation.engine_requests import EngineAnswer, EngineRequests
-from genai_server.media.audio.recordings import Recording, Recordings
-from genai_server.media.audio.window_reader import Window
+from genai_server.media.audio.recordings import Recording, Recordings, Window
 from genai_server.messages.generation_request import GenerationRequest
 from tests import raw_http
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec

@@ -10,7 +10,7 @@ from genai_server.apis.transcriptions.transcribe import Transcription, Transcrip
 from genai_server.apis.transcriptions.window_transcript import WindowTranscriber
 from genai_server.errors import InvalidField
 from genai_server.generation.engine_requests import EngineAnswer
-from genai_server.media.audio.window_reader import Window
+from genai_server.media.audio.recordings import Window
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.text.codec import TextCodec
 from tests.apis.transcriptions.doubles import MODEL, HeldRecording, HeldRequests, answer, at, load_codec, scores

@@ -7,8 +7,7 @@ import pytest
 from genai_server.engine.kv_cache.block_changes import BlockChanges, CachedBlocks, prefix_digest
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.scheduling.scheduler_output import KvMemory
-from genai_server.messages.kv_events import BLOCK_TOKENS
-from genai_server.messages.prefix_digests import prefix_digests
+from genai_server.messages.prefix_cache import BLOCK_TOKENS, prefix_digests
 
 LONG = list(range(1, 5 * BLOCK_TOKENS))
 

@@ -11,7 +11,7 @@ import pytest
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.errors import ConfigurationError, RunnerFailed
-from genai_server.messages.kv_events import (
+from genai_server.messages.prefix_cache import (
     BLOCK_TOKENS,
     AllBlocksCleared,
     BlockRemoved,

@@ -8,7 +8,7 @@ from genai_server.engine.profiling.sessions import MAX_OPEN, ProfileSession
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, ProfileNotFound, RequestNotFound, Unavailable
-from genai_server.messages.profile_plan import Profiled, ProfilePlan, SlowTokens
+from genai_server.messages.admin import Profiled, ProfilePlan, SlowTokens
 from genai_server.profiles.manifest import Manifest, find_manifests
 from tests.engine.profiling.test_runtime_options import BatchedDevice, Device, full_device
 from tests.hand_clock import HandClock

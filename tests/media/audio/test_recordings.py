@@ -1,14 +1,15 @@
-"""Reading the recordings of requests: windows, files, limits, and processes that die."""
+"""Recordings without FFmpeg's libraries."""
 
 import asyncio
 import gc
+import importlib.util
 import itertools
 import os
 import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,36 @@ import pytest
 
 from genai_server.config.media_settings import BYTES_PER_SECOND
 from genai_server.config.settings import Settings
-from genai_server.errors import AudioReaderUnavailable, InvalidField
-from genai_server.media.audio.decoder import SHORT
-from genai_server.media.audio.recordings import Recording, Recordings
-from genai_server.media.audio.window_reader import Window
+from genai_server.errors import AudioReaderUnavailable, InvalidField, TaskUnsupported
+from genai_server.media.audio import recordings
+from genai_server.media.audio.recordings import SHORT, Recording, Recordings, Window
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.model_files.speech_model import SpeechModel, read_speech_model
-from genai_server.workers.limits import WorkerLimits
-from genai_server.workers.pool import WorkerPool
+from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import WorkerProcess
-from genai_server.workers.task_kinds import TaskKind
-from genai_server.workers.workers import Requester
+from genai_server.workers.tasks import Requester, TaskKind
 from tests.media.audio.sounds import RATE, Samples, encoded, sentence, silence, tone
 from tests.media.audio.speech_directory import make_speech_directory
 from tests.running_server import wait_until
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    recordings.is_installed.cache_clear()
+    yield
+    recordings.is_installed.cache_clear()
+
+
+def test_recording_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TaskUnsupported, match="without the extra audio") as refused:
+        recordings.require_decoder("messages[0].content[1].input_audio.data")
+    assert refused.value.param == "messages[0].content[1].input_audio.data"
+
+
+def test_installed_extra_decodes() -> None:
+    recordings.require_decoder("file")
+
 
 _ASK = WorkerProcess.ask
 ALICE, BOB = (Requester(TaskOwner(name, f"{name}'s")) for name in ("alice", "bob"))

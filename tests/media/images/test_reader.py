@@ -27,12 +27,10 @@ from genai_server.messages.supervisor import read_address
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.model_files.vision_model import VisionModel, read_vision_model
 from genai_server.supervisor.server import SupervisorServer
-from genai_server.workers.limits import WorkerLimits
-from genai_server.workers.pool import WorkerPool
+from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout, WorkerProcess
 from genai_server.workers.space_budget import Reservation, SpaceBudget
-from genai_server.workers.task_kinds import READ_IMAGE, TaskKind
-from genai_server.workers.workers import Requester
+from genai_server.workers.tasks import READ_IMAGE, Requester, TaskKind
 from tests.media.images.pictures import data_url, encoded, picture, png_header, tiles
 from tests.media.images.vision_directory import IDS, make_vision_directory
 from tests.running_server import wait_until

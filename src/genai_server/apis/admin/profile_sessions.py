@@ -23,13 +23,11 @@ from genai_server.apis.admin.schemas import ProfileRequest, RuntimeOptionsReques
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound, quoted
 from genai_server.generation.dependencies import ServicesDep
-from genai_server.messages.admin import EndProfile, ListProfiles, StartProfile
-from genai_server.messages.profile_plan import ProfilePlan, ProfileState
+from genai_server.messages.admin import EndProfile, ListProfiles, ProfilePlan, ProfileState, StartProfile
 from genai_server.profiles.analysis import SLOW_AT, analyse
 from genai_server.profiles.folder import find_session, read_session
 from genai_server.profiles.html_report import as_page
-from genai_server.profiles.manifest import Manifest, find_manifests
-from genai_server.profiles.retention import is_open, remove
+from genai_server.profiles.manifest import Manifest, find_manifests, is_open, remove
 from genai_server.profiles.text_report import as_text
 from genai_server.profiles.trace import write_trace
 

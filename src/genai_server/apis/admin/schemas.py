@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from genai_server.config.settings import ADAPTER_NAME, MODEL_NAME, device_list
 from genai_server.generation.parameters.base import Wire, elements, field_error
-from genai_server.messages.profile_plan import PREFIX, ProfilePlan, SlowTokens
+from genai_server.messages.admin import PREFIX, ProfilePlan, SlowTokens
 
 _PREFIX_FORM = "1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
 

@@ -16,7 +16,7 @@ from genai_server.generation.dependencies import ServicesDep
 from genai_server.generation.parameters.base import Wire
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.request_state import request_state
-from genai_server.messages.kv_events import event_target
+from genai_server.messages.prefix_cache import event_target
 
 router = APIRouter(tags=["status"], responses=error_responses())
 adapter_router = admin_router()

@@ -13,7 +13,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from genai_server.grammar_checker import checker as grammars
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, RequestRecord
-from genai_server.media.audio import decoder as recordings
+from genai_server.media.audio import recordings
 from genai_server.media.images import reader as images
 from genai_server.messages.generation_request import FinishReason
 

@@ -20,10 +20,8 @@ from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
 from genai_server.generation.engine_requests import EngineRequests
 from genai_server.http.json_response import JsonObject
-from genai_server.media.audio.decoder_library import require_decoder
 from genai_server.media.audio.detection import Detection
-from genai_server.media.audio.recordings import Recording
-from genai_server.media.audio.window_reader import Window
+from genai_server.media.audio.recordings import Recording, Window, require_decoder
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.model_files.pooling_model import Task

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from genai_server.apis.transcriptions.segments import compression_ratio
 from genai_server.generation.engine_requests import EngineRequests
-from genai_server.media.audio.window_reader import Window
+from genai_server.media.audio.recordings import Window
 from genai_server.messages.generation_request import (
     Alignment,
     GenerationRequest,

@@ -33,7 +33,7 @@ from genai_server.http.api_keys import ApiKeys, load_keys
 from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.telemetry.request_record import log_request
 from genai_server.logs import configure_logging
-from genai_server.system.process_memory import release_large_blocks_at_once, share_heaps
+from genai_server.system.memory import release_large_blocks_at_once, share_heaps
 from genai_server.system.runtime_folder import open_runtime_folder, parent_of_workers
 
 # Seconds between two looks for the parent of a worker of gunicorn.

@@ -24,7 +24,7 @@ from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDire
 from genai_server.http.api_keys import load_keys
 from genai_server.http.telemetry import key_usage
 from genai_server.hub.repository import could_be_repository
-from genai_server.media.audio import decoder_library
+from genai_server.media.audio import recordings
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.model_files.vision_model import Medium
 from genai_server.options.providers import is_scripted
@@ -99,11 +99,11 @@ def check_models(settings: Settings) -> ReadTexts:
         except Exception as error:  # a library reads unchecked files
             raise ConfigurationError(f"the model in {path} cannot be used: {in_one_line(error)}") from None
         check_draft_model_of(settings, name)
-        if any(map(takes_recordings, codecs.values())) and not decoder_library.is_installed():
+        if any(map(takes_recordings, codecs.values())) and not recordings.is_installed():
             log.warning(
                 "model %s takes recordings, which cannot be decoded: install what that needs: %s",
                 name,
-                this_installation().extra_command(decoder_library.EXTRA),
+                this_installation().extra_command(recordings.EXTRA),
             )
         if any(codec.task is Task.GENERATE and not codec.has_chat_template for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)

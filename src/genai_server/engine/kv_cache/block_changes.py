@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from genai_server.engine.kv_cache.kv_slots import Slot
 from genai_server.engine.sequence import common_length
-from genai_server.messages.kv_events import BLOCK_TOKENS
-from genai_server.messages.prefix_digests import block_digest, root_digest
+from genai_server.messages.prefix_cache import BLOCK_TOKENS, block_digest, root_digest
 
 # Gives the hash of a block: from the hash of the block before it, None for a slot's first one; its tokens; the slot.
 HashBlock = Callable[[bytes | None, Sequence[int], Slot], bytes]
@@ -121,7 +120,7 @@ class CachedBlocks:
 
 def prefix_digest(parent: bytes | None, tokens: Sequence[int], slot: Slot) -> bytes:
     """Return the hash of a block of tokens in a slot, which API processes compute in the same way for the blocks of a
-    prompt (messages/prefix_digests.py).
+    prompt (messages/prefix_cache.py).
 
     `parent` is the hash of the block before it; None for the first block of the slot.
     """

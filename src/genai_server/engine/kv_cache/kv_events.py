@@ -17,7 +17,7 @@ import msgspec
 from genai_server.engine.kv_cache.block_changes import CachedBlocks, StoredBlocks
 from genai_server.engine.kv_cache.kv_slots import Slot
 from genai_server.errors import ConfigurationError
-from genai_server.messages.kv_events import (
+from genai_server.messages.prefix_cache import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,

@@ -14,8 +14,8 @@ from typing import Any
 
 from genai_server.engine.model.external_files import external_files
 from genai_server.errors import ConfigurationError, ModelDirectoryError, quoted
+from genai_server.messages.admin import PREFIX
 from genai_server.messages.generation_request import ModelInfo, Sampling
-from genai_server.messages.profile_plan import PREFIX
 from genai_server.model_files.json_file import read_object
 from genai_server.model_files.parallel_draft import read_mask_token
 from genai_server.model_files.pooling_model import (

@@ -13,8 +13,7 @@ from tempfile import TemporaryFile
 
 from genai_server.errors import Unavailable
 from genai_server.messages.launch import EngineSpec
-from genai_server.profiles.manifest import Manifest
-from genai_server.profiles.retention import end_of, removable, remove, remove_all
+from genai_server.profiles.manifest import Manifest, end_of, removable, remove, remove_all
 
 DEFAULT_PREFIX = "onnxruntime_run_profile"
 # Minimum free bytes of the disk.

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from genai_server import __version__
 from genai_server.engine.sequence import Sequence
-from genai_server.messages.profile_plan import Profiled, ProfilePlan
+from genai_server.messages.admin import Profiled, ProfilePlan
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import SPINNING, THREADS
 from genai_server.profiles.manifest import DECODE, PREFILL, SUFFIX, End, Line, PassRecord, Session, encode_line

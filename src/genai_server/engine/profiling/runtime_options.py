@@ -14,9 +14,8 @@ from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, RequestNotFound, Unavailable, quoted
-from genai_server.messages.admin import ProfiledRequest, RuntimeOptions
+from genai_server.messages.admin import ProfiledRequest, ProfilePlan, RuntimeOptions
 from genai_server.messages.launch import KeptOptions
-from genai_server.messages.profile_plan import ProfilePlan
 from genai_server.profiles.manifest import Session
 from genai_server.timing import Clock
 

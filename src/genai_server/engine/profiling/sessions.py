@@ -15,7 +15,7 @@ from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, ProfileNotFound, quoted
-from genai_server.messages.profile_plan import Profiled, ProfilePlan, ProfileState, SlowTokens
+from genai_server.messages.admin import Profiled, ProfilePlan, ProfileState, SlowTokens
 from genai_server.timing import Clock
 
 _HOUR = 3600.0

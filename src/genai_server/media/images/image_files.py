@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from genai_server.workers.workers import Space
+from genai_server.workers.tasks import Space
 
 
 @dataclass(frozen=True, eq=False)

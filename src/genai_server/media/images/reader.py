@@ -24,8 +24,7 @@ from genai_server.system.runtime_folder import own_folder
 from genai_server.workers.pool import remove
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.shared_calls import SharedCall, SharedCalls
-from genai_server.workers.task_kinds import READ_AUDIO, READ_IMAGE
-from genai_server.workers.workers import Answer, Requester, Workers
+from genai_server.workers.tasks import READ_AUDIO, READ_IMAGE, Answer, Requester, Workers
 
 log = logging.getLogger(__name__)
 

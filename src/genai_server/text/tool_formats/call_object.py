@@ -8,7 +8,7 @@ Some models write the arguments as a string that contains the object; it is emit
 import json
 from collections.abc import Sequence
 
-from genai_server.text.answers.json_text import is_json, read_colon, read_string, read_value
+from genai_server.text.answers.literals import is_json, read_colon, read_string, read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import any_of, fits, quoted
 from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, read_list, write_json

@@ -37,7 +37,7 @@ from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import new_status
 from genai_server.system.cores import cpu_quota, numa_nodes, usable_cores
 from genai_server.system.installation import this_installation
-from genai_server.system.system_memory import free_memory
+from genai_server.system.memory import free_memory
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
 
 _LIBRARIES = (

@@ -30,7 +30,7 @@ from genai_server.engine.model.graph import read_cross_decoder, read_decoder_gra
 from genai_server.engine.model.inventory import inventory
 from genai_server.engine.model.native_library import NOT_INSTALLED, is_installed
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
-from genai_server.media.audio import decoder_library
+from genai_server.media.audio import recordings
 from genai_server.messages.server_status import EngineState
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.model_files.speech_model import transcribes
@@ -118,8 +118,8 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
     size, length = weight_bytes(directory) / MIB, f"{info.context_length} tokens of context"
     yield Finding(OK, subject, f"{directory}: {length}, a vocabulary of {info.vocab_size}, {size:.0f} MiB of weights")
     yield from _draft_model(subject, settings, name)
-    if (transcribes(directory) or any(map(takes_recordings, codecs.values()))) and not decoder_library.is_installed():
-        remedy = this_installation().extra_command(decoder_library.EXTRA)
+    if (transcribes(directory) or any(map(takes_recordings, codecs.values()))) and not recordings.is_installed():
+        remedy = this_installation().extra_command(recordings.EXTRA)
         yield Finding(WARN, subject, "it takes recordings, which cannot be decoded without FFmpeg's libraries", remedy)
     if (task := task_of(directory)).pools:
         yield Finding(OK, f"batching of {name}" if settings.models else "batching", f"{task}: texts are read together")

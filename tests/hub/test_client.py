@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import PullFailed
-from genai_server.hub.client import Hub
-from genai_server.hub.download import download
+from genai_server.hub.client import Hub, download
 from genai_server.hub.repository import RemoteFile, select_model
 from tests.local_hub import TOKEN, HubRepository, LocalHub, run_hub
 

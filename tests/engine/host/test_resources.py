@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from genai_server.engine.host.pinning import keep_on
+from genai_server.engine.host.resources import keep_on
 from genai_server.messages.server_status import EngineCores
 from genai_server.system.cores import numa_nodes
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 _PROGRAM = """
 import logging, os, sys, threading
 from pathlib import Path
-from genai_server.engine.host.pinning import keep_on
+from genai_server.engine.host.resources import keep_on
 from genai_server.messages.server_status import EngineCores
 logging.basicConfig(format="log: %(message)s", level="INFO", stream=sys.stdout)
 may_end = threading.Event()

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from genai_server.tool_servers.call_slots import CallSlots
+from genai_server.tool_servers.connection import CallSlots
 
 
 class Calls:

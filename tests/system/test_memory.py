@@ -1,0 +1,243 @@
+"""The available memory within the limits of fake control groups."""
+
+import asyncio
+import gc
+import sys
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from genai_server.system.memory import free_memory, rare_full_collections, total_memory
+from tests.running_server import run_python
+
+AVAILABLE, TOTAL = 1000, 4000
+TREES = {1: "sys/fs/cgroup/memory", 2: "sys/fs/cgroup"}
+VERSIONS = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=AVAILABLE, total=TOTAL))
+
+
+def _limit(group: Path, limit: object, used: int, cached: int = 0, version: int = 2) -> None:
+    group.mkdir(parents=True, exist_ok=True)
+    names = VERSIONS[version]
+    (group / names[0]).write_text(f"{limit}\n", encoding="utf-8")
+    (group / names[1]).write_text(f"{used}\n", encoding="utf-8")
+    (group / "memory.stat").write_text(f"anon 7\n{names[2]} {cached}\n", encoding="utf-8")
+
+
+def _member(root: Path, line: str) -> None:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(f"3:cpuset:/other\n{line}\n", encoding="utf-8")
+
+
+def test_free_memory_without_limits_is_the_machines(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) == AVAILABLE
+
+
+@pytest.mark.parametrize(("version", "folder"), [(1, "sys/fs/cgroup/memory"), (2, "sys/fs/cgroup")])
+@pytest.mark.parametrize(
+    ("limit", "used", "cached", "free"),
+    [(500, 100, 0, 400), (500, 100, 60, 460), (5000, 100, 0, 1000), (50, 100, 0, 0)],
+)
+def test_a_containers_limit_bounds_it_and_cached_files_are_free(
+    tmp_path: Path, version: int, folder: str, limit: int, used: int, cached: int, free: int
+) -> None:
+    _limit(tmp_path / folder, limit, used, cached, version)
+    assert free_memory(tmp_path) == free
+
+
+@pytest.mark.parametrize(("limit", "total"), [(500, 500), (5000, TOTAL), ("max", TOTAL)])
+def test_total_memory_is_the_machines_or_a_containers_limit(tmp_path: Path, limit: object, total: int) -> None:
+    assert total_memory(tmp_path) == TOTAL
+    _limit(tmp_path / "sys/fs/cgroup", limit, 100)
+    assert total_memory(tmp_path) == total
+
+
+def test_a_group_without_limit_bounds_nothing(tmp_path: Path) -> None:
+    _limit(tmp_path / "sys/fs/cgroup", "max", 100)
+    _limit(tmp_path / "sys/fs/cgroup/memory", 2**63 - 4096, 100, version=1)
+    assert free_memory(tmp_path) == AVAILABLE
+
+
+@pytest.mark.parametrize(("version", "hierarchy"), [(1, "4:memory"), (2, "0:")])
+@pytest.mark.parametrize(("own", "parent", "free"), [(300, 900, 200), (900, 300, 200)])
+def test_the_own_group_and_those_above_it_count(
+    tmp_path: Path, version: int, hierarchy: str, own: int, parent: int, free: int
+) -> None:
+    _member(tmp_path, f"{hierarchy}:/system.slice/genai.service")
+    _limit(tmp_path / TREES[version] / "system.slice", parent, 100, version=version)
+    _limit(tmp_path / TREES[version] / "system.slice/genai.service", own, 100, version=version)
+    assert free_memory(tmp_path) == free
+
+
+def test_unreadable_limit_is_ignored(tmp_path: Path) -> None:
+    _limit(tmp_path / "sys/fs/cgroup", "", 100)
+    assert free_memory(tmp_path) == AVAILABLE
+
+
+def test_mapped_files_can_count_as_used_on_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemFree: 9 kB\nMapped:    512 kB\nShmem: 7 kB\n", encoding="utf-8")
+    assert free_memory(tmp_path) == AVAILABLE
+    assert free_memory(tmp_path, keeps_mapped=True) == 0  # more than there is
+    (tmp_path / "proc/meminfo").write_text("Mapped: nothing\n", encoding="utf-8")
+    assert free_memory(tmp_path, keeps_mapped=True) == AVAILABLE
+
+
+@pytest.mark.parametrize(("version", "names"), [(1, "total_{}"), (2, "{}")])
+def test_cached_files_that_nothing_maps_are_free_in_a_container(tmp_path: Path, version: int, names: str) -> None:
+    group = tmp_path / TREES[version]
+    _limit(group, 900, 800, 100, version)
+    mapped = {1: "total_mapped_file", 2: "file_mapped"}[version]
+    lines = f"{names.format('inactive_file')} 100\n{names.format('active_file')} 300\n{mapped} 250\n"
+    (group / "memory.stat").write_text(lines, encoding="utf-8")
+    assert free_memory(tmp_path) == 100 + 100
+    assert free_memory(tmp_path, keeps_mapped=True) == 100 + 150
+
+
+OWN = """
+from genai_server.system.memory import release_free_memory, release_large_blocks_at_once, share_heaps
+def own():
+    line = next(line for line in open("/proc/self/smaps_rollup") if line.startswith("Pss_Anon"))
+    return int(line.split()[1])
+"""
+LARGE_BLOCKS = """
+{call}
+del_first = bytearray(20 << 20); del del_first  # by which glibc raises its threshold
+kept, before = [], own()
+for _ in range(20):
+    block = bytearray(1 << 20)
+    kept.append(bytearray(100))  # so that the heap cannot shrink from its end
+    blocks = [bytearray(300_000) for _ in range(20)]
+    kept.append(bytearray(1000))
+    del block, blocks
+print(own() - before)
+"""
+FREE_MEMORY = """
+before = own()
+blocks = [bytearray(20_000) for _ in range(4000)]
+kept = blocks[::20]  # so that none of it is at the heap's end
+taken = own() - before
+del blocks
+left = own() - before
+release_free_memory()
+print(taken, left, own() - before)
+"""
+THREADS = """
+import ctypes, os, tempfile, threading
+{call}
+libc = ctypes.CDLL(None)
+libc.fopen.restype, libc.fopen.argtypes = ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]
+libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+started = threading.Barrier(5)
+def work():
+    block = bytearray(20_000)
+    started.wait()
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+started.wait()
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "heaps")
+    file = libc.fopen(path.encode(), b"w")
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+    print(open(path).read().count("<heap nr="))
+"""
+
+glibc_only = pytest.mark.skipif(sys.platform != "linux", reason="only glibc is asked")
+
+
+def output(program: str) -> str:
+    return run_python("-c", OWN + program)
+
+
+@glibc_only
+def test_large_blocks_go_back_to_the_system() -> None:
+    kibibytes = int(output(LARGE_BLOCKS.format(call="release_large_blocks_at_once()")))
+    assert kibibytes < 2048
+    assert int(output(LARGE_BLOCKS.format(call=""))) > kibibytes
+
+
+@glibc_only
+def test_threads_share_the_first_ones_heap() -> None:
+    assert int(output(THREADS.format(call="share_heaps()"))) == 1
+    assert int(output(THREADS.format(call=""))) > 1
+
+
+@glibc_only
+def test_free_memory_between_used_blocks_is_returned_on_demand() -> None:
+    taken, left, given_back = map(int, output(FREE_MEMORY).split())
+    assert left > taken / 2
+    assert given_back < taken / 4
+
+
+# full collections of cycles
+
+
+class Cycle:
+    """An object that references itself, so that reference counting does not free it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def aged_cycle() -> "weakref.ref[Cycle]":
+    """An unreachable cycle that has survived the collections of young objects, so only a full collection finds it."""
+    cycle = Cycle()
+    gc.collect(0)
+    gc.collect(1)
+    return weakref.ref(cycle)
+
+
+def test_a_full_collection_comes_by_the_clock() -> None:
+    async def wait_for_one() -> None:
+        async with rare_full_collections(min_seconds=0.05):
+            cycle = aged_cycle()
+            gc.collect(1)
+            async with asyncio.timeout(30):
+                while cycle() is not None:  # noqa: ASYNC110 - the collector has no callback for this
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(wait_for_one())
+
+
+def test_memory_freed_by_a_full_collection_goes_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait_for_one() -> None:
+        given_back = asyncio.Event()
+        monkeypatch.setattr("genai_server.system.memory.release_free_memory", given_back.set)
+        async with rare_full_collections(min_seconds=0.05), asyncio.timeout(30):
+            await given_back.wait()
+
+    asyncio.run(wait_for_one())
+
+
+def test_full_collection_is_not_triggered_by_allocations() -> None:
+    async def full_collections() -> int:
+        async with rare_full_collections():
+            before = gc.get_stats()[2]["collections"]
+            kept = [[index] for index in range(300_000)]  # many times what triggers a collection
+            del kept
+            return int(gc.get_stats()[2]["collections"] - before)
+
+    assert asyncio.run(full_collections()) == 0
+
+
+def test_objects_of_the_start_are_frozen_until_the_end() -> None:
+    gc.unfreeze()
+    before = gc.get_threshold(), gc.get_freeze_count()
+
+    async def frozen() -> int:
+        async with rare_full_collections():
+            return gc.get_freeze_count()
+
+    assert asyncio.run(frozen()) > 1000
+    assert (gc.get_threshold(), gc.get_freeze_count()) == before
