@@ -32,8 +32,7 @@ from _peers.report import complaints, rows, save_plot
 from _peers.serving import served
 
 from genai_server.tools.bench.bench_report import Report, TargetInfo, as_json
-from genai_server.tools.bench.measured_answer import AnswerError
-from genai_server.tools.bench.measurement import Measurement, summarize
+from genai_server.tools.bench.measurement import AnswerError, Measurement, summarize
 from genai_server.tools.bench.plan import Plan
 
 OURS = "genai-server"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from genai_server.tools.launch.programs import PROGRAMS
+from genai_server.tools.launch_command import PROGRAMS
 
 from .client import Check, Client, Place, Registry
 from .program import Ended, run

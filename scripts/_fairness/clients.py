@@ -16,7 +16,7 @@ from _load.http import BrokenAnswer, Response, ask
 from _load.server import HOST
 
 from genai_server.tools.bench.bench_client import Server
-from genai_server.tools.bench.measured_answer import Answer, AnswerError
+from genai_server.tools.bench.measurement import Answer, AnswerError
 
 # The key that attacks, the one that behaves, and the operator's.
 ATTACKER, VICTIM, ADMIN = (f"{name}-0123456789abcdef" for name in ("alice", "bob", "admin"))

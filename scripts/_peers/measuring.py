@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from genai_server.tools.bench import sweep
+from genai_server.tools.bench import scenarios
 from genai_server.tools.bench.bench_client import Server, run_load
 from genai_server.tools.bench.bench_prompts import calibrate, words
 from genai_server.tools.bench.measurement import Case, Measurement, answer_figures
 from genai_server.tools.bench.plan import Plan
 from genai_server.tools.bench.target import Target
 
-COLD, SHARED = sweep.NAME, "shared prefix"
+COLD, SHARED = scenarios.SWEEP, "shared prefix"
 _BODY = {"ignore_eos": True, "temperature": 0}
 _WARM_UP_TOKENS = 8
 
@@ -25,8 +25,8 @@ async def measure(label: str, url: str, plan: Plan, number: int) -> list[Measure
         target = Target(server, await calibrate(server, plan.seed, number), None)
         await _warm_up(target, plan)
         found = []
-        for _, case in sweep.points(plan, [target]):
-            found.append(await sweep.measure(target, plan, case, number))
+        for _, case in scenarios.sweep_points(plan, [target]):
+            found.append(await scenarios.measure_sweep(target, plan, case, number))
             found.append(await _measure_shared(target, plan, case, number))
         return found
     finally:

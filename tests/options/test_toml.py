@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from genai_server.options.triton import toml_key, toml_value
+from genai_server.tools.import_triton import toml_key, toml_value
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ GROUPS = {
         "chat": ("tools.terminal_chat.chat_command", "chat in the terminal"),
         "transcribe": ("tools.terminal_chat.transcribe_command", "transcribe a recording"),
         "batch": ("tools.batch_command", "answer the requests in a file"),
-        "launch": ("tools.launch.launch_command", "start a coding agent with a served model"),
+        "launch": ("tools.launch_command", "start a coding agent with a served model"),
     },
     "check and measure": {
         "doctor": ("tools.doctor.doctor_command", "check what serving needs"),

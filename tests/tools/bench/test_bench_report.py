@@ -9,7 +9,7 @@ from genai_server.plain_tables import plain_report
 from genai_server.tools.bench.bench_report import Report, TargetInfo, as_json, as_parts
 from genai_server.tools.bench.measurement import Case, Measurement, Spread
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.sweep import SHIPPED, TUNED, WITHOUT_DRAFTS
+from genai_server.tools.bench.scenarios import SHIPPED, TUNED, WITHOUT_DRAFTS
 
 ONE, FOUR = (Case("sweep", streams, 64, 32) for streams in (1, 4))
 

@@ -8,11 +8,11 @@ import pytest
 
 from genai_server.errors import ServerUnusable
 from genai_server.plain_tables import plain_report
-from genai_server.tools.bench import scenarios, sweep
+from genai_server.tools.bench import scenarios
 from genai_server.tools.bench.bench_client import Outcome
 from genai_server.tools.bench.bench_report import Report, as_parts
 from genai_server.tools.bench.bench_session import Session
-from genai_server.tools.bench.measured_answer import Answer
+from genai_server.tools.bench.measurement import Answer
 from genai_server.tools.bench.plan import Plan, RequestOptions
 from tests.tools.bench.fake_server import FakeServer, fake_server
 
@@ -55,14 +55,14 @@ def test_one_stream_without_drafts_is_compared_with_the_library(
         times = tuple(1.0 + 0.01 * number for number in range(output))
         return Outcome([Answer(0.0, times, times[-1], prompt, output, 0, 0)], [])
 
-    monkeypatch.setattr(sweep, "run_bare_loop", run_bare_loop)
+    monkeypatch.setattr(scenarios, "run_bare_loop", run_bare_loop)
     plan = Plan(rounds=1, requests=2, concurrency=(1, 4), output_tokens=16, library=tmp_path)
     report, fake = bench(plan, urls=2)
     order = [(each.target, each.case.name, each.case.streams) for each in report.measurements]
     assert order == [
-        *((label, sweep.NAME, 1) for label in (sweep.TUNED, sweep.SHIPPED)),
-        *((label, sweep.WITHOUT_DRAFTS, 1) for label in "AB"),
-        *((label, sweep.NAME, streams) for streams in (1, 4) for label in "AB"),
+        *((label, scenarios.SWEEP, 1) for label in (scenarios.TUNED, scenarios.SHIPPED)),
+        *((label, scenarios.WITHOUT_DRAFTS, 1) for label in "AB"),
+        *((label, scenarios.SWEEP, streams) for streams in (1, 4) for label in "AB"),
     ]
     assert ["seed" in body for body in fake.bodies[4:]] == [True] * 4 + [False] * 8
     titles = [ratio.title for ratio in report.ratios if ratio.target == "A"]

@@ -17,9 +17,9 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.model_files.model_memory import RUNTIME
 from genai_server.system.cores import Core, Node, usable_cores
-from genai_server.tools.doctor import machine
-from genai_server.tools.doctor import model_checks as models
-from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
+from genai_server.tools.doctor import checks
+from genai_server.tools.doctor import checks as models
+from genai_server.tools.doctor.checks import FAIL, OK, WARN, Finding
 from tests.model_edits import base_model, edited_config
 from tests.recorded_cpus import write_cpus
 from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, free_port, run_server
@@ -120,56 +120,56 @@ def test_exactly_one_library_of_the_tested_version_is_right(
     installed: dict[str, str], state: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, installed)
-    library = list(machine.versions())[1]
+    library = list(checks.versions())[1]
     assert library.state == state
     assert words in library.remedy
 
 
 def test_the_cpus_provider_loads() -> None:
-    (found,) = machine.providers()
+    (found,) = checks.providers()
     assert (found.state, found.found) == (OK, "cpu")
 
 
 def test_an_onnx_runtime_that_does_not_load_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", shutil.which("false"))
-    (found,) = machine.providers()
+    (found,) = checks.providers()
     assert found.state == FAIL
 
 
 def test_idle_or_waiting_threads_get_a_warning() -> None:
     cores = usable_cores()
-    found = list(machine.cores(settings(threads=str(cores + 7))))[-1]
+    found = list(checks.cores(settings(threads=str(cores + 7))))[-1]
     assert (found.state, "wait for each other" in found.found) == (WARN, True)
     by_option = settings(options=f"session.intra_op_num_threads = {cores + 7}")
-    assert list(machine.cores(by_option))[-1].state == WARN
-    assert list(machine.cores(settings()))[-1].state == OK
+    assert list(checks.cores(by_option))[-1].state == WARN
+    assert list(checks.cores(settings()))[-1].state == OK
 
 
 @pytest.mark.parametrize(("quota", "remedy"), [("50000 100000", "at least one CPU"), ("max 100000", "")])
 def test_quota_below_one_cpu_gets_a_warning(tmp_path: Path, quota: str, remedy: str) -> None:
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota, encoding="utf-8")
-    assert remedy in next(machine.cores(settings(), tmp_path)).remedy
+    assert remedy in next(checks.cores(settings(), tmp_path)).remedy
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells nodes")
 def test_nodes_are_shown_with_advice_or_with_their_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
     write_cpus(tmp_path, {0: "0-7", 1: "8-15"}, free_mib=900)
-    together = {finding.subject: finding for finding in machine.cores(settings(), tmp_path)}
+    together = {finding.subject: finding for finding in checks.cores(settings(), tmp_path)}
     assert together["NUMA nodes"].found == "0 has 8 cores, 900 MiB free; 1 has 8 cores, 900 MiB free"
     assert "--device cpu:0,cpu:1 would run an engine on each" in together["NUMA nodes"].remedy
-    apart = {finding.subject: finding for finding in machine.cores(settings(device="cpu:0,cpu:1"), tmp_path)}
+    apart = {finding.subject: finding for finding in checks.cores(settings(device="cpu:0,cpu:1"), tmp_path)}
     assert apart["NUMA nodes"].remedy == ""
     assert apart["threads of cpu:1"].found == "8 threads on CPUs 8-15 of NUMA node 1"
-    few = list(machine.cores(settings(device="cpu:0,cpu:1", threads="4"), tmp_path))[-1]
+    few = list(checks.cores(settings(device="cpu:0,cpu:1", threads="4"), tmp_path))[-1]
     assert (few.state, few.found) == (WARN, "4 on 8 cores: the others idle")
 
 
 def test_a_node_with_too_little_memory_gets_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
     write_cpus(tmp_path, {0: "0-7", 1: "8-15"}, free_mib=9)
-    found = {finding.subject: finding for finding in machine.memory(settings(device="cpu:0,cpu:1"), tmp_path)}
+    found = {finding.subject: finding for finding in checks.memory(settings(device="cpu:0,cpu:1"), tmp_path)}
     assert "NUMA node 1 has 9 MiB free" in found["memory of cpu:1"].found
 
 
@@ -268,7 +268,7 @@ def test_models_are_loaded_and_those_on_demand_are_reported(tmp_path: Path, caps
 def test_the_runtime_of_a_gpu_is_known_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, {"onnxruntime-genai-cuda": "0.18.0", "onnxruntime-gpu": "1.31.1"})
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"onnxruntime": ["onnxruntime-gpu"]})
-    found = list(machine.versions())[-1]
+    found = list(checks.versions())[-1]
     assert (found.state, found.found) == (OK, "onnxruntime-genai-cuda 0.18.0, onnxruntime-gpu 1.31.1")
 
 
@@ -283,7 +283,7 @@ def test_an_option_is_checked_for_each_model_that_it_is_for() -> None:
     (found,) = models.checked_settings(wrong)
     assert (found.state, "did you mean level?" in found.found) == (FAIL, True)
     more = settings(models=f"small={DEMO},big={DEMO}", options="models.big.session.intra_op_num_threads = 900")
-    assert states(list(machine.cores(more)))[-2:] == [OK, WARN]
+    assert states(list(checks.cores(more)))[-2:] == [OK, WARN]
 
 
 @pytest.mark.parametrize(
@@ -337,9 +337,9 @@ def test_scripted_device_needs_no_onnx_runtime(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_the_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert states(list(machine.memory(settings()))) == [OK, OK]
-    monkeypatch.setattr(machine, "free_memory", lambda root: 2**20)
-    assert states(list(machine.memory(settings()))) == [FAIL]
+    assert states(list(checks.memory(settings()))) == [OK, OK]
+    monkeypatch.setattr(checks, "free_memory", lambda root: 2**20)
+    assert states(list(checks.memory(settings()))) == [FAIL]
 
 
 @pytest.mark.parametrize("model", ["demo-embeddings", "demo-speech"])
@@ -350,42 +350,42 @@ def test_draft_model_without_effect_is_a_warning(model: str) -> None:
 
 
 def test_the_context_is_reported_with_what_limits_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, whole = machine.memory(settings())
+    _, whole = checks.memory(settings())
     assert whole.found == "2048 tokens (the model's context); their keys and values take 12 MiB"
     two = f"a={DEMO},b={DEMO}"
-    assert [found.subject for found in machine.memory(settings(models=two))] == [
+    assert [found.subject for found in checks.memory(settings(models=two))] == [
         "memory",
         "context of a",
         "context of b",
     ]
-    monkeypatch.setattr(machine, "free_memory", lambda root: RUNTIME + 22 * 2**20)
-    _, limited = machine.memory(settings())
+    monkeypatch.setattr(checks, "free_memory", lambda root: RUNTIME + 22 * 2**20)
+    _, limited = checks.memory(settings())
     assert limited.state == WARN
     assert re.match(r"1024 tokens \(memory: \d+ bytes for keys and values, its share of the free", limited.found)
     assert limited.found.endswith("the model's context is 2048")
-    _, set_too_long = machine.memory(settings(max_length="2000", kv_cache_bytes="1000000"))
+    _, set_too_long = checks.memory(settings(max_length="2000", kv_cache_bytes="1000000"))
     assert set_too_long.state == FAIL
 
 
 def test_port_of_a_running_genai_server_is_no_failure(scripted: RunningServer) -> None:
     port = scripted.url.rpartition(":")[2]
-    assert list(machine.port(settings(port=port))) == [
+    assert list(checks.port(settings(port=port))) == [
         Finding(OK, "port", f"a genai-server is running on 127.0.0.1 port {port}")
     ]
 
 
 def test_a_port_that_is_taken_is_a_failure() -> None:
     port = free_port()
-    assert states(list(machine.port(settings(port=str(port))))) == [OK]
+    assert states(list(checks.port(settings(port=str(port))))) == [OK]
     with socket.create_server(("127.0.0.1", port)):
-        assert states(list(machine.port(settings(port=str(port))))) == [FAIL]
+        assert states(list(checks.port(settings(port=str(port))))) == [FAIL]
 
 
 def test_unwritable_cache_gets_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    assert states(list(machine.cache(settings(cache_dir=str(tmp_path / "file" / "cache"))))) == [WARN]
-    assert states(list(machine.cache(settings(cache_dir=str(tmp_path / "cache"))))) == [OK]
-    assert states(list(machine.cache(settings(cache_dir="none")))) == [OK]
+    assert states(list(checks.cache(settings(cache_dir=str(tmp_path / "file" / "cache"))))) == [WARN]
+    assert states(list(checks.cache(settings(cache_dir=str(tmp_path / "cache"))))) == [OK]
+    assert states(list(checks.cache(settings(cache_dir="none")))) == [OK]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,15 @@ from typing import Any
 
 import aiohttp
 
-from genai_server.tools.bench.measured_answer import Answer, AnswerError, read_answer
-from genai_server.tools.bench.measurement import Case, Figures, Measurement, answer_figures
+from genai_server.tools.bench.measurement import (
+    Answer,
+    AnswerError,
+    Case,
+    Figures,
+    Measurement,
+    answer_figures,
+    read_answer,
+)
 from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
 
 # Seconds to connect, and to wait for the next byte, before a request counts as failed.

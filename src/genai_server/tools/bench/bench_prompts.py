@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from genai_server.tools.bench.measured_answer import AnswerError
+from genai_server.tools.bench.measurement import AnswerError
 
 if TYPE_CHECKING:
     from genai_server.tools.bench.bench_client import Server

@@ -6,12 +6,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from genai_server.errors import ServerUnusable
-from genai_server.tools.bench import sweep
+from genai_server.tools.bench import scenarios
 from genai_server.tools.bench.bench_client import Server
 from genai_server.tools.bench.bench_prompts import calibrate
 from genai_server.tools.bench.bench_report import Report, TargetInfo
-from genai_server.tools.bench.measured_answer import AnswerError
-from genai_server.tools.bench.measurement import Case, Measurement, latencies
+from genai_server.tools.bench.measurement import AnswerError, Case, Measurement, latencies
 from genai_server.tools.bench.plan import LABELS, Plan, RequestOptions
 from genai_server.tools.bench.scenarios import MEASURES
 from genai_server.tools.bench.target import HealthProbe, Target, server_processes
@@ -86,7 +85,7 @@ class Session:
         """Yield all steps in order. Targets alternate."""
         for number in range(self._plan.rounds):
             if self._plan.scenario == "sweep":
-                yield from (_Step(number, *point) for point in sweep.points(self._plan, self._targets))
+                yield from (_Step(number, *point) for point in scenarios.sweep_points(self._plan, self._targets))
             else:
                 yield from (_Step(number, target) for target in self._targets)
 
@@ -105,9 +104,9 @@ class Session:
         if isinstance(step.target, str):
             assert plan.library is not None
             assert step.case is not None
-            return [await sweep.measure_library(step.target, plan.library, plan, step.case, step.round)]
+            return [await scenarios.measure_library(step.target, plan.library, plan, step.case, step.round)]
         if step.case is not None:
-            return [await sweep.measure(step.target, plan, step.case, step.round)]
+            return [await scenarios.measure_sweep(step.target, plan, step.case, step.round)]
         return await MEASURES[plan.scenario](step.target, plan, step.round)
 
 

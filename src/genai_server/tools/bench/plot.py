@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from genai_server.tools.bench import sweep
+from genai_server.tools.bench import scenarios
 from genai_server.tools.bench.bench_report import Report
 from genai_server.tools.bench.measurement import Spread, Summary
 
@@ -58,9 +58,9 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
             case = summary.case
             lines.setdefault((summary.target, case.name, case.prompt_tokens), []).append((case.streams, value))
     for (target, case_name, length), points in lines.items():
-        label = f"{target}, {length} tokens" + (", no drafts" if case_name == sweep.WITHOUT_DRAFTS else "")
-        if target in (sweep.TUNED, sweep.SHIPPED):
-            style = "--" if target == sweep.TUNED else ":"
+        label = f"{target}, {length} tokens" + (", no drafts" if case_name == scenarios.WITHOUT_DRAFTS else "")
+        if target in (scenarios.TUNED, scenarios.SHIPPED):
+            style = "--" if target == scenarios.TUNED else ":"
             axes.axhline(points[0][1].median * scale, linestyle=style, color="gray", label=label)
             continue
         points.sort(key=lambda point: point[0])

@@ -14,9 +14,9 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, in_typed_names, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.options.providers import is_scripted
-from genai_server.tools.doctor import machine
-from genai_server.tools.doctor import model_checks as models
-from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
+from genai_server.tools.doctor import checks
+from genai_server.tools.doctor import checks as models
+from genai_server.tools.doctor.checks import FAIL, OK, WARN, Finding
 
 _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
 def examine(options: dict[str, str | None]) -> Iterator[Finding]:
     """Yield all findings. If the settings are wrong, only those that do not depend on settings."""
     has_library = True
-    for finding in machine.versions():
+    for finding in checks.versions():
         has_library &= finding.state != FAIL
         yield finding
     if has_library:  # without it there is no ONNX Runtime either
-        yield from machine.providers()
+        yield from checks.providers()
     try:
         settings = load_settings(options)
         if model := options.get("model"):
@@ -69,10 +69,10 @@ def examine(options: dict[str, str | None]) -> Iterator[Finding]:
 
 
 def _with(settings: Settings, *, has_library: bool) -> Iterator[Finding]:
-    yield from machine.cores(settings)
-    yield from machine.memory(settings)
-    yield from machine.port(settings)
-    yield from machine.cache(settings)
+    yield from checks.cores(settings)
+    yield from checks.memory(settings)
+    yield from checks.port(settings)
+    yield from checks.cache(settings)
     if all(map(is_scripted, settings.devices)):
         yield from models.devices(settings)
         return

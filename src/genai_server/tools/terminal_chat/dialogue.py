@@ -16,7 +16,7 @@ from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed, did_you_mean, escaped, quoted
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, ChatPiece, ToolRun
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
-from genai_server.tools.terminal_chat.undisturbed import without_echo
+from genai_server.tools.terminal_chat.markdown import without_echo
 from genai_server.tools.terminal_chat.user_input import (
     PARAMETERS,
     Value,

@@ -1,7 +1,18 @@
-"""Shows an answer as Markdown in a terminal while it arrives."""
+"""Shows an answer as Markdown in a terminal while it arrives, and keeps keys that are pressed meanwhile from disturbing
+the output.
 
+An unfinished block is redrawn by moving the cursor up by the number of lines drawn before. A terminal that echoes typed
+keys meanwhile, such as `^C` or a new line, moves the cursor itself, and an interrupted drawing is incomplete. In both
+cases lines of the answer would remain and be shown twice.
+"""
+
+import signal
+import sys
+import threading
 import time
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -9,7 +20,46 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.theme import Theme
 
-from genai_server.tools.terminal_chat.undisturbed import deferring_interrupts
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Within the block, the terminal does not echo typed keys; they are read afterwards. Has no effect on
+    Windows.
+    """
+    if sys.platform == "win32":
+        yield
+    else:
+        import termios
+
+        before: list[Any] | None = None
+        with suppress(termios.error, ValueError):  # the terminal is gone
+            if sys.stdin is not None and sys.stdin.isatty():
+                before = termios.tcgetattr(sys.stdin)
+                silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+                termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+        try:
+            yield
+        finally:
+            if before is not None:
+                with suppress(termios.error, ValueError):
+                    termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+@contextmanager
+def deferring_interrupts() -> Iterator[None]:
+    """Let Ctrl-C within the block take effect at the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
+
 
 # Colours of the terminal's palette, which suits its background, light or dark.
 _THEME = Theme({"markdown.code": "cyan", "markdown.code_block": "none", "markdown.block_quote": "italic"})

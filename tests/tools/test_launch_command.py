@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from _clients.recipe import PROMPT, section
 
-from genai_server.tools.launch.programs import MINIMUM_CONTEXT, PROGRAMS, Target, recipe
+from genai_server.tools.launch_command import MINIMUM_CONTEXT, PROGRAMS, Target, recipe
 from tests.running_server import DEMO, RunningServer, clean_environment, free_port, run_command, run_server
 
 # The context of the lines in docs/guides/coding-agents.md.

@@ -1,1 +1,0 @@
-"""`genai-server launch`: starts coding agents that work with a model of this server."""
