@@ -33,7 +33,6 @@ from genai_server.apis.messages.errors import ANTHROPIC
 from genai_server.apis.models import lm_studio
 from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
-from genai_server.apis.ollama import model_routes as ollama_pull
 from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.ollama.response import OLLAMA
 from genai_server.apis.openapi import documented
@@ -249,7 +248,6 @@ def create_app(
         messages,
         ollama,
         ollama_models,
-        ollama_pull,
         lm_studio,
         models,
         tokens,
@@ -271,12 +269,12 @@ def create_app(
     app.include_router(vllm_calls.adapter_router)
     app.include_router(ollama.embed_router)
     app.include_router(ollama.unsupported)
+    app.include_router(ollama_models.pull_router)
     app.include_router(model_admin.stored_router)
     app.mount(page.API_DOCS_PATH, page.WebFiles(directory=API_DOCS))
     if settings.ui:
         app.mount(page.PAGE_PATH, page.WebFiles(directory=PAGE))
     if settings.metrics != "off":
-        app.include_router(engine_metrics.router)
         app.include_router(engine_metrics.router)
 
     app.router.default = TrailingSlash(app.router, app.router.default)

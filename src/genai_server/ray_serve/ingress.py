@@ -28,7 +28,6 @@ from genai_server.apis.messages.errors import speaks_anthropic
 from genai_server.apis.models import lm_studio
 from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
-from genai_server.apis.ollama import model_routes as ollama_pull
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.response import stream_error
 from genai_server.apis.status import engine_metrics
@@ -326,7 +325,7 @@ _ADMIN: list[BaseRoute] = [
     *requests.readers_router.routes,
 ]
 # A replica that is started later would not have what these bring.
-_FIXED: list[BaseRoute] = [route for module in (model_admin, ollama_pull) for route in module.router.routes]
+_FIXED: list[BaseRoute] = [*model_admin.router.routes, *ollama_models.pull_router.routes]
 _ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama_models.router.routes, *lm_studio.router.routes]
 _ALIVE = ReplicaAnswer("", "", HTTPStatus.OK, [(b"content-type", b"application/json")], b'{"status":"ok"}')
 
