@@ -146,7 +146,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         "apis.*",
         "generation.dependencies",
         "http.telemetry.*",
-        "ray_serve.broadcast",
+        "ray_serve.merging",
         "tools.top.snapshot",
     ),
     # For people at a terminal.

@@ -52,7 +52,7 @@ from genai_server.http.request_state import request_state
 from genai_server.http.streams import EventStream, LineStream, event_bytes, line_bytes
 from genai_server.logs import configure_logging
 from genai_server.model_files.vision_model import any_takes_media
-from genai_server.ray_serve.broadcast import ask_replicas, joined, merged, merged_metrics
+from genai_server.ray_serve.broadcast import ask_replicas
 from genai_server.ray_serve.forwarded import (
     FORWARDED,
     READINESS,
@@ -64,6 +64,7 @@ from genai_server.ray_serve.forwarded import (
     prompt_text,
     with_header,
 )
+from genai_server.ray_serve.merging import joined, merged, merged_metrics
 from genai_server.ray_serve.model_choice import ModelNames, matches, requested_task
 
 _NAMED = b"event: "
