@@ -624,10 +624,8 @@ void widen_transposed(const int8_t* from, int count, int size, float* to) {
       for (int round = 0; round < 4; ++round) {
         for (int i = 0; i < 8; ++i) {
           const Bytes a = rows[i], b = rows[i + 8];
-          next[2 * i] =
-              __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-          next[2 * i + 1] =
-              __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+          next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+          next[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
         }
         memcpy(rows, next, sizeof rows);
       }
@@ -658,12 +656,12 @@ void attend(const Attend& p) {
   const bool is_int8 = p.type == kCacheInt8;
   const int64_t queries = (int64_t)p.tokens * p.group, stride = bytes_of_head(p.type, size);
   alignas(64) float key_scales[kKeyBlock], value_scales[kKeyBlock];  // with kCacheInt8
-  float* keys = p.scratch;                            // [64][size]
-  float* turned = keys + kKeyBlock * size;            // [size][64]
-  float* values = turned + kKeyBlock * size;          // [64][size]
-  float* scores = values + kKeyBlock * size;          // [queries][64]
-  float* halves = scores + queries * kKeyBlock;       // the queries in bfloat16
-  int64_t* at = (int64_t*)(halves + queries * size);  // where each query begins, and its scores
+  float* keys = p.scratch;                                           // [64][size]
+  float* turned = keys + kKeyBlock * size;                           // [size][64]
+  float* values = turned + kKeyBlock * size;                         // [64][size]
+  float* scores = values + kKeyBlock * size;                         // [queries][64]
+  float* halves = scores + queries * kKeyBlock;                      // the queries in bfloat16
+  int64_t* at = (int64_t*)(halves + queries * size);                 // where each query begins, and its scores
   int64_t* at_scores = at + queries;
   for (int64_t m = 0; m < queries; ++m) {
     p.top[m] = -INFINITY, p.sum[m] = 0;

@@ -40,7 +40,6 @@ inline int64_t bytes_of_head(CacheType type, int64_t size) {
   return type == kCacheInt8 ? size + (int64_t)sizeof(float) : size * (type == kCacheFloat ? 4 : 2);
 }
 
-
 // A product of activations in floats. Weights are floats, of 16 bits, or unsigned integers as those of Product:
 //   floats and 16 bits: [panel][inputs][64 outputs].
 struct FloatProduct {

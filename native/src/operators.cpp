@@ -165,7 +165,8 @@ class RaggedAttention {
               !memcmp(keys.shape, values.shape, 4 * sizeof(int64_t)),
           "RaggedAttention: keys and values must be [slots, %d, length, head_size] of one type", cache_heads_);
     TRY(cache_type(keys.type, &pass->type));
-    const int64_t tokens = query.shape[1], size = keys.shape[3] - bytes_of_head(pass->type, 0), length = keys.shape[2], rows = in[kPasts].count();
+    const int64_t tokens = query.shape[1], size = keys.shape[3] - bytes_of_head(pass->type, 0), length = keys.shape[2],
+                  rows = in[kPasts].count();
     CHECK(size >= 16 && size % 16 == 0 && size <= kMaxHeadSize,
           "RaggedAttention: head_size must be a multiple of 16 up to %d; given %lld", kMaxHeadSize, (long long)size);
     pass->tokens = tokens, pass->size = size, pass->length = length, pass->rows = rows,
@@ -276,8 +277,8 @@ class RaggedAttention {
     float turned[kMaxHeadSize];
     for (int h = 0; h < cache_heads_; ++h) {
       turn(pass, pass.key + token * pass.key_stride + h * size, pass.key_norm, place, 1, turned);
-      const int64_t at = (pass.slots[row] * (int64_t)cache_heads_ + h) * pass.plane +
-                         position * bytes_of_head(pass.type, size);
+      const int64_t at =
+          (pass.slots[row] * (int64_t)cache_heads_ + h) * pass.plane + position * bytes_of_head(pass.type, size);
       put(turned, pass.keys + at, size, pass.type);
       put(pass.value + token * pass.value_stride + h * size, pass.values + at, size, pass.type);
     }
