@@ -10,6 +10,7 @@ processes would lack it.
 import os
 import pickle
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Never
 
 import pytest
+from _pytest.capture import FDCapture
 
 # Tests of a module share servers. Without a limit, the last process would be busy with a large module for long.
 _TESTS_AT_ONCE = 60
@@ -167,10 +169,7 @@ def _run_in_fork(
     status = 1
     try:
         plugins = session.config.pluginmanager
-        # What tests print went to files that all forked processes would share.
-        capture = plugins.getplugin("capturemanager")
-        capture.stop_global_capturing()
-        capture.start_global_capturing()
+        _capture_apart(plugins.getplugin("capturemanager"))
         terminal = _SilentTerminal(session.config)
         plugins.unregister(name="terminalreporter")
         plugins.register(terminal, "terminalreporter")
@@ -189,6 +188,18 @@ def _run_in_fork(
     finally:
         # Not the interpreter's own end: it would visit all that was imported before the fork, and so copy its memory.
         os._exit(status)
+
+
+def _capture_apart(manager: Any) -> None:
+    """Have pytest's capturing write what tests print to files of this process, instead of those that all forked
+    processes share.
+
+    The streams stay the same objects, because imported modules have them as the defaults of arguments.
+    """
+    for capture in (manager._global_capturing.out, manager._global_capturing.err):
+        if isinstance(capture, FDCapture):
+            with tempfile.TemporaryFile() as file:
+                os.dup2(file.fileno(), capture.tmpfile.fileno())
 
 
 def _taken(groups: Sequence[Sequence[pytest.Item]], queue: _Queue) -> Iterator[pytest.Item]:
