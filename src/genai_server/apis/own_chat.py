@@ -85,7 +85,12 @@ class ChatBuilder:
         }
 
     def part(self, parts: list[Part], tokens: list[ScoredToken]) -> JsonObject:
-        """The event with the next part of the answer. Text is in `token`, everything else in further fields."""
+        """Return the event with the next parts of the answer, and with the log probabilities of `tokens`, the tokens of
+        these parts, if the request asked for them.
+
+        The text is in the field `token`, "" without text. Reasoning and tool calls have fields of their own, which are
+        left out when empty.
+        """
         event: JsonObject = {"token": ""}
         for part in parts:
             match part:

@@ -116,7 +116,11 @@ def reasoning_state(body: ChatParameters, codec: TextCodec, prompt: list[int]) -
 
 
 def plain_output_spec(body: SamplingFields) -> OutputSpec:
-    """The output spec of a text completion. The grammar has not been checked yet. Raises InvalidField."""
+    """Return the form that the text of a completion must have, by the request's `structured_outputs`.
+
+    Whether a grammar in it compiles is checked later, by a `GrammarChecker`. Raises InvalidField if the fields of
+    `structured_outputs` do not fit together.
+    """
     return OutputSpec(constraint=structure(body.structured_outputs))
 
 

@@ -300,8 +300,9 @@ class Records:
     ) -> dict[str, bytes]:
         """The owner's items with the ids in `wanted`, as JSON by id. Unknown ids are omitted.
 
-        `wanted` has the number of times that each item is used. Raises InvalidField if the items, counted that often,
-        have more than `max_bytes`.
+        `owner` is the digest of an API key; None means the items of a server without API keys. `wanted` has the number
+        of times that each item is used. Raises InvalidField if the items, counted that often, have more than
+        `max_bytes`.
         """
         found: dict[str, bytes] = {}
         size = 0

@@ -145,7 +145,7 @@ class ManagedModel:
             engine.unload()
 
     def ended(self) -> None:
-        """Update the state after the engine processes have ended."""
+        """Forget the engine processes, which have ended, and their counts of requests."""
         self.engines, self._counts, self._unloading_until = (), [], None
 
 
@@ -326,7 +326,10 @@ class ModelPool:
         return [model for model in self if model.may_end(now)]
 
     def ended(self, model: ManagedModel) -> None:
-        """Update the state after a model's processes have ended."""
+        """Make a model unloaded, after the last of its engine processes has ended.
+
+        A model that is leaving the server is removed from the pool, with what requests wait for it.
+        """
         model.ended()
         model.change(idle_unload=self._idle_unload)
         if model.about.leaving:

@@ -54,7 +54,11 @@ def ignore_group_signals() -> None:
 
 @contextmanager
 def group_signals_blocked() -> Iterator[None]:
-    """Block signals to the process group for this thread, and for processes that it starts within the block."""
+    """Block the signals that a terminal or a service manager sends to all processes of a group (`GROUP_SIGNALS`).
+
+    They are blocked within the `with` block, for the calling thread and for the processes that it starts there. Does
+    nothing on Windows.
+    """
     if sys.platform == "win32":
         yield
     else:

@@ -295,9 +295,9 @@ class ResponseStore:
     async def page(
         self, object: Literal["response", "conversation"], id: str, owner: str | None, query: InputItemsParameters
     ) -> Page:
-        """A page of the input items of a response or the items of a conversation, which belongs to `owner` and has this
-        id.
+        """A page of the input items of a response, or of the items of a conversation, with this id.
 
+        `owner` is the digest of the API key that it must belong to; None on a server without API keys.
         Raises ResponseNotFound or ConversationNotFound, and InvalidField for an unknown item in `query.after`.
         """
         key = Key(object, id, owner)

@@ -242,7 +242,12 @@ MAX_KEPT = 1024
 
 @dataclass
 class _States:
-    """Hidden states of a sequence's tokens that the head has not read yet, and possibly of some tokens before these."""
+    """Hidden states that a model has computed for the tokens of one sequence, which its head for multi-token prediction
+    will read.
+
+    Among them are those of all tokens that the head has not read yet. Those of earlier tokens may still be there,
+    because states are removed by whole passes.
+    """
 
     # Index of the first token of the sequence that the head has read or will read.
     first: int
