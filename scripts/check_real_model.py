@@ -242,15 +242,17 @@ def check_perplexity(work: Path, built: Path, file: Path, found: Findings, tool:
     scores = ask_transformers(file, [{"ids": ids} for ids in texts])
     theirs = perplexity([score for each in scores for score in each[len(texts[0]) // 2 - 1 :]])
 
-    def add(activations: str, folder: Path, limit: float) -> float:
-        with served(work, folder) as client:
+    def add(what: str, folder: Path, limit: float, **settings: str) -> float:
+        with served(work, folder, **settings) as client:
             ours = by_echo(str(client.base_url), folder)
         said, holds = f"{ours:.3f} / {theirs:.3f}, {ours / theirs - 1:+.2%}", abs(ours / theirs - 1) <= limit
-        found.add(built.name, f"perplexity with activations of {activations} / of its file in 32 bits", said, holds)
+        found.add(built.name, f"perplexity with {what} / of its file in 32 bits", said, holds)
         return ours
 
-    add("32 bits", with_float_activations(built), _FLOAT_QUALITY)
-    ours = add("8 bits", built, _QUALITY)
+    in_floats = with_float_activations(built)
+    add("activations of 32 bits", in_floats, _FLOAT_QUALITY)
+    add("activations of 32 bits and a KV cache of 8 bits", in_floats, _QUALITY, GENAI_KV_CACHE_TYPE="int8")
+    ours = add("activations of 8 bits", built, _QUALITY)
     if tool is not None:
         other = by_tool(tool, file)
         said = f"{ours:.3f} / {other:.3f}"
