@@ -214,8 +214,11 @@ def _fetch(
     report: Callable[[str], None],
     watch: Watch | None,
 ) -> list[str]:
-    """Download the selected files into the staging folder of a model directory. Returns the names of the files that
-    come from the repository of the original model.
+    """Download the selected files of a repository into the staging folder of the model directory `directory`.
+
+    The ONNX export of an embedding model often lacks the files that say how its vectors are pooled. They are then taken
+    from the repository of the model that was exported, the original, which `source` may name. Returns the names of
+    these files; empty if there are none. `watch` follows the download; None shows its progress on the terminal.
 
     Raises ConfigurationError, and PullFailed if the files are not a complete model.
     """
