@@ -20,7 +20,7 @@ from _models.table import table
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.weights import native_model
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.kv_cache_limits import IDLE_CHUNK, BatchLimits

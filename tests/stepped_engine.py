@@ -15,7 +15,7 @@ from _models.driven import Driven
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.kv_cache.buffers import page_tokens
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.model_edits import edited_config
 from tests.running_server import DEMO, RunningServer, last_event, wait_until
 from tests.server_here import run_here

@@ -9,7 +9,7 @@ import pytest
 from anthropic import Anthropic, beta_tool
 from pydantic_core import from_json
 
-from genai_server.text.answers.dialect import TOOL_FORMATS
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from tests.apis.tool_answers import ANSWERS, CALLS, functions
 from tests.running_server import RunningServer
 

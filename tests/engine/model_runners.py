@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.profiling.folder import wait_for_next_file_name
 from genai_server.engine.runners.base import Runner, run_pass

@@ -14,7 +14,7 @@ from genai_server.config.sources import engine_spec
 from genai_server.engine.decoder_graph import LayerState
 from genai_server.engine.graph_rewriting.output_head import find_head
 from genai_server.engine.graph_rewriting.ragged import make_ragged
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits

@@ -13,7 +13,7 @@ import pytest
 from llguidance import LLMatcher
 
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.kv_cache_limits import BatchLimits

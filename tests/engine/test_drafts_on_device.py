@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance

@@ -16,7 +16,7 @@ import pytest
 from _models.driven import engine_spec
 from msgspec import structs
 
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_model

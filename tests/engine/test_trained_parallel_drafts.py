@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.model.files import check_draft_model
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.loaded_model import LoadedModel

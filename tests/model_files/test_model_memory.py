@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.model_files.model_memory import LOADED, ModelMemory, advice_for_context, read_model_memory
 from tests.running_server import DEMO, ROOT
 

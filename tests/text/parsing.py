@@ -15,8 +15,8 @@ from genai_server.answer_parts import (
     WholeAnswer,
 )
 from genai_server.text.answers.answer_text import AnswerParser
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import ReasoningFormat
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 
 NAMES = ("get_weather", "now")
 # Markers and other parts of answers in all formats, and parts with whitespace. NAME stands for a function's name.

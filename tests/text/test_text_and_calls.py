@@ -12,9 +12,9 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from genai_server.answer_parts import Content, ToolCallArguments
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat, ReasoningState
 from genai_server.text.grammars import grammar
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool
 from tests.text.guided import byte_tokenizer, fits, matcher, validate

@@ -20,7 +20,7 @@ from genai_server.engine.disk_cache.segment_folder import SegmentFolder
 from genai_server.engine.encoded_inputs import EncodedImage
 from genai_server.engine.kv_cache.buffers import CpuBuffers
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners.base import open_bare
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.load_batched import load_batched

@@ -7,7 +7,7 @@ from onnx import TensorProto, helper
 
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION, score_heads
 from genai_server.engine.model.encoders import AudioEncoder
-from genai_server.engine.model.graph import read_cross_decoder, read_encoder_files
+from genai_server.engine.model.graph_reader import read_cross_decoder, read_encoder_files
 from genai_server.model_files.speech_model import FEATURES
 from tests.running_server import ROOT
 

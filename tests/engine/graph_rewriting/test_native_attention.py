@@ -19,7 +19,7 @@ from genai_server.engine.graph_rewriting.native_attention import (
     to_native_cross,
 )
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
-from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
+from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from tests.engine.graph_rewriting.attention_node import attention
 from tests.engine.hybrids import BUILT
 from tests.running_server import DEMO

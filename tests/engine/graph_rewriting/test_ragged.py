@@ -10,7 +10,7 @@ from onnx import helper
 from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
 from genai_server.engine.graph_rewriting.native_attention import NATIVE, OPERATOR, PASTS, SLOTS, STARTS
 from genai_server.engine.graph_rewriting.ragged import WANTED, make_ragged
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.running_server import DEMO
 
 DECODER = read_decoder_graph(DEMO)

@@ -16,7 +16,7 @@ from genai_server.engine.graph_rewriting.native_attention import COMMITTED, NATI
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.graph_rewriting.ragged import make_ragged
 from genai_server.engine.graph_rewriting.ragged_states import StateLayers, state_operators
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.native_library import native_library
 from tests.engine.hybrids import BUILT
 

@@ -9,7 +9,7 @@ import pytest
 
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens, rest_bytes
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
 

@@ -11,7 +11,7 @@ from genai_server.engine.graph_rewriting.native_attention import COMMITTED, PAST
 from genai_server.engine.graph_rewriting.output_head import SCALES
 from genai_server.engine.graph_rewriting.ragged import ROPE_PLACES, WANTED
 from genai_server.engine.kv_cache.layout import Row, lay_out
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.running_server import DEMO
 
 GRAPH = read_decoder_graph(DEMO)

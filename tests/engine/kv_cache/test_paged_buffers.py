@@ -19,7 +19,7 @@ from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
 from genai_server.engine.kv_cache.buffers import CpuBuffers, buffers_on
 from genai_server.engine.kv_cache.layout import Layout, Row
 from genai_server.engine.kv_cache.paged_buffers import MemoryDevice, PagedBuffers
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.decoder_session import DecoderSession

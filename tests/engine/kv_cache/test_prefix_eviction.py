@@ -9,7 +9,7 @@ from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.layout import Row
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from tests.engine.paged_operator import BLOCK, ON_CPU

@@ -17,7 +17,7 @@ from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.encoded_inputs import EncodedAudio
 from genai_server.engine.model.aligner import Aligner, _path, _smooth, alignment_heads, token_times, why_no_times
 from genai_server.engine.model.encoders import AudioEncoder
-from genai_server.engine.model.graph import read_cross_decoder, read_encoder_files
+from genai_server.engine.model.graph_reader import read_cross_decoder, read_encoder_files
 from genai_server.errors import RunnerFailed
 from genai_server.media.audio.features import SpeechFeatures
 from genai_server.messages.generation_request import Alignment

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.model.encoders import ImageEncoder
-from genai_server.engine.model.graph import read_vision_files
+from genai_server.engine.model.graph_reader import read_vision_files
 from genai_server.engine.model.weights import packed_encoder
 from genai_server.errors import RunnerFailed
 from genai_server.options.device import DEFAULT_OPTIONS

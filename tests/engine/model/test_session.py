@@ -4,7 +4,7 @@ import onnxruntime
 import pytest
 
 from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from tests.running_server import DEMO, run_python
 
@@ -18,7 +18,7 @@ def test_batch_needs_a_recent_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> N
 def test_operators_with_states_share_the_pool_of_all_sessions() -> None:
     program = (
         "from pathlib import Path\n"
-        "from genai_server.engine.model.graph import read_decoder_graph\n"
+        "from genai_server.engine.model.graph_reader import read_decoder_graph\n"
         "from genai_server.engine.model.session import open_session, open_state_operators\n"
         "from genai_server.engine.model.session_options import use_global_pool\n"
         "from genai_server.options.check import check_device\n"

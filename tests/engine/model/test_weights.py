@@ -15,7 +15,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from genai_server.engine.model import weights
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.weights import native_model, packed_encoder, prepacked_model
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import open_bare, run_pass
 from genai_server.engine.runners.loaded_model import LoadedModel

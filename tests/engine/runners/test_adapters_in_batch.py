@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.model.adapter_file import read_adapter_file
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import open_bare, run_pass
 from genai_server.engine.runners.batched import BatchedRunner

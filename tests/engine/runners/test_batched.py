@@ -20,7 +20,7 @@ from _models.driven import Driven
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.buffers import CpuBuffers
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner

@@ -13,7 +13,7 @@ import pytest
 
 from genai_server.engine.encoded_inputs import EncodedImage, PromptImages
 from genai_server.engine.model.encoders import ImageEncoder
-from genai_server.engine.model.graph import read_decoder_graph, read_vision_files
+from genai_server.engine.model.graph_reader import read_decoder_graph, read_vision_files
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.kv_cache_limits import BatchLimits

@@ -22,10 +22,10 @@ from genai_server.engine.host import resources
 from genai_server.engine.kv_cache import buffers, paged_buffers
 from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens
 from genai_server.engine.kv_cache.paged_buffers import MemoryDevice
-from genai_server.engine.model import graph as graph_module
+from genai_server.engine.model import graph_reader as graph_module
 from genai_server.engine.model import native_library, session, session_options
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners import batched as batched_module
 from genai_server.engine.runners import choose
 from genai_server.engine.runners.batched import BatchedRunner

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from _models.driven import Driven, Tokens
 
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.scores import Logits
 from tests.engine.model_runners import batched_runner

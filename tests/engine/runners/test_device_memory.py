@@ -9,7 +9,7 @@ import pytest
 from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners import device_memory
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.device_memory import with_memory_left

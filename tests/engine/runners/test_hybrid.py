@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from _models.driven import Driven
 
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners.base import Interrupted, open_bare
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_model

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.encoded_inputs import EncodedImage, PromptImages
 from genai_server.engine.model.encoders import ImageEncoder
-from genai_server.engine.model.graph import read_decoder_graph, read_vision_files
+from genai_server.engine.model.graph_reader import read_decoder_graph, read_vision_files
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner

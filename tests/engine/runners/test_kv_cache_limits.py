@@ -10,7 +10,7 @@ import pytest
 
 from genai_server.engine.kv_cache.buffers import page_tokens, rest_bytes
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
+from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.runners import kv_cache_limits
 from genai_server.engine.runners.kv_cache_limits import (
     allowed,

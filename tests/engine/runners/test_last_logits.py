@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from _models.driven import Driven
 
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.engine.model_runners import batched_runner
 from tests.model_edits import make_pruned_model
 from tests.running_server import DEMO

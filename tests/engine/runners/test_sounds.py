@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.encoded_inputs import EncodedAudio
 from genai_server.engine.model.encoders import AudioEncoder
-from genai_server.engine.model.graph import read_cross_decoder, read_encoder_files
+from genai_server.engine.model.graph_reader import read_cross_decoder, read_encoder_files
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner

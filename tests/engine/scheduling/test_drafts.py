@@ -4,13 +4,13 @@ import random
 
 import pytest
 
+from genai_server.engine.scheduling.draft_lengths import fit_drafts
 from genai_server.engine.scheduling.drafts import (
     MAX_LENGTH,
     NO_DRAFT,
     AnswerMemory,
     Draft,
     TextDrafts,
-    fit_drafts,
 )
 
 # Prompt tokens without repetition.

@@ -22,9 +22,9 @@ from genai_server.answer_parts import (
 )
 from genai_server.messages.generation_request import TokenLogprob
 from genai_server.text.answers.answer_text import AnswerText, PlainParser, StopStrings
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import HARMONY, THINK, ReasoningFormat
 from genai_server.text.tokenizer import ByteTokenizer
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from tests.text.parsing import NAMES, answer_of, call, cut_call, merged, parse, parser, pieces, stream
 
 # Few letters, so that strings often start and overlap.

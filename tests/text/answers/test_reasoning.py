@@ -3,7 +3,6 @@
 import pytest
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallStart
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import (
     HARMONY,
     MISTRAL_THINK,
@@ -12,6 +11,7 @@ from genai_server.text.answers.reasoning import (
     ReasoningState,
     detect_reasoning,
 )
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import Call
 from tests.text.parsing import answer_of, cut, merged, parser, stream
 

@@ -11,9 +11,9 @@ from llguidance import LLTokenizer
 
 from genai_server.answer_parts import Content, ToolCallStart
 from genai_server.errors import InvalidField
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat, ReasoningState
 from genai_server.text.grammars import grammar
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import Tool
 from tests.text.guided import assert_answers, draw, fits, matcher, validate

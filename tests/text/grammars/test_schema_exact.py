@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.grammars import grammar
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import Tool
 from tests.running_server import ROOT, clean_environment
 from tests.text.guided import assert_answers, fits, followed

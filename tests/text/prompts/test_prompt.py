@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.special_tokens import Prompt
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import ToolFormat
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]

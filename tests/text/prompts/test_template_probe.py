@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.prompts import template_probe, template_sandbox
 from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE, ChatTemplate
 from genai_server.text.prompts.template_probe import probe
@@ -17,6 +16,7 @@ from genai_server.text.prompts.template_traits import (
     ThinkingVariables,
     ToolsPlace,
 )
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 
 CALLS = "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments }} {{ c.id }}>{% endfor %}"
 # Writes all messages.

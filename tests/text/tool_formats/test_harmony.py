@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallStart
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import HARMONY, ReasoningState
 from genai_server.text.grammars import grammar
 from genai_server.text.tokenizer import ModelTokenizer
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.harmony import MARKERS
 from genai_server.text.tool_formats.tool_format import Call, Tool
 from tests.running_server import DEMO

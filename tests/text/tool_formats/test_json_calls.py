@@ -3,7 +3,7 @@
 import pytest
 
 from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallEnd
-from genai_server.text.answers.dialect import TOOL_FORMATS
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from tests.text.parsing import assert_cuts_change_nothing, begun, call, cut_call, parse, parser, stream
 
 ARGUMENTS = '{"city": "]\\"ü😀", "o": [{}]}'

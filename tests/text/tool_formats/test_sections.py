@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallEnd, ToolCallStart
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.grammars import grammar
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import Tool
 from tests.text.guided import fits, validate
 from tests.text.parsing import assert_cuts_change_nothing, call, cut_call, parse

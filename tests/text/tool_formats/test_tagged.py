@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from genai_server.answer_parts import Content
 from genai_server.errors import InvalidField
-from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.grammars import grammar
 from genai_server.text.grammars.lark import LARK
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.tagged import is_any_text, meant, texts_of, types_of
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Call, Tool
 from tests.text.guided import draw, fits, validate

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.encoded_inputs import EncodedAudio
 from genai_server.engine.graph_rewriting.cross_attention import score_heads
-from genai_server.engine.model.graph import read_cross_decoder
+from genai_server.engine.model.graph_reader import read_cross_decoder
 from genai_server.engine.model.session_options import open_encoder
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.messages.generation_request import Alignment

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.encoded_inputs import EncodedAudio
-from genai_server.engine.model.graph import EncoderFiles
+from genai_server.engine.model.graph_reader import EncoderFiles
 from genai_server.engine.model.session_options import NUMPY_TYPES, open_encoder, open_with, session_options
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.model_files.speech_model import FEATURES

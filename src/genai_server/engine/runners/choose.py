@@ -16,7 +16,7 @@ from genai_server.engine.encoded_inputs import EncodedAudio
 from genai_server.engine.encoder_worker import AudioWorker, EncoderWorker, ImageWorker, Tensors
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.files import check_draft_model, check_model_directory, what_is_left_out
-from genai_server.engine.model.graph import MTP, read_decoder_graph
+from genai_server.engine.model.graph_reader import MTP, read_decoder_graph
 from genai_server.engine.runners.kv_cache_limits import (
     allowed,
     batch_limits,
@@ -246,7 +246,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
 
 def _audio_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], EncodedAudio]:
     from genai_server.engine.model.encoders import AudioEncoder
-    from genai_server.engine.model.graph import read_encoder_files
+    from genai_server.engine.model.graph_reader import read_encoder_files
 
     files = read_encoder_files(model_dir)
     options = reaching(spec.options, Reach.BATCHED)
@@ -275,7 +275,7 @@ def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
 def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     """Return the worker that encodes images or audio in chats; None for a model that reads only text."""
     from genai_server.engine.model.encoders import ImageEncoder
-    from genai_server.engine.model.graph import read_vision_files
+    from genai_server.engine.model.graph_reader import read_vision_files
 
     files = read_vision_files(model_dir)
     if files is None:

@@ -12,7 +12,7 @@ from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
 from genai_server.engine.host.resources import free_gpu_memory
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import MTP, has_head, read_decoder_graph
+from genai_server.engine.model.graph_reader import MTP, has_head, read_decoder_graph
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.generation_request import CONTEXT, ModelInfo

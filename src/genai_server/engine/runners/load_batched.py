@@ -11,7 +11,7 @@ import numpy as np
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.files import session_profile
-from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
+from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.profiling.folder import profile_folder
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.kv_cache_limits import batch_limits, on_cpu, with_cache_type

@@ -21,7 +21,7 @@ from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file, private_copy
 from genai_server.engine.model.encoders import features_graph
 from genai_server.engine.model.files import check_model_directory, read_config
-from genai_server.engine.model.graph import read_vision_files, rope_switch
+from genai_server.engine.model.graph_reader import read_vision_files, rope_switch
 from genai_server.engine.model.session_options import (
     configure_providers,
     genai_overlay,

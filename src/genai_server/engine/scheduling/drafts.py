@@ -1,4 +1,4 @@
-"""Draft tokens for speculative decoding: what may follow a sequence's newest token, and how much of that a pass reads.
+"""Draft tokens for speculative decoding: what may follow a sequence's newest token.
 
 One pass verifies a complete draft, up to the first token that the sampler chooses otherwise. Every source of drafts has
 a method `propose`, which returns at most `k` tokens. `TextDrafts` proposes tokens that a grammar or the end of
@@ -7,9 +7,8 @@ answers for its API key (lookup of n-grams). A draft model or head makes proposa
 (engine/scheduling/speculation.py).
 
 Each source has one estimate of the share of its tokens that answers accept (`Acceptance`). As proposals from texts cost
-almost no time, each is compared with the answer that follows, whether a pass has read the proposal or not. `fit_drafts`
-is the one rule for the lengths of drafts: it chooses the lengths that give most tokens per second by the measured times
-of passes.
+almost no time, each is compared with the answer that follows, whether a pass has read the proposal or not. How many of
+the proposed tokens a pass reads is chosen in engine/scheduling/draft_lengths.py.
 
 A `TextIndex` is a text of tokens that finds earlier positions with the same tokens as its end, or as the end of another
 text. As in LZ77 compressors, each position of the text links to the previous position whose last tokens have the same
@@ -304,10 +303,6 @@ class AnswerMemory:
 MAX_LENGTH = 15
 # Minimum length in tokens of a match in the sequence's own text.
 _OWN_MATCH = 2
-# Minimum expected speed-up of a pass, in tokens per second, for drafts.
-_MIN_GAIN = 1.05
-# Tokens of drafts with a lower chance to be accepted are not read.
-_MIN_CHANCE = 0.01
 # Factor by which the weight of earlier tokens decays with each new one: about the last 14 tokens count.
 _DECAY = 0.93
 
@@ -376,55 +371,6 @@ class Draft:
 
 
 NO_DRAFT = Draft(())
-
-
-def fit_drafts(
-    drafts: Sequence[Draft], seconds: Sequence[float], drafting: Sequence[float] = ()
-) -> tuple[list[int], float]:
-    """Return how many tokens of each sequence's draft the next pass should read, and the expected tokens per second of
-    all sequences together.
-
-    `seconds` has the durations of passes of 0, 1, 2, … tokens; no pass may have more tokens than these. Without drafts,
-    a pass has one token of each sequence. Draft tokens are added in the order of their probability to be accepted, and
-    as many as give the most accepted tokens per second. `drafting` has the durations of the draft model's passes of 0,
-    1, 2, … tokens, in case it has to propose tokens.
-    """
-    num_rows = len(drafts)
-    # A row's chances descend, so the sorted order takes each of its tokens after the one before.
-    chances = [
-        (chance, row, position)
-        for row, draft in enumerate(drafts)
-        for position in range(1, draft.length + 1)
-        if (chance := draft.share**position) >= _MIN_CHANCE
-    ]
-    chances.sort(key=lambda chance: -chance[0])
-    del chances[max(0, len(seconds) - 1 - num_rows) :]
-    best, per_second, accepted, made = 0, num_rows / seconds[num_rows], 0.0, 0.0
-    gain = _MIN_GAIN * per_second
-    # Tokens of the draft model's passes, by the position of the first token that they make.
-    passes = [0] * (MAX_LENGTH + 1)
-    for number, (chance, row, position) in enumerate(chances, 1):
-        accepted += chance
-        if num_unread := drafts[row].num_unread:
-            place = 1 if drafts[row].is_parallel else position
-            made -= _seconds(passes[place], drafting)
-            passes[place] += num_unread if position == 1 else 1
-            made += _seconds(passes[place], drafting)
-        if (found := (num_rows + accepted) / (seconds[num_rows + number] + made)) > gain:
-            best, gain, per_second = number, found, found
-    lengths = [0] * num_rows
-    for _, row, _ in chances[:best]:
-        lengths[row] += 1
-    return lengths, per_second
-
-
-def _seconds(num_tokens: int, times: Sequence[float]) -> float:
-    """Return the seconds of a pass of `num_tokens` tokens. `times` has the seconds of passes of 0, 1, 2, … tokens.
-
-    For more tokens than `times` has, the last of these is increased in proportion.
-    """
-    maximum = len(times) - 1
-    return times[min(num_tokens, maximum)] * max(1.0, num_tokens / maximum) if num_tokens and maximum > 0 else 0.0
 
 
 class TextDrafts:

@@ -3,7 +3,8 @@
 Each sequence has proposals from texts (engine/scheduling/drafts.py), which cost almost no time. A draft model needs a
 pass for each token that it proposes, or one for all if it drafts in parallel, and must first read those tokens of a
 sequence that it has not read. A sequence's draft comes from the source of which more tokens are expected to be
-accepted. One rule, `fit_drafts`, chooses the lengths by the measured times of both models' passes.
+accepted. One rule chooses the lengths by the measured times of both models'
+passes (engine/scheduling/draft_lengths.py).
 
 A draft model reads a long prompt if its drafts are expected to save more time in the rest of the answer than reading
 the prompt takes. Recorded acceptance decays slowly towards the initial assumption, so that an answer whose drafts were
@@ -16,7 +17,8 @@ from dataclasses import replace
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
-from genai_server.engine.scheduling.drafts import MAX_LENGTH, NO_DRAFT, Acceptance, Draft, fit_drafts
+from genai_server.engine.scheduling.draft_lengths import fit_drafts
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, NO_DRAFT, Acceptance, Draft
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
 from genai_server.engine.sequence import Sequence
 

@@ -48,7 +48,7 @@ from genai_server.engine.model.files import (
     check_model_directory,
     weight_bytes,
 )
-from genai_server.engine.model.graph import read_cross_decoder, read_decoder_graph
+from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.model.inventory import inventory
 from genai_server.engine.model.native_library import NOT_INSTALLED, is_installed
 from genai_server.engine.runners.kv_cache_limits import batch_limits, with_cache_type

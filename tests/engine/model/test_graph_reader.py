@@ -10,7 +10,7 @@ import pytest
 from onnx import GraphProto, TensorProto, helper, save
 
 from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.running_server import DEMO
 
 LAYERS = 2

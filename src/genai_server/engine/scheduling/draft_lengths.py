@@ -1,0 +1,63 @@
+"""Chooses how many tokens of each sequence's draft the next pass reads (speculative decoding).
+
+A longer draft may have more accepted tokens, but its pass takes longer. The choice compares the chances of the tokens
+to be accepted with the measured times of passes.
+"""
+
+from collections.abc import Sequence
+
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, Draft
+
+# Minimum expected speed-up of a pass, in tokens per second, for drafts.
+_MIN_GAIN = 1.05
+# Tokens of drafts with a lower chance to be accepted are not read.
+_MIN_CHANCE = 0.01
+
+
+def fit_drafts(
+    drafts: Sequence[Draft], seconds: Sequence[float], drafting: Sequence[float] = ()
+) -> tuple[list[int], float]:
+    """Return how many tokens of each sequence's draft the next pass should read, and the expected tokens per second of
+    all sequences together.
+
+    `seconds` has the durations of passes of 0, 1, 2, … tokens; no pass may have more tokens than these. Without drafts,
+    a pass has one token of each sequence. Draft tokens are added in the order of their probability to be accepted, and
+    as many as give the most accepted tokens per second. `drafting` has the durations of the draft model's passes of 0,
+    1, 2, … tokens, in case it has to propose tokens.
+    """
+    num_rows = len(drafts)
+    # A row's chances descend, so the sorted order takes each of its tokens after the one before.
+    chances = [
+        (chance, row, position)
+        for row, draft in enumerate(drafts)
+        for position in range(1, draft.length + 1)
+        if (chance := draft.share**position) >= _MIN_CHANCE
+    ]
+    chances.sort(key=lambda chance: -chance[0])
+    del chances[max(0, len(seconds) - 1 - num_rows) :]
+    best, per_second, accepted, made = 0, num_rows / seconds[num_rows], 0.0, 0.0
+    gain = _MIN_GAIN * per_second
+    # Tokens of the draft model's passes, by the position of the first token that they make.
+    passes = [0] * (MAX_LENGTH + 1)
+    for number, (chance, row, position) in enumerate(chances, 1):
+        accepted += chance
+        if num_unread := drafts[row].num_unread:
+            place = 1 if drafts[row].is_parallel else position
+            made -= _seconds(passes[place], drafting)
+            passes[place] += num_unread if position == 1 else 1
+            made += _seconds(passes[place], drafting)
+        if (found := (num_rows + accepted) / (seconds[num_rows + number] + made)) > gain:
+            best, gain, per_second = number, found, found
+    lengths = [0] * num_rows
+    for _, row, _ in chances[:best]:
+        lengths[row] += 1
+    return lengths, per_second
+
+
+def _seconds(num_tokens: int, times: Sequence[float]) -> float:
+    """Return the seconds of a pass of `num_tokens` tokens. `times` has the seconds of passes of 0, 1, 2, … tokens.
+
+    For more tokens than `times` has, the last of these is increased in proportion.
+    """
+    maximum = len(times) - 1
+    return times[min(num_tokens, maximum)] * max(1.0, num_tokens / maximum) if num_tokens and maximum > 0 else 0.0
