@@ -19,7 +19,7 @@ from genai_server.cli import main
 from genai_server.supervisor import engine_process
 from genai_server.system.child_process import start_module
 from genai_server.workers import process as worker_process
-from tests.fork_server import fork_server, start_module_forked
+from tests.fork_server import close_fork_server, fork_server, start_module_forked
 from tests.hand_clock import HandClock
 from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_python, run_server
 from tests.server_here import run_here
@@ -44,6 +44,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Collecting thousands of tests leaves hundreds of thousands of objects, which garbage collections would scan again and
 # again.
 gc.disable()
+
+
+def pytest_unconfigure() -> None:
+    """End the process that servers were forked from."""
+    close_fork_server()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -150,11 +150,24 @@ class ForkServer:
         process.stdin, process.stdout = process_input, process_output
         return process
 
+    def close(self) -> None:
+        """End the process."""
+        self._requests.close()
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
 
 def fork_server() -> ForkServer:
     """The process that all servers and engines of this process are forked from. Any thread may call this."""
     with _starting:
         return _fork_server()
+
+
+def close_fork_server() -> None:
+    """End the process that `fork_server` has started, if it has."""
+    if _fork_server.cache_info().currsize:
+        _fork_server().close()
 
 
 @cache
