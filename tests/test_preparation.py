@@ -139,7 +139,7 @@ def _ask(connection: http.client.HTTPConnection, holder: str, title: str) -> int
 def _checkers(server: RunningServer) -> list[psutil.Process]:
     """The processes that check grammars, of all API processes."""
     children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child for child in children if "grammar_checker.process" in " ".join(child.cmdline())]
+    return [child for child in children if "grammar_checker.compiler" in " ".join(child.cmdline())]
 
 
 @pytest.mark.slow
