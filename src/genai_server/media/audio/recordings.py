@@ -300,7 +300,7 @@ class Recordings:
     closes it.
 
     Decoded recordings and windows are files in a folder of this process below `folder`. `count` is called with the
-    result of decoding each recording, one of `audio.decoder.RESULTS`.
+    result of decoding each recording, one of `RESULTS`.
     """
 
     def __init__(
