@@ -34,8 +34,8 @@ class Abilities:
     uses_host_cores: bool = True
     # Why the result for a token may be different in the last bits in different passes; "" if it is always the same.
     why_not_exact: str = ""
-    # Measured at the start: the seconds of decoding passes by their numbers of tokens, and the seconds for one token of
-    # a prompt, 0 if none was read.
+    # What the warm-up measured: the seconds of decoding passes by their numbers of tokens, and the seconds of one token
+    # of a prompt, which are 0 if the warm-up read no prompt.
     tried_passes: Mapping[int, float] = field(default_factory=dict)
     tried_prompt_token: float = 0.0
     # The KV cache memory that the runner's sequences share.

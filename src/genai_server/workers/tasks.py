@@ -41,7 +41,7 @@ class TaskKind:
     """
 
     name: str
-    # The module that a process runs.
+    # The Python module, by its full name, that a worker process for such tasks is started with (`python -m`).
     module: str
     # What a process does, as in "checks grammars".
     purpose: str

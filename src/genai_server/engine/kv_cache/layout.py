@@ -39,7 +39,7 @@ class Row:
     ranks: Ranks | None = None
     # Whether the row must have a pass of its own.
     is_alone: bool = False
-    # How many of the tokens, the last ones, are draft tokens.
+    # The number of draft tokens, which are the last of the row's tokens; 0 without a draft.
     num_drafted: int = 0
     # The hidden states [tokens, hidden_size] that a head for multi-token prediction reads in addition to the tokens;
     # None for other models.

@@ -108,7 +108,7 @@ class ScriptedSequence:
 
 
 class ScriptedRunner(Runner):
-    """A runner that answers as the commands in each prompt say."""
+    """A runner without a model, for tests. Commands in each prompt's text say what it answers, and when it fails."""
 
     def __init__(self, context_length: int = 4096) -> None:
         self.model = ModelInfo(context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())

@@ -26,7 +26,8 @@ def fit_drafts(
     1, 2, … tokens, in case it has to propose tokens.
     """
     num_rows = len(drafts)
-    # A row's chances descend, so the sorted order takes each of its tokens after the one before.
+    # In a sequence's draft, each token is at most as likely to be accepted as the one before it. So when all tokens are
+    # sorted by that chance, the tokens of each draft keep their order.
     chances = [
         (chance, row, position)
         for row, draft in enumerate(drafts)

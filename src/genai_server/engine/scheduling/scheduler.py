@@ -286,8 +286,8 @@ class Scheduler(AdmissionQueue):
 
 
 def _begin_alike(sequence: Sequence, other: Sequence) -> bool:
-    """Whether a sequence's prompt should wait until `other` has read the tokens with which both begin, because these
-    are cached then.
+    """Whether a sequence should wait before it reads its prompt, until the sequence `other` has read the tokens with
+    which both prompts begin. Their keys and values are in the KV cache then, so that they are computed only once.
     """
     if not sequence.reuses_past or sequence.num_read or sequence.cache_salt != other.cache_salt:
         return False
