@@ -104,8 +104,8 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     kv_cache_type: Literal["auto", "fp32", "fp16", "int8"] = "fp32"
-    """Data type of the KV cache on CPUs: `fp32`, `fp16` (half the memory, slower decoding), `int8` (little more than
-    a quarter of the memory, less exact), or `auto`: `fp16` if the memory cannot hold the model's context, or
+    """Data type of the KV cache on CPUs: `fp32`, `fp16` (half the memory, slower after short prompts), `int8` (little
+    more than a quarter of the memory, less exact), or `auto`: `fp16` if the memory cannot hold the model's context, or
     `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`, in 32 bits.
     """
 
