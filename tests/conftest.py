@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import logging
 import os
 import signal
 import ssl
@@ -65,6 +66,16 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(SETTINGS):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def same_logging() -> Iterator[None]:
+    """Restore the log's handlers and level: a handler that a test leaves would write to a stream that is closed."""
+    log = logging.getLogger()
+    handlers, level = log.handlers[:], log.level
+    yield
+    log.handlers[:] = handlers
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)
