@@ -22,6 +22,7 @@ from tests.engine.model_runners import greedy
 from tests.running_server import ROOT
 from tests.stepped_loop import SteppedLoop
 
+pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
 ORIGINAL_CONTEXT, LENGTH, STEPS = 128, 256, 24
 
 
