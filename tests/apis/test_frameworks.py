@@ -20,11 +20,17 @@ def get_weather(city: str) -> str:
     return '{"temperature": 21}'
 
 
-@pytest.mark.parametrize("api", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
-@pytest.mark.parametrize("choice", ["required", None])
-@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
+@pytest.mark.parametrize(
+    ("api", "choice", "streams"),
+    [
+        ("OpenAIChatCompletionsModel", "required", False),
+        ("OpenAIChatCompletionsModel", None, True),
+        ("OpenAIResponsesModel", "required", True),
+        ("OpenAIResponsesModel", None, False),
+    ],
+)
 def test_agent_calls_its_tool_and_reports_the_result(
-    demo: RunningServer, streams: bool, choice: str | None, api: str
+    demo: RunningServer, api: str, choice: str | None, streams: bool
 ) -> None:
     import agents  # takes a second, which each process that collects this module would spend
 

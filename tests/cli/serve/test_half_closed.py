@@ -122,7 +122,7 @@ def test_an_http_1_0_client_that_half_closes_has_left(server: RunningServer) -> 
 
 
 def test_half_closed_and_disconnected_clients_are_distinguished(server: RunningServer) -> None:
-    leavers, waiters = range(20), range(20)
+    leavers, waiters = range(6), range(6)
     for number in leavers:
         sock = connect(server)
         sock.sendall(request("/v1/chat/completions", ENDLESS, name=f"leaver-{number}", stream=number % 2 == 0))
@@ -135,7 +135,7 @@ def test_half_closed_and_disconnected_clients_are_distinguished(server: RunningS
         text: str = json.loads(answer.body)["content"]
         return text
 
-    with ThreadPoolExecutor(10) as pool:
+    with ThreadPoolExecutor(3) as pool:
         for number, text in enumerate(pool.map(waits, waiters)):
             assert text.rpartition(" ")[2] == str(number + 1)
     wait_until(lambda: server.idle("scripted"))

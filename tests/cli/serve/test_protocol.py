@@ -335,14 +335,16 @@ def test_unfinished_tls_handshakes_and_heads_are_closed(tmp_path: Path, workers:
     settings = _with_certificate(tmp_path, GENAI_IDLE_TIMEOUT="4", WORKERS=workers)
     with run_server(tmp_path, settings=settings, ready=False) as server:
         wait_until(lambda: server.log().count("Application startup complete") == int(workers))
-        for sent in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):  # the beginning of a ClientHello
-            with connect(server) as sock:
-                sock.sendall(sent)
-                assert read_to_end(sock) == b""
         trusting = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
-        with connect(server) as sock, trusting.wrap_socket(sock, server_hostname="127.0.0.1") as encrypted:
+        with (
+            connect(server) as silent,
+            connect(server) as greeting,
+            connect(server) as sock,
+            trusting.wrap_socket(sock, server_hostname="127.0.0.1") as encrypted,
+        ):
+            greeting.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")  # the beginning of a ClientHello
             encrypted.sendall(b"GET /healthz HT")
-            assert read_to_end(encrypted) == b""
+            assert [read_to_end(each) for each in (silent, greeting, encrypted)] == [b""] * 3
 
 
 def test_client_of_a_trusted_proxy_is_logged(tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ from tests.server_here import run_here
 JSON = {"content-type": "application/json"}
 ALICE, BOB = "alice-0123456789", "bob-0123456789ab"
 _FRAGMENTS = (Opcode.TEXT, Opcode.CONT)
+# The seconds in which a WebSocket's close is answered: never, for the server takes it for a part of the message.
+_NO_REPLY = 0.1
 
 
 def test_a_body_over_the_limit_is_refused_with_limit_and_size(scripted: RunningServer) -> None:
@@ -167,7 +169,7 @@ def _unfinished_message(
     more = [Frame(Opcode.CONT, fragment.data, fin=False), Frame(Opcode.CONT, fragment.data)]
     sent = b"".join(frame.serialize(mask=True, extensions=[]) for frame in (fragment, *more))
     url, headers = f"ws{server.url.removeprefix('http')}/v1/responses", {"x-api-key": key}
-    with connect(url, additional_headers=headers) as connection:
+    with connect(url, additional_headers=headers, close_timeout=_NO_REPLY) as connection:
         connection.socket.sendall(before + sent[:-1])
         yield connection
 
@@ -176,7 +178,8 @@ def _unfinished_message(
 def _empty_fragments(server: RunningServer, number: int) -> Iterator[Connection]:
     """A WebSocket with a message of this number of empty fragments, without the last one."""
     first, more = (Frame(opcode, b"", fin=False).serialize(mask=True, extensions=[]) for opcode in _FRAGMENTS)
-    with connect(f"ws{server.url.removeprefix('http')}/v1/responses") as connection:
+    url = f"ws{server.url.removeprefix('http')}/v1/responses"
+    with connect(url, close_timeout=_NO_REPLY) as connection:
         connection.socket.sendall(first + number * more)
         yield connection
 

@@ -27,15 +27,6 @@ def run(hub: LocalHub, models: Path, *arguments: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
-def test_a_model_is_fetched_once_and_then_asked(hub: LocalHub, tmp_path: Path) -> None:
-    status, out = run(hub, tmp_path, "org/tiny")
-    assert (status, f"is in {tmp_path / 'tiny'}, checked" in out) == (0, True)
-    assert "The capital of France is Paris." in out
-    hub.repositories.clear()
-    status, out = run(hub, tmp_path, "org/tiny:cpu")
-    assert (status, "The capital of France is Paris." in out) == (0, True)
-
-
 def test_one_question_to_a_fetched_model_prints_the_answer(hub: LocalHub, tmp_path: Path) -> None:
     environment = {**clean_environment(), "GENAI_MODELS_DIR": str(tmp_path), "HF_ENDPOINT": hub.url}
     done = run_command("run", "org/tiny", QUESTION, environment=environment)

@@ -112,6 +112,7 @@ def test_a_large_file_that_is_refused_shows_the_reason(
     assert "GENAI_MAX_AUDIO_BODY_BYTES" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_directory_gets_a_server_for_the_command(recording: Path) -> None:
     done = run_command("transcribe", str(recording), "--model", str(DIRECTORY), environment=clean_environment())
     assert done.returncode == 0
