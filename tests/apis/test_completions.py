@@ -119,21 +119,10 @@ def test_a_suffix_is_put_before_the_answer_in_the_models_tokens(tmp_path: Path) 
         assert answer(prompt="The capital", suffix="")["choices"] == answer(prompt="The capital")["choices"]
 
 
-TOKENS = [
-    ScoredToken(b"The", None, offset=0),
-    ScoredToken(b" end", -0.5, (ScoredToken(b" end", -0.5), ScoredToken(b" sun", -0.9)), offset=3),
-]
-
-
 def _answer(text: str, tokens: list[ScoredToken]) -> WholeAnswer:
     answer = WholeAnswer(tokens=tokens)
     answer.add(Content(text))
     return answer
-
-
-def test_logprobs_are_absent_unless_requested() -> None:
-    build = CompletionBuilder("id1", "m", 1234)
-    assert build.choice(0, _answer("x", TOKENS), None)["logprobs"] is None
 
 
 def test_more_likely_of_two_tokens_with_one_text_is_returned() -> None:

@@ -73,17 +73,6 @@ def test_other_servers_names_constrain_answers_too(demo: RunningServer, fields: 
     assert re.fullmatch(pattern, response.json()["choices"][0]["text"])
 
 
-@pytest.mark.parametrize("strict", [None, True, False])
-def test_a_schema_holds_whether_strict_or_not(demo: RunningServer, strict: bool | None) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": strict}}
-    content, reason = _content(demo, response_format=wanted)
-    assert reason == "stop"
-    city = json.loads(content)
-    assert city.keys() == {"name", "big"}
-    assert city["name"] in ("Paris", "Rome")
-    assert isinstance(city["big"], bool)
-
-
 def test_format_binds_answers_that_are_not_calls(demo: RunningServer) -> None:
     response = demo.client.post(
         "/v1/chat/completions",
@@ -108,16 +97,12 @@ def _forced(*, strict: bool, **schema: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"structured_outputs": {"grammar": "start: nowhere"}}, "structured_outputs.grammar", "nowhere"),
         # errors that only the engine finds, because it knows the model's tokens
         ({"structured_outputs": {"grammar": "start: <[999999]>"}}, "structured_outputs.grammar", "999999"),
         ({"structured_outputs": {"regex": "(?=x)"}}, "structured_outputs.regex", "look-around"),
-        ({"structured_outputs": {"json": {"type": "strin"}}}, "structured_outputs.json", "strin"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is not JSON"),
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "an object"),
         ({"structured_outputs": {"choice": ["a" * 300_000]}}, "structured_outputs.choice", "at most 262144"),
         ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex", "at most 262144"),
-        (_format({"type": "strin"}), "response_format.json_schema.schema", "strin"),
         (_format({"uniqueItems": True}, strict=True), "response_format.json_schema.schema", "uniqueItems"),
         ({**_format({"type": "strin"}), "tools": [TOOL]}, "response_format.json_schema.schema", "strin"),
         (_forced(strict=True, properties={"a": {"type": "text"}}), "tools", 'given "text"'),

@@ -11,9 +11,8 @@ from genai_server.cli.commands import COMMANDS
 from genai_server.config.setting_form import option
 from genai_server.config.setting_groups import GROUPS
 from genai_server.config.settings import Settings
-from tests.local_hub import HubRepository, run_hub
 from tests.profiles.files import write_session
-from tests.running_server import ROOT, RunningServer, clean_environment
+from tests.running_server import ROOT, clean_environment
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -125,13 +124,3 @@ def test_closed_pipe_ends_an_unbuffered_command_quietly() -> None:
 def test_closed_pipe_ends_a_long_output_quietly(tmp_path: Path) -> None:
     write_session(tmp_path, decodes=1000)  # 220 KB: more than the 64 KB of a pipe, so a write fails
     assert cut("profile", "report", str(tmp_path), "--json", read=1) == (141, "")
-
-
-def test_closed_pipe_ends_the_table_of_a_server_quietly(scripted: RunningServer) -> None:
-    assert cut("top", scripted.url, "--once", "--interval", "0.1") == (141, "")
-
-
-def test_closed_pipe_ends_a_download_quietly(tmp_path: Path) -> None:
-    with run_hub() as hub:
-        hub.repositories["org/m"] = HubRepository({"genai_config.json": b"{}"})
-        assert cut("pull", "org/m", "--to", str(tmp_path / "m"), HF_ENDPOINT=hub.url) == (141, "")

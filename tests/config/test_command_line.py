@@ -6,7 +6,7 @@ import pytest
 
 from genai_server.config.setting_form import option
 from genai_server.config.settings import Settings
-from genai_server.config.sources import NAMES, add_options
+from genai_server.config.sources import add_options
 from tests.given_settings import given
 
 
@@ -14,14 +14,6 @@ def _parse(*arguments: str) -> dict[str, str | None]:
     parser = argparse.ArgumentParser()
     add_options(parser)
     return vars(parser.parse_args(arguments))
-
-
-def test_every_setting_has_an_option_that_is_unset_by_default() -> None:
-    assert _parse() == dict.fromkeys(NAMES)
-
-
-def test_an_option_is_named_after_its_setting() -> None:
-    assert given(**_parse("--max-length", "77", "--model-dir", "x")).max_length == 77
 
 
 @pytest.mark.parametrize(

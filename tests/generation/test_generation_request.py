@@ -77,11 +77,6 @@ def test_a_prompt_without_tokens_is_refused() -> None:
 # other fields
 
 
-def test_prompt_and_name_are_handed_on() -> None:
-    request = _request(3)
-    assert (request.prompt, request.request_id) == ([5, 5, 5], "r1")
-
-
 @pytest.mark.parametrize("operators", [True, False])
 def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
     body = {"messages": HELLO}
@@ -129,17 +124,6 @@ def test_each_choice_has_a_random_stream_of_its_own() -> None:
     assert seeds[0] == 5
     assert len(set(seeds)) == 3
     assert nth_choice(_request(), 1).sampling.seed is None
-
-
-def _completion(**fields: Any) -> GenerationRequest:
-    body = CompletionRequest.model_validate({"prompt": "x", **fields})
-    return _made(body, [5] * 10, MODEL)
-
-
-def test_prompt_is_scored_only_for_echo_with_logprobs() -> None:
-    assert _completion(echo=True, logprobs=0, max_tokens=0).prompt_logprobs
-    assert not _completion(echo=True).prompt_logprobs
-    assert not _completion(logprobs=0).prompt_logprobs
 
 
 def test_a_prompt_without_an_answer_may_fill_the_context() -> None:

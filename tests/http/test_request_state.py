@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from genai_server.http.request_state import Receipt, begin_request, receipt_of, request_state, with_receipt
 
 
@@ -31,15 +29,3 @@ def test_the_scope_keeps_nothing_but_the_request_state() -> None:
     state = begin_request(scope)
     assert list(scope["state"].values()) == [state]
     assert set(lifespan) == {"of_the_process", *with_receipt(Receipt())}
-
-
-def test_a_request_that_has_not_begun_has_no_state() -> None:
-    with pytest.raises(KeyError):
-        request_state(_scope({}))
-
-
-def test_requests_share_no_part_of_their_states() -> None:
-    first, second = begin_request(_scope()), begin_request(_scope())
-    assert first.record.unique_id != second.record.unique_id
-    assert first.counted is not second.counted
-    assert first.leniency is not second.leniency

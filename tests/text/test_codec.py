@@ -411,12 +411,6 @@ def test_raw_text_starts_with_bos_unless_it_continues(tmp_path: Path) -> None:
     assert asyncio.run(codec.encode_text("hi", parse_special=False)) == [1, *bare]
 
 
-def test_half_a_character_is_refused_by_the_fields_name(demo: TextCodec) -> None:
-    with pytest.raises(InvalidField, match="content must be valid Unicode") as caught:
-        asyncio.run(demo.encode_text("\ud800", param="content"))
-    assert caught.value.param == "content"
-
-
 # long texts
 
 

@@ -48,11 +48,6 @@ def _complete(answer: WholeAnswer, ending: Ending = ENDED, **options: Any) -> di
     return build.complete([build.choice(0, answer, ending)], Usage(3, 4))
 
 
-def test_an_answer_of_calls_alone_has_no_content() -> None:
-    built = _complete(whole(PARTS[4:]))
-    assert built["choices"][0]["message"]["content"] is None
-
-
 def test_logprobs_have_the_bytes_of_tokens_that_are_not_text() -> None:
     answer = whole([Content("x")])
     answer.tokens.append(SCORED)
@@ -62,12 +57,6 @@ def test_logprobs_have_the_bytes_of_tokens_that_are_not_text() -> None:
     assert (token.token, token.bytes, token.logprob) == ("\ufffd", [0xC3], -0.5)
     assert [(other.token, other.logprob) for other in token.top_logprobs] == [("\ufffd", -0.5), ("e", -1.0)]
     assert _complete(answer)["choices"][0]["logprobs"] is None
-
-
-def _stream(**options: bool) -> list[dict[str, Any]]:
-    build = _build(**options)
-    parts = [build.part(0, [part], [SCORED]) for part in PARTS]
-    return [*build.first(1), *parts, build.last(0, CALLED)]
 
 
 def test_parts_of_one_chunk_are_put_together() -> None:

@@ -66,7 +66,7 @@ def _chat(client: OpenAI, content: str, **fields: Any) -> ChatCompletion:
 
 @pytest.mark.parametrize(
     ("stop", "shown"),
-    [("4", "1, 2, 3, "), (["9", ", 5"], "1, 2, 3, 4"), ("x", "1, 2, 3, 4, 5, 6"), (["6"], "1, 2, 3, 4, 5, ")],
+    [("4", "1, 2, 3, "), (["9", ", 5"], "1, 2, 3, 4")],
 )
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(
     client: OpenAI, scripted: RunningServer, stop: str | list[str], shown: str
@@ -213,11 +213,6 @@ def test_each_answer_has_its_progress(scripted: RunningServer) -> None:
     assert {chunk["choices"][0]["index"] for chunk in chunks if "prompt_progress" in chunk} == {0, 1}
 
 
-def test_progress_comes_on_request_only(scripted: RunningServer) -> None:
-    with scripted.stream("say a", path="/v1/chat/completions", stream=True) as events:
-        assert not any("prompt_progress" in event for event in events)
-
-
 # predictions
 
 
@@ -229,13 +224,3 @@ def test_a_predicted_answer_is_the_same(demo: RunningServer) -> None:
             client, "What is the capital of Italy?", temperature=0, prediction={"type": "content", "content": content}
         )
     assert predicted.choices[0].message.content == content
-
-
-def test_prediction_has_no_effect_without_drafts(client: OpenAI) -> None:
-    parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
-    whole = _chat(client, "say hello", prediction={"type": "content", "content": parts})
-    assert whole.choices[0].message.content == "hello"
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens_details is not None
-    assert whole.usage.completion_tokens_details.accepted_prediction_tokens == 0
-    assert whole.usage.completion_tokens_details.rejected_prediction_tokens == 0

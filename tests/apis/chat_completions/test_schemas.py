@@ -30,17 +30,6 @@ def test_a_call_is_one_function_call_without_an_id(scripted: RunningServer) -> N
     }
 
 
-def test_a_call_is_streamed_in_fragments(scripted: RunningServer) -> None:
-    with scripted.stream(f"say So: {ADD}", path=PATH, stream=True, functions=FUNCTIONS) as events:
-        choices = [json.loads(event)["choices"][0] for event in events if event != "[DONE]"]
-    calls = [choice["delta"]["function_call"] for choice in choices if "function_call" in choice["delta"]]
-    assert "".join(call.get("name", "") for call in calls) == "add"
-    assert "".join(call["arguments"] for call in calls) == '{"a": 1}'
-    assert len(calls) > 2
-    assert choices[-1]["finish_reason"] == "function_call"
-    assert "".join(choice["delta"].get("content", "") for choice in choices) == "So:"
-
-
 def test_an_answer_without_a_call_has_none(scripted: RunningServer) -> None:
     for fields, content in (({}, "say hi"), ({"function_call": "none"}, f"say {ADD}")):
         choice = _choice(scripted, content, **fields)

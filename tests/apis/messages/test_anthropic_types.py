@@ -107,13 +107,6 @@ PARTS = _types(
 TOOLS = _types(types.ToolUnionParam, beta_types.BetaToolUnionParam)
 
 
-def test_the_types_are_found() -> None:
-    assert len(BLOCKS) > 20
-    assert {"text", "server_tool_use", "container_upload", "mcp_tool_use", "compaction", "search_result"} < set(BLOCKS)
-    assert {"tool_reference", "browser_state", "text"} <= set(PARTS)
-    assert {"bash_20241022", "memory_20250818", "web_search_20250305", "mcp_toolset", "custom"} < set(TOOLS)
-
-
 def _messages(kind: str, block: Any) -> list[Any]:
     if kind == "tool_result":
         return [

@@ -125,10 +125,6 @@ def test_an_id_that_the_models_template_needs_stays() -> None:
     assert [block.to_dict()["id"] for block in message.content] == ["a1B2c3D4e"]
 
 
-def test_simultaneous_parts_are_separate_events() -> None:
-    assert _build().parts(PARTS) == [event for build in [_build()] for part in PARTS for event in build.parts([part])]
-
-
 def test_blocks_come_in_the_order_in_which_they_were_written() -> None:
     parts = [*PARTS, Content("!"), *PARTS[:2]]
     types = [block.type for block in _complete(parts).content]

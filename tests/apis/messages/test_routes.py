@@ -7,7 +7,6 @@ from typing import Any, Literal
 import anthropic
 import pytest
 from anthropic import Anthropic, beta_tool
-from anthropic.lib.tools import BetaAbstractMemoryTool
 from anthropic.types import Message, ThinkingBlock, ToolUseBlock
 from pydantic import BaseModel
 
@@ -108,37 +107,6 @@ def test_text_comes_token_by_token(client: Anthropic) -> None:
     with client.messages.stream(model="demo", max_tokens=200, messages=[_turn("say abc")]) as stream:
         assert list(stream.text_stream) == ["a", "b", "c"]
         assert stream.request_id is not None
-
-
-def test_each_event_is_named_by_its_type(scripted: RunningServer) -> None:
-    body = {"max_tokens": 9, "messages": [_turn("say ab")], "stream": True}
-    with scripted.client.stream("POST", "/v1/messages", json=body) as response:
-        lines = [line for line in response.iter_lines() if line and not line.startswith(":")]
-    names = [line.removeprefix("event: ") for line in lines[::2]]
-    assert names == [json.loads(line.removeprefix("data: "))["type"] for line in lines[1::2]]
-    assert response.headers["content-type"].startswith("text/event-stream")
-
-
-@pytest.mark.parametrize(
-    ("content", "fields", "reason", "sequence"),
-    [
-        ("say hello", {"max_tokens": 2}, "max_tokens", None),
-        ("count 9", {"stop_sequences": ["7", "5,"]}, "stop_sequence", "5,"),
-        (SCRIPT, {"tools": TOOLS}, "tool_use", None),
-        (f"say {'x' * 1100}", {"max_tokens": 1999}, "model_context_window_exceeded", None),
-    ],
-)
-@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
-def test_stop_reason_is_returned(
-    client: Anthropic, content: str, fields: dict[str, Any], reason: str, sequence: str | None, *, streams: bool
-) -> None:
-    given = {"max_tokens": 200, "messages": [_turn(content)], "model": "demo", **fields}
-    if streams:
-        with client.messages.stream(**given) as stream:
-            message: Message = stream.get_final_message()
-    else:
-        message = client.messages.create(**given)
-    assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
 
 
 def test_thoughts_can_be_left_out(client: Anthropic) -> None:
@@ -328,27 +296,6 @@ def test_tools_known_by_their_types_are_called_by_the_client(patient: Anthropic,
         messages.append({"role": "user", "content": [result]})
     assert called == calls
     assert (_text(answer), len(messages)) == ("That was all.", 20)
-
-
-def test_clients_own_memory_is_called(client: Anthropic) -> None:
-    kept = {}
-
-    class Memory(BetaAbstractMemoryTool):  # type: ignore[misc]
-        def create(self, command: Any) -> str:
-            kept[command.path] = command.file_text
-            return "created"
-
-        view = str_replace = insert = delete = rename = create
-
-    write = _call("memory", command="create", path="/memories/a.md", file_text="likes tea")
-    last = client.beta.messages.tool_runner(
-        model="demo",
-        max_tokens=200,
-        tools=[Memory()],
-        messages=[_turn(f"script: say {write}\nscript after created: say Noted.")],
-    ).until_done()
-    assert kept == {"/memories/a.md": "likes tea"}
-    assert last.content[0].to_dict()["text"] == "Noted."
 
 
 def test_a_tool_that_a_search_has_found_is_called(client: Anthropic, scripted: RunningServer) -> None:

@@ -73,18 +73,6 @@ def test_the_format_of_the_output_is_the_response_format() -> None:
     assert wanted.json_schema.schema_ == schema
 
 
-def test_last_assistant_message_starts_the_answer() -> None:
-    chat = _chat(messages=[HELLO, {"role": "assistant", "content": "The answer is"}])
-    assert chat.chat_template_kwargs == {"continue_final_message": True}
-    assert _chat().chat_template_kwargs is None
-
-
-def test_counted_prompt_is_the_generated_one() -> None:
-    fields = {"messages": [HELLO], "system": "s", "tools": [TOOL], "thinking": {"type": "disabled"}}
-    counted = Translation(CountTokensRequest.model_validate(fields)).chat
-    assert counted == _chat(**fields).model_copy(update={"max_tokens": None})
-
-
 @pytest.mark.parametrize(
     ("fields", "path", "name"),
     [
@@ -158,10 +146,6 @@ CALLED = {
 }
 
 
-def test_a_text_stays_as_it_is() -> None:
-    assert _messages(HELLO) == [("messages[0]", {"role": "user", "content": "x"})]
-
-
 @pytest.mark.parametrize("system", ["Be brief.", [_text("Be"), _text("brief.")]])
 def test_the_system_prompt_is_the_first_message(system: Any) -> None:
     (place, first), _ = _messages(HELLO, system=system)
@@ -223,12 +207,6 @@ def test_result_without_its_call_is_text_of_the_user() -> None:
         "messages[2].content[1] (tool_result without its call, as text)",
         "messages[2].content[2] (tool_result without its call, as text)",
     ]
-
-
-def test_images_of_results_without_their_calls_are_named_by_the_clients_block() -> None:
-    name = _translation(messages=[_user(_text("a"), _result([_text("b"), REMOTE]), PNG)]).names.name
-    assert name("messages[0].content[1]") == "messages[0].content[1].content[1]"
-    assert name("messages[0].content[2]") == "messages[0].content[2]"
 
 
 def test_encrypted_thinking_is_left_out_and_named() -> None:

@@ -33,11 +33,6 @@ def _messages(*given: Any) -> list[dict[str, Any]]:
     return [message.for_template() for message in to_messages(_given(list(given)))]
 
 
-def test_a_text_is_a_message_of_the_user() -> None:
-    (item,) = _given("hi")
-    assert (item["role"], item["content"]) == ("user", [{"type": "input_text", "text": "hi"}])
-
-
 def test_all_items_are_kept_in_a_form_that_openais_client_reads() -> None:
     items = _given(
         [
@@ -97,21 +92,6 @@ def test_namespaced_call_keeps_its_namespace_and_name_for_models() -> None:
     assert turn["tool_calls"][0]["function"]["name"] == "crm__add"
 
 
-def test_each_message_keeps_its_role_and_its_text() -> None:
-    messages = _messages(
-        {"role": "system", "content": "s"},
-        {"role": "developer", "content": "d"},
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-        {"role": "assistant", "content": "c"},
-    )
-    assert [(message["role"], message["content"]) for message in messages] == [
-        ("system", "s"),
-        ("developer", "d"),
-        ("user", "ab"),
-        ("assistant", "c"),
-    ]
-
-
 def test_reasoning_text_and_calls_of_one_turn_are_one_message() -> None:
     said = {"role": "assistant", "content": "I add."}
     other = {**CALL, "call_id": "call_2"}
@@ -162,15 +142,6 @@ def test_parts_of_reasoning_have_any_type() -> None:
 def test_reasoning_without_content_is_its_summary() -> None:
     bare = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]}
     assert _messages(bare)[0]["reasoning_content"] == "so"
-
-
-@pytest.mark.parametrize(
-    ("item", "field"),
-    [({"role": "user", "content": [IMAGE, TEXT]}, "content"), ({**OUTPUT, "output": [IMAGE, TEXT]}, "output")],
-)
-def test_images_are_kept_as_they_were_sent(item: JsonObject, field: str) -> None:
-    (kept,) = _given([item])
-    assert kept[field] == [IMAGE, TEXT]
 
 
 def test_an_image_without_a_detail_has_the_default() -> None:

@@ -129,15 +129,6 @@ def test_response_with_an_incomplete_call_is_incomplete() -> None:
         assert "function_call_arguments.done" not in [_summary(event) for event in events]
 
 
-def test_terminated_answer_has_its_own_reason_and_openais() -> None:
-    read = _whole(PARTS[:3], Ending(FinishReason.TERMINATED))
-    assert read.incomplete_details is not None
-    assert read.incomplete_details.to_dict() == {
-        "reason": "max_output_tokens",
-        "genai_finish_reason": "terminated",
-    }
-
-
 @pytest.mark.parametrize("parts", [[], PARTS[:1]])
 def test_a_complete_answer_has_a_message_even_if_it_is_empty(parts: list[Part]) -> None:
     read = _whole(parts)
@@ -147,34 +138,6 @@ def test_a_complete_answer_has_a_message_even_if_it_is_empty(parts: list[Part]) 
     ]
     assert _whole(parts, Ending(FinishReason.LENGTH)).output_text == ""
     assert len(_whole(parts, Ending(FinishReason.LENGTH)).output) == len(parts)
-
-
-def test_a_cancelled_response_ends_with_what_there_is() -> None:
-    build = _builder()
-    _add(build, [Content("Hel")])
-    events = build.cancel(USAGE)
-    assert [_summary(event) for event in events] == [
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "incomplete",
-    ]
-    assert all(EVENTS.validate_python(event).type == event["type"] for event in events)
-    read = Response.model_validate(build.response)
-    assert (read.status, read.incomplete_details, read.output_text) == ("cancelled", None, "Hel")
-    assert build.is_ended
-
-
-def test_a_failed_response_has_the_error_and_what_came_before() -> None:
-    build = _builder()
-    _add(build, [Content("Hel")])
-    event = EVENTS.validate_python(build.fail(RunnerFailed("why"), USAGE))
-    assert event.type == "response.failed"
-    assert event.response.status == "failed"
-    assert event.response.error.code == "server_error"
-    assert (event.response.error.message, event.response.error.type) == ("why", "runner_failed")
-    assert event.response.output_text == "Hel"
-    assert event.response.output[0].status == "incomplete"
 
 
 def test_a_failure_after_the_end_changes_nothing() -> None:

@@ -84,22 +84,6 @@ def test_cut_call_is_continued_and_named(client: OpenAI) -> None:
     assert "tool_calls" in response.headers[CONVERTED_HEADER]
 
 
-def test_each_event_is_named_by_its_type(scripted: RunningServer) -> None:
-    lines = _post(scripted, stream=True).text.splitlines()
-    names = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
-    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
-    assert names == [event["type"] for event in events]
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-
-
-def test_an_answer_at_its_limit_ends_a_stream_as_incomplete(client: OpenAI) -> None:
-    *_, last = client.responses.create(model=MODEL, input="say hello", max_output_tokens=2, stream=True)
-    assert last.type == "response.incomplete"
-    assert last.response.output_text == "he"
-    assert last.response.incomplete_details is not None
-    assert last.response.incomplete_details.reason == "max_output_tokens"
-
-
 def test_a_parsed_response_is_of_the_given_class(client: OpenAI) -> None:
     class Capital(BaseModel):
         name: str
@@ -112,16 +96,6 @@ def test_a_parsed_response_is_of_the_given_class(client: OpenAI) -> None:
     assert client.responses.create(model=MODEL, input=again).output_text == "x"
     with client.responses.stream(model=MODEL, input=said, text_format=Capital) as stream:
         assert stream.get_final_response().output_parsed == parsed
-
-
-def test_requested_logprobs_come_with_the_text(client: OpenAI) -> None:
-    response = client.responses.create(
-        model=MODEL, input="say hi", include=["message.output_text.logprobs"], top_logprobs=2
-    )
-    (message,) = response.output
-    assert message.type == "message"
-    assert message.content[0].type == "output_text"
-    assert [(one.token, len(one.top_logprobs)) for one in message.content[0].logprobs or []] == [("h", 2), ("i", 2)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -397,16 +371,6 @@ def test_background_response_continues_without_its_client(client: OpenAI, script
     assert "genai" in metrics
 
 
-def test_a_response_in_the_background_is_cancelled_once(client: OpenAI, scripted: RunningServer) -> None:
-    begun = client.responses.create(model=MODEL, input="delay 0.02; count 500", background=True)
-    with pytest.raises(openai.BadRequestError, match="in progress"):
-        client.responses.create(model=MODEL, input="x", previous_response_id=begun.id)
-    wait_until(lambda: client.responses.retrieve(begun.id).status == "in_progress")
-    assert client.responses.cancel(begun.id).status == "cancelled"
-    wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
-    assert client.responses.cancel(begun.id).to_dict() == client.responses.retrieve(begun.id).to_dict()
-
-
 def test_a_response_in_the_background_that_fails_says_so(client: OpenAI) -> None:
     begun = client.responses.create(model=MODEL, input="fail at 2; say hello", background=True)
     wait_until(lambda: client.responses.retrieve(begun.id).status == "failed")
@@ -591,13 +555,6 @@ def test_every_api_process_cancels_a_response_of_the_others(workers: RunningServ
     assert [response.get("status", response) for response in ended] == ["cancelled"] * len(paths)
     assert [httpx.get(path, timeout=90).json() for path in paths] == ended
     wait_until(lambda: workers.idle("scripted"))
-
-
-def test_deletion_by_one_api_process_is_final_for_all(workers: RunningServer) -> None:
-    paths = [_begin(workers, input="delay 0.02; count 500") for _ in range(12)]
-    assert [httpx.delete(path, timeout=90).status_code for path in paths] == [200] * len(paths)
-    wait_until(lambda: workers.idle("scripted"))
-    wait_until(lambda: {httpx.get(path, timeout=90).status_code for path in paths} == {404})
 
 
 def test_damaged_file_fails_only_what_needs_the_store(own_folder: Path) -> None:

@@ -79,22 +79,10 @@ def test_a_choice_that_is_not_one_function_is_refused(tools: Any, named: Any, ru
             _chat(tools=tools, tool_choice=choice)
 
 
-@pytest.mark.parametrize("kind", ["text", "json_object"])
-def test_format_without_a_schema_is_translated(kind: str) -> None:
-    chat = _chat(text={"format": {"type": kind}}).model_dump(exclude_none=True)
-    assert chat["response_format"] == {"type": kind}
-
-
 def test_schema_is_translated_to_the_chat() -> None:
     schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
     chat = _chat(text={"format": {"type": "json_schema", **schema}}).model_dump(exclude_none=True, by_alias=True)
     assert chat["response_format"] == {"type": "json_schema", "json_schema": schema}
-
-
-def test_log_probabilities_are_asked_for_by_include() -> None:
-    asked = _chat(include=["message.output_text.logprobs"], top_logprobs=3)
-    assert (asked.logprobs, asked.top_logprobs) == (True, 3)
-    assert _chat(top_logprobs=0).logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -183,17 +171,6 @@ def test_a_namespaces_description_precedes_the_functions_own() -> None:
     tools = [tool, {**tool, "name": "sub", "description": "Subtracts."}]
     translated = _chat(tools=tools).model_dump()["tools"]
     assert [one["function"]["description"] for one in translated] == ["Numbers.", "Numbers.\nSubtracts."]
-
-
-def test_apply_patch_is_a_function_of_an_operation() -> None:
-    for choice in ({"type": "apply_patch"}, {"type": "allowed_tools", "mode": "required"}):
-        allowed = {"tools": [{"type": "apply_patch"}]} if "mode" in choice else {}
-        chat = _chat(tools=[{"type": "apply_patch"}], tool_choice={**choice, **allowed}).model_dump()
-        (tool_of_chat,) = chat["tools"]
-        assert (tool_of_chat["function"]["name"], tool_of_chat["function"]["strict"]) == ("apply_patch", True)
-        assert tool_of_chat["function"]["parameters"]["required"] == ["type", "path", "diff"]
-    with pytest.raises(ValidationError, match="names the tool"):
-        _chat(tools=[{"type": "custom", "name": "apply_patch"}], tool_choice={"type": "apply_patch"})
 
 
 @pytest.mark.parametrize(

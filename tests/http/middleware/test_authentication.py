@@ -230,20 +230,6 @@ def test_a_key_of_the_settings_or_of_the_file_opens(locked: RunningServer, heade
     assert locked.client.post("/v1/chat", json=body("say x"), headers=headers).json()["content"] == "x"
 
 
-def test_response_is_visible_only_to_its_key(locked: RunningServer) -> None:
-    client, alice, bob = locked.client, bearer(ALICE), bearer(BOB)
-    made = client.post("/v1/responses", json={"input": "say x"}, headers=alice).json()
-    path, [said] = f"/v1/responses/{made['id']}", made["output"]
-    for method, of in (("GET", path), ("DELETE", path), ("GET", f"{path}/input_items"), ("POST", f"{path}/cancel")):
-        assert client.request(method, of, headers=bob).status_code == 404
-    for fields in ({"previous_response_id": made["id"]}, {"input": [{"type": "item_reference", "id": said["id"]}]}):
-        for end in ("", "/input_tokens"):
-            asked = {"input": "say y", **fields}
-            assert client.post(f"/v1/responses{end}", json=asked, headers=bob).status_code == 400
-            assert client.post(f"/v1/responses{end}", json=asked, headers=alice).status_code == 200
-    assert client.delete(path, headers=alice).status_code == 200
-
-
 @pytest.mark.parametrize(
     "headers",
     [
@@ -255,7 +241,7 @@ def test_response_is_visible_only_to_its_key(locked: RunningServer) -> None:
         {"x-api-key": "é" * 20},
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/models", "/openapi.json", "/nowhere", "/healthz/", PATH])
+@pytest.mark.parametrize("path", ["/v1/models", "/nowhere", "/healthz/", PATH])
 def test_no_key_or_a_wrong_one_is_a_401(locked: RunningServer, path: str, headers: dict[str, str]) -> None:
     response = locked.client.get(path, headers={name.encode(): value.encode() for name, value in headers.items()})
     assert response.status_code == 401
@@ -263,12 +249,6 @@ def test_no_key_or_a_wrong_one_is_a_401(locked: RunningServer, path: str, header
     assert response.json()["error"]["code"] == "invalid_api_key"
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert ALICE[:-1] not in response.text
-
-
-def test_anthropics_paths_answer_a_wrong_key_in_their_form(locked: RunningServer) -> None:
-    response = locked.client.post("/v1/messages", json={}, headers={"x-api-key": "wrong"})
-    assert response.status_code == 401
-    assert response.json()["error"]["type"] == "authentication_error"
 
 
 def test_the_real_clients_send_their_keys_and_know_the_errors(locked: RunningServer) -> None:

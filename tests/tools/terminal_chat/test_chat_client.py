@@ -37,19 +37,6 @@ def test_closing_the_pieces_ends_the_answer(scripted: RunningServer) -> None:
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
 
 
-def test_refusal_of_the_server_is_quoted(scripted: RunningServer) -> None:
-    with pytest.raises(ChatFailed, match=r"^404: .*missing"):
-        list(ChatClient(scripted.url).answer("missing", messages("x"), Answer()))
-
-
-def test_failure_mid_answer_is_raised_after_the_text(scripted: RunningServer) -> None:
-    client = ChatClient(scripted.url)
-    answer = Answer()
-    with pytest.raises(ChatFailed):
-        list(client.answer(next(iter(client.models())), messages("count 9; fail at 4"), answer))
-    assert answer.text
-
-
 @pytest.mark.parametrize("text", ["127.0.0.1:8002", "localhost:8002/v1", "[::1]:8002"])
 def test_an_address_without_a_scheme_is_one_of_http(text: str) -> None:
     assert ChatClient(text).url == f"http://{text}"

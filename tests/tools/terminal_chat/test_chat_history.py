@@ -7,7 +7,6 @@ import pytest
 
 from genai_server.errors import ChatFailed
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
-from genai_server.tools.terminal_chat.user_input import parse
 
 
 def said(messages: list[Message] | None) -> list[str]:
@@ -154,21 +153,3 @@ def test_invalid_saved_chat_is_reported(tmp_path: Path, text: str, message: str)
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
     with pytest.raises(ChatFailed, match=message):
         load(tmp_path / "a.json")
-
-
-def test_a_value_has_the_kind_of_its_field() -> None:
-    assert (parse("temperature", "0.5"), parse("max_tokens", "7"), parse("stop", "7")) == (0.5, 7, "7")
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("temprature", "1", 'there is no setting "temprature"; did you mean temperature?'),
-        ("zzz", "1", 'there is no setting "zzz" \\(known: temperature, '),
-        ("temperature", "hot", 'temperature must be a number, not "hot"'),
-        ("seed", "1.5", 'seed must be a whole number, not "1.5"'),
-    ],
-)
-def test_a_wrong_name_or_value_is_refused_with_what_is_right(name: str, text: str, message: str) -> None:
-    with pytest.raises(ChatFailed, match=message):
-        parse(name, text)
