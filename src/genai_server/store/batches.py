@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from genai_server.batch_files.batch_lines import LineError, listed
+from genai_server.batch_files import LineError, listed
 from genai_server.errors import BatchNotFound, InvalidField, RateLimitExceeded, quoted
 from genai_server.store.database import JsonObject
 from genai_server.store.files import FileStore, StoredFile, find, insert, start_of

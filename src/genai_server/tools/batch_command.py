@@ -27,8 +27,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from genai_server.batch_files.batch_lines import BatchLine, InputCheck, LineReader, digest, error_line, response_line
-from genai_server.batch_files.result_file import ResultFile, first_other_line
+from genai_server.batch_files import (
+    BatchLine,
+    InputCheck,
+    LineReader,
+    ResultFile,
+    digest,
+    error_line,
+    first_other_line,
+    response_line,
+)
 from genai_server.cli.parser import path_of, positive
 from genai_server.cli.screen import say_aside
 from genai_server.errors import ChatFailed

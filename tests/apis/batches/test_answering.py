@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from genai_server.apis.batches import answering
 from genai_server.apis.batches.answering import Answering, Stop
-from genai_server.batch_files.batch_lines import BatchLine
+from genai_server.batch_files import BatchLine
 from genai_server.http.request_state import OnBehalf, begin_request, receipt_of
 
 pytestmark = pytest.mark.anyio

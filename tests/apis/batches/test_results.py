@@ -9,8 +9,7 @@ import pytest
 
 from genai_server.apis.batches import results
 from genai_server.apis.batches.results import Results
-from genai_server.batch_files.batch_lines import error_line, response_line
-from genai_server.batch_files.result_file import ResultFile
+from genai_server.batch_files import ResultFile, error_line, response_line
 
 pytestmark = pytest.mark.anyio
 CHAT = (

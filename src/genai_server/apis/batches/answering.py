@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Scope
 
-from genai_server.batch_files.batch_lines import BatchLine
+from genai_server.batch_files import BatchLine
 from genai_server.errors import EngineDied, EngineHung
 from genai_server.http.inner_request import InnerResponse, disconnect_at
 from genai_server.http.middleware.body import replayed

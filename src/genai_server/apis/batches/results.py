@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.batch_files.batch_lines import digest
-from genai_server.batch_files.result_file import ResultFile
+from genai_server.batch_files import ResultFile, digest
 from genai_server.http.json_response import JsonObject
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from genai_server.apis.batches.answering import Answering, Stop
 from genai_server.apis.batches.results import Results
-from genai_server.batch_files.batch_lines import (
+from genai_server.batch_files import (
     BatchLine,
     InputCheck,
     LineError,
