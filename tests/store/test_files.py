@@ -11,8 +11,8 @@ import pytest
 from genai_server.apis.batches.routes import BatchRequest, new_batch
 from genai_server.errors import InvalidField, StoredFileNotFound, StoreUnavailable
 from genai_server.store.batches import BatchStore
+from genai_server.store.database import open_store
 from genai_server.store.files import FileLimits, FileStore, StoredFile, new_id
-from genai_server.store.tables import open_store
 
 pytestmark = pytest.mark.anyio
 LIMITS = FileLimits(10**6, 10**7)

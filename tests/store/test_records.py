@@ -14,7 +14,7 @@ import pytest
 
 from genai_server.errors import InvalidField, StoreUnavailable
 from genai_server.store import records
-from genai_server.store.database import JsonObject
+from genai_server.store.database import JsonObject, open_store
 from genai_server.store.records import (
     EVENT,
     ITEM,
@@ -27,7 +27,6 @@ from genai_server.store.records import (
     encode_items,
     to_json,
 )
-from genai_server.store.tables import open_store
 
 MANY = 10**9
 _WRITES = {"put", "complete", "evict", "delete", "set_value", "append", "remove_item", "mark_cancelled"}

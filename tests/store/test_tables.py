@@ -14,9 +14,8 @@ import pytest
 
 from genai_server.errors import StoreUnavailable
 from genai_server.store.batches import BatchStore
-from genai_server.store.database import Database
+from genai_server.store.database import INDEX_NAME, VERSION, Database, open_store
 from genai_server.store.files import FileLimits, FileStore
-from genai_server.store.tables import INDEX_NAME, VERSION, open_store
 from tests.store.test_records import CONV, MANY, Store, got, page_ids, put, record, response
 
 pytestmark = pytest.mark.anyio

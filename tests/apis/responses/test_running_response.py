@@ -17,7 +17,7 @@ from genai_server.apis.responses.store_access import CallerStore
 from genai_server.generation.answers import Ending, Generation, Piece
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
-from genai_server.store.tables import open_store
+from genai_server.store.database import open_store
 
 pytestmark = pytest.mark.anyio
 

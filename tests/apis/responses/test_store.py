@@ -30,9 +30,8 @@ from genai_server.errors import (
 )
 from genai_server.http.json_response import JsonObject
 from genai_server.store import records
-from genai_server.store.database import Database
+from genai_server.store.database import Database, open_store
 from genai_server.store.records import EncodedRecord, Record
-from genai_server.store.tables import open_store
 from tests.running_server import wait_until
 from tests.store.test_records import record
 

@@ -31,7 +31,7 @@ from genai_server.errors import (
     quoted,
 )
 from genai_server.http.json_response import JsonObject
-from genai_server.store.database import TIMEOUT, Database, Do
+from genai_server.store.database import TIMEOUT, VERSION, Database, Do
 from genai_server.store.records import (
     EncodedRecord,
     History,
@@ -45,7 +45,6 @@ from genai_server.store.records import (
     references_too_large,
     to_json,
 )
-from genai_server.store.tables import VERSION
 
 # The states of a response that has not ended.
 RUNNING = ("queued", "in_progress")

@@ -28,7 +28,7 @@ from genai_server.media.audio import recordings
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.model_files.vision_model import Medium
 from genai_server.options.providers import is_scripted
-from genai_server.store import tables
+from genai_server.store import database
 from genai_server.store.database import why_unusable
 from genai_server.supervisor.engine_cores import planned_cores
 from genai_server.system.installation import this_installation
@@ -163,8 +163,8 @@ def check_kv_events(settings: Settings) -> None:
 
 def check_tool_servers(settings: Settings) -> None:
     """Raise ConfigurationError if tool servers are configured wrongly or cannot be used."""
-    tables = "[mcp.NAME] in the configuration file" if tool_servers(settings) else ""
-    needed_by = tables or ("GENAI_MCP_HOSTS" if settings.allowed_mcp_hosts else "")
+    database = "[mcp.NAME] in the configuration file" if tool_servers(settings) else ""
+    needed_by = database or ("GENAI_MCP_HOSTS" if settings.allowed_mcp_hosts else "")
     if needed_by and importlib.util.find_spec("mcp") is None:
         command = this_installation().extra_command("mcp")
         raise ConfigurationError(f"{needed_by}: mcp missing; install what it needs: {command}")
@@ -177,9 +177,9 @@ def check_storage(settings: Settings) -> None:
     """
     if settings.files_dir:
         _check_files(settings)
-        _check_file("files_dir", settings.files_dir, settings.store_file, tables.KNOWN_VERSIONS)
+        _check_file("files_dir", settings.files_dir, settings.store_file, database.KNOWN_VERSIONS)
     else:
-        _check_file("response_store_file", settings.response_store_file, settings.store_file, tables.KNOWN_VERSIONS)
+        _check_file("response_store_file", settings.response_store_file, settings.store_file, database.KNOWN_VERSIONS)
     usage_file = Path(settings.usage_file) if settings.usage_file else None
     _check_file("usage_file", settings.usage_file, usage_file, key_usage.KNOWN_VERSIONS)
     if why := why_no_profiles(settings):
