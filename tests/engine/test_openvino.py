@@ -14,7 +14,7 @@ import pytest
 from genai_server.engine.model.session_options import missing_device, node_shares, open_with, session_options
 from genai_server.engine.runners.choose import load_model
 from genai_server.messages.launch import EngineSpec
-from genai_server.options.check import check_device
+from genai_server.options.device import check_device
 from genai_server.options.providers import OPENVINO
 from tests.engine.model_runners import greedy
 from tests.engine.runners.test_choose import spec

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.errors import ConfigurationError, quoted
-from genai_server.options.check import SECTIONS, check_device
-from genai_server.options.device import DeviceOptions
+from genai_server.options.device import SECTIONS, DeviceOptions, check_device
 from genai_server.options.table import nearest
 
 DEFAULT_FILE = "genai-server.toml"

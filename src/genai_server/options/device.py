@@ -1,15 +1,31 @@
-"""The session and provider options of one device, and which of them have an effect.
+"""The session and provider options of one device: which options a runner can use, how they are checked, and the values
+that ONNX Runtime and onnxruntime-genai take for them.
 
 An engine runs a model either with onnxruntime-genai (`Reach.GENERATOR`), or in its own ONNX Runtime sessions, in which
-requests run as a batch (`Reach.BATCHED`). Some options exist in only one of the two.
+requests run as a batch (`Reach.BATCHED`). Some options exist in only one of the two. The options themselves are listed
+in session.py and providers.py.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session
-from genai_server.options.providers import PROVIDERS, provider
-from genai_server.options.table import Reach, Row, names
+from genai_server.options.providers import CPU, DEPRECATED, PROVIDERS, provider
+from genai_server.options.table import Reach, Row, Value, names, nearest, possible
+
+SECTIONS = ("session", "provider", "providers")
+_ENTRY_ROWS = names((*session.ENTRIES, *session.ELSEWHERE))
+_RUN_ROWS = names(session.RUN)
+_CUDA_DEVICES = ("cuda", "tensorrt")
+# Providers that number the same devices.
+_NVIDIA = ("cuda", "tensorrt", "nv_tensorrt_rtx")
+_SOURCES = ("library", "package")
+# The providers' names for the number of a device.
+_INDICES = ("device_id", "device_index", "deviceId")
 
 
 class ProviderOptions(Struct, frozen=True):
@@ -102,3 +118,198 @@ def _misses(row: Row, runner: Reach) -> bool:
 
 def _where(reach: Reach) -> str:
     return "the batched session" if reach is Reach.BATCHED else "onnxruntime-genai's model"
+
+
+def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
+    """Check a device's tables of the configuration file, and return them as options.
+
+    `sections` may have the tables `session`, `provider` and `providers`. Raises ConfigurationError, whose message names
+    section, key and value; for an unknown key it suggests the most similar known one.
+    """
+    given = flat(_table(sections.get("session", {}), "[session]"))
+    tables = {
+        name: _table(table, f"[provider.{name}]")
+        for name, table in _table(sections.get("provider", {}), "[provider]").items()
+    }
+    libraries = _libraries(given.pop(session.LIBRARIES, []))
+    warnings: list[str] = []
+    for name in [name for name in given if name in DEPRECATED]:
+        if device.partition(":")[0] not in _CUDA_DEVICES:
+            raise ConfigurationError(
+                f"[session] {name}={quoted(given[name])}: it is an option of cuda, not of {device}"
+            )
+        value = str(given.pop(name))
+        tables["cuda"] = {name: DEPRECATED[name].get(value, value)} | tables.get("cuda", {})
+        warnings.append(f"[session] {name} is deprecated: write it in [provider.cuda]")
+    options = DeviceOptions(
+        session=_read(given, _SESSION_ROWS),
+        entries=_read(given, _ENTRY_ROWS),
+        run=_read(given, _RUN_ROWS),
+        custom_op_libraries=libraries,
+        providers=_providers(sections.get("providers"), tables, device),
+        warnings=warnings,
+    )
+    if given:
+        name, value = next(iter(given.items()))
+        known = {*possible(_SESSION_ROWS), *possible(_ENTRY_ROWS), *possible(_RUN_ROWS), session.LIBRARIES}
+        raise ConfigurationError(f"[session] {name}={quoted(value)}: unknown option{nearest(name, known)}")
+    _check_together(options, warnings)
+    return options
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table without nested tables: `{"session": {"intra_op": 1}}` becomes `{"session.intra_op": 1}`.
+
+    ONNX Runtime's option names contain dots, which TOML reads as nested tables unless they are quoted. `prefix` is put
+    in front of each name.
+    """
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{where}: expected a table, not {quoted(value)}")
+    return dict(value)
+
+
+def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
+    """Remove those options from `given`, the table [session], that `rows` describes, and return their values as text,
+    by ONNX Runtime's names.
+
+    Raises ConfigurationError for an invalid value.
+    """
+    found: dict[str, str] = {}
+    for name in [name for name in given if name in rows]:
+        row, value = rows[name], given.pop(name)
+        _add(found, row, name, value, "[session]")
+    return found
+
+
+def _add(found: dict[str, str], row: Row, name: str, value: Value, where: str) -> None:
+    """Add to `found` the options of ONNX Runtime that are set by the configured option `name` with this value.
+
+    Raises ConfigurationError if the value is invalid, or if `found` already has one of these options. `where` is the
+    section of the configuration, which the message names.
+    """
+    meant = row.options(value_text(row, name, value, where))
+    if twice := sorted(meant.keys() & found.keys()):
+        raise ConfigurationError(f"{where} {name}={quoted(value)}: {twice[0]} is given twice")
+    found.update(meant)
+
+
+def value_text(row: Row, name: str, value: Value, where: str) -> str:
+    """Return the value of an option as the text that ONNX Runtime takes.
+
+    Raises ConfigurationError if the value is invalid or the option cannot be set. The message names the option by
+    `name` and its section of the configuration by `where`.
+    """
+    if row.impossible:
+        raise ConfigurationError(f"{where} {name}={quoted(value)}: it cannot be set: {row.impossible}")
+    try:
+        return row.kind.text(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{where} {name}={quoted(value)}: {error}") from None
+
+
+def _libraries(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(path, str) and path for path in value):
+        raise ConfigurationError(f"[session] {session.LIBRARIES}={quoted(value)}: expected a list of paths")
+    return value
+
+
+def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) -> list[ProviderOptions]:
+    """Return a device's execution providers with their options. ONNX Runtime offers the nodes of a graph to them in
+    this order.
+
+    `order` is the configured list of names; None stands for the device's default. Providers in `tables` that `order`
+    lacks are checked but left out. Raises ConfigurationError for invalid names and options.
+    """
+    kind, _, index = device.partition(":")
+    if order is None:
+        order = [kind, *PROVIDERS[kind].fallback] if kind in PROVIDERS else []
+    if not isinstance(order, list) or not all(isinstance(name, str) for name in order):
+        raise ConfigurationError(f"providers={quoted(order)}: expected a list of names")
+    if len(set(order)) < len(order):
+        raise ConfigurationError(f"providers={quoted(order)}: a provider is named twice")
+    if CPU in order[:-1]:
+        raise ConfigurationError(
+            f"providers={quoted(order)}: {CPU} must be last, since it leaves nothing to the others"
+        )
+    read = {name: provider_options(name, table) for name, table in tables.items()}
+    for name in order:
+        if name not in PROVIDERS and not any(tables.get(name, {}).get(source) for source in _SOURCES):
+            raise ConfigurationError(
+                f"providers={quoted(order)}: {name} is unknown, and [provider.{name}] has no library or package"
+                f"{nearest(name, PROVIDERS)}"
+            )
+    if kind in PROVIDERS and kind != CPU and kind not in order:
+        raise ConfigurationError(f"providers={quoted(order)}: {kind} is missing, and device {device} runs on it")
+    found = [read.get(name, ProviderOptions(name)) for name in order if name != CPU]
+    family = _NVIDIA if kind in _NVIDIA else (kind,)
+    return [_with_index(one, index) if index and one.name in family else one for one in found]
+
+
+def on_providers(options: DeviceOptions, device: str) -> DeviceOptions:
+    """Return the options, with the device's default execution providers if they name none."""
+    return msgspec.structs.replace(options, providers=options.providers or _providers(None, {}, device))
+
+
+def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
+    """Return a provider's options with the number `index` of the device that it uses, unless this provider has no
+    option for a number.
+
+    Raises ConfigurationError if the operator has set another number.
+    """
+    key = next((key for key in _INDICES if key in names(provider(options.name).rows)), None)
+    if key is None:
+        return options
+    if options.options.get(key, index) != index:
+        raise ConfigurationError(
+            f"[provider.{options.name}] {key}={quoted(options.options[key])}: the device's is {index}"
+        )
+    return ProviderOptions(options.name, options.options | {key: index}, options.library, options.package)
+
+
+def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
+    """Check the table `[provider.NAME]` of an execution provider, and return its options.
+
+    The options of a provider that is loaded from a library or a Python package are unknown to this server, and are
+    passed on unchecked. Raises ConfigurationError for an unknown provider or option, or an invalid value.
+    """
+    where = f"[provider.{name}]"
+    sources = {source: str(table[source]) for source in _SOURCES if table.get(source)}
+    given = flat({key: value for key, value in table.items() if key not in _SOURCES})
+    if name not in PROVIDERS:
+        if not sources:
+            raise ConfigurationError(f"{where}: unknown provider{nearest(name, PROVIDERS)}")
+        return ProviderOptions(name, {key: str(value) for key, value in given.items()}, **sources)
+    rows = names(PROVIDERS[name].rows)
+    found: dict[str, str] = {}
+    for key, value in given.items():
+        row = rows.get(key)
+        if row is None:
+            why = f"unknown option{nearest(key, possible(rows))}" if rows else f"{name} has no options of its own"
+            raise ConfigurationError(f"{where} {key}={quoted(value)}: {why}")
+        _add(found, row, key, value, where)
+    return ProviderOptions(name, found, **sources)
+
+
+def _check_together(options: DeviceOptions, warnings: list[str]) -> None:
+    """Check options that depend on each other.
+
+    Raises ConfigurationError if options exclude each other. For each option that has no effect because of another one,
+    a sentence is appended to `warnings`.
+    """
+    shrinking = options.run.get(session.SHRINKAGE, "")
+    if "cpu" in shrinking and options.session.get(session.ARENA) == "0":
+        raise ConfigurationError(
+            f"[session] {session.SHRINKAGE}={quoted(shrinking)}: without {session.ARENA} there is nothing to shrink"
+        )
+    if options.session.get(session.MODE) != "parallel" and int(options.session.get("inter_op_num_threads", "0")) > 1:
+        warnings.append(f"[session] inter_op_num_threads has no effect: {session.MODE} is not parallel")

@@ -11,8 +11,7 @@ from google.protobuf import text_format
 
 from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session
-from genai_server.options.check import check_device, flat, provider_options, value_text
-from genai_server.options.device import reaching, unreachable
+from genai_server.options.device import check_device, flat, provider_options, reaching, unreachable, value_text
 from genai_server.options.providers import DEPRECATED, PROVIDERS
 from genai_server.options.session import ELSEWHERE, ENTRIES, RUN, SESSION
 from genai_server.options.table import Reach, names, nearest, number, possible

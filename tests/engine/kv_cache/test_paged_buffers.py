@@ -32,8 +32,7 @@ from genai_server.engine.scores import NUM_BEST, Logits
 from genai_server.engine.sequence import Sequence as EngineSequence
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sampling
-from genai_server.options.check import check_device, on_providers
-from genai_server.options.device import DEFAULT_OPTIONS
+from genai_server.options.device import DEFAULT_OPTIONS, check_device, on_providers
 from tests.engine.model_runners import batched_runner, greedy_logits
 from tests.engine.paged_operator import BLOCK, ON_CPU, on_blocks, open_expanded
 from tests.running_server import DEMO

@@ -21,7 +21,7 @@ def test_operators_with_states_share_the_pool_of_all_sessions() -> None:
         "from genai_server.engine.model.graph_reader import read_decoder_graph\n"
         "from genai_server.engine.model.session import open_session, open_state_operators\n"
         "from genai_server.engine.model.session_options import use_global_pool\n"
-        "from genai_server.options.check import check_device\n"
+        "from genai_server.options.device import check_device\n"
         "options = check_device({'session': {'global_thread_pool': 1}}, 'cpu')\n"
         "use_global_pool(options, 1)\n"
         "graph = read_decoder_graph(Path('tests/built_models/qwen-3.5'))\n"

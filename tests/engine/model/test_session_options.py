@@ -27,8 +27,7 @@ from genai_server.engine.model.session_options import (
     with_found_libraries,
 )
 from genai_server.errors import ConfigurationError
-from genai_server.options.check import check_device
-from genai_server.options.device import DeviceOptions, ProviderOptions
+from genai_server.options.device import DeviceOptions, ProviderOptions, check_device
 from genai_server.options.session import ENTRIES, RUN, SPINNING_STOP
 from genai_server.system.cores import usable_cores
 from tests.running_server import DEMO

@@ -42,8 +42,7 @@ from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Adapter, GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_files.speech_model import FEATURES
-from genai_server.options.check import check_device
-from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, unreachable
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, check_device, unreachable
 from genai_server.options.table import Reach
 from tests.engine.model_runners import greedy, library_answer
 from tests.engine.paged_operator import open_expanded
@@ -423,7 +422,7 @@ import sys
 import psutil
 from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.warm_up import warm_up
-from genai_server.options.check import check_device
+from genai_server.options.device import check_device
 sys.path.append("scripts")
 from tests.engine.runners.test_choose import spec
 import onnxruntime

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.engine.runners.runner_rules import check_reach, check_runner, never_batched
 from genai_server.errors import ConfigurationError
-from genai_server.options.check import check_device
+from genai_server.options.device import check_device
 from genai_server.options.table import Reach
 
 

@@ -37,8 +37,7 @@ from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_files.parallel_draft import read_mask_token
 from genai_server.model_files.pooling_model import Task, read_pooling_model, task_of
-from genai_server.options.check import on_providers
-from genai_server.options.device import reaching, without_spinning_between_passes
+from genai_server.options.device import on_providers, reaching, without_spinning_between_passes
 from genai_server.options.providers import is_scripted
 from genai_server.options.table import Reach
 
