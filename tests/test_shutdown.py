@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from genai_server.profiles.folder import read_profile
+from genai_server.profiles.profile_files import read_profile
 from tests.model_edits import edited_config
 from tests.running_server import (
     DEMO,

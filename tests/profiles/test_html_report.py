@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from genai_server.profiles.analysis import analyse
-from genai_server.profiles.folder import read_profile
-from genai_server.profiles.html_report import as_page
+from genai_server.profiles.profile_files import read_profile
+from genai_server.profiles.report import analyse
+from genai_server.profiles.report_formats import as_page
 from tests.profiles.browser import OpenPage, launched
 from tests.profiles.files import DOWN, event, kernel, write, write_session
 from tests.running_server import wait_until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.profiles.folder import read_profile
+from genai_server.profiles.profile_files import read_profile
 from genai_server.profiles.trace import write_trace
 from tests.profiles.browser import launched
 from tests.profiles.files import DOWN, event, kernel, run_events, write, write_session

@@ -5,10 +5,10 @@ from pathlib import Path
 from msgspec import structs
 
 from genai_server.messages.admin import Profiled
-from genai_server.profiles.analysis import analyse
-from genai_server.profiles.folder import read_profile
 from genai_server.profiles.manifest import End, encode_line
-from genai_server.profiles.text_report import as_text, for_terminal, short_names
+from genai_server.profiles.profile_files import read_profile
+from genai_server.profiles.report import analyse
+from genai_server.profiles.report_formats import as_text, for_terminal, short_names
 from tests.profiles.files import BEGAN, DOWN, event, kernel, run_events, write, write_session
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from genai_server.profiles.folder import read_profile
+from genai_server.profiles.profile_files import read_profile
 from genai_server.profiles.trace import write_trace
 from tests.profiles.files import DOWN, event, kernel, run_events, write, write_session
 

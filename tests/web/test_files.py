@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 
-from genai_server.profiles.html_report import inline_hashes
+from genai_server.profiles.report_formats import inline_hashes
 from genai_server.web.files import API_DOCS, PAGE, content_security_policy, names
 
 WEB = PAGE.parent

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from genai_server import __version__
 from genai_server.generation.dependencies import ServicesDep
-from genai_server.profiles.html_report import inline_hashes
+from genai_server.profiles.report_formats import inline_hashes
 from genai_server.web.files import API_DOCS, PAGE, content_security_policy, names
 
 # Mount points of the files of the page and of /docs.

@@ -1,9 +1,23 @@
-"""The report on a profile, as the data that are shown as text, JSON or HTML page. All times are whole microseconds."""
+"""The report on a profile: its fields, which are shown as text, JSON or HTML page, and the analysis that computes them.
+
+The analysis finds how the time is shared, which decode tokens were slow, and what else stands out. All times are whole
+microseconds.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import median
 
 from msgspec import Struct
 
 from genai_server.messages.admin import Profiled
-from genai_server.profiles.manifest import Session
+from genai_server.profiles.manifest import DECODE, PREFILL, Session
+from genai_server.profiles.profile_files import ForwardPass, Kernel, Profile
+
+# The name under which time outside kernels is listed among the nodes.
+OTHER = "(not in kernels)"
+SLOW_AT = 1.5
+_MAX_REASONS = 5
 
 
 class PhaseTime(Struct, frozen=True):
@@ -140,3 +154,182 @@ class Report(Struct, frozen=True):
     def other_us(self) -> int:
         """Total time, in microseconds and over all passes, during which no kernel ran."""
         return sum(phase.other_us for phase in self.phases)
+
+
+def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
+    """Return the report on a profile. Decode tokens that took more than `slow_at` times the median are slow."""
+    passes = profile.passes
+    decodes = [(index, one) for index, one in enumerate(passes) if one.phase == DECODE]
+    nodes = _nodes(passes)
+    phases = [_phase(name, passes) for name in dict.fromkeys(one.phase for one in passes)]
+    slow = _slow_tokens(decodes, slow_at)
+    return Report(
+        name=profile.name,
+        session=profile.session,
+        profiled=profile.profiled,
+        unread=profile.unread,
+        findings=find(profile.session, phases, slow),
+        phases=phases,
+        operators=_shares(passes, lambda kernel: kernel.operator),
+        layers=_shares(passes, _layer_name),
+        nodes_by_time=_shares(passes, lambda kernel: kernel.node),
+        threads=_threads(passes),
+        median_decode_us=round(median(one.duration for _, one in decodes)) if decodes else None,
+        slow_at=slow_at,
+        slow_tokens=slow,
+        nodes=list(nodes),
+        passes=[_pass_time(one, nodes) for one in passes],
+    )
+
+
+def _phase(name: str, passes: Iterable[ForwardPass]) -> PhaseTime:
+    own = [one for one in passes if one.phase == name]
+    read = [one.num_tokens for one in own if one.num_tokens is not None]
+    records = [one.record for one in own if one.record is not None]
+    seconds = sum(record.seconds for record in records)
+    return PhaseTime(
+        phase=name,
+        passes=len(own),
+        tokens=sum(read) if len(read) == len(own) else None,
+        total_us=sum(one.duration for one in own),
+        median_us=round(median(one.duration for one in own)),
+        other_us=sum(one.other_time for one in own),
+        cores=sum(record.cpu_seconds for record in records) / seconds if seconds else None,
+    )
+
+
+def _shares(passes: Sequence[ForwardPass], name: Callable[[Kernel], str]) -> list[TimeShare]:
+    calls: Counter[str] = Counter()
+    times: dict[str, Counter[str]] = defaultdict(Counter)
+    for one in passes:
+        for kernel in one.kernels:
+            calls[name(kernel)] += 1
+            times[name(kernel)][one.phase] += kernel.self_time
+    shares = [TimeShare(key, calls[key], by_phase.total(), dict(by_phase)) for key, by_phase in times.items()]
+    return sorted(shares, key=lambda share: -share.total_us)
+
+
+def _threads(passes: Iterable[ForwardPass]) -> list[ThreadShare]:
+    found: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for kernel in (kernel for one in passes for kernel in one.kernels):
+        if (use := kernel.threads) is not None:
+            found[kernel.operator].append((use.num_shared > 0, kernel.self_time, use.run, use.wait))
+    sums = {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+    shares = [ThreadShare(name, len(found[name]), *columns) for name, columns in sums.items()]
+    return sorted(shares, key=lambda share: -share.total_us)
+
+
+def _slow_tokens(decodes: Sequence[tuple[int, ForwardPass]], slow_at: float) -> list[SlowToken]:
+    if not decodes:
+        return []
+    times = [_node_times(one) for _, one in decodes]
+    usual = {name: median(each[name] for each in times) for name in {name for each in times for name in each}}
+    typical = median(one.duration for _, one in decodes)
+    slow = [
+        SlowToken(
+            index=index,
+            request_id=one.record.request_id if one.record else None,
+            token=one.record.token if one.record else None,
+            file=one.file,
+            duration_us=one.duration,
+            ratio=one.duration / typical,
+            because=_excess(one, own, usual),
+        )
+        for (index, one), own in zip(decodes, times, strict=True)
+        if one.duration > slow_at * typical > 0
+    ]
+    return sorted(slow, key=lambda token: -token.ratio)
+
+
+def _excess(one: ForwardPass, own: Counter[str], usual: dict[str, float]) -> list[NodeExcess]:
+    operators = {kernel.node: kernel.operator for kernel in one.kernels}
+    found = [
+        NodeExcess(name, operators.get(name, ""), spent, excess)
+        for name, spent in own.items()
+        if (excess := round(spent - usual[name])) > 0
+    ]
+    return sorted(found, key=lambda node: -node.excess_us)[:_MAX_REASONS]
+
+
+def _node_times(one: ForwardPass) -> Counter[str]:
+    times: Counter[str] = Counter({OTHER: one.other_time})
+    for kernel in one.kernels:
+        times[kernel.node] += kernel.self_time
+    return times
+
+
+def _nodes(passes: Iterable[ForwardPass]) -> dict[NodeName, int]:
+    """Return an index for each node of the graph, in the order in which the nodes first ran."""
+    names: dict[NodeName, int] = {}
+    for kernel in (kernel for one in passes for kernel in one.kernels):
+        names.setdefault(_name(kernel), len(names))
+    return names
+
+
+def _name(kernel: Kernel) -> NodeName:
+    return NodeName(kernel.node, kernel.operator, kernel.provider, kernel.layer)
+
+
+def _layer_name(kernel: Kernel) -> str:
+    return "outside the layers" if kernel.layer is None else f"layer {kernel.layer}"
+
+
+def _pass_time(one: ForwardPass, nodes: dict[NodeName, int]) -> PassTime:
+    record = one.record
+    return PassTime(
+        file=one.file,
+        request_id=record.request_id if record else None,
+        phase=one.phase,
+        token=record.token if record else None,
+        num_tokens=one.num_tokens,
+        start_us=one.start,
+        duration_us=one.duration,
+        other_us=one.other_time,
+        cpu_us=round(record.cpu_seconds * 1e6) if record else None,
+        kernels=[(nodes[_name(kernel)], kernel.start, kernel.duration, kernel.depth) for kernel in one.kernels],
+    )
+
+
+# If less than this share of the threads was at work, other processes used the cores. ONNX Runtime's threads wait by
+# spinning, which counts as work, unless spinning is switched off.
+_STARVED = 0.7
+_MAX_OTHER = 0.3
+_MAX_PREFILL = 0.4
+
+
+def find(session: Session | None, phases: Sequence[PhaseTime], slow: Sequence[SlowToken]) -> list[str]:
+    """Return sentences about what stands out in a profile, the most general first.
+
+    `session` describes how the profile was recorded (None without a manifest), `phases` has the times of prefill and
+    decode, and `slow` the slow tokens.
+    """
+    found = [] if session is None else list(_of_session(session, phases))
+    total = sum(phase.total_us for phase in phases)
+    other = sum(phase.other_us for phase in phases)
+    if total and other > _MAX_OTHER * total:
+        found.append(f"{_percent(other, total)} of the time is in no kernel: the model is small for its many operators")
+    for phase in phases:
+        if phase.phase == PREFILL and phase.total_us > _MAX_PREFILL * total and phase.total_us < total:
+            found.append(f"{_percent(phase.total_us, total)} of the time is the prompt ({phase.tokens} tokens)")
+    if slow and slow[0].because:
+        worst = slow[0]
+        times, node = f"{worst.ratio:.1f} times the median", worst.because[0].name
+        found.append(f"the slowest token, {worst.name}, took {times}, most in {node}")
+    return found
+
+
+def _of_session(session: Session, phases: Sequence[PhaseTime]) -> Iterator[str]:
+    if session.device != "cpu":
+        return
+    if session.threads < session.cores:
+        set_by = "GENAI_THREADS, or intra_op_num_threads,"
+        yield f"operators run on {session.threads} of {session.cores} cores: {set_by} is {session.threads}"
+    measured = [(phase.cores, phase.total_us) for phase in phases if phase.cores is not None]
+    weight = sum(time for _, time in measured)
+    at_work = sum(cores * time for cores, time in measured) / weight if weight else None
+    if session.spins and at_work is not None and at_work < _STARVED * session.threads:
+        yield f"only {at_work:.2f} cores were at work where {session.threads} could be: other processes used the rest"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %"

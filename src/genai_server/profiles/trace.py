@@ -12,9 +12,8 @@ from typing import IO, Any
 import msgspec
 from msgspec import Struct
 
-from genai_server.profiles.folder import Event, events_of_runs
-from genai_server.profiles.forward_pass import ForwardPass, Profile
 from genai_server.profiles.manifest import PREFILL
+from genai_server.profiles.profile_files import Event, ForwardPass, Profile, events_of_runs
 
 _MAX_THREADS = 1000
 

@@ -13,11 +13,9 @@ import msgspec
 from genai_server.cli.parser import number_from, positive
 from genai_server.cli.screen import screen
 from genai_server.errors import ConfigurationError, ProfileNotFound
-from genai_server.profiles.analysis import SLOW_AT, analyse
-from genai_server.profiles.folder import read_profile
-from genai_server.profiles.html_report import as_page
-from genai_server.profiles.report import Report
-from genai_server.profiles.text_report import as_text, for_terminal
+from genai_server.profiles.profile_files import read_profile
+from genai_server.profiles.report import SLOW_AT, Report, analyse
+from genai_server.profiles.report_formats import as_page, as_text, for_terminal
 from genai_server.profiles.trace import write_trace
 from genai_server.tools.server_answers import ask, authorization, checked_url, is_address
 

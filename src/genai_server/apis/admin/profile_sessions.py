@@ -24,11 +24,10 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound, quoted
 from genai_server.generation.dependencies import ServicesDep
 from genai_server.messages.admin import EndProfile, ListProfiles, ProfilePlan, ProfileState, StartProfile
-from genai_server.profiles.analysis import SLOW_AT, analyse
-from genai_server.profiles.folder import find_session, read_session
-from genai_server.profiles.html_report import as_page
 from genai_server.profiles.manifest import Manifest, find_manifests, is_open, remove
-from genai_server.profiles.text_report import as_text
+from genai_server.profiles.profile_files import find_session, read_session
+from genai_server.profiles.report import SLOW_AT, analyse
+from genai_server.profiles.report_formats import as_page, as_text
 from genai_server.profiles.trace import write_trace
 
 # The id that refers to the most recent session.

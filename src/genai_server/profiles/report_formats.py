@@ -1,17 +1,28 @@
-"""Shows a report as tables for a terminal."""
+"""Shows the report on a profile as tables for a terminal, or as a single HTML page, which needs no network and no other
+file.
+"""
 
+import base64
+import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+
+import msgspec
 
 from genai_server.plain_tables import Rows, plain_report
-from genai_server.profiles.analysis import OTHER
 from genai_server.profiles.manifest import DECODE
-from genai_server.profiles.report import Report, SlowToken, TimeShare
+from genai_server.profiles.report import OTHER, Report, SlowToken, TimeShare
 
 _MAX_LAYERS = 8
 # Characters of a request id that usually identify it.
 _SHORT_NAME = 16
 # Minimum width of a terminal that shows the operators of slow nodes.
 _WIDE = 120
+
+_PLACE = "{{report}}"
+_INLINE = re.compile(r"<(?:script|style)>(.*?)</(?:script|style)>", re.DOTALL)
 
 
 def as_text(report: Report, max_rows: int = 10) -> str:
@@ -165,3 +176,21 @@ def _maybe(value: float | None, form: str) -> str:
 
 def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def as_page(report: Report) -> str:
+    """Return the HTML page of a report. The page contains the report as JSON, which its script shows."""
+    data = msgspec.json.encode(report).decode()
+    # Names of nodes and requests must not close the element that contains them.
+    return _template().replace(_PLACE, data.replace("<", "\\u003c"))
+
+
+@cache
+def inline_hashes() -> tuple[str, ...]:
+    """Return the hashes of the page's script and style, in the format of a Content-Security-Policy."""
+    found = _INLINE.findall(_template())
+    return tuple(f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}" for text in found)
+
+
+def _template() -> str:
+    return files(__package__).joinpath("page.html").read_text(encoding="utf-8")

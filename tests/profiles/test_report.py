@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from genai_server.profiles.analysis import OTHER, analyse, find
-from genai_server.profiles.folder import read_profile
 from genai_server.profiles.manifest import Session
-from genai_server.profiles.report import NodeExcess, PhaseTime, Report, SlowToken
+from genai_server.profiles.profile_files import read_profile
+from genai_server.profiles.report import OTHER, NodeExcess, PhaseTime, Report, SlowToken, analyse, find
 from tests.profiles.files import DOWN, EMBEDDING, event, kernel, run_events, write, write_session
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.errors import ProfileNotFound
-from genai_server.profiles.folder import events_of_runs, read_profile, read_runs
-from genai_server.profiles.forward_pass import ThreadUse
+from genai_server.profiles.profile_files import ThreadUse, events_of_runs, read_profile, read_runs
 from tests.profiles.files import DOWN, EMBEDDING, event, kernel, run_events, write, write_session
 
 
