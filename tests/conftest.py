@@ -18,7 +18,7 @@ import pytest
 import genai_server  # noqa: F401  first, for it switches ONNX Runtime's telemetry off: test modules import that directly
 from genai_server.cli import main
 from genai_server.supervisor import engine_process
-from genai_server.system.child_process import start_module
+from genai_server.system.processes import start_module
 from genai_server.workers import process as worker_process
 from tests.fork_server import close_fork_server, fork_server, start_module_forked
 from tests.hand_clock import HandClock

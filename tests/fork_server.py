@@ -28,7 +28,7 @@ from unittest.mock import patch
 
 from genai_server.cli.serve import supervisor_start
 from genai_server.supervisor import engine_process
-from genai_server.system.child_process import start_module
+from genai_server.system.processes import start_module
 
 COMMAND = "genai_server.cli"
 SUPERVISOR = "genai_server.supervisor.process"
@@ -138,7 +138,7 @@ class ForkServer:
         return ForkedProcess(arguments, ours)
 
     def start_module(self, module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> ForkedProcess:
-        """What `start_module` of genai_server.system.child_process does."""
+        """What `start_module` of genai_server.system.processes does."""
         their_input, our_input = os.pipe()
         our_output, their_output = os.pipe()
         try:
@@ -187,7 +187,7 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 def start_module_forked(
     module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Start a module as a process, forked where possible, in place of `start_module` of system.child_process."""
+    """Start a module as a process, forked where possible, in place of `start_module` of system/processes.py."""
     start = fork_server().start_module if can_fork(environment) else start_module
     return start(module, environment, arguments)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from genai_server.system.cores import cpus_of
+from genai_server.system.resources import cpus_of
 
 
 def write_cpus(

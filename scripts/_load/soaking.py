@@ -33,7 +33,7 @@ QUESTIONS = 60
 CLIENTS = 24
 SECONDS_TO_REST = 60.0
 # For closed connections to be seen by both sides, and for the API process to collect its garbage, which it does by the
-# clock (src/genai_server/system/memory.py). A shorter soak allows so much growth that it need not wait.
+# clock (src/genai_server/system/resources.py). A shorter soak allows so much growth that it need not wait.
 _SECONDS_TO_TIDY_UP = 12.0
 # An engine gives free memory back after two seconds without work.
 _SECONDS_FOR_AN_ENGINE = 4.0

@@ -4,7 +4,7 @@ import sys
 
 from genai_server.config.environment import export_metrics
 from genai_server.errors import ConfigurationError
-from genai_server.system.runtime_folder import open_runtime_folder, parent_of_workers
+from genai_server.system.processes import open_runtime_folder, parent_of_workers
 
 try:
     if (parent := parent_of_workers()) is not None:

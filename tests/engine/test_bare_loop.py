@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from genai_server.system.cores import usable_cores
+from genai_server.system.resources import usable_cores
 from tests.running_server import DEMO
 
 

@@ -155,7 +155,7 @@ def test_kernel_limits_the_checkers_memory(checker: "subprocess.Popen[bytes]") -
 def test_thread_limits_the_memory_on_other_systems() -> None:
     code = (
         "import threading, time\n"
-        "from genai_server.system.child_process import watch_memory\n"
+        "from genai_server.system.processes import watch_memory\n"
         "threading.Thread(target=watch_memory, args=(50_000_000,), daemon=True).start()\n"
         "held = []\n"
         "while True:\n"

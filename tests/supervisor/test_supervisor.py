@@ -17,7 +17,7 @@ from genai_server.messages.launch import EngineLaunch
 from genai_server.messages.server_status import EngineCores, EngineStatus
 from genai_server.supervisor import engine_process, engine_watch
 from genai_server.supervisor.supervisor import Supervisor
-from genai_server.system.cores import Core, Node
+from genai_server.system.resources import Core, Node
 from tests.given_settings import given
 from tests.running_server import DEMO, ROOT, clean_environment, has_ended, wait_until
 from tests.server_here import starts_held

@@ -70,7 +70,7 @@ from genai_server.media.audio.recordings import Recordings
 from genai_server.media.images.reader import Images
 from genai_server.model_files.vision_model import any_takes_media
 from genai_server.store.database import Database, open_store
-from genai_server.system.memory import rare_full_collections
+from genai_server.system.resources import rare_full_collections
 from genai_server.timing import Clock, request_clock
 from genai_server.tool_servers.client import Tools
 from genai_server.web.files import API_DOCS, PAGE

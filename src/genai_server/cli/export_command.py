@@ -30,7 +30,7 @@ from genai_server.hub.quantized_checkpoint import read_quantization
 from genai_server.hub.repository import name_of, select_gguf, select_source, with_tokenizer
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.system.installation import in_shell, this_installation
-from genai_server.system.memory import free_memory
+from genai_server.system.resources import free_memory
 
 # Below this number of weights, 4 bits cost more quality than they save (docs/export.md).
 _SMALL = 1_000_000_000

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.engine.model.files import check_model_directory
-from genai_server.system.cores import usable_cores
+from genai_server.system.resources import usable_cores
 
 # Lower ids are often special tokens.
 _FIRST_PLAIN_TOKEN = 100

@@ -51,7 +51,7 @@ from genai_server.messages.protocol import (
     Tokens,
     Vectors,
 )
-from genai_server.system.memory import release_free_memory
+from genai_server.system.resources import release_free_memory
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)

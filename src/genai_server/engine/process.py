@@ -39,9 +39,8 @@ from genai_server.messages.server_status import EngineCores
 from genai_server.model_files.model_memory import advice_for_context
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.options.providers import is_scripted
-from genai_server.system.child_process import ignore_group_signals
-from genai_server.system.cores import in_ranges
-from genai_server.system.memory import freeze_existing_objects
+from genai_server.system.processes import ignore_group_signals
+from genai_server.system.resources import freeze_existing_objects, in_ranges
 
 if TYPE_CHECKING:
     from genai_server.engine.disk_cache.disk_cache import DiskCache

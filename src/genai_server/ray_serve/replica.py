@@ -23,7 +23,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
 from genai_server.messages.server_status import EngineState
 from genai_server.ray_serve.forwarded import READINESS, REPLICA_HEADER, ForwardedRequest, ReplicaAnswer, with_header
-from genai_server.system.runtime_folder import open_runtime_folder
+from genai_server.system.processes import open_runtime_folder
 
 _CHECK_INTERVAL = 0.05
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from genai_server.errors import ConfigurationError
 from genai_server.messages.server_status import EngineCores
 from genai_server.options.providers import CPU
-from genai_server.system.cores import Core, Node, cpu_quota, in_ranges, numa_nodes
+from genai_server.system.resources import Core, Node, cpu_quota, in_ranges, numa_nodes
 
 _MIB = 1024 * 1024
 

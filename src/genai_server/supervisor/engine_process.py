@@ -22,7 +22,7 @@ from genai_server.messages.launch import (
     report_decoder,
 )
 from genai_server.messages.protocol import encode_frame
-from genai_server.system.child_process import in_words, start_module
+from genai_server.system.processes import in_words, start_module
 
 # Seconds allowed for each token of a step, in addition to the timeout: a hundred times the time on slow machines.
 SECONDS_PER_TOKEN = 0.1

@@ -15,7 +15,7 @@ from genai_server.config.settings import Settings
 from genai_server.messages.server_status import EngineStatus, ModelState, ModelStatus
 from genai_server.model_files.model_memory import RUNTIME, ModelMemory, read_model_memory
 from genai_server.options.providers import CPU
-from genai_server.system.memory import free_memory
+from genai_server.system.resources import free_memory
 
 # Idle models are unloaded for one whose sequences could not have WANTED_TOKENS otherwise. A model that does not fit
 # with sequences of REQUIRED_TOKENS is not loaded.

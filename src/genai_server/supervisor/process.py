@@ -21,7 +21,7 @@ from genai_server.config.settings import Settings
 from genai_server.logs import configure_logging
 from genai_server.messages.supervisor import LOCK, SupervisorLaunch
 from genai_server.supervisor.supervisor import Supervisor
-from genai_server.system.child_process import ignore_group_signals, private_standard_output
+from genai_server.system.processes import ignore_group_signals, private_standard_output
 
 log = logging.getLogger(__name__)
 # Seconds between two looks at the number of API processes.

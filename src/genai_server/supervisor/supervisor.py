@@ -45,7 +45,7 @@ from genai_server.supervisor.engine_watch import EngineWatch, Restarts
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import ManagedModel, ModelPool, new_status
 from genai_server.supervisor.server import SupervisorServer
-from genai_server.system.cores import cpu_quota, numa_nodes
+from genai_server.system.resources import cpu_quota, numa_nodes
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from genai_server.config.environment import untrusted_work_environment
-from genai_server.system.child_process import start_module
+from genai_server.system.processes import start_module
 from genai_server.workers.tasks import TaskKind
 
 # Maximum seconds for starting a process on a busy machine.

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from genai_server.errors import in_one_line
-from genai_server.system.child_process import ignore_group_signals, limit_memory, private_standard_output
-from genai_server.system.memory import release_large_blocks_at_once, share_heaps
+from genai_server.system.processes import ignore_group_signals, limit_memory, private_standard_output
+from genai_server.system.resources import release_large_blocks_at_once, share_heaps
 
 # Answers a question with its bytes.
 Answer = Callable[[dict[str, Any], bytes], dict[str, Any]]

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from genai_server import __version__
-from genai_server.system.cores import in_ranges
+from genai_server.system.resources import in_ranges
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here, starts_held
 

@@ -9,7 +9,7 @@ import pytest
 
 from genai_server.engine.host.resources import keep_on
 from genai_server.messages.server_status import EngineCores
-from genai_server.system.cores import numa_nodes
+from genai_server.system.resources import numa_nodes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these calls")
 

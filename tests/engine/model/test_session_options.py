@@ -29,7 +29,7 @@ from genai_server.engine.model.session_options import (
 from genai_server.errors import ConfigurationError
 from genai_server.options.device import DeviceOptions, ProviderOptions, check_device
 from genai_server.options.session import ENTRIES, RUN, SPINNING_STOP
-from genai_server.system.cores import usable_cores
+from genai_server.system.resources import usable_cores
 from tests.running_server import DEMO
 
 MODEL = DEMO / "model.onnx"

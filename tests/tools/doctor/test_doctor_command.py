@@ -16,7 +16,7 @@ from genai_server.cli import main
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.model_files.model_memory import RUNTIME
-from genai_server.system.cores import Core, Node, usable_cores
+from genai_server.system.resources import Core, Node, usable_cores
 from genai_server.tools.doctor import checks
 from genai_server.tools.doctor import checks as models
 from genai_server.tools.doctor.checks import FAIL, OK, WARN, Finding

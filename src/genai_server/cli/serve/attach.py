@@ -22,8 +22,7 @@ from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClie
 from genai_server.errors import GenaiServerError
 from genai_server.messages.server_status import NO_SERVER, EngineState, ServerStatus
 from genai_server.messages.supervisor import LOCK, EndServer, SupervisorAddress, SupervisorLaunch, read_address
-from genai_server.system.child_process import in_words
-from genai_server.system.runtime_folder import open_runtime_folder
+from genai_server.system.processes import in_words, open_runtime_folder
 
 # Seconds after which a supervisor that does not listen is killed.
 _START_TIMEOUT = 60.0

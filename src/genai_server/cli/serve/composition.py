@@ -33,8 +33,8 @@ from genai_server.http.api_keys import ApiKeys, load_keys
 from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.telemetry.request_record import log_request
 from genai_server.logs import configure_logging
-from genai_server.system.memory import release_large_blocks_at_once, share_heaps
-from genai_server.system.runtime_folder import open_runtime_folder, parent_of_workers
+from genai_server.system.processes import open_runtime_folder, parent_of_workers
+from genai_server.system.resources import release_large_blocks_at_once, share_heaps
 
 # Seconds between two looks for the parent of a worker of gunicorn.
 _CHECK_INTERVAL = 1.0

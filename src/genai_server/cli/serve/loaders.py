@@ -16,7 +16,7 @@ from genai_server.hub.repository import models_of, suitable
 from genai_server.model_files.model_memory import LOADED, RUNTIME
 from genai_server.options.providers import CPU, is_scripted
 from genai_server.system.installation import this_installation
-from genai_server.system.memory import total_memory
+from genai_server.system.resources import total_memory
 from genai_server.text.codec import TextCodec, load_text_codec
 
 if TYPE_CHECKING:

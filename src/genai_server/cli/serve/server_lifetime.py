@@ -35,7 +35,7 @@ from genai_server.engine_client.supervisor import FindSupervisor
 from genai_server.errors import ConfigurationError
 from genai_server.messages.server_status import EngineStatus
 from genai_server.model_files.vision_model import any_takes_media
-from genai_server.system.runtime_folder import open_runtime_folder
+from genai_server.system.processes import open_runtime_folder
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from genai_server.config.environment import supervisor_environment
-from genai_server.system.child_process import start_module
+from genai_server.system.processes import start_module
 
 
 def start_supervisor() -> "subprocess.Popen[bytes]":

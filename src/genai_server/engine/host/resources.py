@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from genai_server.messages.server_status import EngineCores
-from genai_server.system.cores import cpus_of
+from genai_server.system.resources import cpus_of
 
 log = logging.getLogger(__name__)
 # The number of the system call set_mempolicy, which C libraries do not offer.

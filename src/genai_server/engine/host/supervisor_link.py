@@ -27,7 +27,7 @@ from genai_server.messages.launch import (
     launch_decoder,
 )
 from genai_server.messages.protocol import encode_frame
-from genai_server.system.child_process import private_standard_output
+from genai_server.system.processes import private_standard_output
 from genai_server.timing import Clock
 
 # Seconds for `close` before the exit; the supervisor allows some more.

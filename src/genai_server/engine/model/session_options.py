@@ -22,8 +22,8 @@ from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.providers import CPU, PROVIDERS, provider
-from genai_server.system.cores import usable_cores, usable_cpus
 from genai_server.system.installation import this_installation
+from genai_server.system.resources import usable_cores, usable_cpus
 
 log = logging.getLogger(__name__)
 _LEVELS = {

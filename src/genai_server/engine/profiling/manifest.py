@@ -23,7 +23,7 @@ from genai_server.messages.admin import Profiled, ProfilePlan
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import SPINNING, THREADS
 from genai_server.profiles.manifest import DECODE, PREFILL, SUFFIX, End, Line, PassRecord, Session, encode_line
-from genai_server.system.cores import usable_cores
+from genai_server.system.resources import usable_cores
 
 _LIBRARIES = "onnxruntime*.dist-info"
 

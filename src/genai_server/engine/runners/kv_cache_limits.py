@@ -21,7 +21,7 @@ from genai_server.model_files.model_memory import read_model_memory
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.options.device import device_id
 from genai_server.options.providers import CPU
-from genai_server.system.memory import free_memory
+from genai_server.system.resources import free_memory
 
 log = logging.getLogger(__name__)
 # Memory for sequences of fewer tokens is not given up for running fewer of them at once.

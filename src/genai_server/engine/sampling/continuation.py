@@ -20,7 +20,7 @@ from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.messages.generation_request import FinishReason, TokenLogprob, TranscriptRules
-from genai_server.system.cores import usable_cores
+from genai_server.system.resources import usable_cores
 
 
 def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> Logits:

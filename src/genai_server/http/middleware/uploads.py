@@ -20,7 +20,7 @@ from genai_server.http.error_responses import error_response
 from genai_server.http.middleware.body import replayed
 from genai_server.http.request_state import request_state
 from genai_server.http.upload import FormParser, Upload
-from genai_server.system.runtime_folder import own_folder
+from genai_server.system.processes import own_folder
 
 # Values of Sec-Fetch-Site, which browsers set and no web page can change.
 _OTHER_ORIGIN = ("cross-site", "same-site")

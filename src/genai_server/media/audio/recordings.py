@@ -21,7 +21,7 @@ from genai_server.errors import AudioReaderUnavailable, InvalidField, TaskUnsupp
 from genai_server.media.audio.detection import Detection
 from genai_server.messages.worker_tasks import Task
 from genai_server.model_files.speech_model import SAMPLE_RATE, SpeechModel, longest_audio
-from genai_server.system.runtime_folder import own_folder
+from genai_server.system.processes import own_folder
 from genai_server.workers.pool import remove
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.tasks import DECODE, DECODE_LONG, READ_WINDOW, Answer, Requester, Space, TaskKind, Workers

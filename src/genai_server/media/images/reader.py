@@ -20,7 +20,7 @@ from genai_server.messages.worker_tasks import Task
 from genai_server.model_files.speech_model import longest_audio
 from genai_server.model_files.vision_model import Medium, VisionModel
 from genai_server.system.addresses import is_public
-from genai_server.system.runtime_folder import own_folder
+from genai_server.system.processes import own_folder
 from genai_server.workers.pool import remove
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.shared_calls import SharedCall, SharedCalls

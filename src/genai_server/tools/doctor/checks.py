@@ -63,9 +63,8 @@ from genai_server.supervisor.engine_cores import advice_for_nodes, cores_of_devi
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import new_status
 from genai_server.supervisor.supervisor import Supervisor
-from genai_server.system.cores import cpu_quota, numa_nodes, usable_cores
 from genai_server.system.installation import this_installation
-from genai_server.system.memory import free_memory
+from genai_server.system.resources import cpu_quota, free_memory, numa_nodes, usable_cores
 from genai_server.text.codec import TextCodec
 
 OK, WARN, FAIL = "ok", "warn", "fail"

@@ -5,13 +5,14 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from genai_server.system.child_process import start_module
+from genai_server.system.processes import own_folder, start_module
 
 CHILD = """
 import sys
-from genai_server.system.child_process import ignore_group_signals
+from genai_server.system.processes import ignore_group_signals
 print("started", flush=True)
 sys.stdin.readline()
 ignore_group_signals()
@@ -35,3 +36,19 @@ def test_signals_to_the_group_never_reach_a_starting_child(tmp_path: Path, numbe
     process.communicate()
     assert process.returncode == 0
     assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_folder_has_the_name_of_its_process(tmp_path: Path) -> None:
+    assert own_folder(tmp_path, "images") == tmp_path / f"images-{os.getpid()}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    gone = psutil.Process().pid
+    while psutil.pid_exists(gone):
+        gone += 1
+    for name in (f"a-{gone}", f"a-{os.getpid()}", f"a-{os.getppid()}", "a-x", f"b-{gone}", "metrics"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+    own_folder(tmp_path, "a")
+    left = {"a-x", f"a-{os.getppid()}", f"b-{gone}", "metrics"}
+    assert {path.name for path in tmp_path.iterdir()} == left

@@ -1,14 +1,25 @@
-"""Starts child processes of this server, and prepares them so that only the parent controls them."""
+"""The processes of a server: how child processes are started and prepared so that only the parent controls them, and
+the folder in which the processes of one server find each other.
+"""
 
+import getpass
+import multiprocessing
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
+
+from genai_server.errors import ConfigurationError
 
 # Signals that a terminal or an operator sends to whole process groups.
 GROUP_SIGNALS = [
@@ -17,6 +28,8 @@ GROUP_SIGNALS = [
 _CHECK_INTERVAL = 0.05
 # The exit status of a process that exceeds its memory limit.
 _TOO_MUCH_MEMORY = 70
+
+_ARBITER = "gunicorn.arbiter"
 
 
 def start_module(
@@ -105,3 +118,42 @@ def watch_memory(allowed: int) -> None:
     while process.memory_info().rss < limit:
         time.sleep(_CHECK_INTERVAL)
     os._exit(_TOO_MUCH_MEMORY)
+
+
+def parent_of_workers() -> int | None:
+    """Return the id of the uvicorn or gunicorn process whose worker this process is; None if it is no worker."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        return parent.pid
+    return os.getppid() if _ARBITER in sys.modules else None
+
+
+def open_runtime_folder(pid: int) -> Path:
+    """Return the folder of the server whose first process has this id, and create it if necessary.
+
+    Raises ConfigurationError if it cannot be created, or if another user has created it, because the name is
+    predictable.
+    """
+    folder = Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{pid}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be made: {error.strerror}") from None
+    if sys.platform != "win32" and (
+        not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077
+    ):
+        raise ConfigurationError(f"{folder} must be a folder that belongs to this user, with mode 0700")
+    return folder
+
+
+def own_folder(parent: Path, name: str) -> Path:
+    """Return the path of this process's own folder below `parent`, for files of the kind `name`. The caller creates it,
+    with mode 0700, and removes it.
+
+    Folders of dead processes, and of an earlier process with the same id, are removed.
+    """
+    for left in parent.glob(f"{name}-*"):
+        id = left.name.rpartition("-")[2]
+        if id.isdecimal() and (int(id) == os.getpid() or not psutil.pid_exists(int(id))):
+            shutil.rmtree(left, ignore_errors=True)
+    return parent / f"{name}-{os.getpid()}"
