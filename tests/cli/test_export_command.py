@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli.export_command import _agrees
-from genai_server.model_files.parallel_draft import read_mask_token
+from genai_server.model_files.config_files import read_mask_token
 from tests.fake_builder import fake_builder
 from tests.local_hub import HubRepository, run_hub
 from tests.running_server import ROOT, clean_environment, run_command, run_server

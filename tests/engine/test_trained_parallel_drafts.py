@@ -12,7 +12,7 @@ from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, TextDrafts
-from genai_server.model_files.parallel_draft import read_mask_token
+from genai_server.model_files.config_files import read_mask_token
 from tests.demo_device import MAX_LENGTH, DemoDevice
 from tests.engine.model_runners import batched_runner
 from tests.engine.scheduling.scheduled import FreePasses

@@ -68,7 +68,7 @@ from genai_server.http.trailing_slash import TrailingSlash
 from genai_server.logs import written_in_thread
 from genai_server.media.audio.recordings import Recordings
 from genai_server.media.images.reader import Images
-from genai_server.model_files.vision_model import any_takes_media
+from genai_server.model_files.speech_and_vision import any_takes_media
 from genai_server.store.database import Database, open_store
 from genai_server.system.resources import rare_full_collections
 from genai_server.timing import Clock, request_clock

@@ -38,15 +38,8 @@ from genai_server.hub.repository import (
     select_pooling,
 )
 from genai_server.hub.short_names import SHORT_NAMES
-from genai_server.model_files.pooling_model import (
-    CONFIG,
-    ENDPOINTS,
-    GENAI_CONFIG,
-    MODULES,
-    Task,
-    read_pooling_model,
-    task_of,
-)
+from genai_server.model_files.config_files import CONFIG, GENAI_CONFIG
+from genai_server.model_files.pooling_model import ENDPOINTS, MODULES, Task, read_pooling_model, task_of
 
 _MIB, _GIB = 1024**2, 1024**3
 

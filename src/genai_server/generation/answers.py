@@ -17,7 +17,7 @@ from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, usa
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Progress, Tokens
-from genai_server.model_files.vision_model import Medium
+from genai_server.model_files.speech_and_vision import Medium
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.text.answers.repetition import RepetitionDetector
 from genai_server.timing import Stopwatch, Timings

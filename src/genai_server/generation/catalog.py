@@ -37,7 +37,7 @@ from genai_server.messages.server_status import (
 )
 from genai_server.messages.supervisor import Command, WantModel
 from genai_server.model_files.pooling_model import Task
-from genai_server.model_files.vision_model import Medium
+from genai_server.model_files.speech_and_vision import Medium
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,7 @@ from genai_server.generation.request_values import (
 from genai_server.media.images.image_files import ReadImage
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, ThoughtRules
 from genai_server.model_files.pooling_model import Task
-from genai_server.model_files.vision_model import Medium
+from genai_server.model_files.speech_and_vision import Medium
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.text.answers.repetition import RepetitionDetector, RepetitionRule
 from genai_server.text.codec import TextCodec

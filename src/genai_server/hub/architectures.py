@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.errors import ConfigurationError, ModelDirectoryError
-from genai_server.model_files.json_file import read_object
-from genai_server.model_files.pooling_model import CONFIG
+from genai_server.model_files.config_files import CONFIG, read_object
 
 _NO_CODE = "its configuration is code in its repository, which is not run (--extra hf_remote=true runs it)"
 _TWO_ROPES = "its layers have two kinds of rope, which the model builder cannot read"

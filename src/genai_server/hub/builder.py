@@ -24,10 +24,9 @@ from genai_server.hub.architectures import (
     why_not_mobius,
 )
 from genai_server.hub.quantized_checkpoint import Quantization, check_tensors
-from genai_server.model_files.json_file import read_object
-from genai_server.model_files.parallel_draft import MASK_TOKEN
-from genai_server.model_files.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
-from genai_server.model_files.speech_model import FIRST_TIME, GENERATION
+from genai_server.model_files.config_files import CONFIG, GENAI_CONFIG, MASK_TOKEN, read_object
+from genai_server.model_files.pooling_model import MODULE_FILES, MODULES, Task, is_decoder
+from genai_server.model_files.speech_and_vision import FIRST_TIME, GENERATION
 from genai_server.system.installation import this_installation
 
 LOG = "export.log"

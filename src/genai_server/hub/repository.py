@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath, PureWindowsPath
 
 from genai_server.errors import PullFailed, escaped, quoted
-from genai_server.model_files.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES
+from genai_server.model_files.config_files import CONFIG, GENAI_CONFIG
+from genai_server.model_files.pooling_model import MODULE_FILES, MODULES
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 # The files that Transformers and onnxruntime-genai's builder read from a repository with PyTorch weights.

@@ -14,7 +14,8 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from genai_server.errors import ConfigurationError, PullFailed, quoted
-from genai_server.model_files.pooling_model import GENAI_CONFIG, Task, task_of
+from genai_server.model_files.config_files import GENAI_CONFIG
+from genai_server.model_files.pooling_model import Task, task_of
 
 ORIGIN = ".genai-server.json"
 # Bytes of a file that are hashed at once.

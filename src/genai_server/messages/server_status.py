@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from genai_server.messages.generation_request import Adapter
 from genai_server.model_files.pooling_model import Task
-from genai_server.model_files.vision_model import Medium
+from genai_server.model_files.speech_and_vision import Medium
 
 # The alias for all names that no model has.
 ANY_NAME = "*"

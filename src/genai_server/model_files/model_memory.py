@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.errors import GenaiServerError
-from genai_server.model_files.json_file import read_object
-from genai_server.model_files.pooling_model import GENAI_CONFIG, graph_of, task_of
+from genai_server.model_files.config_files import GENAI_CONFIG, read_object
+from genai_server.model_files.pooling_model import graph_of, task_of
 
 # Memory of loaded weights, as a multiple of their size on disk: some are packed for the processor.
 LOADED = 1.2

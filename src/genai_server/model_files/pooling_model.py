@@ -13,14 +13,13 @@ from typing import Any
 from msgspec import Struct
 
 from genai_server.errors import ModelDirectoryError, quoted
-from genai_server.model_files.json_file import read_object, read_value
-from genai_server.model_files.speech_model import ARCHITECTURE as SPEECH_ARCHITECTURE
-from genai_server.model_files.speech_model import transcribes
+from genai_server.model_files.config_files import CONFIG, GENAI_CONFIG, TOKENIZER_CONFIG, read_object, read_value
+from genai_server.model_files.speech_and_vision import ARCHITECTURE as SPEECH_ARCHITECTURE
+from genai_server.model_files.speech_and_vision import transcribes
 
-CONFIG = "config.json"
 MODULES = "modules.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-GENAI_CONFIG = "genai_config.json"
+
+
 PROMPTS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
 # What sentence-transformers reads in addition to the folders that modules.json names.

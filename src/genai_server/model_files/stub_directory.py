@@ -14,8 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from genai_server.model_files.json_file import read_object
-from genai_server.model_files.pooling_model import GENAI_CONFIG
+from genai_server.model_files.config_files import GENAI_CONFIG, read_object
 
 # Larger files are weights, which are not needed here.
 _MAX_COPIED = 64 * 1024 * 1024

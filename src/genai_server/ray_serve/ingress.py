@@ -51,7 +51,7 @@ from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.streams import EventStream, LineStream, event_bytes, line_bytes
 from genai_server.logs import configure_logging
-from genai_server.model_files.vision_model import any_takes_media
+from genai_server.model_files.speech_and_vision import any_takes_media
 from genai_server.ray_serve.broadcast import ask_replicas
 from genai_server.ray_serve.forwarded import (
     FORWARDED,

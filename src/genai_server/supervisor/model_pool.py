@@ -17,7 +17,7 @@ from genai_server.errors import InvalidField, ModelNotFound, in_one_line, quoted
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.model_files.pooling_model import task_of
-from genai_server.model_files.vision_model import medium_of
+from genai_server.model_files.speech_and_vision import medium_of
 from genai_server.supervisor.engine_watch import EngineWatch
 from genai_server.supervisor.memory_budget import Decision, MemoryBudget, Shortage
 

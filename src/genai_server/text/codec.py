@@ -16,10 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.model_files.json_file import read_object
+from genai_server.model_files.config_files import read_object
 from genai_server.model_files.pooling_model import PoolingModel, Task, read_pooling_model
-from genai_server.model_files.speech_model import SpeechModel, read_speech_model
-from genai_server.model_files.vision_model import VisionModel, read_vision_model
+from genai_server.model_files.speech_and_vision import SpeechModel, VisionModel, read_speech_model, read_vision_model
 from genai_server.options.providers import is_scripted
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammars.grammar import find_opaque_tokens

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from genai_server.errors import ModelDirectoryError
-from genai_server.model_files.speech_model import BYTE_CHARACTERS
+from genai_server.model_files.speech_and_vision import BYTE_CHARACTERS
 
 FILE = "tokenizer.json"
 # A private character that is in no vocabulary.

@@ -13,7 +13,7 @@ from genai_server.generation.dependencies import Deadline
 from genai_server.generation.engine_requests import EngineAnswer
 from genai_server.media.audio.recordings import Window
 from genai_server.messages.generation_request import GenerationRequest, TokenLogprob
-from genai_server.model_files.speech_model import SpeechModel, read_speech_model
+from genai_server.model_files.speech_and_vision import SpeechModel, read_speech_model
 from genai_server.text.codec import TextCodec, load_text_codec
 from tests.running_server import ROOT
 

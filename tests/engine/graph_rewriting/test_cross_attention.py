@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION, score_heads
 from genai_server.engine.model.encoders import AudioEncoder
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_encoder_files
-from genai_server.model_files.speech_model import FEATURES
+from genai_server.model_files.speech_and_vision import FEATURES
 from tests.running_server import ROOT
 
 BUILT, DEMO = ROOT / "tests" / "built_models" / "whisper", ROOT / "models" / "demo-speech"

@@ -21,7 +21,7 @@ from genai_server.engine.model.graph_reader import read_cross_decoder, read_enco
 from genai_server.errors import RunnerFailed
 from genai_server.media.audio.features import SpeechFeatures
 from genai_server.messages.generation_request import Alignment
-from genai_server.model_files.speech_model import FEATURES, read_speech_model
+from genai_server.model_files.speech_and_vision import FEATURES, read_speech_model
 from genai_server.text.codec import load_text_codec
 from tests.running_server import ROOT
 

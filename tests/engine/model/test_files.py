@@ -28,7 +28,7 @@ from genai_server.engine.model.files import (
 )
 from genai_server.errors import ConfigurationError, ModelDirectoryError, quoted
 from genai_server.messages.generation_request import Sampling
-from genai_server.model_files.parallel_draft import read_mask_token
+from genai_server.model_files.config_files import read_mask_token
 from tests.model_edits import edited_config
 from tests.running_server import DEMO, ROOT
 

@@ -23,7 +23,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.media.images.audio_processor import AudioProcessor
 from genai_server.media.images.processor import ProcessedImage
 from genai_server.messages.generation_request import GenerationRequest, Image
-from genai_server.model_files.vision_model import Medium, read_vision_model
+from genai_server.model_files.speech_and_vision import Medium, read_vision_model
 from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
 from tests.media.audio.sounds import encoded, sentence, tone
 from tests.running_server import ROOT

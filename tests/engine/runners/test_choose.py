@@ -41,7 +41,7 @@ from genai_server.errors import ConfigurationError, ModelDirectoryError, QueueFu
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Adapter, GenerationRequest
 from genai_server.messages.launch import EngineSpec
-from genai_server.model_files.speech_model import FEATURES
+from genai_server.model_files.speech_and_vision import FEATURES
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, check_device, unreachable
 from genai_server.options.table import Reach
 from tests.engine.model_runners import greedy, library_answer

@@ -26,7 +26,7 @@ from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sound
-from genai_server.model_files.speech_model import FEATURES, read_speech_model
+from genai_server.model_files.speech_and_vision import FEATURES, read_speech_model
 from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
 from tests.running_server import ROOT
 

@@ -24,7 +24,7 @@ from genai_server.errors import AudioReaderUnavailable, InvalidField, TaskUnsupp
 from genai_server.media.audio import recordings
 from genai_server.media.audio.recordings import SHORT, Recording, Recordings, Window
 from genai_server.messages.worker_tasks import TaskOwner
-from genai_server.model_files.speech_model import SpeechModel, read_speech_model
+from genai_server.model_files.speech_and_vision import SpeechModel, read_speech_model
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import WorkerProcess
 from genai_server.workers.tasks import Requester, TaskKind

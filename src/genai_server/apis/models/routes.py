@@ -22,7 +22,7 @@ from genai_server.http.json_response import JsonObject
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import ANY_NAME, ModelState, ModelStatus
 from genai_server.model_files.pooling_model import Task
-from genai_server.model_files.vision_model import Medium
+from genai_server.model_files.speech_and_vision import Medium
 from genai_server.text.codec import TextCodec
 
 _CONFIG = "genai_config.json"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validat
 
 from genai_server.generation.parameters.base import Text, Wire, elements, field_error
 from genai_server.media.audio.detection import Detection
-from genai_server.model_files.speech_model import SAMPLE_RATE
+from genai_server.model_files.speech_and_vision import SAMPLE_RATE
 
 _NO_SPEAKERS = "this server does not tell speakers apart"
 _MAX_LANGUAGES = 100

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from genai_server.messages.generation_request import TokenLogprob
-from genai_server.model_files.speech_model import TIME_PRECISION, SpeechModel
+from genai_server.model_files.speech_and_vision import TIME_PRECISION, SpeechModel
 
 # Codes of languages whose words are not separated by spaces. Each of their characters counts as a word.
 _UNSPACED = {"ja", "lo", "my", "th", "yue", "zh"}

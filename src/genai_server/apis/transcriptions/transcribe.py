@@ -25,7 +25,7 @@ from genai_server.media.audio.recordings import Recording, Window, require_decod
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.model_files.pooling_model import Task
-from genai_server.model_files.speech_model import SpeechModel
+from genai_server.model_files.speech_and_vision import SpeechModel
 from genai_server.text.codec import TextCodec
 
 # The text before a window is left out of its prompt after a transcript with a higher temperature.

@@ -21,7 +21,7 @@ from genai_server.messages.generation_request import (
     TokenLogprob,
     TranscriptRules,
 )
-from genai_server.model_files.speech_model import TIME_PRECISION, SpeechModel
+from genai_server.model_files.speech_and_vision import TIME_PRECISION, SpeechModel
 from genai_server.text.codec import TextCodec
 
 _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -26,7 +26,7 @@ from genai_server.http.telemetry import key_usage
 from genai_server.hub.repository import could_be_repository
 from genai_server.media.audio import recordings
 from genai_server.model_files.pooling_model import Task, task_of
-from genai_server.model_files.vision_model import Medium
+from genai_server.model_files.speech_and_vision import Medium
 from genai_server.options.providers import is_scripted
 from genai_server.store import database
 from genai_server.store.database import why_unusable

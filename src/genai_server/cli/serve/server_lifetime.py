@@ -34,7 +34,7 @@ from genai_server.config.settings import Settings
 from genai_server.engine_client.supervisor import FindSupervisor
 from genai_server.errors import ConfigurationError
 from genai_server.messages.server_status import EngineStatus
-from genai_server.model_files.vision_model import any_takes_media
+from genai_server.model_files.speech_and_vision import any_takes_media
 from genai_server.system.processes import open_runtime_folder
 
 if TYPE_CHECKING:

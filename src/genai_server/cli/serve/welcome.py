@@ -18,7 +18,7 @@ from genai_server.http.api_keys import load_keys
 from genai_server.messages.server_status import EngineStatus
 from genai_server.model_files.model_memory import advice_for_context
 from genai_server.model_files.pooling_model import ENDPOINTS, Task, read_pooling_model, task_of
-from genai_server.model_files.speech_model import transcribes
+from genai_server.model_files.speech_and_vision import transcribes
 from genai_server.options.providers import CPU
 
 # Hosts that stand for all addresses of the machine, each with one by which its own programs reach it.

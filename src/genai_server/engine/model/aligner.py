@@ -21,8 +21,8 @@ from genai_server.engine.model.graph_reader import read_cross_decoder
 from genai_server.engine.model.session_options import open_encoder
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.messages.generation_request import Alignment
-from genai_server.model_files.json_file import read_object
-from genai_server.model_files.speech_model import GENERATION, TIME_PRECISION
+from genai_server.model_files.config_files import read_object
+from genai_server.model_files.speech_and_vision import GENERATION, TIME_PRECISION
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
 _HEADS = "alignment_heads"

@@ -14,7 +14,7 @@ from genai_server.engine.encoded_inputs import EncodedAudio
 from genai_server.engine.model.graph_reader import EncoderFiles
 from genai_server.engine.model.session_options import NUMPY_TYPES, open_encoder, open_with, session_options
 from genai_server.errors import RunnerFailed, in_one_line
-from genai_server.model_files.speech_model import FEATURES
+from genai_server.model_files.speech_and_vision import FEATURES
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
 Features = NDArray[Any]

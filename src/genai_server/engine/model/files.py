@@ -16,8 +16,7 @@ from genai_server.engine.model.external_files import external_files
 from genai_server.errors import ConfigurationError, ModelDirectoryError, quoted
 from genai_server.messages.admin import PREFIX
 from genai_server.messages.generation_request import ModelInfo, Sampling
-from genai_server.model_files.json_file import read_object
-from genai_server.model_files.parallel_draft import read_mask_token
+from genai_server.model_files.config_files import read_mask_token, read_object
 from genai_server.model_files.pooling_model import (
     MODULES,
     PoolingModel,
@@ -27,8 +26,13 @@ from genai_server.model_files.pooling_model import (
     read_pooling_model,
     task_of,
 )
-from genai_server.model_files.speech_model import AUDIO_PROCESSOR, read_speech_model, transcribes
-from genai_server.model_files.vision_model import Medium, read_vision_model
+from genai_server.model_files.speech_and_vision import (
+    AUDIO_PROCESSOR,
+    Medium,
+    read_speech_model,
+    read_vision_model,
+    transcribes,
+)
 
 CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"

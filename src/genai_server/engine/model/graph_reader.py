@@ -21,7 +21,7 @@ from genai_server.engine.graph_rewriting.low_rank import find_paths
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed
 from genai_server.engine.model.adapter_file import optional_inputs
 from genai_server.engine.model.files import CONFIG, read_config
-from genai_server.model_files.vision_model import Medium, read_vision_model
+from genai_server.model_files.speech_and_vision import Medium, read_vision_model
 
 # The part of a configuration that describes a head for multi-token prediction.
 MTP = "mtp"

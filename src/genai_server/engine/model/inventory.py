@@ -25,7 +25,7 @@ from genai_server.engine.model.files import (
 )
 from genai_server.errors import ModelDirectoryError
 from genai_server.model_files.pooling_model import POOLING_FILES, Task, graph_of, module_configs, task_of
-from genai_server.model_files.speech_model import AUDIO_PROCESSOR, GENERATION
+from genai_server.model_files.speech_and_vision import AUDIO_PROCESSOR, GENERATION
 
 
 @dataclass(frozen=True)

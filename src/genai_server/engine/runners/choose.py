@@ -35,7 +35,7 @@ from genai_server.engine.runners.runner_rules import check_reach, check_runner, 
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.launch import EngineSpec
-from genai_server.model_files.parallel_draft import read_mask_token
+from genai_server.model_files.config_files import read_mask_token
 from genai_server.model_files.pooling_model import Task, read_pooling_model, task_of
 from genai_server.options.device import on_providers, reaching, without_spinning_between_passes
 from genai_server.options.providers import is_scripted

@@ -35,7 +35,7 @@ from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
-from genai_server.model_files.speech_model import FEATURES, transcribes
+from genai_server.model_files.speech_and_vision import FEATURES, transcribes
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, on_providers, reaching
 from genai_server.options.providers import CPU
 from genai_server.options.session import LIBRARIES

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 import av
 import numpy as np
 
-from genai_server.model_files.speech_model import MIN_BYTES_PER_SECOND, SAMPLE_RATE
+from genai_server.model_files.speech_and_vision import MIN_BYTES_PER_SECOND, SAMPLE_RATE
 from genai_server.workers.worker_loop import Answer, answer_questions
 
 # Names of FFmpeg's demuxers. Others open further files or connections (playlists, SDP), or are rare.

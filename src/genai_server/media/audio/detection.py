@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from genai_server.model_files.speech_model import SAMPLE_RATE
+from genai_server.model_files.speech_and_vision import SAMPLE_RATE
 
 
 class Detection(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from genai_server.model_files.speech_model import FEATURES, SAMPLE_RATE
+from genai_server.model_files.speech_and_vision import FEATURES, SAMPLE_RATE
 from genai_server.model_files.stub_directory import write_stub
 
 _GRAPHS = ("encoder", "decoder")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from genai_server.media.audio.detection import Detection
-from genai_server.model_files.speech_model import SAMPLE_RATE
+from genai_server.model_files.speech_and_vision import SAMPLE_RATE
 
 # MIT licence, from the package silero-vad 6.2.3 (silero_vad_16k_sequence.onnx).
 _MODEL = Path(__file__).with_name("silero_vad.onnx")

@@ -17,7 +17,7 @@ import numpy as np
 from genai_server.media.audio.detection import Detection
 from genai_server.media.audio.features import SpeechFeatures
 from genai_server.media.audio.voice_activity import Detector, Samples, Silence, find_speech
-from genai_server.model_files.speech_model import FEATURES, SAMPLE_RATE
+from genai_server.model_files.speech_and_vision import FEATURES, SAMPLE_RATE
 from genai_server.workers.worker_loop import Answer, answer_questions
 
 # Maximum bytes in addition to the process's memory at its start. The file of a recording is mapped, too.

@@ -8,9 +8,8 @@ from genai_server.media.audio.decoding import UnusableRecording, decode
 from genai_server.media.audio.features import wav_file
 from genai_server.media.images.decoding import UnusableImage
 from genai_server.media.images.processor import OF_PROMPT, ProcessedImage
-from genai_server.model_files.speech_model import SAMPLE_RATE
+from genai_server.model_files.speech_and_vision import SAMPLE_RATE, VisionModel
 from genai_server.model_files.stub_directory import write_stub
-from genai_server.model_files.vision_model import VisionModel
 
 _GRAPHS = ("speech", "embedding", "decoder")
 # What stands for one audio clip in the library's prompts. It need not be a token.

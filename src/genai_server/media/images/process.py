@@ -19,7 +19,7 @@ from PIL import Image
 
 from genai_server.media.images.decoding import CostsMore, UnusableImage, decode, png
 from genai_server.media.images.processor import ImageProcessor, ProcessedImage
-from genai_server.model_files.vision_model import Medium, read_vision_model
+from genai_server.model_files.speech_and_vision import Medium, read_vision_model
 from genai_server.workers.worker_loop import Answer, answer_questions
 
 # Maximum bytes in addition to the process's memory at its start: for anything, and for each pixel that an image may

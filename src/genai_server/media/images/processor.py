@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from genai_server.media.images.decoding import UnusableImage
+from genai_server.model_files.speech_and_vision import VisionModel
 from genai_server.model_files.stub_directory import write_stub
-from genai_server.model_files.vision_model import VisionModel
 
 _GRAPHS = ("vision", "embedding", "decoder")
 # Names of tensors for the complete prompt, which is not the request's.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.errors import ChatTemplateError, ModelDirectoryError
-from genai_server.model_files.json_file import read_object
+from genai_server.model_files.config_files import read_object
 from genai_server.text.prompts.chat_template import MAX_CHARACTERS, ChatTemplate
 
 DEFAULT = "default"

@@ -56,7 +56,7 @@ from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServ
 from genai_server.media.audio import recordings
 from genai_server.messages.server_status import EngineCores, EngineState, ModelStatus
 from genai_server.model_files.pooling_model import Task, task_of
-from genai_server.model_files.speech_model import transcribes
+from genai_server.model_files.speech_and_vision import transcribes
 from genai_server.options.providers import CPU
 from genai_server.options.session import THREADS
 from genai_server.supervisor.engine_cores import advice_for_nodes, cores_of_devices, shortage_of_node

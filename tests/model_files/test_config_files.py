@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.errors import ModelDirectoryError
-from genai_server.model_files.json_file import read_object, read_value
+from genai_server.model_files.config_files import read_object, read_value
 
 
 def test_a_missing_file_is_the_given_value(tmp_path: Path) -> None:
