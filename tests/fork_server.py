@@ -60,6 +60,9 @@ _OF_WORKERS = (
     "genai_server.grammar_checker.compiler",
     "genai_server.media.images.process",
 )
+# What the commands import that fetch models, once it is needed.
+_FETCHING = ("export", "pull", "run")
+_OF_HUB = ("huggingface_hub.hf_api", "huggingface_hub.file_download")
 _LARGEST = 1 << 20
 _WORD = 4
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -201,10 +204,10 @@ def _read_word(pipe: int) -> int:
 
 
 @cache
-def _import_for(module: str) -> None:
+def _import_for(module: str, *, fetches: bool) -> None:
     """Import what is the same in all processes that run this module."""
     names = _OF_ENGINES if module == ENGINE else _OF_COMMANDS
-    for name in _OF_WORKERS if module in _OF_WORKERS else names:
+    for name in (*(_OF_WORKERS if module in _OF_WORKERS else names), *(_OF_HUB if fetches else ())):
         importlib.import_module(name)
     gc.freeze()
 
@@ -216,7 +219,7 @@ def _serve(requests: socket.socket) -> str:
         if not request:
             os._exit(0)
         module, arguments, environment, folder = json.loads(request)
-        _import_for(module)
+        _import_for(module, fetches=module == COMMAND and not {*_FETCHING}.isdisjoint(arguments[:1]))
         if os.fork() == 0:
             break
         for descriptor in descriptors:
@@ -248,6 +251,8 @@ def _serve(requests: socket.socket) -> str:
 
 def _run(module: str) -> int | None:
     """Run a module whose processes are forked, too."""
+    if constants := sys.modules.get("huggingface_hub.constants"):
+        importlib.reload(constants)  # it has read the environment of the process that was forked
     if module == COMMAND and sys.argv[1:2] == ["serve"]:
         _fork_processes_of(supervisor_start)
     elif module == SUPERVISOR:
