@@ -17,10 +17,8 @@ from genai_server.errors import (
     RequestCancelled,
     SessionTerminated,
 )
-from genai_server.generation.dependencies import Deadline, RequestContext
+from genai_server.generation.dependencies import RequestContext
 from genai_server.generation.engine_requests import EngineRequests
-from genai_server.http.leniency import Leniency
-from genai_server.http.request_state import begin_request, request_state
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, Sound, TokenLogprob
 from genai_server.messages.protocol import Accepted, Finished, Tokens
 from tests.hand_clock import HandClock
@@ -62,17 +60,6 @@ def fed(reason: FinishReason = FinishReason.STOP) -> Callable[[TokenStream], Non
         stream.receive(Finished(0, reason, Phases(0.5, 1.0, 2.0), num_cached=2))
 
     return feed
-
-
-@pytest.fixture
-def context(clock: HandClock) -> RequestContext:
-    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {}}
-    begin_request(scope, clock=clock)
-
-    async def receive() -> Any:
-        raise AssertionError
-
-    return RequestContext(Deadline(60, clock), receive, request_state(scope).record, Leniency())
 
 
 def requests_to(engine: Engine, context: RequestContext) -> EngineRequests:

@@ -10,7 +10,7 @@ import pytest
 
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import GenerationFailed, InvalidField, PromptTooLong, RunnerFailed
-from genai_server.generation.dependencies import Deadline, RequestContext
+from genai_server.generation.dependencies import RequestContext
 from genai_server.generation.next_tokens import (
     AskedChat,
     Logprobs,
@@ -24,8 +24,6 @@ from genai_server.generation.next_tokens import (
 from genai_server.generation.parameters.base import ResultFields
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import EncodedPrompt
-from genai_server.http.leniency import Leniency
-from genai_server.http.request_state import begin_request, request_state
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import (
     FinishReason,
@@ -40,7 +38,6 @@ from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
-from tests.hand_clock import HandClock
 from tests.text.small_tokenizers import sentencepiece
 
 SLOTS, LOGPROB = 16, -0.5
@@ -83,17 +80,6 @@ class Engine:
 
     def fail(self) -> None:
         self.streams.pop(0).receive(Failed(0, ErrorInfo.from_error(RunnerFailed("the pass failed"))))
-
-
-@pytest.fixture
-def context(clock: HandClock) -> RequestContext:
-    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {}}
-    begin_request(scope, clock=clock)
-
-    async def receive() -> Any:
-        raise AssertionError
-
-    return RequestContext(Deadline(60, clock), receive, request_state(scope).record, Leniency())
 
 
 def scorer_of(engine: Engine, context: RequestContext) -> NextTokenScorer:
@@ -216,14 +202,7 @@ async def test_a_prompt_that_is_too_long_is_named() -> None:
     assert error.value.param == "questions[18]"
 
 
-async def encoded(codec: TextCodec, *answers: str) -> list[PromptWithOptions]:
-    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {}}
-    begin_request(scope)
-
-    async def receive() -> Any:
-        raise AssertionError
-
-    context = RequestContext(Deadline(60, HandClock()), receive, request_state(scope).record, Leniency())
+async def encoded(context: RequestContext, codec: TextCodec, *answers: str) -> list[PromptWithOptions]:
     services: Any = None  # for images only
     chat = ChatParameters.model_validate({"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "none"})
     try:
@@ -251,24 +230,24 @@ async def encoded(codec: TextCodec, *answers: str) -> list[PromptWithOptions]:
     ],
     ids=["plain", "always", "switch", "channels"],
 )
-async def test_an_answer_begins_after_all_thinking(source: str, prompt: str) -> None:
+async def test_an_answer_begins_after_all_thinking(context: RequestContext, source: str, prompt: str) -> None:
     codec = TextCodec({"default": ChatTemplate(source)}, ByteTokenizer(), read_dialect(source))
-    (found,) = await encoded(codec, "a", "b")
+    (found,) = await encoded(context, codec, "a", "b")
     assert bytes([*found.head.tokens, *found.tail]).decode() == prompt
     assert found.options == [[ord("a")], [ord("b")]]
 
 
 @pytest.mark.anyio
-async def test_an_answer_has_no_blank_in_front(tmp_path: Path) -> None:
+async def test_an_answer_has_no_blank_in_front(context: RequestContext, tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(sentencepiece(tmp_path))
-    (found,) = await encoded(TextCodec({"default": ChatTemplate(USERS)}, tokenizer), "hi", "x")
+    (found,) = await encoded(context, TextCodec({"default": ChatTemplate(USERS)}, tokenizer), "hi", "x")
     assert found.options == [tokenizer.encode("a" + text)[len(tokenizer.encode("a")) :] for text in ("hi", "x")]
     assert [tokenizer.token_bytes(option[0])[:1] for option in found.options] == [b"h", b"x"]
 
 
 @pytest.mark.anyio
-async def test_options_that_begin_with_others_are_refused() -> None:
+async def test_options_that_begin_with_others_are_refused(context: RequestContext) -> None:
     codec = TextCodec({"default": ChatTemplate(USERS)}, ByteTokenizer())
     with pytest.raises(InvalidField) as error:
-        await encoded(codec, "abc", "x", "ab")
+        await encoded(context, codec, "abc", "x", "ab")
     assert error.value.param == "questions[0]"

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import Deadline, RequestContext
+from genai_server.generation.dependencies import RequestContext
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.prompts import encode_alike, encode_chat, infill_tokens, template_variables, with_suffix
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, LeftOut, Leniency
-from genai_server.http.request_state import begin_request, request_state
 from genai_server.messages.worker_tasks import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
-from tests.hand_clock import HandClock
 from tests.running_server import DEMO, ROOT
 from tests.text.small_tokenizers import sentencepiece
 
@@ -124,15 +122,10 @@ def test_effort_without_effect_is_refused_unless_lenient() -> None:
 QUESTIONS = ["Is it?", "Is it\n\nnot?", "Is\n it?", "<|im_end|>", "Is it?\n- one\n- two", "Yes."]
 
 
-async def _encoded_alike(codec: TextCodec, input: str, questions: Sequence[str]) -> tuple[int, list[list[int]]]:
+async def _encoded_alike(
+    context: RequestContext, codec: TextCodec, input: str, questions: Sequence[str]
+) -> tuple[int, list[list[int]]]:
     """How many tokens the prompts have in common, and the prompts, which are those that each one has on its own."""
-    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {}}
-    begin_request(scope)
-
-    async def receive() -> Any:
-        raise AssertionError
-
-    context = RequestContext(Deadline(60, HandClock()), receive, request_state(scope).record, Leniency())
     services: Any = None  # for images only
     chats = [
         ChatParameters.model_validate({"messages": [{"role": "user", "content": f"{input}\n\nQ: {question}"}]})
@@ -145,25 +138,29 @@ async def _encoded_alike(codec: TextCodec, input: str, questions: Sequence[str])
 
 
 @pytest.mark.parametrize("name", ["demo", "gemma-3-images", "lfm2-vl-images", "mistral-3-images", "qwen-3.5-images"])
-def test_prompts_that_begin_alike_are_those_of_each_chat(name: str) -> None:
+def test_prompts_that_begin_alike_are_those_of_each_chat(context: RequestContext, name: str) -> None:
     codec = load_text_codec(DEMO if name == "demo" else ROOT / "tests" / "built_models" / name, "cpu")
     try:
-        common, prompts = asyncio.run(_encoded_alike(codec, "It rains.\n It <|im_start|>rains. " * 50, QUESTIONS))
+        common, prompts = asyncio.run(
+            _encoded_alike(context, codec, "It rains.\n It <|im_start|>rains. " * 50, QUESTIONS)
+        )
     finally:
         codec.close()
     assert 0.8 * len(prompts[0]) < common < len(prompts[0])
 
 
 @pytest.mark.parametrize("questions", [QUESTIONS[:1], QUESTIONS[:1] * 2, ["", "x"]])
-def test_few_prompts_may_begin_alike(questions: Sequence[str]) -> None:
+def test_few_prompts_may_begin_alike(context: RequestContext, questions: Sequence[str]) -> None:
     codec = load_text_codec(DEMO, "cpu")
-    asyncio.run(_encoded_alike(codec, "It rains.", questions))
+    asyncio.run(_encoded_alike(context, codec, "It rains.", questions))
     codec.close()
 
 
-def test_prompts_begin_alike_where_the_end_of_a_text_has_other_tokens_alone(tmp_path: Path) -> None:
+def test_prompts_begin_alike_where_the_end_of_a_text_has_other_tokens_alone(
+    context: RequestContext, tmp_path: Path
+) -> None:
     codec = TextCodec({"default": ChatTemplate(USERS)}, ModelTokenizer(sentencepiece(tmp_path)))
-    common, _ = asyncio.run(_encoded_alike(codec, "hi", ["hi", "ho"]))
+    common, _ = asyncio.run(_encoded_alike(context, codec, "hi", ["hi", "ho"]))
     assert common == 0
     codec.close()
 

@@ -234,13 +234,6 @@ def test_messages_go_through_the_template_to_token_ids() -> None:
     assert codec.render_chat(messages).text == "^system:s;user:ü;"
 
 
-def test_tools_and_more_variables_reach_the_template() -> None:
-    codec = _codec("{{ tools[0].function.name }} {{ effort }}")
-    tools = [{"type": "function", "function": {"name": "add"}}]
-    assert _encode(codec.encode_chat(_user("x"), tools, {"effort": "low"})) == list(b"add low")
-    assert codec.render_chat(_user("x"), tools, {"effort": "low"}).text == "add low"
-
-
 @pytest.mark.parametrize(
     ("variables", "is_short"),
     [({"on": True, "effort": "low"}, True), ({"effort": "x" * SHORT_TEXT}, False), ({"effort": [1]}, False)],
@@ -265,11 +258,6 @@ def test_a_refusal_of_the_template_reaches_the_caller() -> None:
         _encode(codec.encode_chat(_user("x")))
     with pytest.raises(InvalidField, match="no"):
         _encode(codec.encode_chat(_user("x" * SHORT_TEXT * 2)))
-
-
-def test_the_template_can_be_asked_what_it_knows(demo: TextCodec) -> None:
-    assert demo.writer.takes_tools
-    assert not demo.writer.reads("enable_thinking")
 
 
 # special tokens in requests
@@ -443,14 +431,6 @@ def test_a_prompt_has_the_same_tokens_wherever_it_is_encoded(demo: TextCodec, me
 
 
 # tokens to text
-
-
-@pytest.mark.parametrize("token", [-1, 1920])
-def test_unknown_token_id_is_refused_by_its_place(demo: TextCodec, token: int) -> None:
-    with pytest.raises(InvalidField) as caught:
-        demo.decode([5, token])
-    assert caught.value.message == f"tokens must have tokens of this model, which has 1920; given {token}"
-    assert caught.value.param == "tokens"
 
 
 # from a model directory

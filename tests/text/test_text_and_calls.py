@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from genai_server.answer_parts import Content, ToolCallArguments
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat, ReasoningState
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
@@ -223,12 +222,3 @@ def test_parser_finds_only_valid_calls_in_allowed_text(
         assert called.is_complete
         if called.name == "f":
             jsonschema.Draft202012Validator(TOOLS[0].schema).validate(json.loads(called.arguments))
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_parser_reads_the_calls_and_the_text_around_them(form: str) -> None:
-    text = f"Hi.\n{_call(form)}" if form in MARKED else _call(form)
-    assert fits(_built(form), text)
-    parts = merged(stream(parser(form, ["f"]), [text]))
-    assert [part.text for part in parts if isinstance(part, Content)] == (["Hi."] if form in MARKED else [])
-    assert [json.loads(part.fragment) for part in parts if isinstance(part, ToolCallArguments)] == [{"city": "Oslo"}]

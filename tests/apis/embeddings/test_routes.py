@@ -60,10 +60,6 @@ def test_waiting_for_the_model_counts_as_loading(server: RunningServer, monkeypa
     assert found["total_duration"] >= found["load_duration"] >= held * 1e9 - 1 > 0
 
 
-def product(first: list[float], second: list[float]) -> float:
-    return sum(a * b for a, b in zip(first, second, strict=True))
-
-
 def test_vectors_equal_those_of_sentence_transformers(server: RunningServer) -> None:
     found = embed(server, RECORDED["texts"])
     for vector, recorded in zip(found, RECORDED["vectors"], strict=True):
@@ -82,12 +78,6 @@ def test_a_text_has_the_same_vector_alone_and_among_others(server: RunningServer
     texts = ["a", *ABOUT, "word " * 100]
     for alone, among in zip([embed(server, text)[0] for text in texts], embed(server, texts), strict=True):
         assert max(abs(a - b) for a, b in zip(alone, among, strict=True)) < 1e-5
-
-
-def test_the_nearest_text_is_the_one_about_the_same(server: RunningServer) -> None:
-    question, *others = embed(server, ["Which of these is about France?", *ABOUT])
-    near = [product(question, other) for other in others]
-    assert near.index(max(near)) == 0
 
 
 def test_base64_and_numbers_are_the_same_vector(server: RunningServer) -> None:

@@ -149,12 +149,6 @@ def test_cuts_change_nothing() -> None:
     assert_cuts_change_nothing(short, "harmony", reasoning=HARMONY, pairs=True)
 
 
-def test_written_calls_are_parsed_back() -> None:
-    calls = [Call("now", {}), Call("get_weather", {"city": "<|channel|>", "n": [1]})]
-    parts = parse(TOOL_FORMATS["harmony"].write_calls(calls))
-    assert parts == call(0, "now", "{}") + call(1, "get_weather", '{"city": "<|channel|>", "n": [1]}')
-
-
 # Grammars
 
 
