@@ -62,10 +62,6 @@ def test_requests_are_listed_in_arrival_order_with_their_phase(bench: Bench, clo
     assert [state.output_tokens for state in found[1:]] == [0, 0, 0]
 
 
-def test_idle_engine_lists_no_requests(bench: Bench) -> None:
-    assert ask(bench, ListRequests(7)) == []
-
-
 @pytest.mark.parametrize("steps", [0, 1, 9])
 def test_request_cancelled_by_name_ends_once_with_its_text(bench: Bench, steps: int) -> None:
     bench.submit(1, "say hello" + " " * 20)
@@ -126,13 +122,6 @@ def test_a_unique_id_precedes_an_equal_id(bench: Bench) -> None:
     assert [state.unique_id for state in ask(bench, CancelRequest(10, "u1"))] == ["u2"]
 
 
-def test_unknown_name_cancels_no_request(bench: Bench) -> None:
-    bench.submit(1, "say a")
-    assert ask(bench, CancelRequest(7, "r9")) == []
-    bench.run()
-    assert bench.text(1) == "a"
-
-
 # profile sessions
 
 
@@ -171,14 +160,6 @@ def polite(tmp_path: Path) -> Adapter:
     file = tmp_path / "polite.txt"
     file.write_text("Sir, ", encoding="utf-8")
     return Adapter("polite", str(file), "id-1")
-
-
-def test_request_is_answered_with_its_adapter(bench: Bench, polite: Adapter) -> None:
-    assert reply_to(bench, LoadAdapter(7, polite)) == AdapterReply(7)
-    bench.submit(1, "say hello", adapter=polite)
-    bench.submit(2, "say hello")
-    bench.run()
-    assert (bench.text(1), bench.text(2)) == ("Sir, hello", "hello")
 
 
 def test_invalid_adapter_is_refused_without_side_effects(bench: Bench, polite: Adapter) -> None:

@@ -14,7 +14,7 @@ from genai_server.engine.encoder_worker import ImageWorker
 from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation_request import FinishReason, Image, Sampling, TokenLogprob
+from genai_server.messages.generation_request import FinishReason, Image, Sampling
 from genai_server.messages.protocol import Accepted, Cancel, Finished, Load, PromptLogprobs, Refused, Tokens
 from tests.engine.bench import Bench, nothing_compiles
 from tests.engine.sampling.grammars import AMBIGUOUS
@@ -84,15 +84,6 @@ def test_request_is_accepted_once_its_grammar_is_compiled(bench: Bench) -> None:
     assert (bench.text(1), bench.reason(1)) == ("b12", FinishReason.STOP)
 
 
-def test_the_same_grammar_again_is_accepted_at_once(bench: Bench) -> None:
-    bench.submit(1, "say b", grammar='start: "b"')
-    bench.run(1)
-    with nothing_compiles(bench):
-        bench.submit(2, "say b", grammar='start: "b"')
-        bench.run(2)
-    assert bench.text(1) == bench.text(2) == "b"
-
-
 def test_a_grammar_that_another_key_has_used_is_compiled_again(bench: Bench) -> None:
     bench.submit(1, "say b", grammar='start: "b"', tenant="alice")
     bench.run(1)
@@ -117,14 +108,6 @@ def test_an_optional_grammar_is_tried_by_each_key_for_itself(bench: Bench) -> No
     assert [bench.text(key) for key in (1, 2, 3)] == ["a"] * 3
 
 
-def test_a_grammar_does_not_reach_beyond_its_request(bench: Bench) -> None:
-    bench.submit(1, "say free")
-    bench.submit(2, "say free", grammar="start: /[f-g]+/")
-    bench.run(1, 2)
-    assert bench.text(1) == "free"
-    assert set(bench.text(2)) == {"f"}
-
-
 def test_a_wrong_grammar_is_refused_with_its_field(bench: Bench) -> None:
     bench.submit(1, "say a", grammar="start: (")
     bench.run(1)
@@ -132,16 +115,6 @@ def test_a_wrong_grammar_is_refused_with_its_field(bench: Bench) -> None:
     assert (refused.code, refused.param) == ("invalid_value", "grammar")
     assert "Expected token" in refused.message
     assert bench.scheduler.is_idle
-
-
-def test_grammar_that_becomes_too_ambiguous_fails_one_request(bench: Bench) -> None:
-    bench.submit(1, "say " + "x" * 200, grammar=AMBIGUOUS)
-    bench.submit(2, "count 100")
-    bench.run(1, 2)
-    error = bench.failure(1)
-    assert error.code == "grammar_failed"
-    assert "grammar" in error.message
-    assert bench.text(2).endswith(" 100")
 
 
 def test_optional_grammar_that_fails_does_not_end_the_answer(bench: Bench) -> None:
@@ -233,37 +206,7 @@ def test_bias_that_leaves_no_token_fails_one_request(bench: Bench) -> None:
     assert bench.text(2) == "b"
 
 
-# limits of tokens
-
-
-def test_a_prompt_may_be_read_and_not_answered(bench: Bench) -> None:
-    bench.answer(1, "say hello" * 5, max_tokens=0)
-    assert bench.kinds(1) == [Accepted, Finished]
-    end = bench.end(1)
-    assert end.reason == FinishReason.LENGTH
-    assert end.phases.prefill > 0
-    assert end.phases.decode == 0
-
-
-def test_answer_continues_up_to_min_tokens(bench: Bench) -> None:
-    text = bench.answer(1, "say ab", min_tokens=5)
-    assert (len(text), text[:2]) == (5, "ab")
-    assert bench.reason(1) == FinishReason.STOP
-
-
 # log probabilities
-
-
-def test_each_token_comes_with_its_log_probability(bench: Bench) -> None:
-    bench.answer(1, "say ab", top_logprobs=1)
-    found = bench.messages(Tokens)
-    assert [len(message.logprobs) for message in found] == [1, 1]
-    # the scripted logits are 10 for the token and 0 for the other 256
-    expected = 10 - math.log(math.exp(10) + 256)
-    for message in found:
-        (logprob,) = message.logprobs
-        assert logprob.logprob == pytest.approx(expected)
-        assert logprob == TokenLogprob(message.tokens[0], logprob.logprob, [(message.tokens[0], logprob.logprob)])
 
 
 def test_logprobs_are_absent_unless_requested(bench: Bench) -> None:

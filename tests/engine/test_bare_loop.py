@@ -26,10 +26,6 @@ def test_each_run_has_the_requested_tokens_in_order_of_time() -> None:
         assert moments == sorted(moments)
 
 
-def test_number_of_threads_is_unset_by_default() -> None:
-    assert json.loads(bare_loop(str(DEMO)).stdout.splitlines()[-1])["threads"] is None
-
-
 def test_invalid_directory_ends_it_with_the_reason() -> None:
     result = bare_loop("/none")
     assert result.returncode != 0

@@ -172,12 +172,6 @@ def test_concurrent_answers_are_drafted_in_the_same_passes(
     assert all(drafting.end(key).num_accepted for key in range(len(texts)))
 
 
-def test_seeded_answers_have_drafts_that_change_no_token(plain: DemoDevice, drafting: DemoDevice) -> None:
-    sampling = Sampling(temperature=1.0, seed=1)
-    assert drafting.answer(1, ASKED, sampling=sampling) == plain.answer(1, ASKED, sampling=sampling)
-    assert drafting.end(1).num_drafted > 0
-
-
 def test_right_prediction_is_used_before_the_draft_model(
     drafting_with_text: DemoDevice, passes: list[list[int]]
 ) -> None:
@@ -186,12 +180,6 @@ def test_right_prediction_is_used_before_the_draft_model(
     assert drafting_with_text.answer(2, ASKED, prediction=wanted) == wanted
     assert drafting_with_text.end(2).num_accepted > len(wanted) / 2
     assert len(passes) < len(wanted) / 2
-
-
-def test_answer_ends_at_its_limit_within_a_draft(plain: DemoDevice, drafting: DemoDevice) -> None:
-    wanted = plain.answer(1, ASKED, max_tokens=12)
-    for limit in range(1, 12):
-        assert drafting.answer(limit, ASKED, max_tokens=limit) == wanted[:limit]
 
 
 def test_draft_model_has_a_slot_for_each_running_sequence(drafting: DemoDevice, model: DraftModel) -> None:

@@ -218,23 +218,6 @@ def test_times_are_refused_without_an_aligner(audio_bench: AudioBench) -> None:
         audio_bench.worker.check(request)
 
 
-def test_an_equal_sound_is_encoded_once(audio_bench: AudioBench) -> None:
-    for value in (1.0, 2.0, 1.0):
-        audio_bench.submit(audio_bench.sequence(value))
-    assert audio_bench.encoded == [1.0, 2.0]
-    assert audio_bench.worker.num_encoded == 2
-
-
-def test_the_longest_unused_is_dropped_first(tmp_path: Path) -> None:
-    audio_bench = AudioBench(tmp_path, max_bytes=2 * _BYTES)
-    for value in (1.0, 2.0, 1.0, 3.0, 4.0, 1.0, 2.0):
-        sequence = audio_bench.sequence(value)
-        audio_bench.submit(sequence)
-        sequence.state = SequenceState.ENDED
-    # Each is kept besides the two that ended last.
-    assert audio_bench.encoded == [1.0, 2.0, 3.0, 4.0, 2.0]
-
-
 def test_sound_of_a_present_request_is_encoded_once(tmp_path: Path) -> None:
     audio_bench = AudioBench(tmp_path, max_bytes=0)
     present = [audio_bench.sequence(value) for value in (1.0, 2.0, 3.0)]
@@ -245,30 +228,11 @@ def test_sound_of_a_present_request_is_encoded_once(tmp_path: Path) -> None:
     assert audio_bench.encoded == [1.0, 2.0, 3.0]
 
 
-def test_sounds_of_ended_requests_count_towards_the_limit(tmp_path: Path) -> None:
-    audio_bench = AudioBench(tmp_path, max_bytes=0)
-    for value in (1.0, 2.0, 1.0):
-        sequence = audio_bench.sequence(value)
-        audio_bench.submit(sequence)
-        sequence.state = SequenceState.ENDED
-    assert audio_bench.encoded == [1.0, 2.0, 1.0]
-
-
 def test_a_missing_file_fails_its_request_only(audio_bench: AudioBench) -> None:
     found = audio_bench.submit(audio_bench.sequence(1.0, path=str(audio_bench.folder / "gone.npz")))
     assert isinstance(found, RunnerFailed)
     assert "a sound cannot be read" in found.message
     assert isinstance(audio_bench.submit(audio_bench.sequence(2.0)), EncodedAudio)
-
-
-def test_an_ended_request_is_left_out(audio_bench: AudioBench) -> None:
-    ended = audio_bench.sequence(1.0)
-    ended.state = SequenceState.ENDED
-    results: SimpleQueue[Encoded] = SimpleQueue()
-    audio_bench.worker.submit(ended, results.put)
-    audio_bench.submit(audio_bench.sequence(2.0))
-    assert results.empty()
-    assert audio_bench.encoded == [2.0]
 
 
 def test_sounds_are_encoded_as_others_end(tmp_path: Path) -> None:

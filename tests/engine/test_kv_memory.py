@@ -123,22 +123,6 @@ def test_long_requests_wait_for_memory_within_the_limit(device: Device) -> None:
 
 
 @needs_linux
-def test_a_request_is_answered_alike_before_and_after_evictions(device: Device) -> None:
-    prompt = text(150, 1000)
-
-    def ask(key: int) -> list[int]:
-        device.submit_prompt(key, prompt, 20)
-        device.run_all()
-        return device.answer(key)
-
-    first = ask(1001)
-    for _ in range(6):
-        device.submit(450, 9)
-    device.run_all()
-    assert ask(1002) == ask(1003) == first
-
-
-@needs_linux
 def test_answers_without_a_limit_are_not_changed_by_preemptions(tmp_path: Path) -> None:
     """Two of them begin, and have memory for one and a half: the second one waits until the first one has ended."""
     device = Device(tmp_path, LIMIT // 2)

@@ -52,26 +52,6 @@ def test_a_request_is_accepted_then_answered_then_finished_once(bench: Bench) ->
     assert bench.reason(1) == FinishReason.STOP
 
 
-def test_each_running_request_gets_a_token_in_turn(bench: Bench) -> None:
-    bench.submit(1, "say aaaaaaaa")
-    bench.submit(2, "say bbbbbbbb")
-    bench.run()
-    order = [message.key for message in bench.messages(Tokens)]
-    first = order.index(2)
-    assert order[first : first + 6] == [2, 1, 2, 1, 2, 1]
-
-
-def test_a_long_prompt_does_not_stop_the_others(bench: Bench) -> None:
-    bench.submit(1, "count 100")
-    bench.steps(4)
-    bench.sent.clear()
-    bench.submit(2, " " * 800 + "say x")
-    bench.steps(60)
-    tokens = [message.key for message in bench.messages(Tokens)]
-    assert tokens.count(1) >= 29
-    assert tokens.count(2) == 0
-
-
 def test_max_tokens_and_max_length_end_with_length(bench: Bench) -> None:
     bench.submit(1, "count 50", max_tokens=7)
     bench.submit(2, "count 50", max_length=16)
@@ -105,17 +85,6 @@ def test_requests_beyond_max_running_queue_in_arrival_order(tmp_path: Path) -> N
     bench.run()
     ends = [message.key for message in bench.messages(Finished)]
     assert ends == [1, 2, 3]
-
-
-def test_requests_beyond_the_queue_are_refused_with_the_limit(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, max_running=1, max_waiting=1)
-    for key in (1, 2, 3):
-        bench.submit(key, "say ab")
-    bench.run()
-    refused = bench.refusal(3)
-    assert refused.code == "queue_full"
-    assert "GENAI_MAX_QUEUE lets 1 wait" in refused.message
-    assert [len(bench.ends(key)) for key in (1, 2)] == [1, 1]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
@@ -240,19 +209,6 @@ def test_only_completed_passes_are_timed(bench: Bench, monkeypatch: pytest.Monke
     assert [step.num_tokens for step in timed] == [8]
 
 
-def test_cancellation_after_an_interrupted_pass_takes_effect(bench: Bench) -> None:
-    def interrupt(chunks: abc.Sequence[ScheduledChunk]) -> None:
-        raise Interrupted
-
-    bench.before_each_pass(interrupt)
-    bench.submit(1, "say hello")
-    bench.steps(2)
-    bench.put(Cancel(1))
-    bench.steps(1)
-    assert bench.scheduler.is_idle
-    assert bench.ends(1) == []
-
-
 def test_cancellation_interrupts_a_runner_without_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted: list[int] = []
     monkeypatch.setattr(ScriptedRunner, "interrupt", lambda _: interrupted.append(1))
@@ -341,18 +297,6 @@ def test_profiling_writes_one_file_per_pass_from_its_token_on(bench: Bench, tmp_
     assert len(list(tmp_path.glob("scripted/p_*.json"))) == 3
 
 
-def test_later_requests_are_profiled_from_their_first_token(bench: Bench, tmp_path: Path) -> None:
-    bench.put(SetRuntimeOption(7, "enable_profiling", "1"))
-    bench.submit(1, "say ab")
-    bench.steps(1)
-    options = bench.ask(GetRuntimeOptions(8), RuntimeOptionsReply).options
-    assert options.enable_profiling == "onnxruntime_run_profile"
-    assert [request.from_token for request in options.requests] == [0]
-    bench.run()
-    # one chunk of prompt yields token 0, then one pass each for token 1 and the end
-    assert len(list(tmp_path.glob("scripted/onnxruntime_run_profile_*.json"))) == 3
-
-
 def test_a_switch_to_an_unusable_profile_folder_is_refused_and_fails_no_request(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -364,12 +308,6 @@ def test_a_switch_to_an_unusable_profile_folder_is_refused_and_fails_no_request(
     assert str(blocked) in reply.error.message
     assert bench.ask(GetRuntimeOptions(8), RuntimeOptionsReply).options.enable_profiling == "0"
     assert bench.text(1) == "ab"
-
-
-def test_phases_split_the_time_in_the_engine(bench: Bench) -> None:
-    bench.answer(1, "say abc")
-    phases = bench.end(1).phases
-    assert min(phases.queue, phases.prefill, phases.decode) > 0
 
 
 def test_progress_is_sent_after_each_chunk_on_demand(bench: Bench) -> None:

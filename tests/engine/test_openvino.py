@@ -5,20 +5,16 @@ another folder if it is not to stay (`--target`, with that folder in PYTHONPATH)
 """
 
 import importlib.util
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genai_server.engine.model.session_options import missing_device, node_shares, open_with, session_options
+from genai_server.engine.model.session_options import missing_device
 from genai_server.engine.runners.choose import load_model
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.device import check_device
-from genai_server.options.providers import OPENVINO
 from tests.engine.model_runners import greedy
 from tests.engine.runners.test_choose import spec
-from tests.running_server import DEMO
 
 PACKAGE = "onnxruntime_ep_openvino"
 PROMPT = [1, 57, 301, 44, 18, 902, 77, 5]
@@ -54,28 +50,3 @@ def test_shares_of_both_providers_are_reported() -> None:
     nodes = load_model(on_openvino("cpu")).batching.nodes
     assert list(nodes) == ["openvino", "cpu"]
     assert (nodes["openvino"] or 0) > (nodes["cpu"] or 0) > 0
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("device_type", "CPU"),
-        ("precision", "FP32"),
-        ("num_of_threads", 1),
-        ("num_streams", 1),
-        ("cache_dir", "cache"),
-        ("load_config", "openvino.json"),
-        ("model_priority", "LOW"),
-        ("enable_opencl_throttling", False),
-        ("enable_qdq_optimizer", True),
-        ("enable_causallm", False),
-        ("disable_dynamic_shapes", False),
-    ],
-)
-def test_a_session_opens_with_an_option(key: str, value: Any, tmp_path: Path) -> None:
-    assert key in {row.name for row in OPENVINO}
-    (tmp_path / "openvino.json").write_text(json.dumps({"CPU": {"INFERENCE_NUM_THREADS": "1"}}), encoding="utf-8")
-    given = str(tmp_path / value) if key in ("cache_dir", "load_config") else value
-    options = check_device(sections(**{key: given}), "cpu")
-    shares = node_shares(open_with(DEMO / "model.onnx", session_options(options, 0), options))
-    assert shares["openvino"] > 0

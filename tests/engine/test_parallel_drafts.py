@@ -98,7 +98,7 @@ def drafting(
     return DemoDevice(LoadedModel(batched, batched, draft_model=model), guidance, tmp_path, speculates=True)
 
 
-@pytest.mark.parametrize("kind", FIELDS)
+@pytest.mark.parametrize("kind", ["greedy", "from few tokens", "with a grammar"])
 def test_an_answer_has_the_same_tokens_with_parallel_drafts(plain: DemoDevice, drafting: DemoDevice, kind: str) -> None:
     wanted = plain.answer(1, ASKED, **FIELDS[kind])
     assert drafting.answer(1, ASKED, **FIELDS[kind]) == wanted

@@ -167,19 +167,6 @@ def test_end_is_sent_though_closing_the_sequence_fails(bench: Bench, monkeypatch
     assert bench.kinds(1) == [Accepted, Tokens, Finished]
 
 
-def test_token_limit_refusal_has_the_limit_and_retry_after(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, max_running=1, max_waiting_tokens=20)
-    bench.submit(1, "count 9")
-    bench.submit(2, "say a")
-    bench.submit(3, "say " + "b" * 20)
-    bench.run()
-    refused = bench.refusal(3)
-    assert refused.code == "queue_full"
-    assert "GENAI_MAX_QUEUE_TOKENS lets 20 wait" in refused.message
-    assert refused.retry_after is not None and refused.retry_after >= 1
-    assert bench.text(2) == "a"
-
-
 def test_expected_length_ignores_answers_that_were_cut(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "say abcdefgh")
     bench.submit(2, "count 50", timeout=1.0)

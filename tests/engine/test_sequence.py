@@ -24,26 +24,6 @@ def _read(sequence: Sequence, most: int) -> list[int]:
 # reading
 
 
-def test_the_prompt_is_read_in_chunks_each_token_once() -> None:
-    sequence = _sequence(5)
-    assert sequence.num_unread == 5
-    assert [_read(sequence, 2), _read(sequence, 2), _read(sequence, 2)] == [[10, 11], [12, 13], [14]]
-    assert sequence.num_unread == 0
-    assert sequence.num_read == 5
-
-
-def test_model_reads_produced_tokens_after_the_prompt() -> None:
-    sequence = _sequence(2)
-    _read(sequence, 128)
-    sequence.append(7)
-    assert _read(sequence, 128) == [7]
-    sequence.append(8)
-    assert _read(sequence, 128) == [8]
-    assert (sequence.num_read, sequence.num_produced) == (4, 2)
-    assert sequence.tokens == [10, 11, 7, 8]
-    assert sequence.request.prompt == [10, 11]
-
-
 def test_prefill_lasts_until_the_first_token_is_produced() -> None:
     sequence = _sequence(2)
     seen = []
@@ -107,14 +87,6 @@ def test_sequence_that_never_ran_has_queue_time_only(clock: HandClock) -> None:
     sequence = _sequence(clock=clock)
     clock.wait(3)
     assert sequence.phases() == Phases(queue=3, prefill=0, decode=0)
-
-
-def test_sequence_without_tokens_has_no_decode_time(clock: HandClock) -> None:
-    sequence = _sequence(clock=clock)
-    clock.wait(1)
-    _read(sequence, 2)
-    clock.wait(2)
-    assert sequence.phases() == Phases(queue=1, prefill=2, decode=0)
 
 
 def test_one_token_takes_no_time_of_decoding(clock: HandClock) -> None:

@@ -62,7 +62,7 @@ def ended_at(tokens: list[int]) -> int:
     return next(at for at in range(len(tokens)) if tokens[at : at + len(END)] == END)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["sampled", "with log probabilities"])
 def test_a_budget_that_is_not_reached_changes_nothing(device: DemoDevice, kind: str) -> None:
     fields = KINDS[kind]
     for key, thoughts in enumerate((None, structs.replace(RULES, budget=MAX_LENGTH * 10))):
@@ -115,13 +115,6 @@ def test_answers_of_one_request_have_budgets_of_their_own(device: DemoDevice) ->
     answers = [device.tokens(key) for key in range(4)]
     assert len({tuple(tokens[:BUDGET]) for tokens in answers}) == 4
     assert all(BUDGET - BUDGET // 10 <= ended_at(tokens) <= BUDGET for tokens in answers)
-
-
-def test_an_answer_after_a_cached_prefix_has_the_same_thought(device: DemoDevice) -> None:
-    fields = {"ignore_eos": True, "max_tokens": 60, "thoughts": RULES}
-    answers = [device.answer(key, QUESTION, **fields) for key in (1, 2)]
-    assert answers[0] == answers[1]
-    assert device.end(2).num_cached > 0
 
 
 def test_a_preempted_answer_keeps_its_budget(loaded: LoadedModel, device: DemoDevice) -> None:

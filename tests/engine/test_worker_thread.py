@@ -12,17 +12,6 @@ import pytest
 from genai_server.engine.worker_thread import WorkerThread
 
 
-def test_jobs_of_the_background_come_last() -> None:
-    worker, go_on, done = WorkerThread("test"), threading.Event(), list[str]()
-    futures: list[Future[Any]] = [worker.submit(go_on.wait)]
-    futures += [worker.submit(partial(done.append, name), low_priority=True) for name in "bc"]
-    futures += [worker.submit(partial(done.append, name)) for name in "xy"]
-    go_on.set()
-    for future in futures:
-        future.result(90)
-    assert done == ["x", "y", "b", "c"]
-
-
 def test_tenants_take_turns() -> None:
     worker, go_on, done = WorkerThread("test"), threading.Event(), list[str]()
     futures: list[Future[Any]] = [worker.submit(go_on.wait)]

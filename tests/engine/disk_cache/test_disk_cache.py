@@ -204,19 +204,6 @@ def test_a_slot_with_some_of_it_takes_the_rest(start: MakeEngine) -> None:
     assert engine.figures.loaded_tokens == 192 - 24
 
 
-def test_tokens_of_an_answer_are_loaded_like_those_of_a_prompt(start: MakeEngine) -> None:
-    engine = start()
-    engine.answer(1, PROMPT[:90], max_tokens=80)
-    tokens = PROMPT[:90] + engine.tokens(1)
-    engine.stay(2)
-    engine.stay(100)
-    prompt = [*tokens, 7, 8, 9]
-    expected, _ = start().answer(1, prompt, cache_prompt=False)
-    found, num_cached = start().answer(1, prompt)
-    assert num_cached == (len(tokens) - 1) // SEGMENT * SEGMENT
-    assert found == expected
-
-
 def test_a_short_stay_is_not_stored(start: MakeEngine) -> None:
     engine = start()
     engine.answer(1, PROMPT)

@@ -11,14 +11,12 @@ from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
 from genai_server.engine.graph_rewriting.native_attention import (
     NATIVE,
-    OPERATOR,
     PASTS,
     SLOTS,
     STARTS,
     to_native,
     to_native_cross,
 )
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from tests.engine.graph_rewriting.attention_node import attention
 from tests.engine.hybrids import BUILT
@@ -41,13 +39,6 @@ def to_sound(*more: tuple[int, str], **attributes: Any) -> onnx.NodeProto:
 
 def given(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
-def test_slots_take_the_place_of_the_past() -> None:
-    found = to_native(attention(do_rotary=1), DECODER)
-    assert (found.op_type, found.domain, list(found.output)) == (OPERATOR, DOMAIN, ["out"])
-    slots = [f"{NATIVE}past.k", f"{NATIVE}past.v"]
-    assert list(found.input) == ["q", "k", "v", *slots, STARTS, PASTS, SLOTS, "cos", "sin", "", "", "", ""]
 
 
 def test_places_in_the_rope_sinks_and_norms_are_kept() -> None:

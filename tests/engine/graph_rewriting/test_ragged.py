@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
-from genai_server.engine.graph_rewriting.native_attention import NATIVE, OPERATOR, PASTS, SLOTS, STARTS
+from genai_server.engine.graph_rewriting.native_attention import NATIVE
 from genai_server.engine.graph_rewriting.ragged import WANTED, make_ragged
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.running_server import DEMO
@@ -22,19 +22,6 @@ def _graph() -> onnx.GraphProto:
 
 def _attentions(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in graph.node if node.op_type == ATTENTION]
-
-
-def test_ragged_graph_has_the_operators_of_flat_tokens() -> None:
-    before, graph = _graph(), _graph()
-    make_ragged(graph, DECODER)
-    assert not _attentions(graph)
-    made = [node for node in graph.node if node.op_type == OPERATOR]
-    assert [node.output[0] for node in made] == [node.output[0] for node in _attentions(before)]
-    inputs = {value.name for value in graph.input}
-    caches = {NATIVE + name for name in DECODER.past_names}
-    assert inputs == {DECODER.input_ids, WANTED, STARTS, PASTS, SLOTS, *caches}
-    # The operators write to the slots.
-    assert [value.name for value in graph.output] == [DECODER.logits]
 
 
 def test_ragged_graph_has_no_unused_nodes() -> None:

@@ -63,7 +63,7 @@ def test_only_full_blocks_before_an_image_have_digests() -> None:
     assert len(blocks.hashes) == 2
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_digests_always_match_the_slots(seed: int) -> None:
     chance = random.Random(seed)
     slots = KvSlots(4, NoBuffers(), memory=KvMemory(16, 12))

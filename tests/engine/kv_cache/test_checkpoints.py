@@ -100,14 +100,6 @@ def test_short_prompt_is_read_at_once() -> None:
     assert [before_checkpoint(length, length) for length in range(1, 32)] == list(range(1, 32))
 
 
-def test_a_longer_prompt_continues_an_ended_sequence() -> None:
-    bench = Bench()
-    assert bench.open(0, tokens(30)) == 0
-    bench.read(0, tokens(30))
-    bench.slots.release(0)
-    assert bench.open(1, tokens(40)) == 30
-
-
 def test_a_prefix_without_a_checkpoint_is_not_reused() -> None:
     bench = Bench()
     bench.open(0, tokens(30))

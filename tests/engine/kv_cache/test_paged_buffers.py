@@ -255,13 +255,6 @@ def test_image_token_is_never_among_the_best(name: str) -> None:
         assert scores.last[graph.vision.image_token] == -np.inf
 
 
-def test_prompt_logprobs_are_computed_in_short_chunks(offering: Any, graph: DecoderGraph) -> None:
-    runner = on_blocks(offering, graph, max_length=1000)
-    for is_wanted, chunk in ((False, 600), (True, 256)):
-        request = GenerationRequest("r", [11] * 700, 4, 1000, prompt_logprobs=is_wanted, top_logprobs=0)
-        assert runner.fit_chunk(EngineSequence(1, (0, 0), request, lambda: 0.0), 600) == chunk
-
-
 GREEDY = Sampling()
 # Fields of a request, and of how many of the 12 tokens all logits leave the device.
 WANTED: list[tuple[dict[str, Any], range]] = [
@@ -365,13 +358,6 @@ def test_failed_device_copy_is_a_runner_failure(graph: DecoderGraph, monkeypatch
         buffers.copy(0, 1, 4)
     with pytest.raises(RunnerFailed, match="no memory"):
         buffers.read(onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 1, 9), np.float32)), range(1))
-
-
-def test_a_device_that_onnx_runtime_lacks_is_named(graph: DecoderGraph) -> None:
-    if has_cuda():
-        pytest.skip("there is a CUDA device")
-    with pytest.raises(RuntimeError, match="(?i)cuda"):
-        PagedBuffers(MemoryDevice("cuda", 0, "CUDAExecutionProvider"), 1000, graph, ROWS, LENGTH)
 
 
 @pytest.mark.parametrize(

@@ -95,14 +95,6 @@ def test_drafts_are_verified_next_to_a_chunk(hybrid: Hybrid, runner: Driven) -> 
     assert finish(runner, 4, first) == hybrid.answer(late)
 
 
-def test_long_drafts_may_be_rejected_in_each_pass(hybrid: Hybrid, runner: Driven) -> None:
-    prompt = text(40, 64)
-    drafted = Drafted(hybrid, runner, [prompt])
-    while len(drafted.answers[0]) < STEPS:
-        drafted.read({0: (0, 15)})
-    assert drafted.answers[0] == hybrid.answer(prompt)
-
-
 def test_a_draft_that_nobody_verifies_is_not_in_the_states(hybrid: Hybrid, runner: Driven) -> None:
     prompt = text(20, 65)
     runner.open(0, prompt, LENGTH)
@@ -190,7 +182,7 @@ def are_equal(found: list[NDArray[Any]], expected: list[NDArray[Any]]) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("num_accepted", range(5))
+@pytest.mark.parametrize("num_accepted", [0, 2, 4])
 def test_states_are_bitwise_those_of_the_accepted_tokens(packed_hybrid: Hybrid, num_accepted: int) -> None:
     runner, prompt, draft = packed_hybrid.load(), text(30, 80), [5, 6, 7, 8]
     for sequence in (0, 1):
@@ -236,28 +228,30 @@ def test_a_draft_is_forgotten_with_the_next_pass(packed_hybrid: Hybrid) -> None:
     assert are_equal(states_of(runner, 0), before)
 
 
-@pytest.mark.parametrize("change", ["clear", "load", "copy", "save"])
-def test_states_that_were_set_have_no_draft(packed_hybrid: Hybrid, change: str) -> None:
+def test_states_that_were_set_have_no_draft(packed_hybrid: Hybrid) -> None:
     runner, prompt = packed_hybrid.load(), text(20, 83)
-    for sequence in (0, 1):
-        runner.open(sequence, prompt, LENGTH, reuse=False)
-        runner.prefill(sequence, prompt)
     states: RowStates = runner.states
-    row, other = (runner.slots.of(sequence).index for sequence in (0, 1))
-    saved = states.save(other)
-    runner.read((0, [4], True, [5, 6]))
-    if change == "clear":
-        states.clear(row)
-    elif change == "load":
-        states.load(row, saved)
-    elif change == "copy":
-        states.copy(other, row)
-    else:
-        saved = states.save(row)
-    expected = [np.zeros_like(array) for array in saved] if change == "clear" else saved
-    assert are_equal(states_of(runner, 0), expected)
-    states.accept(row, 1)
-    assert are_equal(states_of(runner, 0), expected)
+    for change in ("clear", "load", "copy", "save"):
+        for sequence in (0, 1):
+            runner.open(sequence, prompt, LENGTH, reuse=False)
+            runner.prefill(sequence, prompt)
+        row, other = (runner.slots.of(sequence).index for sequence in (0, 1))
+        saved = states.save(other)
+        runner.read((0, [4], True, [5, 6]))
+        if change == "clear":
+            states.clear(row)
+        elif change == "load":
+            states.load(row, saved)
+        elif change == "copy":
+            states.copy(other, row)
+        else:
+            saved = states.save(row)
+        expected = [np.zeros_like(array) for array in saved] if change == "clear" else saved
+        assert are_equal(states_of(runner, 0), expected), change
+        states.accept(row, 1)
+        assert are_equal(states_of(runner, 0), expected), change
+        for sequence in (0, 1):
+            runner.close(sequence)
 
 
 def test_saved_states_are_copies(packed_hybrid: Hybrid) -> None:
@@ -327,7 +321,7 @@ def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLo
     chance, texts = random.Random(73), [text(length, 73) for length in (3, 20, 50, 100)]
     asked: dict[int, list[int]] = {}
     num_cancelled = 0
-    for key in range(50):
+    for key in range(24):
         # Prompts begin alike, and some continue an answer.
         prompt = chance.choice(texts)[: chance.randint(1, 100)]
         if chance.random() < 0.3:
@@ -354,7 +348,7 @@ def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLo
     device.run(*asked)
     assert {key: device.tokens(key) for key in asked} == {key: hybrid.answer(prompt) for key, prompt in asked.items()}
     assert num_cancelled
-    assert sum(device.end(key).num_accepted for key in asked) > 50
+    assert sum(device.end(key).num_accepted for key in asked) > 24
 
 
 @pytest.mark.slow

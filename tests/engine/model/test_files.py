@@ -250,11 +250,6 @@ def test_eos_token_id_is_a_number_or_a_list_within_the_vocabulary(given: object,
     assert model_info(_config(eos_token_id=given)).eos_token_ids == found
 
 
-def test_lengths_are_those_of_the_file() -> None:
-    info = model_info(_config())
-    assert (info.context_length, info.vocab_size) == (512, 1000)
-
-
 SEARCH = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
 
 
@@ -274,19 +269,6 @@ def test_defaults_are_those_of_the_search_section(search: dict[str, Any] | None,
 @pytest.mark.parametrize("search", [{"do_sample": False, "temperature": 0.6}, {"temperature": 0.6}])
 def test_model_that_does_not_sample_is_greedy(search: dict[str, Any]) -> None:
     assert model_info(_config(search)).defaults.temperature == 0.0
-
-
-@pytest.mark.parametrize("missing", ["context_length", "vocab_size", "eos_token_id"])
-def test_a_missing_value_of_the_model_is_named(missing: str) -> None:
-    config = _config()
-    del config["model"][missing]
-    with pytest.raises(KeyError, match=missing):
-        model_info(config)
-
-
-def test_a_missing_model_section_is_named() -> None:
-    with pytest.raises(KeyError, match="model"):
-        model_info({"search": {}})
 
 
 @pytest.mark.parametrize(

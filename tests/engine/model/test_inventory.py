@@ -99,10 +99,6 @@ def test_fault_across_files_is_reported_for_the_directory(directory: Path) -> No
     assert "vocab_size" in faults(directory)["."].fault
 
 
-def test_an_empty_directory_lacks_all(tmp_path: Path) -> None:
-    assert set(faults(tmp_path)) == {"genai_config.json", "tokenizer.json", "tokenizer_config.json"}
-
-
 def test_unreadable_files_are_reported(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unreadable by permissions, which do not apply to root."""
     read = Path.open

@@ -21,14 +21,13 @@ from genai_server.engine.model.session_options import (
     library_of,
     missing_device,
     newer_directml,
-    node_shares,
     open_with,
     session_options,
     with_found_libraries,
 )
 from genai_server.errors import ConfigurationError
 from genai_server.options.device import DeviceOptions, ProviderOptions, check_device
-from genai_server.options.session import ENTRIES, RUN, SPINNING_STOP
+from genai_server.options.session import ENTRIES, SPINNING_STOP
 from genai_server.system.resources import usable_cores
 from tests.running_server import DEMO
 
@@ -146,13 +145,6 @@ def test_nodes_that_would_be_left_to_the_cpu_can_be_refused() -> None:
 def test_expert_options_are_refused_without_expert_counting(name: str) -> None:
     with pytest.raises(Exception, match=f"{name} requires expert counting"):
         opens(with_entry(name))
-
-
-def test_each_entry_is_a_name_in_the_library() -> None:
-    """A misspelled entry would have no effect and no error."""
-    folder = Path(onnxruntime.__file__).parent / "capi"
-    library = b"".join(file.read_bytes() for file in folder.glob("onnxruntime*.[psd][yol]*") if file.suffix != ".py")
-    assert [row.name for row in (*ENTRIES, *RUN) if row.name.encode() not in library] == []
 
 
 def write_product(path: Path) -> Path:
@@ -287,19 +279,6 @@ def test_parallel_execution_has_threads_of_its_own() -> None:
     assert more_threads(execution_mode="parallel") == 3
 
 
-def test_the_share_of_each_provider_is_counted_in_nodes() -> None:
-    shares = node_shares(open_with(MODEL, session_options(checked(), 0), checked()))
-    nodes = len(onnx.load(MODEL, load_external_data=False).graph.node)
-    assert list(shares) == ["cpu"]
-    assert 0.9 * nodes < shares["cpu"] <= nodes  # a few are folded earlier
-
-
-def test_unavailable_provider_is_refused() -> None:
-    options = DeviceOptions(providers=[ProviderOptions("tensorrt")])
-    with pytest.raises(ConfigurationError, match="has no TensorrtExecutionProvider; it has .*CPUExecutionProvider"):
-        open_with(MODEL, session_options(options, 0), options)
-
-
 def test_unavailable_cuda_is_refused_with_the_extra_to_install() -> None:
     options = DeviceOptions(providers=[ProviderOptions("cuda")])
     with pytest.raises(ConfigurationError, match="has no CUDAExecutionProvider; .*; the extra cuda has it: .*cuda"):
@@ -413,11 +392,6 @@ def test_directml_is_had_by_winml(installed: dict[str, str], monkeypatch: pytest
     assert how_to_get("directml") == "; DirectML is for Windows only"
     monkeypatch.setattr(sys, "platform", "win32")
     assert how_to_get("directml").startswith("; the extra winml has it: ")
-
-
-def test_plugin_is_named_with_its_package(installed: dict[str, str]) -> None:
-    assert how_to_get("openvino").startswith("; pip install onnxruntime-ep-openvino, and write package = ")
-    assert how_to_get("tensorrt") == ""
 
 
 def test_old_library_for_directml_points_to_the_new_one(installed: dict[str, str]) -> None:

@@ -174,10 +174,6 @@ def test_packed_products_give_the_same_bits_from_a_folder_and_from_memory(tmp_pa
     assert written(packed) == before
 
 
-def test_packed_products_have_a_folder_of_their_own(packed: Path) -> None:
-    assert native_model(DEMO, packed.parent) != packed
-
-
 def test_model_with_other_products_is_used_directly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     model_dir = Path(shutil.copytree(DEMO, tmp_path / "model"))

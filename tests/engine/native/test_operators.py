@@ -298,7 +298,7 @@ def expected(given: Attention, number: int, seed: int) -> NDArray[np.float64]:
 
 ATTENTIONS = [
     Attention(),
-    Attention(heads=8, cache_heads=8, size=128, rotary=128, separate=True),
+    Attention(heads=3, cache_heads=3, size=128, rotary=128, separate=True),
     Attention(heads=4, cache_heads=1, size=96, rotary=48, interleaved=True),
     Attention(window=100, sinks=True),
     Attention(window=700, softcap=2.0, scale=0.3),

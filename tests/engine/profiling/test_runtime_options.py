@@ -145,19 +145,6 @@ def device(tmp_path: Path) -> Device:
     return Device(tmp_path)
 
 
-def test_nothing_is_set_at_first(device: Device, tmp_path: Path) -> None:
-    device.run(device.sequences[0])
-    options = device.describe()
-    assert (options.terminate_session, options.enable_profiling, options.requests) == ("0", "0", [])
-    assert (options.profile_dir, options.profile_stopped) == (str(tmp_path / "cpu"), None)
-    assert device.runner.options == []
-
-
-def test_a_terminated_device_says_so(device: Device) -> None:
-    device.state.terminated = True
-    assert device.state.describe([]).terminate_session == "1"
-
-
 def test_library_gets_the_option_once_with_the_full_path(device: Device, tmp_path: Path) -> None:
     device.profile("slow")
     device.run(*[device.sequences[0]] * 3)
@@ -187,12 +174,6 @@ def test_profiling_one_request_concerns_no_other(device: Device) -> None:
     assert device.profiled() == [ProfiledRequest("r1", 0)]
     assert device.runner.files == 1
     assert device.state.describe([]).enable_profiling == "0"
-
-
-def test_profiling_begins_with_the_token_that_comes_next(device: Device) -> None:
-    device.run(*[device.sequences[0]] * 3)
-    device.profile("1")
-    assert device.profiled() == [ProfiledRequest("r0", 3), ProfiledRequest("r1", 0)]
 
 
 def test_one_request_can_be_left_out_of_a_devices_profiling(device: Device) -> None:
@@ -409,23 +390,6 @@ def test_next_request_replaces_a_profiled_one_that_ended(batched: BatchedDevice)
     assert batched.alone() == [1]
 
 
-def test_each_pass_after_the_switch_is_profiled(batched: BatchedDevice) -> None:
-    sequence = batched.sequences[0]
-    batched.run(*[sequence] * 3)
-    batched.profile("1")
-    found = []
-    for _ in range(3):
-        batched.run(sequence)
-        found.append(len(batched.files()))
-    assert found == [1, 2, 3]
-
-
-def test_prompt_without_a_token_is_profiled_from_its_first_pass(batched: BatchedDevice) -> None:
-    batched.profile("1")
-    batched.run(batched.sequences[0])
-    assert len(batched.files()) == 1
-
-
 def test_profiled_sequence_runs_alone_only_while_it_is_profiled(batched: BatchedDevice) -> None:
     sequence = batched.sequences[0]
     places = []
@@ -465,10 +429,3 @@ def test_profile_ends_in_a_pass_with_others(tmp_path: Path) -> None:
     assert [value for _, _, value in device.batch.options][-1] == "0"
     device.run(*device.sequences)
     assert len(device.files()) == 1
-
-
-def test_named_request_is_profiled_alone(batched: BatchedDevice) -> None:
-    batched.profile("1", batched.sequences[2])
-    batched.run(*batched.sequences)
-    assert batched.alone() == [2]
-    assert len(batched.files()) == 1

@@ -82,13 +82,6 @@ def test_the_others_share_passes(device: BatchedDevice) -> None:
     assert {request for request, _ in profiled(device)} == {"r0"}
 
 
-def test_prompts_alone_can_be_profiled_one_after_the_other(device: BatchedDevice) -> None:
-    start(device, last_token=0)
-    for sequence in device.sequences:
-        device.run(sequence, sequence)
-    assert profiled(device) == [("r0", 0), ("r1", 0), ("r2", 0)]
-
-
 def test_a_session_for_one_request_is_over_when_the_request_is(device: BatchedDevice) -> None:
     start(device, request_id="r1")
     device.run(*device.sequences)
@@ -257,24 +250,9 @@ def test_first_token_is_awaited_as_far_as_drafts_reach() -> None:
     assert not begin().awaits("r1", 0)
 
 
-def test_session_of_a_named_request_covers_only_its_tokens() -> None:
-    session = begin(request_id="r2")
-    assert wanted(session, range(3), name="r1") == []
-    assert wanted(session, range(3), name="r2") == [0, 1, 2]
-
-
 def decode(session: ProfileSession, *milliseconds: float, now: float = 0.0, token: int = 1, sequence: int = 1) -> None:
     for each in milliseconds:
         session.decoded({sequence: token}, each / 1000, now, profiled=False)
-
-
-def test_trigger_profiles_n_tokens_after_a_slow_one() -> None:
-    session = begin(slow=SlowTokens(over_ms=50, num_tokens=3))
-    decode(session, 10, 50)
-    assert wanted(session, range(20)) == []
-    decode(session, 51, token=7)
-    assert wanted(session, range(7, 20)) == [7, 8, 9]
-    assert wanted(session, range(20), sequence=2) == []
 
 
 def test_slow_token_ratio_needs_enough_other_tokens() -> None:
@@ -329,11 +307,3 @@ def test_slow_token_is_forgotten_with_its_answer() -> None:
     decode(session, 60, token=4)
     session.keep({2})
     assert wanted(session, range(20)) == []
-
-
-def test_session_ends_after_its_tokens_or_seconds_with_a_reason() -> None:
-    session = begin(now=100.0, max_tokens=2, max_seconds=7.0)
-    assert session.over(106.9) is None
-    assert session.over(107.0) == "7 seconds have passed (max_seconds)"
-    session.num_tokens = 2
-    assert session.over(101.0) == "2 tokens are profiled (max_tokens)"

@@ -1,6 +1,5 @@
 """Adapters in the real library: sequences with and without adapters run concurrently, each as if alone."""
 
-import json
 import shutil
 import weakref
 from collections.abc import Iterator
@@ -61,13 +60,6 @@ def same_until_the_end(sequence: Sequence, expected: list[int]) -> bool:
     return produced(sequence, len(expected)) == expected
 
 
-def test_model_with_adapters_runs_in_a_batch_unchanged(adapted: Path, engine: Engine) -> None:
-    sequence = engine.begin(1, FRANCE)
-    engine.run(sequence, STEPS)
-    assert sequence.batched
-    assert same_until_the_end(sequence, library_answer(DEMO, FRANCE, STEPS, tie=TIE))
-
-
 def test_two_adapters_and_the_base_answer_together_as_alone(
     adapted: Path, engine: Engine, loaded: dict[str, LoadedAdapter]
 ) -> None:
@@ -87,20 +79,6 @@ def test_two_adapters_and_the_base_answer_together_as_alone(
         assert same_until_the_end(sequence, plain)
 
 
-def test_past_is_shared_by_sequences_with_the_same_adapter_only(
-    engine: Engine, loaded: dict[str, LoadedAdapter]
-) -> None:
-    long = FRANCE * 3
-    for number, adapter in enumerate((*loaded.values(), None)):
-        first = engine.begin(2 * number, long, adapter=adapter)
-        assert first.num_cached == 0
-        engine.run(first, 2)
-        engine.end(first)
-        again = engine.begin(2 * number + 1, long, adapter=adapter)
-        assert again.num_cached == len(long) - 2
-        engine.end(again)
-
-
 def test_loading_the_same_file_again_finds_its_prefixes(adapted: Path, engine: Engine) -> None:
     adapters = engine.runners.loaded.adapters
     file = str(adapted / "lively.onnx_adapter")
@@ -109,39 +87,6 @@ def test_loading_the_same_file_again_finds_its_prefixes(adapted: Path, engine: E
     engine.end(first)
     adapters.unload("1")
     assert engine.begin(2, FRANCE, adapter=adapters.find(Adapter("lively", file, "2"))).num_cached > 0
-
-
-def test_answer_with_an_adapter_is_the_same_in_company(engine: Engine, loaded: dict[str, LoadedAdapter]) -> None:
-    alone = engine.begin(1, FRANCE, adapter=loaded["dreamy"])
-    engine.run(alone, STEPS)
-    engine.end(alone)
-    base = engine.begin(2, prompt("Count from 1 to 20."))
-    engine.run(base, 3)
-    in_company = engine.begin(3, FRANCE, adapter=loaded["dreamy"])
-    engine.begin(4, FRANCE, adapter=loaded["lively"])
-    engine.run(in_company, STEPS)
-    assert produced(in_company, STEPS) == produced(alone, STEPS)
-
-
-def test_sequence_with_an_adapter_is_profiled_with_it(
-    adapted: Path, engine: Engine, loaded: dict[str, LoadedAdapter], tmp_path: Path
-) -> None:
-    sequence, other = (engine.begin(n, FRANCE, adapter=loaded[name]) for n, name in enumerate(NAMES))
-    engine.run(sequence, 4)
-    engine.profile(sequence, on=True)
-    engine.runners.main.set_runtime_option(sequence.id, "enable_profiling", str(tmp_path / "adapted"))
-    engine.run(sequence, 5)
-    engine.profile(sequence, on=False)
-    engine.runners.main.set_runtime_option(sequence.id, "enable_profiling", "0")
-    engine.run(sequence, STEPS)
-    engine.run(other, STEPS)
-    assert same_until_the_end(other, library_answer(adapted, FRANCE, STEPS, adapted / "dreamy.onnx_adapter", tie=TIE))
-    assert same_until_the_end(
-        sequence, library_answer(adapted, FRANCE, STEPS, adapted / "lively.onnx_adapter", tie=TIE)
-    )
-    (profile,) = tmp_path.glob("adapted_*.json")
-    names = {event["name"] for event in json.loads(profile.read_text(encoding="utf-8"))}
-    assert any("lora" in name for name in names)
 
 
 def test_unloaded_adapter_lives_until_its_sequence_ends(adapted: Path, engine: Engine) -> None:

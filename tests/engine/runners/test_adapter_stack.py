@@ -56,18 +56,6 @@ def stack() -> AdapterStack:
     return AdapterStack(PATHS)
 
 
-def test_sequences_with_the_same_adapter_share_its_ranks(stack: AdapterStack) -> None:
-    adapter, other = weights(2), weights(3, seed=1)
-    stack.hold(1, adapter)
-    stack.hold(2, other)
-    stack.hold(3, adapter)
-    assert stack.ranks(1) == stack.ranks(3) == (0, 2)
-    assert stack.ranks(2) == (2, 3)
-    assert stack.ranks(4) is None
-    assert lies_in(stack, 1, adapter)
-    assert lies_in(stack, 2, other)
-
-
 def test_adapter_stays_until_its_place_is_needed(stack: AdapterStack) -> None:
     adapter, other, third = weights(2), weights(2, seed=1), weights(2, seed=2)
     stack.hold(1, adapter)
@@ -125,19 +113,6 @@ def test_matrices_without_weights_are_zero(stack: AdapterStack) -> None:
     assert (binding.bound["a0"][:2] == [[1] * 3, [0] * 3]).all()
     assert not binding.bound["a1"][:2].any()
     assert not binding.bound["b1"][:2].any()
-
-
-def test_adapter_of_rank_0_between_others_leaves_their_weights(stack: AdapterStack) -> None:
-    """It adds nothing to a product, so its sequences are as those without an adapter."""
-    first, empty, second, third = weights(2), weights(0), weights(2, seed=1), weights(2, seed=2)
-    for sequence, adapter in enumerate((first, empty, second, third)):
-        stack.hold(sequence, adapter)
-        assert lies_in(stack, sequence, adapter)
-    assert stack.ranks(1) is None
-    stack.release(1)
-    assert lies_in(stack, 0, first)
-    assert lies_in(stack, 2, second)
-    assert lies_in(stack, 3, third)
 
 
 def test_dead_adapters_give_up_their_place(stack: AdapterStack) -> None:

@@ -54,12 +54,6 @@ def test_adapter_is_loaded_once_for_all_requests(adapters: Adapters, adapter: Ad
     assert runner.num_loaded == 1
 
 
-def test_restarted_engine_loads_the_adapter_of_a_request(
-    adapters: Adapters, adapter: Adapter, runner: Counting
-) -> None:
-    assert adapters.find(adapter).loaded == b"Sir, "
-
-
 def test_runner_without_adapters_refuses_them(adapter: Adapter) -> None:
     with pytest.raises(AdapterLoadFailed, match="a model for embeddings or reranking takes no adapters"):
         Adapters(PooledRunner.__new__(PooledRunner)).load(adapter)

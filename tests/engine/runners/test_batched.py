@@ -25,11 +25,8 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.kv_cache_limits import BatchLimits
-from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scores import Logits
-from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.messages.generation_request import GenerationRequest
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import SPINNING
 from tests.engine.model_runners import TIE
@@ -150,13 +147,6 @@ def test_batches_of_every_size_free_their_memory(batch: Batch) -> None:
     assert kept < 900 * np.dtype(np.int64).itemsize  # bindings keep their inputs, but no mask
 
 
-def test_runner_reports_model_and_limits(runner: Driven) -> None:
-    assert runner.abilities.max_rows == SLOTS
-    assert runner.model == check_model_directory(DEMO)
-    assert idle(runner)
-    assert [slot.tokens for slot in runner.slots.slots] == [[]] * SLOTS
-
-
 @pytest.mark.parametrize("lengths", [(5,), (1, 2), (100, 3, 57, 33, 1, 200)])
 def test_batched_prompts_of_any_length_match_the_librarys(
     batch: Batch, reference: Reference, lengths: tuple[int, ...]
@@ -169,25 +159,6 @@ def test_batched_prompts_of_any_length_match_the_librarys(
     assert all(reference.agrees(prompt, batch.answers[number], STEPS) for number, prompt in prompts.items())
     batch.end(*prompts)
     assert idle(batch.runner)
-
-
-def test_the_rows_come_in_the_order_that_was_asked_for(batch: Batch, reference: Reference) -> None:
-    prompts = {number: text(10 + number) for number in range(4)}
-    for number, prompt in prompts.items():
-        batch.begin(number, prompt)
-    for order in ((2, 0, 3, 1), (3, 2, 1, 0), (0, 1, 2, 3)):
-        batch.step(*order)
-    assert all(reference.agrees(prompt, batch.answers[number], 4) for number, prompt in prompts.items())
-
-
-def test_sequence_left_out_of_passes_continues_unchanged(batch: Batch, reference: Reference) -> None:
-    prompts = {number: text(20, number) for number in range(3)}
-    for number, prompt in prompts.items():
-        batch.begin(number, prompt)
-    for asked in ((0, 1, 2), (0, 2), (2,), (1,), (0, 1)):
-        batch.step(*asked)
-    for number, prompt in prompts.items():
-        assert reference.agrees(prompt, batch.answers[number], len(batch.answers[number]))
 
 
 def test_sequences_that_join_and_leave_disturb_no_other(batch: Batch, reference: Reference) -> None:
@@ -214,19 +185,6 @@ def test_sequences_that_join_and_leave_disturb_no_other(batch: Batch, reference:
     assert idle(batch.runner)
 
 
-def test_prompt_is_read_in_chunks_next_to_decoding_rows(batch: Batch, reference: Reference) -> None:
-    batch.begin(1, text(30))
-    long = text(100)
-    batch.runner.open(2, long, MAX_LENGTH)
-    for start in range(0, 100, 20):
-        batch.answers[2] = [int(batch.runner.prefill(2, long[start : start + 20]).argmax())]
-        batch.step(1)
-    for _ in range(5):
-        batch.step(1, 2)
-    assert reference.agrees(long, batch.answers[2], 6)
-    assert reference.agrees(text(30), batch.answers[1], 11)
-
-
 @pytest.mark.parametrize("chunk", [1, 2, 3, 16, 50, 99])
 def test_chunks_of_a_prompt_give_the_bits_of_the_whole(runner: Driven, chunk: int) -> None:
     prompt = text(100)
@@ -236,27 +194,6 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(runner: Driven, chunk: in
     for start in range(0, 100, chunk):
         found = runner.prefill(1, prompt[start : start + chunk], positions=True)
         assert np.array_equal(found, whole[start : start + chunk]), start
-
-
-@pytest.mark.parametrize("length", [65, 129, 130, 257, 385])
-def test_any_division_of_a_prompt_gives_the_same_bits(runner: Driven, length: int) -> None:
-    request = GenerationRequest("r", text(length), 9, MAX_LENGTH)
-    found = []
-    for most in (1, 16, 64, 100, 512):
-        scheduler = Scheduler(runner.runner, max_running=1, max_waiting=1, prefill_chunk=most)
-        sequence = Sequence(0, (0, 0), request, lambda: 0.0)
-        scheduler.add(sequence)
-        scheduler.admit()
-        runner.open(0, sequence.tokens, MAX_LENGTH, reuse=False)
-        while sequence.num_unread:
-            step = scheduler.next_step()
-            assert step is not None
-            end = sequence.num_read + step.num_tokens
-            logits = runner.prefill(0, sequence.tokens[sequence.num_read : end])
-            sequence.num_read = end
-        found.append(logits.copy())
-        runner.close(0)
-    assert all(np.array_equal(logits, found[0]) for logits in found)
 
 
 def test_a_sequence_may_fill_its_slot_to_the_last_token(graph: DecoderGraph, session: Any) -> None:
@@ -274,19 +211,6 @@ def test_a_sequence_may_fill_its_slot_to_the_last_token(graph: DecoderGraph, ses
 # reuse of pasts
 
 
-def test_reused_past_gives_the_same_answer(batch: Batch, reference: Reference) -> None:
-    prompt = text(60)
-    batch.begin(1, prompt)
-    batch.end(1)
-    longer = [*prompt, *text(20, 9)]
-    batch.begin(3, text(12))
-    assert batch.begin(2, longer) == 60
-    for _ in range(STEPS - 1):
-        batch.step(2, 3)
-    assert reference.agrees(longer, batch.answers[2], STEPS)
-    assert reference.agrees(text(12), batch.answers[3], STEPS)
-
-
 def test_past_copied_from_a_running_sequence_is_right_for_both(batch: Batch, reference: Reference) -> None:
     common = text(50)
     prompts = {number: [*common, *text(5, number)] for number in range(4)}
@@ -294,15 +218,6 @@ def test_past_copied_from_a_running_sequence_is_right_for_both(batch: Batch, ref
     for _ in range(STEPS - 1):
         batch.step(*prompts)
     assert all(reference.agrees(prompt, batch.answers[number], STEPS) for number, prompt in prompts.items())
-
-
-def test_repeated_prompt_reads_two_tokens_for_the_same_answer(batch: Batch, reference: Reference) -> None:
-    prompt = text(40)
-    assert [batch.begin(number, prompt) for number in range(3)] == [0, 38, 38]
-    for _ in range(5):
-        batch.step(0, 1, 2)
-    assert batch.answers == dict.fromkeys(range(3), batch.answers[0])
-    assert reference.agrees(prompt, batch.answers[0], 6)
 
 
 def test_a_conversation_reuses_its_own_answers_bit_for_bit(batch: Batch, reference: Reference) -> None:
@@ -321,14 +236,6 @@ def test_a_conversation_reuses_its_own_answers_bit_for_bit(batch: Batch, referen
     for _ in range(STEPS - 1):
         batch.step(2)
     assert reference.agrees(follow, batch.answers[2], STEPS)
-
-
-def test_prompt_without_reuse_is_read_completely(batch: Batch, reference: Reference) -> None:
-    batch.begin(1, text(40))
-    assert batch.begin(2, text(40), reuse=False) == 0
-    batch.step(1, 2)
-    assert batch.answers[1] == batch.answers[2]
-    assert reference.agrees(text(40), batch.answers[1], 2)
 
 
 def test_one_slot_is_enough_and_keeps_one_past(graph: DecoderGraph, session: Any, reference: Reference) -> None:
@@ -435,23 +342,6 @@ def test_interrupted_prefill_can_be_repeated(batch: Batch, reference: Reference)
     assert idle(runner)
 
 
-def test_prompt_completes_next_to_a_stream_despite_interrupts(batch: Batch) -> None:
-    runner = batch.runner
-    long = text(900)
-    batch.begin(1, text(33))
-    runner.open(2, long, MAX_LENGTH)
-    thread, stop = interrupting(runner)
-    try:
-        with pytest.raises(Interrupted):
-            runner.prefill(2, long)
-        batch.step(1)
-    finally:
-        stop.set()
-        thread.join()
-    runner.lapse()  # the last interrupt may have come after the pass
-    runner.prefill(2, long)
-
-
 def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, reference: Reference) -> None:
     long = text(900)
     batch.runner.open(1, long, MAX_LENGTH)
@@ -518,17 +408,6 @@ def test_lone_pass_of_a_profiled_row_writes_a_file(batch: Batch, reference: Refe
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_failed_pass_of_a_profiled_row_concerns_it_only(batch: Batch, reference: Reference, tmp_path: Path) -> None:
-    batch.begin(1, text(20))
-    batch.runner.open(2, [5], MAX_LENGTH)
-    batch.runner.set_runtime_option(2, "enable_profiling", str(tmp_path / "one"))
-    with pytest.raises(RunnerFailed, match="onnxruntime: "):
-        batch.runner.prefill(2, [10**6, 10**6])
-    batch.end(2)
-    batch.step(1)
-    assert reference.agrees(text(20), batch.answers[1], 2)
-
-
 def test_other_runtime_options_are_refused(runner: Driven) -> None:
     runner.open(1, [5, 6], MAX_LENGTH)
     with pytest.raises(RunnerFailed, match="terminate_session"):
@@ -575,17 +454,6 @@ def test_closing_an_unknown_sequence_has_no_effect(runner: Driven) -> None:
     runner.close(5)
     runner.close(5)
     assert idle(runner)
-
-
-def test_prompt_returns_logits_of_each_position_on_demand(runner: Driven) -> None:
-    prompt = text(50)
-    runner.open(0, prompt, MAX_LENGTH, reuse=False)
-    positions = runner.prefill(0, prompt, positions=True)
-    assert positions.shape == (len(prompt), runner.model.vocab_size)
-    for length in (2, 20, 50):
-        runner.open(1, prompt, MAX_LENGTH, reuse=False)
-        assert runner.prefill(1, prompt[:length]) == pytest.approx(positions[length - 1], abs=1e-3)
-        runner.close(1)
 
 
 @pytest.mark.parametrize("length", [1, 2, 17, 128])

@@ -24,7 +24,7 @@ from genai_server.media.images.audio_processor import AudioProcessor
 from genai_server.media.images.processor import ProcessedImage
 from genai_server.messages.generation_request import GenerationRequest, Image
 from genai_server.model_files.speech_and_vision import Medium, read_vision_model
-from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
+from tests.engine.model_runners import answers, generator_answer, logits_of_answers
 from tests.media.audio.sounds import encoded, sentence, tone
 from tests.running_server import ROOT
 
@@ -144,10 +144,3 @@ def test_answers_are_bitwise_equal_alone_and_in_company_in_any_chunks(hearing: H
 def test_a_generator_answers_as_the_library_does(hearing: Hearing) -> None:
     for sequence, expected in zip(hearing.sequences(), hearing.answers, strict=True):
         assert generator_answer(hearing.generator, sequence, STEPS) == expected
-
-
-@pytest.mark.parametrize("first", [0, 4])
-def test_profiled_answers_are_the_usual_ones(hearing: Hearing, tmp_path: Path, first: int) -> None:
-    hearing.batch.forget()
-    for sequence, expected in zip(hearing.sequences(), hearing.answers, strict=True):
-        assert profiled_answer(hearing.batch, sequence, STEPS, tmp_path, first=first) == expected

@@ -4,9 +4,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
@@ -14,6 +16,7 @@ from genai_server.engine.runners import device_memory
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.device_memory import with_memory_left
 from genai_server.engine.runners.kv_cache_limits import allowed
+from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
 from tests.engine.paged_operator import BLOCK, ON_CPU, open_expanded
 from tests.engine.runners.test_choose import spec
@@ -33,18 +36,21 @@ def session(graph: DecoderGraph) -> Any:
     return open_expanded(graph, offers_best=True)
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "buffers_on", lambda *where: partial(PagedBuffers, ON_CPU, where[-1]))
+
+
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Tokens and logits of each pass."""
+    """Tokens and logits of each pass. None is computed, which takes seconds without a device."""
     found: list[tuple[int, int]] = []
-    run = DecoderSession.run
 
-    def noted(self: DecoderSession, layout: Any, *rest: Any) -> Any:
+    def noted(self: DecoderSession, layout: Layout) -> list[Scores]:
         found.append((layout.num_tokens, layout.num_logits))
-        return run(self, layout, *rest)
+        return [Scores(np.zeros((layout.num_logits, 1), np.float32))]
 
-    monkeypatch.setattr(DecoderSession, "run", noted)
-    monkeypatch.setattr(device_memory, "buffers_on", lambda *where: partial(PagedBuffers, ON_CPU, where[-1]))
+    monkeypatch.setattr(DecoderSession, "scores", noted)
     monkeypatch.setattr(device_memory, "free_gpu_memory", lambda device_id: FREE if found else 99 * FREE)
     return found
 
@@ -77,8 +83,9 @@ def test_memory_that_is_set_is_not_measured(graph: DecoderGraph, session: Any, p
 
 
 def test_unknown_free_memory_keeps_the_default(
-    graph: DecoderGraph, session: Any, passes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    graph: DecoderGraph, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A pass on the CPU."""
     monkeypatch.setattr(device_memory, "free_gpu_memory", lambda device_id: None)
     given = spec(400, device="cuda")
     assert with_memory_left(given, graph, session, MODEL) == given

@@ -22,11 +22,8 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
-from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.messages.generation_request import GenerationRequest
 from tests.engine.hybrids import BUILT, LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
-from tests.engine.model_runners import profiled_answer
 from tests.stepped_loop import SteppedLoop
 
 
@@ -59,15 +56,6 @@ def test_prompt_is_read_in_chunks_next_to_decoding_rows(hybrid: Hybrid, runner: 
         for answer, score in zip(answers, scores, strict=False):
             assert best(score.logits) == answer[step + 1]
     assert finish(runner, 1, best(last.logits)) == hybrid.answer(late)
-
-
-def test_short_and_long_prompts_share_a_pass(hybrid: Hybrid, runner: Driven) -> None:
-    prompts = [text(length, 4) for length in (3, 40, 12, 30)]
-    for number, prompt in enumerate(prompts):
-        runner.open(number, prompt, LENGTH)
-    scores = runner.read(*((number, prompt, False) for number, prompt in enumerate(prompts)))
-    firsts = [best(score.logits) for score in scores]
-    assert [finish(runner, number, first) for number, first in enumerate(firsts)] == list(map(hybrid.answer, prompts))
 
 
 def test_the_token_for_padding_is_read_like_any_other(hybrid: Hybrid, runner: Driven) -> None:
@@ -176,16 +164,6 @@ def test_a_failed_pass_leaves_no_prefix(hybrid: Hybrid, runner: Driven, monkeypa
             runner.decode([0], [5])
     runner.close(0)
     assert runner.open(1, [*prompt, 5, 6, 7], LENGTH) == 0
-
-
-@pytest.mark.parametrize("first", [0, 4])
-def test_profiled_answers_are_the_usual_ones(hybrid: Hybrid, runner: Driven, tmp_path: Path, first: int) -> None:
-    batch = runner.runner
-    assert isinstance(batch, BatchedRunner)
-    for length in (5, 100):
-        request = GenerationRequest(str(length), text(length), STEPS, LENGTH)
-        sequence = Sequence(length, (0, 0), request, lambda: 0.0, reuses_past=True)
-        assert profiled_answer(batch, sequence, STEPS, tmp_path, first=first) == hybrid.answer(text(length))
 
 
 def test_packed_weights_and_settings_choose_the_batch(hybrid: Hybrid, tmp_path: Path) -> None:

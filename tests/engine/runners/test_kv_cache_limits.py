@@ -165,9 +165,3 @@ def test_memory_of_a_gpu_never_follows_that_of_the_host(
     monkeypatch.setattr(kv_cache_limits, "free_gpu_memory", lambda device_id: free)
     found = allowed(spec(0, device="cuda:1"))
     assert (found.bytes, found.source) == (bytes_, source)
-
-
-def test_demo_model_has_its_context_by_default() -> None:
-    model = check_model_directory(DEMO)
-    _, model = batch_limits(spec(0), GRAPH, model)
-    assert (model.max_length, model.limited_by) == (model.context_length, "the model's context")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from _models.driven import Driven
 
-from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.engine.model_runners import batched_runner
 from tests.model_edits import make_pruned_model
 from tests.running_server import DEMO
@@ -23,11 +22,6 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def runner(directory: Path) -> Driven:
     return Driven(batched_runner(directory, max_length=64))
-
-
-def test_such_a_graph_is_known_by_the_shape_of_its_logits(pruned: Path) -> None:
-    assert read_decoder_graph(pruned).gives_last_logits_only
-    assert not read_decoder_graph(DEMO).gives_last_logits_only
 
 
 def test_its_prompts_and_steps_give_what_the_whole_graph_gives(pruned: Path) -> None:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.draft_model import MAX_KEPT, MtpHead, _States
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, TextDrafts
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -195,15 +194,6 @@ def test_drafts_after_a_profile_are_those_of_the_heads_graph(
         assert draft == reference.draft(tokens, len(draft))
 
 
-def test_answers_with_a_head_are_those_without(hybrid: Hybrid, device: SteppedLoop) -> None:
-    prompts = [text(length, 84) for length in (5, 40, 90)]
-    for key, prompt in enumerate(prompts):
-        ask(device, key, prompt)
-    device.run(*range(len(prompts)))
-    assert [device.tokens(key) for key in range(len(prompts))] == [hybrid.answer(prompt) for prompt in prompts]
-    assert sum(device.end(key).num_drafted for key in range(len(prompts)))
-
-
 def test_right_drafts_are_accepted(
     hybrid: Hybrid, head: MtpHead, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,11 +236,6 @@ def test_ended_sequences_leave_nothing(head: MtpHead, device: SteppedLoop) -> No
         device.run(key)
     assert not head._states
     assert not head._copies
-
-
-def test_warm_up_leaves_no_states(loaded: LoadedModel, head: MtpHead) -> None:
-    warm_up(loaded, 32)
-    assert not head._states
 
 
 def test_states_are_kept_only_where_drafts_may_follow(

@@ -50,13 +50,6 @@ def greedy(generator: Driven, sequence: int, tokens: list[int], steps: int) -> l
     return found
 
 
-def test_the_models_facts_come_from_its_directory(generator: Driven) -> None:
-    config = json.loads((DEMO / "genai_config.json").read_text())["model"]
-    assert generator.model.context_length == config["context_length"] == 2048
-    assert generator.model.vocab_size == config["vocab_size"]
-    assert generator.model.defaults.temperature == 0.0
-
-
 def test_the_token_for_padding_is_read_like_any_other(generator: Driven, opened: Callable[[], int]) -> None:
     padding = json.loads((DEMO / "genai_config.json").read_text())["model"]["pad_token_id"]
     tokens = [*prompt("Count from 1 to 150."), padding]

@@ -120,15 +120,6 @@ def test_vocabulary_has_the_end_token_and_matches_the_logits() -> None:
     assert runner.model.context_length == 77
 
 
-def test_sequences_do_not_know_each_other() -> None:
-    runner = ScriptedRunner()
-    one, other = Session("say ab", runner, 1), Session("fail at 1", runner, 2)
-    assert (one.step(), other.step()) == (ord("a"), ord("f"))
-    with pytest.raises(RunnerFailed):
-        other.step()
-    assert one.answer() == "b"
-
-
 def test_a_closed_sequence_is_forgotten_and_its_number_free() -> None:
     runner = ScriptedRunner()
     Session("say old", runner).step()
@@ -202,17 +193,6 @@ def test_each_profiled_pass_writes_one_named_file(tmp_path: Path) -> None:
     session.runner.set_runtime_option(0, "enable_profiling", "0")
     session.step()
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_prompt_logits_are_zero_except_the_last() -> None:
-    runner = Driven(ScriptedRunner())
-    prompt = list(b"say hi\n\x04")
-    for sequence in (0, 1):
-        runner.open(sequence, prompt, 1000)
-    positions = runner.prefill(0, prompt, positions=True)
-    assert positions.shape == (len(prompt), 257)
-    assert not positions[:-1].any()
-    assert np.array_equal(positions[-1], runner.prefill(1, prompt))
 
 
 def test_script_continues_behind_what_was_said(tmp_path: Path) -> None:

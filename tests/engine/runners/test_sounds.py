@@ -106,12 +106,6 @@ def test_a_batch_answers_as_the_library_does(speech: Speech, chunk: int) -> None
     assert answers(speech.batch, speech.sequences(), STEPS, chunk) == speech.answers
 
 
-def test_a_row_alone_answers_as_the_library_does(speech: Speech) -> None:
-    speech.batch.forget()
-    for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
-        assert answers(speech.batch, [sequence], STEPS, 1000) == [expected]
-
-
 def test_a_generator_answers_as_the_library_does(speech: Speech) -> None:
     for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
         assert speech.generator.fit_chunk(sequence, 2) == len(sequence.prompt)

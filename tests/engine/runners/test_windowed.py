@@ -14,9 +14,7 @@ from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
-from genai_server.engine.sequence import Sequence
-from genai_server.messages.generation_request import GenerationRequest
-from tests.engine.model_runners import batched_runner, greedy, profiled_answer
+from tests.engine.model_runners import batched_runner, greedy
 from tests.model_edits import edited_config, edited_graph
 from tests.running_server import DEMO
 from tests.tokens import text
@@ -129,15 +127,6 @@ def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: 
     first = int(runner.prefill(99, shorter[50:]).argmax())
     runner.close(99)
     assert first == greedy(generator, shorter, 1)[0]
-
-
-@pytest.mark.parametrize("first", [0, 4])
-def test_profiled_answers_are_the_usual_ones(windowed: Path, tmp_path: Path, first: int) -> None:
-    batch, prompt = batched_runner(windowed, max_length=MAX_LENGTH), text(70)
-    sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, STEPS, MAX_LENGTH), lambda: 0.0)
-    expected = greedy(batch, prompt, STEPS)
-    batch.forget()
-    assert profiled_answer(batch, sequence, STEPS, tmp_path, first=first) == expected
 
 
 def test_a_configured_window_that_no_layer_has_is_no_limit(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from genai_server.engine.sampling.continuation import NextToken, choose_next_tok
 from genai_server.engine.sampling.grammar import Guidance, Guide, bytes_guidance
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import GrammarFailed, InvalidField
+from genai_server.errors import InvalidField
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, TokenLogprob
 from tests.engine.sampling.grammars import AMBIGUOUS, guide
 
@@ -46,12 +46,6 @@ def step(sequence: Sequence, *tokens: int) -> NextToken:
 
 
 # without a grammar
-
-
-def test_chosen_token_is_appended_and_returned() -> None:
-    found = sequence()
-    assert step(found, 65) == NextToken([65])
-    assert found.tokens == [1, 2, 3, 65]
 
 
 STOP, LENGTH = NextToken(reason=FinishReason.STOP), NextToken(reason=FinishReason.LENGTH)
@@ -137,18 +131,6 @@ def test_grammar_restricts_tokens_up_to_its_end(
 ) -> None:
     found = sequence(f"start: {grammar}", **fields)
     assert [step(found, *tokens) for tokens, _ in steps] == [outcome for _, outcome in steps]
-
-
-def test_bias_against_all_allowed_tokens_is_a_client_error() -> None:
-    with pytest.raises(InvalidField, match="grammar"):
-        step(sequence('start: "a"', sampling=Sampling(logit_bias={97: -100.0})), 65)
-
-
-def test_a_grammar_that_cannot_go_on_fails() -> None:
-    found = sequence(AMBIGUOUS, max_tokens=200, max_length=300)
-    with pytest.raises(GrammarFailed, match="grammar"):
-        for _ in range(150):
-            step(found, ord("x"))
 
 
 def test_fitting_greedy_token_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:

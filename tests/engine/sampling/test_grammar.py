@@ -68,17 +68,6 @@ def test_end_tokens_are_allowed_where_the_grammar_may_end(guidance: Guidance) ->
     assert (way.may_end, way.is_complete) == (True, False)
 
 
-def test_a_json_schema_is_followed(guidance: Guidance) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"enum": [1, 23]}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    way = guide(guidance, LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-    assert follow(way, '{"a": 23}').is_complete
-
-
 def test_two_answers_of_one_grammar_go_their_own_ways(guidance: Guidance) -> None:
     first = guide(guidance, 'start: "a" "b" | "c" "d"')
     second = guidance.guide('start: "a" "b" | "c" "d"')
@@ -167,10 +156,7 @@ def test_a_grammar_stays_slow_for_some_fast_tokens() -> None:
     ("grammar", "reason"),
     [
         ("start: (", "Expected token"),
-        ("start: /a(/", "unclosed group"),
-        ("start: nothing", "unknown name"),
         ("", "Empty grammar"),
-        ('{"grammars": []}', "empty grammars"),
         ('start: %json {"minimum": "x"}', "minimum"),
         ("start: <|nothing|>", "unknown special token"),
     ],
@@ -378,11 +364,12 @@ def test_compiling_thread_has_stack_for_every_checked_grammar() -> None:
     code = (
         "import threading\n"
         "from queue import SimpleQueue\n"
-        "from tests.engine.sampling.test_grammar import BYTES, bytes_guidance\n"
+        "from genai_server.engine.sampling.grammar import bytes_guidance\n"
+        "from genai_server.messages.generation_request import ModelInfo, Sampling\n"
         "threading.stack_size(256 * 1024)\n"
         "chain = 'start: a0\\n' + '\\n'.join(f'a{n}: a{n + 1}' for n in range(400)) + '\\na400: \"x\"'\n"
         "done = SimpleQueue()\n"
-        "bytes_guidance(BYTES).compile(chain, done.put)\n"
+        "bytes_guidance(ModelInfo(100, 258, [256, 257], Sampling())).compile(chain, done.put)\n"
         "print(type(done.get(timeout=60)).__name__, flush=True)\n"
     )
     assert run_python("-c", code) == "LLMatcher\n"

@@ -92,20 +92,11 @@ def test_draws_follow_the_softmax_at_the_temperature(temperature: float, expecte
     assert [counts[token] / 4000 for token in range(4)] == pytest.approx(expected, abs=0.03)
 
 
-def test_filtered_tokens_keep_their_proportions() -> None:
-    counts = Counter(_draws(_of_probabilities(0.4, 0.2, 0.3, 0.1), Sampling(1.0, top_k=2, seed=SEED), 4000))
-    assert [counts[token] / 4000 for token in range(4)] == pytest.approx([4 / 7, 0, 3 / 7, 0], abs=0.03)
-
-
 def test_large_logits_do_not_overflow() -> None:
     assert _kept(_logits(3e38, 3e38, -3e38)) == {0, 1}
 
 
-def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
-    assert _kept(_logits(1, -np.inf, 1, -np.inf), temperature=2.0) == {0, 2}
-
-
-@pytest.mark.parametrize("size", [255, 256, 257, 5000])
+@pytest.mark.parametrize("size", [256, 5000])
 def test_large_vocabulary_is_sampled_by_its_probabilities(size: int) -> None:
     expected = {0: 0.1, size // 2: 0.4, size - 2: 0.2, size - 1: 0.3}
     logits = np.full(size, -np.inf, np.float32)
@@ -129,10 +120,6 @@ def test_flat_vocabulary_is_sampled_in_its_order() -> None:
     sampler._random = Even()  # type: ignore[assignment]
     logits = np.zeros(1000, np.float32)
     assert [sampler.sample(logits) for _ in range(1001)] == [*range(1000), 999]
-
-
-def test_the_only_token_is_drawn() -> None:
-    assert _kept(_logits(-7)) == {0}
 
 
 # the filters
@@ -250,17 +237,6 @@ def test_requests_without_a_seed_draw_differently() -> None:
     assert _draws(logits, Sampling(1.0), 32) != _draws(logits, Sampling(1.0), 32)
 
 
-def test_other_requests_do_not_change_draws() -> None:
-    logits = np.zeros(1000, np.float32)
-    alone = _draws(logits, Sampling(1.0, seed=SEED), 20)
-    one, other = Sampler(Sampling(1.0, seed=SEED), [0]), Sampler(Sampling(1.0, seed=1), [0])
-    together = []
-    for _ in range(20):
-        together.append(one.sample(logits))
-        other.sample(logits)
-    assert together == alone
-
-
 # operations before the temperature
 
 
@@ -320,16 +296,6 @@ def test_a_bias_that_leaves_nothing_is_refused_by_name() -> None:
     assert raised.value.param == "logit_bias"
 
 
-def test_frequency_penalty_makes_an_answer_vary() -> None:
-    sampler = Sampler(Sampling(frequency_penalty=0.4), [0, 0, 0])
-    assert [sampler.sample(_logits(2.0, 1.9, 1.0)) for _ in range(6)] == [0, 1, 0, 1, 0, 1]
-
-
-def test_presence_penalty_counts_once() -> None:
-    sampler = Sampler(Sampling(presence_penalty=0.4), [0, 0, 0])
-    assert [sampler.sample(_logits(2.0, 1.9, 1.0)) for _ in range(5)] == [0, 1, 0, 0, 0]
-
-
 # top tokens
 
 
@@ -349,7 +315,7 @@ def test_the_highest_are_the_top_tokens_by_their_ids(values: list[float], k: int
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_p": 0.9, "min_p": 0.5}])
-@pytest.mark.parametrize("top_k", [1, 3, 5, 6, 7])
+@pytest.mark.parametrize("top_k", [1, 5, 7])
 def test_filters_keep_the_same_tokens_without_sorting(
     monkeypatch: pytest.MonkeyPatch, top_k: int, fields: dict[str, float]
 ) -> None:
@@ -382,11 +348,7 @@ def test_top_k_never_sorts_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch, t
     [
         {},
         {"top_p": 0.95},
-        {"top_p": 0.5},
-        {"top_p": 0.1},
         {"min_p": 0.05},
-        {"min_p": 0.5},
-        {"top_p": 0.9, "min_p": 0.5},
         {"top_p": 0.5, "min_p": 0.01},
         {"top_k": 9, "top_p": 0.8},
     ],

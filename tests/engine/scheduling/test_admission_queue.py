@@ -58,16 +58,6 @@ def test_queue_accepts_max_running_plus_max_waiting(admitted_first: bool) -> Non
         scheduler.add(a_sequence("d"))
 
 
-def test_a_queue_of_none_still_lets_requests_run() -> None:
-    a = a_sequence("a")
-    scheduler = a_scheduler(a, max_running=1, max_waiting=0)
-    with pytest.raises(QueueFull):
-        arrive(scheduler, a_sequence("b"))
-    scheduler.remove(a)
-    scheduler.add(a_sequence("b"))
-    assert names_of(scheduler.admit()) == ["b"]
-
-
 def test_lowest_priority_number_is_admitted_first() -> None:
     priorities = zip("abcde", (0, 5, 0, -1, 5), strict=True)
     scheduler = a_scheduler(*(a_sequence(name, priority=priority) for name, priority in priorities), max_running=3)
@@ -315,13 +305,6 @@ def test_free_capacity_is_given_in_requests_and_tokens() -> None:
         arrive(scheduler, a_sequence(name, 30))
         found.append((num_free(scheduler), free_tokens(scheduler)))
     assert found == [(4, None), (3, None), (2, 100), (1, 70), (0, 40)]
-
-
-def test_queue_without_a_token_limit_accepts_any_number() -> None:
-    scheduler = _bounded(max_waiting_tokens=0)
-    for name in "abc":
-        scheduler.add(a_sequence(name, num_prompt=10**6))
-    assert free_tokens(scheduler) is None
 
 
 def test_refusal_estimates_when_the_queue_has_capacity() -> None:

@@ -133,11 +133,6 @@ def test_drafts_that_are_right_again_are_made_again() -> None:
     assert accepted > 0.6 * 20 * len(PROMPT)
 
 
-def test_drafts_are_rare_if_time_grows_with_tokens() -> None:
-    drafted, _ = _answer(TextDrafts(PROMPT, []), PROMPT * 20, 1.0)
-    assert drafted == 0
-
-
 def test_drafts_that_no_pass_reads_are_compared_with_the_answer() -> None:
     source, tokens, shares = TextDrafts(PROMPT, []), [*PROMPT], []
     for token in [100, 101, 102, 103, 7, 100, 101, 7, 104, 105, 7]:

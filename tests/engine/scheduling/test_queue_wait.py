@@ -32,10 +32,6 @@ def test_place_is_free_when_the_shortest_answer_ends() -> None:
     assert queue_wait([_sequence(num_produced=2), _sequence(num_produced=16)], [], _step_times()) == 2
 
 
-def test_no_answer_is_longer_than_it_may_be() -> None:
-    assert queue_wait([_sequence(num_produced=2, max_tokens=8)], [], _step_times()) == 3
-
-
 def test_answer_counts_with_its_limit_before_any_has_ended() -> None:
     assert queue_wait([_sequence(num_produced=2, max_tokens=102)], [], _step_times(answer=None)) == 50
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from genai_server.engine.scheduling.step_time import MIN_CHUNK, PROMPT_SHARE, StepTimeModel
+from genai_server.engine.scheduling.step_time import PROMPT_SHARE, StepTimeModel
 
 
 def measured(*passes: tuple[int, int, float]) -> StepTimeModel:
@@ -13,20 +13,6 @@ def measured(*passes: tuple[int, int, float]) -> StepTimeModel:
     for one in passes:
         step_times.passed(*one)
     return step_times
-
-
-def test_unmeasured_chunk_is_small() -> None:
-    assert StepTimeModel().chunk(100) == MIN_CHUNK
-
-
-def test_chunk_takes_its_share_of_the_rounds_decoding_time() -> None:
-    step_times = measured((0, 10, 1.0))
-    step_times.begin_round()
-    step_times.passed(1, 1, 2.0)
-    step_times.passed(1, 1, 3.0)
-    assert step_times.chunk(1000) == int(PROMPT_SHARE * 50)
-    step_times.begin_round()
-    assert step_times.chunk(1000) == MIN_CHUNK
 
 
 def test_one_slow_chunk_changes_no_later_one() -> None:
@@ -40,11 +26,6 @@ def test_one_slow_chunk_changes_no_later_one() -> None:
 def test_chunk_never_exceeds_the_maximum(most: int) -> None:
     step_times = measured((0, 1000, 0.001), (1, 1, 100.0))
     assert step_times.chunk(most) == most
-
-
-def test_unmeasured_work_takes_no_time() -> None:
-    step_times = StepTimeModel()
-    assert (step_times.seconds_to_read(1000), step_times.seconds_to_decode(1000)) == (0.0, 0.0)
 
 
 def test_times_follow_what_was_measured_lately() -> None:
@@ -105,11 +86,6 @@ def test_more_tokens_never_take_less_time() -> None:
     assert many.seconds(1) == many.seconds(3) == pytest.approx(1.25, abs=0.05)
 
 
-def test_old_measurements_of_other_lengths_do_not_count() -> None:
-    times = measured(*[(3, 3, 1.5)] * 5, *[(4, 4, 1.0)] * 100)
-    assert times.seconds(4) == pytest.approx(1.0, abs=0.01)
-
-
 def test_one_slow_pass_counts_only_until_the_next() -> None:
     times = measured((1, 1, 1.0), (4, 4, 20.0))
     assert times.seconds(4) == pytest.approx(20.0)
@@ -134,11 +110,6 @@ def test_measurements_that_are_not_repeated_are_dropped() -> None:
     for _ in range(1000):
         times.passed(1, 1, 1.0)
     assert times.seconds(4) == pytest.approx(1.6)
-
-
-def test_further_tokens_cost_the_same_however_many_were_measured() -> None:
-    alone, batch = measured((1, 1, 1.0)), measured((16, 16, 4.0))
-    assert alone.seconds(17) == pytest.approx(batch.seconds(17))
 
 
 def test_passes_of_large_batches_are_measured() -> None:

@@ -12,7 +12,6 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import QueueFull
 from genai_server.messages.generation_request import GenerationRequest
 from tests.engine.scheduling.scheduled import (
-    CHUNK,
     IDLE_CHUNK,
     a_scheduler,
     able_runner,
@@ -123,13 +122,6 @@ def test_a_place_stays_free_for_a_tenant_that_has_just_left(clock: HandClock) ->
     assert scheduler._left == {}
 
 
-def test_a_tenant_alone_leaves_no_place_free() -> None:
-    scheduler = with_places(*many("a", 20), max_running=8)
-    scheduler.admit()
-    scheduler.remove(scheduler.running[0])
-    assert len(scheduler.admit()) == 1
-
-
 def test_a_device_with_few_places_leaves_none_free() -> None:
     scheduler = with_places(*many("a", 20), of("b"), max_running=4)
     scheduler.admit()
@@ -146,22 +138,6 @@ def test_tenants_take_turns_at_a_single_place() -> None:
         scheduler.count_tokens(sequence, 10)
         scheduler.remove(sequence)
     assert found == ["a0", "b0", "a1", "b1", "a2", "b2"]
-
-
-def test_answers_count_and_not_requests() -> None:
-    scheduler = with_places(*many("a", 16), max_running=4)
-    scheduler.admit()
-    for sequence in many("b", 2):
-        scheduler.add(sequence)
-    scheduler.admit()
-    assert running(scheduler) == "aabb"
-
-
-def test_an_adapter_or_a_grammar_of_one_tenant_does_not_keep_another_waiting() -> None:
-    scheduler = with_places(*many("a", 3), max_running=2)
-    scheduler.admit()
-    scheduler.add(of("b", grammar="g"))
-    assert names_of(scheduler.admit()) == ["b"]
 
 
 # priority
@@ -447,7 +423,3 @@ def test_few_sequences_of_batches_that_decode_are_chosen_in_turns() -> None:
         for each in step.chunks:
             scheduler.count_tokens(each.sequence, 1)
     assert "b0" in found
-
-
-def test_chunk_constants_are_those_of_these_tests() -> None:
-    assert (CHUNK, IDLE_CHUNK) == (8, 24)
