@@ -32,7 +32,7 @@ from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.server_status import NO_SERVER
 from genai_server.supervisor.supervisor import Supervisor
-from tests.engine_client.received import received_batches, received_tokens
+from tests.engine_client.received import received_tokens
 from tests.running_server import suspended
 
 pytestmark = pytest.mark.anyio
@@ -297,40 +297,6 @@ def test_router_without_a_supervisor_is_not_ready() -> None:
     assert router.engines["cpu"].status().state == "stopped"
     with pytest.raises(NoEngineReady):
         router.pick(None)
-
-
-async def test_logprobs_cross_processes_with_their_tokens(router: Router) -> None:
-    (stream,) = await router.engines["scripted:0"].in_flight.submit(
-        request("say abc", top_logprobs=2, prompt_logprobs=True, max_tokens=2)
-    )
-    await stream.wait()
-    assert [logprob.token for logprob in stream.prompt_logprobs] == list(b"ay abc\n\x04")
-    batches = await received_batches(stream)
-    tokens = [token for batch in batches for token in batch.tokens]
-    logprobs = [logprob for batch in batches for logprob in batch.logprobs]
-    assert bytes(tokens) == b"ab"
-    assert [logprob.token for logprob in logprobs] == tokens
-    assert all(len(logprob.top) == 2 for logprob in logprobs)
-
-
-async def test_a_prompt_that_is_only_read_ends_without_a_batch(router: Router) -> None:
-    (stream,) = await router.engines["scripted:0"].in_flight.submit(
-        request("say abc", prompt_logprobs=True, max_tokens=0)
-    )
-    assert [batch async for batch in stream] == []
-    assert stream.reason == FinishReason.LENGTH
-    assert len(stream.prompt_logprobs) == len("ay abc\n\x04")
-
-
-async def test_grammar_is_followed_or_refused_with_its_field(router: Router) -> None:
-    engine = router.engines["scripted:0"]
-    (stream,) = await engine.in_flight.submit(request("say 42 and more", grammar="start: /[0-9]{2}/"))
-    assert bytes(await received_tokens(stream)) == b"42"
-    assert stream.reason == FinishReason.STOP
-    with pytest.raises(InvalidField, match="Expected token") as raised:
-        await engine.in_flight.submit(request("say 42", grammar="start: ("))
-    assert raised.value.param == "grammar"
-    assert engine.work == 0
 
 
 STATE = RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 20)

@@ -191,16 +191,6 @@ async def test_a_submit_without_a_connection_leaves_nothing_behind(num_answers: 
     assert connection.sent == []
 
 
-async def test_a_group_is_sent_in_one_call() -> None:
-    connection = Connection(1)
-    asking = asyncio.ensure_future(InFlight(connection.send).submit(*[REQUEST] * 3))
-    await asyncio.sleep(0)
-    assert connection.submits() == [(0, True), (1, True), (2, False)]
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-
-
 async def test_a_cancelled_group_is_forgotten_without_a_connection() -> None:
     connection = Connection(1)
     flight = InFlight(connection.send)

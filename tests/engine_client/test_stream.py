@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from genai_server.engine_client.stream import TokenStream
-from genai_server.errors import EngineDied, QueueFull
+from genai_server.errors import EngineDied
 from genai_server.messages.generation_request import FinishReason, Phases, TokenLogprob
 from genai_server.messages.protocol import Accepted, Finished, Progress, PromptLogprobs, Tokens
 
@@ -138,32 +138,6 @@ async def test_nothing_follows_an_error(stream: TokenStream) -> None:
         await anext(stream)
 
 
-async def test_a_new_stream_has_not_ended(stream: TokenStream) -> None:
-    assert (stream.is_ended, stream.reason) == (False, None)
-    stream.receive(Accepted(0))
-    stream.receive(_tokens([1]))
-    assert not stream.is_ended
-
-
-# acceptance
-
-
-async def test_acceptance_is_waited_for(stream: TokenStream) -> None:
-    waiting = asyncio.ensure_future(stream.accepted())
-    await _until_it_waits()
-    assert not waiting.done()
-    stream.receive(Accepted(0))
-    await waiting
-
-
-async def test_refusal_is_raised_while_waiting_for_acceptance(stream: TokenStream) -> None:
-    waiting = asyncio.ensure_future(stream.accepted())
-    await _until_it_waits()
-    stream.fail(QueueFull("full"))
-    with pytest.raises(QueueFull, match="full"):
-        await waiting
-
-
 async def test_request_that_failed_at_once_was_still_accepted(stream: TokenStream) -> None:
     stream.receive(Accepted(0))
     stream.receive(_tokens([1]))
@@ -174,15 +148,7 @@ async def test_request_that_failed_at_once_was_still_accepted(stream: TokenStrea
         await anext(stream)
 
 
-# cancellation
-
-
-def test_cancellation_is_sent_once() -> None:
-    left = []
-    stream = TokenStream(lambda: left.append("left"))
-    stream.close()
-    stream.close()
-    assert left == ["left"]
+# progress
 
 
 async def test_progress_of_a_prompt_that_is_read_again_never_falls(stream: TokenStream) -> None:

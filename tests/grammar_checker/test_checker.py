@@ -190,17 +190,6 @@ def test_verdicts_are_not_shared_by_keys() -> None:
     assert _run(work).results == {"passed": 2, "crashed": 2}
 
 
-@pytest.mark.usefixtures("unforked")
-def test_checker_that_cannot_start_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-
-    async def work(checker: GrammarChecker) -> None:
-        with pytest.raises(CheckerUnavailable):
-            await _complaint(checker, _sound())
-
-    assert _run(work).results == {}
-
-
 def _checker_process() -> WorkerProcess:
     return WorkerProcess(CHECK_GRAMMAR, {})
 

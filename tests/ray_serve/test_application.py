@@ -1,14 +1,12 @@
 """The application on Ray Serve, before it is deployed."""
 
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from genai_server import __version__
 from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.model_files.pooling_model import Task
@@ -91,31 +89,6 @@ def test_example_and_manifest_are_one_valid_configuration(application: Any, monk
     module, _, name = deployed["import_path"].partition(":")
     assert (module, name) == (application.__name__, application.build.__name__)
     assert application.build(deployed["args"]) is not None
-
-
-def test_manifest_matches_configuration_image_and_settings() -> None:
-    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
-    service = yaml.safe_load((FOLDER / "rayservice.yaml").read_text(encoding="utf-8"))
-    config = yaml.safe_load(service["spec"]["serveConfigV2"])
-    arguments = config["applications"][0]["args"]
-    cluster = service["spec"]["rayClusterConfig"]
-    (workers,) = cluster["workerGroupSpecs"]
-    groups = [cluster["headGroupSpec"], workers]
-    assert cluster["rayVersion"] == version("ray")
-    assert f"{workers['minReplicas']}:{workers['maxReplicas']}" == arguments["replicas"]
-    assert workers["template"]["spec"]["terminationGracePeriodSeconds"] == arguments["drain_timeout"] + 15
-    known = {field.alias for field in Settings.model_fields.values()}
-    (path,) = cluster["autoscalerOptions"]["env"]
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    for group in groups:
-        (container,) = group["template"]["spec"]["containers"]
-        assert container["image"] == f"genai-server:{__version__}-ray"
-        assert config["http_options"]["port"] in {port["containerPort"] for port in container["ports"]}
-        variables = {one["name"]: one.get("value", "") for one in container["env"]}
-        assert {name for name in variables if name.startswith("GENAI_")} <= known
-        assert variables["PATH"] == path["value"]
-        assert Path(variables["PATH"].partition(":")[0]).name == "bin"
-        assert f"WORKDIR {Path(variables['PATH'].partition(':')[0]).parents[1]}\n" in dockerfile
 
 
 @pytest.mark.parametrize("replicas", ["0", "x", "2:1", "1:", "-1", "1:2:3", "12345"])

@@ -203,30 +203,6 @@ def test_liveness_is_that_of_the_ingress_and_asks_no_replica() -> None:
     assert (answer.status_code, answer.json(), handle.asked) == (200, {"status": "ok"}, [])
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "chosen"),
-    [
-        ("/v1/chat/completions", CHAT, "chat"),
-        ("/v1/embeddings", {"input": "x"}, "embedder"),
-        ("/api/embed", {"input": "x"}, "embedder"),
-        ("/api/embeddings", {"prompt": "x"}, "embedder"),
-        ("/v1/rerank", {"query": "x", "documents": ["y"]}, "ranker"),
-        ("/v2/rerank", {"query": "x", "documents": ["y"]}, "ranker"),
-        ("/v1/score", {"text_1": "x", "text_2": "y"}, "ranker"),
-    ],
-)
-def test_default_model_is_the_first_for_the_task(path: str, body: dict[str, Any], chosen: str) -> None:
-    handles = {name: Handle([*OK, END]) for name in ("ranker", "embedder", "chat")}
-    assert _call(handles, "POST", path, json=body).status_code == 200
-    assert [name for name, handle in handles.items() if handle.asked] == [chosen]
-
-
-def test_model_for_another_task_is_refused_with_the_right_ones() -> None:
-    answer = _call({"chat": Handle(), "embedder": Handle()}, "POST", "/v1/embeddings", json={"model": "chat"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_task")
-    assert answer.json()["error"]["message"] == 'model "chat" makes no embeddings; "embedder" can'
-
-
 def test_the_id_of_a_request_is_that_of_its_replica() -> None:
     handle = Handle([*OK, END], [*OK, END])
     for given in ("mine", "not a plain name"):

@@ -277,12 +277,6 @@ def test_conversation_id_is_not_a_response_id(database: Make) -> None:
     assert store.get(Key("conversation", "a", None)) is None
 
 
-def test_items_are_found_in_input_and_output(database: Make) -> None:
-    store = database("a")
-    found = store.find_items({"in_a": 1, "out_a": 1, "x": 1}, None, MANY)
-    assert found == {"in_a": b'{"id":"in_a"}', "out_a": b'{"id":"out_a","text":""}'}
-
-
 def test_an_item_of_several_records_is_the_newest(database: Make) -> None:
     store = database()
     for id, text in (("a", "old"), ("b", "new")):
@@ -499,14 +493,6 @@ def test_records_survive_a_restart(file: Store, path: Path) -> None:
     with closing(Store(path)) as again:
         assert got(again, "a", "alice") == record("a", text="é").value
         assert kept(again, "a", owner="alice") == ["a"]
-
-
-def test_two_processes_share_a_file(file: Store, path: Path) -> None:
-    with closing(Store(path)) as other:
-        put(other, record("a"))
-        assert got(file, "a") == record("a").value
-        file.delete("a", None)
-        assert got(other, "a") is None
 
 
 def test_deleted_records_are_erased_from_the_file(file: Store, path: Path) -> None:

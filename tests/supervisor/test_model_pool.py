@@ -80,13 +80,6 @@ class Server:
         return {about.name: about.state for about in self.models.statuses()}
 
 
-def test_all_requested_models_are_loaded_without_a_limit() -> None:
-    server = Server("a", "b", "c")
-    server.load("a", 0)
-    server.load("b", 0)
-    assert server.states() == {"a": "ready", "b": "ready", "c": "unloaded"}
-
-
 def test_least_recently_used_model_is_evicted() -> None:
     server = Server("a", "b", "c", most=2)
     server.load("a", 0)

@@ -231,11 +231,6 @@ def test_device_that_cannot_load_fails_and_the_others_serve() -> None:
         assert not supervisor.status().has_nothing
 
 
-def test_the_status_says_when_nothing_loads() -> None:
-    with supervised(Supervisor(settings(device="cpu", model_dir="/nowhere"))) as supervisor:
-        wait_until(lambda: supervisor.status().has_nothing)
-
-
 def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> None:
     script = (
         "import sys, time\n"

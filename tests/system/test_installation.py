@@ -124,17 +124,6 @@ def test_extra_of_the_developers_has_that_of_serve(clone: Path) -> None:
     assert [line.rpartition(" ")[2] for line in (clone / "asked").read_text().splitlines()] == [".[cpu,dev]"]
 
 
-def test_script_prints_what_it_waits_for(clone: Path) -> None:
-    assert install(clone)[1].splitlines() == [
-        "installing this copy of genai-server with cpu …",
-        "uv downloads",
-        "compiling the operators for CPUs …",
-        "uv downloads",
-        "installed; `. .venv/bin/activate` puts genai-server on the PATH of a terminal",
-    ]
-    assert install(clone)[1] == ""
-
-
 def test_pip_installs_where_uv_fails(clone: Path) -> None:
     status, said = install(clone, "otel", uv_status=2)
     assert status == 0
@@ -211,11 +200,3 @@ def test_what_is_older_than_the_project_is_installed_again(tmp_path: Path) -> No
     assert (is_missing(), is_missing("otel")) == (False, True)
     os.utime(project, (300, 300))
     assert is_missing()
-
-
-def test_windows_serves_what_its_script_installs() -> None:
-    """Both scripts for Windows are only read here: there is no interpreter for them."""
-    serve, script = ((ROOT / "scripts" / name).read_text() for name in ("serve.cmd", "install.cmd"))
-    assert "call scripts\\install.cmd audio || exit /b 2" in serve
-    refusal, missing = (script.index(f"extras.py {words}") for words in ("%GENAI_EXTRA%", "--missing %GENAI_EXTRA% %*"))
-    assert refusal < script.index("rmdir") < missing < script.index("pip install")

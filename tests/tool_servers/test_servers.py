@@ -33,6 +33,12 @@ async def served(mode: str = "", **fields: Any) -> AsyncIterator[ToolServers]:
         assert not programs()
 
 
+@pytest.fixture
+def killed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that hangs is killed at once when its connection is closed."""
+    monkeypatch.setattr("genai_server.tool_servers.transports._GRACE", 0.1)
+
+
 def programs() -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if PROGRAM[1] in child.cmdline()]
 
@@ -109,6 +115,7 @@ def test_a_program_that_breaks_fails_its_call_and_starts_again(tool: str, said: 
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("killed_soon")
 def test_a_call_without_an_answer_ends_in_time_and_others_go_to_a_new_program() -> None:
     async def main() -> None:
         async with served() as servers:
@@ -120,6 +127,7 @@ def test_a_call_without_an_answer_ends_in_time_and_others_go_to_a_new_program() 
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("killed_soon")
 def test_a_call_that_is_left_does_not_hold_up_others() -> None:
     async def main() -> None:
         async with served() as servers:

@@ -25,15 +25,6 @@ def _run(work: Work, grace: float = 60.0, **limits: int) -> None:
     asyncio.run(main())
 
 
-def test_a_task_is_answered_by_its_process() -> None:
-    async def work(pool: WorkerPool, script: Script) -> None:
-        (answer,) = pool.submit([task("one", data=b"four")])
-        await script.tell("one")
-        assert await answer == {"name": "one", "size": 4}
-
-    _run(work)
-
-
 def test_processes_are_used_again_by_tasks_of_their_sort() -> None:
     async def work(pool: WorkerPool, script: Script) -> None:
         for name, kind, spec in (
@@ -76,21 +67,6 @@ def test_the_least_recently_used_processes_end_where_there_are_too_many() -> Non
         assert [process.is_alive for process in script.processes] == [False, False] + [True] * 8
 
     _run(work)
-
-
-def test_another_keys_task_need_not_wait_for_those_of_one_key() -> None:
-    async def work(pool: WorkerPool, script: Script) -> None:
-        many = pool.submit([task(f"a{number}") for number in range(5)])
-        (other,) = pool.submit([task("b", tenant="b")])
-        await script.until_asked("a0", "a1", "b")
-        assert sorted(script.asked) == ["a0", "a1", "b"]
-        await script.tell("b")
-        await other
-        for number in range(5):
-            await script.tell(f"a{number}")
-        await asyncio.gather(*many)
-
-    _run(work, processes=2)
 
 
 def test_long_tasks_hold_up_no_others() -> None:

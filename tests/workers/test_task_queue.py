@@ -54,12 +54,6 @@ def test_tasks_of_one_request_keep_their_order() -> None:
     assert seen.all() == "a1.0 a1.1 a1.2"
 
 
-def test_keys_take_turns() -> None:
-    seen = Seen()
-    seen.add("a1.0", "a1.1", "a1.2", "b1.0", "b1.1", "c1.0")
-    assert seen.all() == "a1.0 b1.0 c1.0 a1.1 b1.1 a1.2"
-
-
 def test_requests_of_a_key_take_turns() -> None:
     seen = Seen()
     seen.add("a1.0", "a1.1", "a1.2", "a2.0", "a3.0", "a3.1")
