@@ -35,42 +35,6 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory, adapted: Path) -> Itera
         yield server
 
 
-CITY = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 12}, "population": {"type": "integer"}},
-    "required": ["city", "population"],
-    "additionalProperties": False,
-}
-WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
-CONSTRAINED: dict[str, dict[str, Any]] = {
-    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}},
-    "tool": {"tools": [WEATHER], "tool_choice": "required"},
-}
-
-
-@pytest.mark.parametrize("kind", CONSTRAINED)
-def test_constrained_answers_are_those_of_a_generator(
-    server: RunningServer, one_by_one: RunningServer, kind: str
-) -> None:
-    request = {
-        # The other adapter's random weights make ties, which rounding decides.
-        "model": "demo:lively",
-        "messages": [{"role": "user", "content": FRANCE}],
-        "temperature": 0,
-        "max_tokens": 60,
-        **CONSTRAINED[kind],
-    }
-    found = []
-    for each in (server, one_by_one):
-        response = each.client.post("/v1/chat/completions", json=request)
-        assert response.status_code == 200, response.text
-        found.append(response.json()["choices"][0]["message"])
-    calls = [[call["function"] for call in message.get("tool_calls") or []] for message in found]
-    assert calls[0] == calls[1]
-    assert found[0]["content"] == found[1]["content"]
-    assert bool(calls[0]) is (kind == "tool")
-
-
 def streamed(server: RunningServer, model: str, found: list[str], **fields: Any) -> None:
     with server.stream(FRANCE, model=model, **fields) as events:
         received = [json.loads(event) for event in events]
@@ -100,14 +64,6 @@ def test_streams_with_different_adapters_answer_as_alone(server: RunningServer, 
 
 def test_adapter_inputs_cause_no_library_warning(server: RunningServer) -> None:
     assert "will not be treated as constant" not in server.log()
-
-
-def test_a_request_with_an_adapter_is_profiled(server: RunningServer) -> None:
-    assert server.options(enable_profiling="adapted").status_code == 200
-    answer = server.chat(FRANCE, model="demo:lively", max_tokens=4).json()
-    assert answer["metrics"]["profiled_tokens"] == 4
-    state = server.options(enable_profiling="0").json()["devices"]["cpu"]
-    assert len(list(Path(state["profile_dir"]).glob("adapted_*.json"))) == 4
 
 
 def test_a_file_of_another_model_is_refused_and_streams_go_on(

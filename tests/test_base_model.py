@@ -56,14 +56,6 @@ def test_chat_without_a_template_is_refused_with_the_remedy(
     assert "GENAI_CHAT_TEMPLATE" in error["message"]
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_anthropics_clients_get_the_same_refusal(server: RunningServer, path: str) -> None:
-    limit = {"max_tokens": 3} if path == "/v1/messages" else {}
-    response = server.client.post(path, json={"model": "base", "messages": MESSAGES, **limit})
-    assert response.status_code == 400
-    assert "this model has no chat template" in response.json()["error"]["message"]
-
-
 def test_models_show_whether_they_chat_and_the_log_names_others(server: RunningServer) -> None:
     models = server.client.get("/v1/models").json()["data"]
     assert {entry["id"]: entry["chat"] for entry in models} == {"base": False, "given": True}

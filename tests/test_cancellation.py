@@ -20,9 +20,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(("phase", "num_others"), [("queued", 2), ("prefill", 1), ("decode", 0)])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize(
+    ("path", "phase", "num_others", "stream"),
+    [
+        ("/v1/chat/completions", "queued", 2, True),
+        ("/v1/chat/completions", "prefill", 1, False),
+        ("/v1/chat/completions", "decode", 0, True),
+        ("/v1/responses", "queued", 2, False),
+        ("/v1/responses", "decode", 0, True),
+        ("/v1/messages", "prefill", 1, True),
+        ("/v1/messages", "decode", 0, False),
+    ],
+)
 def test_disconnected_client_frees_its_place(
     server: RunningServer, path: str, phase: str, num_others: int, stream: bool
 ) -> None:

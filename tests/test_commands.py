@@ -4,10 +4,9 @@ import argparse
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
 
@@ -33,12 +32,6 @@ SHELLS = ("sh", "bash")
 OPERATORS = re.compile(r"[();<>|&\n]+")
 ASSIGNMENT = re.compile(r"[A-Z_]+=")
 OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd))?")
-
-
-# The line of README that puts a clone's environment on the PATH.
-ACTIVATION = ". .venv/bin/activate"
-# The programs that README, docs/commands.md and docs/deployment.md expect of a machine.
-ON_EACH_MACHINE = {".", "curl", "docker", "python3", "rm"}
 
 
 class Taken(Exception):
@@ -91,6 +84,11 @@ def commands(code: str) -> Iterator[list[str]]:
             yield [*settings, *rest]
 
 
+def unique(lines: Iterable[list[str]]) -> list[list[str]]:
+    """Each command line once."""
+    return list(map(list, dict.fromkeys(map(tuple, lines))))
+
+
 def spans(text: str) -> Iterator[str]:
     """Text in backticks outside of code blocks that looks like a command."""
     for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text)):
@@ -139,11 +137,11 @@ def test_every_command_line_of_the_documents_is_accepted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = [path.read_text(encoding="utf-8") for path in DOCUMENTS]
-    lines = [words for text in texts for code in blocks(text) for words in commands(code)]
+    lines = unique(words for text in texts for code in blocks(text) for words in commands(code))
     assert len(lines) > 40
     assert faults(lines, monkeypatch, capsys) == []
     # A name in a sentence stands for the command; it may lack required arguments.
-    named = [words for text in texts for code in spans(text) for words in commands(code)]
+    named = unique(words for text in texts for code in spans(text) for words in commands(code))
     assert len(named) > 60
     missing = re.compile(r"the following arguments are required: ")
     assert [fault for fault in faults(named, monkeypatch, capsys) if not missing.search(fault)] == []
@@ -166,37 +164,3 @@ def test_invalid_command_line_is_detected(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(faults([*commands(line)], monkeypatch, capsys)) == 1
-
-
-def test_readme_activates_the_environment_before_any_command() -> None:
-    readme = "".join(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
-    assert 0 < readme.index(f"{ACTIVATION}\n") < readme.index("genai-server ")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell's activation")
-@pytest.mark.parametrize("page", ["README.md", "docs/commands.md", "docs/deployment.md"])
-def test_programs_of_the_first_pages_are_there_or_linked(page: str, tmp_path: Path) -> None:
-    """On a new machine: in the activated environment, in the clone, or linked to their makers."""
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    text = (ROOT / page).read_text(encoding="utf-8")
-    # The file of a redirection is not a command.
-    code = re.sub(r"[<>] *\S+", "", "".join(blocks(text)))
-    named = {words[0] for _, words in all_commands(code) if words}
-    missing = [
-        name
-        for name in named - ON_EACH_MACHINE
-        if not (ROOT / name).exists()
-        and f"[{'uv' if name == 'uvx' else name}](https://" not in text
-        # uv, which scripts/install installs, is not available everywhere.
-        and (name in ("uv", "uvx") or not _is_on_the_path(name, tmp_path))
-    ]
-    assert "genai-server" in named
-    assert missing == []
-
-
-def _is_on_the_path(program: str, folder: Path) -> bool:
-    """Whether a shell in this folder finds a program in the environment after README's line."""
-    found = subprocess.run(
-        ["sh", "-c", f"{ACTIVATION}; command -v {program}"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    return Path(found.stdout.strip()).parent.resolve() == Path(sys.prefix, "bin").resolve()

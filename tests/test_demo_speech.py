@@ -73,12 +73,6 @@ SILENCE = wav(np.zeros(32_000))
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)
-def test_every_word_of_a_recording_is_right(listener: Listener, name: str) -> None:
-    tokens = listener.tokens(recording(name), PROMPT + "<|notimestamps|>")
-    assert listener.tokenizer.decode(tokens[:-1]).strip() == TRANSCRIPTS[name]["text"]
-
-
-@pytest.mark.parametrize("name", TRANSCRIPTS)
 def test_each_sentence_has_its_times(listener: Listener, name: str) -> None:
     zero, end = listener.special("<|0.00|>"), listener.special("<|endoftext|>")
     tokens = listener.tokens(recording(name), PROMPT)

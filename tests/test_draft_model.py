@@ -6,8 +6,6 @@ import pytest
 
 from tests.running_server import DEMO, RunningServer, run_server, wait_until
 
-ASKED = "Count from 1 to 12."
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -36,13 +34,3 @@ def test_model_that_is_loaded_later_may_have_a_draft_model(server: RunningServer
     error = refused.json()["error"]
     assert error["param"] == "draft_model"
     assert error["message"].startswith('model "later" cannot be loaded: draft_model=/missing: ')
-
-
-def test_greedy_answer_is_the_same_with_a_draft_model(server: RunningServer) -> None:
-    question = {"messages": [{"role": "user", "content": ASKED}], "temperature": 0, "max_tokens": 100}
-    answers = [
-        server.client.post("/v1/chat/completions", json={"model": model, **question}).json()
-        for model in ("small", "big")
-    ]
-    first, second = (answer["choices"][0]["message"]["content"] for answer in answers)
-    assert first == second

@@ -100,14 +100,3 @@ def test_cancelled_and_killed_company_changes_no_answer(server: RunningServer, p
     assert server.device("cpu")["pid"] not in killed
     assert server.log().count("is restarted in") == len(killed)
     assert [insist(server, prompt) for prompt in prompts] == alone
-
-
-def test_a_profiled_request_gives_its_usual_answer(server: RunningServer, prompts: list[list[int]]) -> None:
-    expected = insist(server, prompts[2])
-    engine = server.device("cpu")["pid"]
-    server.options(enable_profiling="hybrid")
-    try:
-        assert complete(server, prompts[2]) == expected
-    finally:
-        server.options(enable_profiling="0")
-    assert server.device("cpu")["pid"] == engine

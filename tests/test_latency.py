@@ -119,12 +119,6 @@ def test_ollamas_durations_count_the_load(server: RunningServer, holding: Holdin
     assert sum(parts) <= total <= waited
 
 
-def test_checking_a_new_grammar_counts_as_preparing(server: RunningServer, holding: Holding) -> None:
-    holding.before(GrammarChecker, "complaint")
-    metrics = completion(server, "say 1", response_format=schema("new"))
-    assert check_sum(metrics)["prepare"] >= holding.seconds > 0
-
-
 def test_a_background_response_counts_from_its_request(server: RunningServer, holding: Holding) -> None:
     holding.before(GrammarChecker, "complaint")
     text = {"format": {"type": "json_schema", **schema("background")["json_schema"]}}

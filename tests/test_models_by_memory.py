@@ -57,7 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def test_an_idle_model_is_unloaded_for_one_that_has_no_memory(server: RunningServer) -> None:
-    for name, other in (("two", "one"), ("one", "two"), ("two", "one")):
+    for name, other in (("two", "one"), ("one", "two")):
         answer = server.chat("say x", model=name)
         assert answer.status_code == 200, answer.text
         assert states(server) == {name: "ready", other: "unloaded", "large": "unloaded"}
@@ -66,11 +66,11 @@ def test_an_idle_model_is_unloaded_for_one_that_has_no_memory(server: RunningSer
 def test_a_model_in_use_is_not_unloaded_and_the_figures_say_why(server: RunningServer) -> None:
     assert server.chat("say x", model="one").status_code == 200
     with server.begun(SLOW, model="one") as reader:
-        refused = server.chat("say x", model="two", timeout=2)
+        refused = server.chat("say x", model="two", timeout=1)
         assert refusal(refused)[:2] == (503, "models_busy")
         message = refused.json()["error"]["message"]
         assert message.startswith(
-            "model two has not been loaded for 2 s (model two needs about 1201 MiB for its weights"
+            "model two has not been loaded for 1 s (model two needs about 1201 MiB for its weights"
         )
         assert " MiB are free next to one, which keep 0 MiB of it (GENAI_MAX_MODELS=0 " in message
         assert states(server)["one"] == "ready"

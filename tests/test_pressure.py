@@ -63,12 +63,6 @@ def test_full_queue_is_a_503_with_retry_after_seconds(full: RunningServer, path:
     assert 30 <= int(response.headers["retry-after"]) <= 600
 
 
-def test_more_answers_than_capacity_are_refused_before_the_first(busy: RunningServer) -> None:
-    response = busy.client.post("/v1/chat/completions", json=body("say x", n=2))
-    assert response.status_code == 503
-    assert len(listed(busy)) == 1
-
-
 def test_concurrent_n2_requests_are_accepted_whole_or_refused(server: RunningServer) -> None:
     wait_until(lambda: server.idle("scripted"))
     # The accepted request runs until it is cancelled, so that the others find no capacity.
@@ -167,23 +161,10 @@ def test_a_stream_ends_at_its_timeout_with_one_last_event(server: RunningServer)
     assert len(found) > 2
 
 
-def test_the_header_says_the_same_as_the_field(server: RunningServer) -> None:
-    response = server.client.post("/v1/chat", json=body(ENDLESS), headers={"x-request-timeout": "0.3"})
-    assert response.json()["finish_reason"] == "timeout"
-
-
 def test_queued_request_times_out_with_an_empty_answer(busy: RunningServer) -> None:
     answer = busy.chat("say x", timeout=0.3).json()
     assert (answer["content"], answer["finish_reason"]) == ("", "timeout")
     assert answer["metrics"]["output_tokens"] == 0
-
-
-def test_a_prompt_is_not_read_beyond_its_timeout(own_folder: Path) -> None:
-    options = ("--device", "scripted", "--prefill-chunk", "2", "--max-length", "4000")
-    with run_here(own_folder, *options) as server, server.begun("delay 0.05; count 1000"):
-        answer = server.chat(" " * 3000 + "say x", timeout=0.5).json()
-        assert (answer["content"], answer["finish_reason"]) == ("", "timeout")
-        assert len(listed(server)) == 1
 
 
 def test_openais_client_reads_the_partial_answer(scripted: RunningServer) -> None:

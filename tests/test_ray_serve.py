@@ -23,7 +23,6 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from tests.apis import test_openai_client as single_server
 from tests.running_server import (
     DEMO,
     ROOT,
@@ -149,20 +148,6 @@ def _resume(process: psutil.Process) -> None:
         process.resume()
 
 
-# As there: openai's own classes warn when they write the object of the caller's class into a request.
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-@pytest.mark.parametrize(
-    "test",
-    [
-        single_server.test_streaming_helper_returns_the_object_of_the_plain_call,
-        single_server.test_a_forced_call_parses_and_fits_its_schema,
-    ],
-    ids=lambda test: test.__name__,
-)
-def test_openais_client_works_as_with_a_single_server(test: Callable[[OpenAI], None], client: OpenAI) -> None:
-    test(client)
-
-
 def test_a_stream_comes_token_by_token(demo: RunningServer) -> None:
     with demo.stream("What is the capital of France?", path=CHAT, stream=True) as events:
         chunks = [raw for raw in events.response.iter_raw() if b"content" in raw]
@@ -223,13 +208,6 @@ def test_conversation_finds_its_prefix_while_replicas_are_loaded(demo: RunningSe
     assert min(share for _, share in turns[1:]) >= 0.9
 
 
-def test_metrics_are_those_of_each_replica(demo: RunningServer) -> None:
-    metrics = demo.client.get("/metrics").text
-    running = re.findall(r'^genai:server_num_requests_running{replica="(\w+)"} 0.0$', metrics, re.MULTILINE)
-    assert set(running) == _engines(demo).keys()
-    assert metrics.count("# TYPE genai:server_num_requests_running gauge") == 1
-
-
 def test_admin_calls_reach_all_replicas_or_the_named_one(demo: RunningServer) -> None:
     one, other = _engines(demo)
     terminated = demo.options(terminate_session="1").json()["replicas"]
@@ -248,24 +226,6 @@ def test_admin_calls_reach_all_replicas_or_the_named_one(demo: RunningServer) ->
     demo.recover()
 
 
-def test_profiles_are_switched_on_and_listed_for_all_replicas(demo: RunningServer) -> None:
-    replicas = _engines(demo).keys()
-    demo.options(enable_profiling="1")
-    answered: set[str] = set()
-    number = 0
-    while answered != replicas:
-        number += 1
-        # Tokens have no text prefix, and go to the less loaded replica.
-        fields = {"prompt": [number], "max_tokens": 2}
-        answered.add(demo.client.post("/v1/completions", json=fields).headers[REPLICA])
-    demo.options(enable_profiling="0")
-    sessions = demo.client.get("/v1/admin/profiles").json()["data"]
-    assert {session["replica"] for session in sessions} == replicas
-    session = sessions[0]
-    report = demo.client.get(f"/v1/admin/profiles/{session['id']}/report", params={"format": "text"})
-    assert (report.status_code, report.headers[REPLICA]) == (200, session["replica"])
-
-
 def test_disconnected_clients_sequence_ends(demo: RunningServer) -> None:
     with _suspended_streams(demo) as streams:
         replicas = set(streams)
@@ -273,19 +233,6 @@ def test_disconnected_clients_sequence_ends(demo: RunningServer) -> None:
     metrics = demo.client.get("/metrics").text
     aborted = re.findall(r'request_success_total{.*finished_reason="abort".*replica="(\w+)"}', metrics)
     assert set(aborted) == replicas
-
-
-def test_a_full_queue_is_a_503_with_retry_after(demo: RunningServer) -> None:
-    with ThreadPoolExecutor(40) as threads:
-        asked = [threads.submit(_ask, demo, f"{number} tell", max_tokens=150, ignore_eos=True) for number in range(40)]
-        answers = [one.result() for one in asked]
-    refused = [answer for answer in answers if answer.status_code == 503]
-    assert {answer.status_code for answer in answers} == {200, 503}
-    assert {answer.json()["error"]["code"] for answer in refused} == {"queue_full"}
-    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-    # Both replicas had to be full, or nearly.
-    assert {answer.headers[REPLICA] for answer in answers if answer not in refused} == _engines(demo).keys()
-    assert len(answers) - len(refused) > PLACES
 
 
 def test_hung_replica_is_named_and_delays_no_health_check(demo: RunningServer) -> None:

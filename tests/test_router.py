@@ -243,12 +243,6 @@ def test_sessions_are_terminated_and_profiled_per_server(routed: Routed) -> None
         assert list(Path(state["profile_dir"]).glob("routed*"))
 
 
-def test_routed_admin_call_reaches_one_server_only(routed: Routed) -> None:
-    routed.http.post("/v1/admin/runtime_options", json={"enable_profiling": "one"})
-    states = [server.client.get("/v1/admin/runtime_options").json()["devices"]["cpu"] for server in routed.servers()]
-    assert sorted(state["enable_profiling"] for state in states) == ["0", "one"]
-
-
 def test_draining_server_ends_its_stream_and_refuses_nothing(routed: Routed) -> None:
     with ThreadPoolExecutor(4) as pool:
         streams = _stream_on_both(routed, pool)

@@ -4,7 +4,6 @@ The chart is rendered by helm, or by Helm's library for Python, and checked agai
 the extra `chart`, and without them these tests are skipped.
 """
 
-import json
 import re
 import shutil
 import subprocess
@@ -132,53 +131,6 @@ def test_the_chart_sets_what_the_server_knows_and_takes(values: dict[str, Any], 
         assert settings.max_body_bytes == 2097152
 
 
-def test_the_chart_gives_the_drain_its_time(render: Render) -> None:
-    manifests = render(drain={"preStopSeconds": 7, "seconds": 100})
-    pod = manifests["Deployment"]["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] == 7 + 100 + 15
-    assert _server(manifests)["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
-    assert _variables(_server(manifests))["GENAI_DRAIN_TIMEOUT"] == "100"
-
-
-def test_chart_waits_for_the_model_as_long_as_the_server(render: Render) -> None:
-    assert _variables(_server(render(loadSeconds=301)))["GENAI_LOAD_TIMEOUT"] == "301"
-
-
-def test_hung_server_is_restarted_but_not_an_unready_one(render: Render) -> None:
-    """tests/test_faults.py and tests/test_shutdown.py cover the responses of /livez."""
-    server = _server(render())
-    paths = [server[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")]
-    assert paths == ["/livez", "/livez", "/readyz"]
-    probe = server["livenessProbe"]
-    assert 30 <= probe["periodSeconds"] * probe["failureThreshold"] <= 60
-
-
-def test_a_rollout_has_the_time_that_the_model_takes(render: Render) -> None:
-    assert render(loadSeconds=3000)["Deployment"]["spec"]["progressDeadlineSeconds"] > 3000
-
-
-def test_no_variable_of_a_services_name_reaches_the_server(render: Render) -> None:
-    assert render()["Deployment"]["spec"]["template"]["spec"]["enableServiceLinks"] is False
-
-
-def test_a_replica_has_as_many_threads_as_it_has_cores(render: Render) -> None:
-    for values in ({}, VARIANTS["gpu"]):
-        resources = _server(render(**values))["resources"]
-        assert resources["limits"]["cpu"] == resources["requests"]["cpu"]
-
-
-def test_replicas_of_this_release_are_spread(render: Render) -> None:
-    deployment = render()["Deployment"]["spec"]
-    (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
-    assert spread["labelSelector"] == deployment["selector"]
-    own = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
-    own["labelSelector"] = {"matchLabels": {"a": "b"}}
-    (spread,) = render(topologySpreadConstraints=[own])["Deployment"]["spec"]["template"]["spec"][
-        "topologySpreadConstraints"
-    ]
-    assert spread == own
-
-
 def test_the_network_policy_lets_only_routers_to_the_events(render: Render) -> None:
     variant = VARIANTS["events and a model"]
     http, events = render(**variant)["NetworkPolicy"]["spec"]["ingress"]
@@ -196,12 +148,6 @@ def test_the_chart_keeps_keys_in_a_secret(render: Render) -> None:
     assert "Secret" not in existing
     (key, admin) = (one["valueFrom"]["secretKeyRef"] for one in _server(existing)["env"] if "KEY" in one["name"])
     assert (key["name"], admin["name"], admin["optional"]) == ("mine", "mine", True)
-
-
-def test_the_chart_gives_a_replica_its_gpu(render: Render) -> None:
-    server = _server(render(**VARIANTS["gpu"]))
-    assert server["resources"]["limits"] == {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 1}
-    assert _variables(server)["GENAI_DEVICE"] == "cuda"
 
 
 def test_the_chart_scales_by_waiting_sequences(render: Render) -> None:
@@ -229,20 +175,6 @@ def test_the_chart_scales_by_waiting_sequences(render: Render) -> None:
 def test_the_chart_refuses_what_cannot_work(values: dict[str, Any], reason: str, render: Render) -> None:
     with pytest.raises(Refused, match=reason):
         render(**values)
-
-
-def test_every_value_has_a_type_and_no_other_is_taken() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    assert schema["properties"].keys() - values.keys() == {"global"}  # Helm's own key for subcharts
-
-    def check(values: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-        assert schema["additionalProperties"] is False
-        for name, value in values.items():
-            if "properties" in schema["properties"][name]:
-                check(value, schema["properties"][name])
-
-    check(values, schema)
 
 
 def test_chart_has_this_version_and_the_values_of_the_image() -> None:

@@ -78,11 +78,6 @@ def test_request_gets_the_named_model_or_the_first(server: RunningServer) -> Non
     assert server.client.get("/v1/models/two/b").json()["id"] == "two/b"
 
 
-def test_the_log_says_which_model_is_ready_on_which_device(server: RunningServer) -> None:
-    for name, pid in pids(server).items():
-        assert f"model {name} on device scripted is ready, process {pid}\n" in server.log()
-
-
 def test_model_is_loaded_and_unloaded_while_another_streams(server: RunningServer) -> None:
     kept = pids(server)
     with server.stream(SLOW, model="one") as events:
@@ -180,14 +175,6 @@ def test_invalid_load_request_is_refused(scripted: RunningServer, fields: Any, e
     assert states(scripted) == {"demo": "ready"}
 
 
-def test_unknown_device_is_refused_with_what_may_be_meant(scripted: RunningServer) -> None:
-    error = load(scripted, name="more", path="/1", device="gpu").json()["error"]
-    assert error["param"] == "device"
-    assert error["message"].startswith(
-        'device must be in the format of GENAI_DEVICE: unknown device "gpu"; did you mean'
-    )
-
-
 def test_former_default_name_is_the_first_model_and_not_listed(server: RunningServer) -> None:
     listed = [model["id"] for model in server.client.get("/v1/models").json()["data"]]
     completion = {"model": "onnx-genai", "prompt": "say x\n\x04"}
@@ -233,7 +220,7 @@ def test_idle_model_is_unloaded_and_reloaded_on_demand(own_folder: Path) -> None
     with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "1"}) as server:
         with server.begun("delay 0.05; count 1000") as reader:
             pid = server.device("scripted")["pid"]
-            for _ in range(50):  # longer than two seconds
+            for _ in range(30):  # longer than the second after which it is idle
                 next(reader)
             assert server.device("scripted")["pid"] == pid
         wait_until(lambda: states(server)["demo"] == "unloaded")
@@ -258,16 +245,3 @@ def test_request_waits_until_its_timeout_if_all_models_are_busy(limited: Running
         assert (response.status_code, response.json()["error"]["code"]) == (503, "models_busy")
         assert all(json.loads(next(reader))["token"] for reader in (one, two))
     assert limited.chat("say x", model="three").json()["content"] == "x"
-
-
-def test_real_models_are_used_side_by_side(own_folder: Path) -> None:
-    copy = own_folder / "copy"
-    shutil.copytree(DEMO, copy)
-    with run_here(own_folder, settings={"GENAI_MODELS": f"small={DEMO},big={copy}"}) as server:
-        wait_until(lambda: set(states(server).values()) == {"ready"})
-        answers = [server.chat("Hello", model=name, max_tokens=8).json()["content"] for name in ("small", "big")]
-        assert answers[0] == answers[1]
-        tokens = [server.client.post("/tokenize", json={"model": n, "prompt": "Hi"}).json() for n in ("small", "big")]
-        assert tokens[0] == tokens[1]
-        unload(server, name="small")
-        assert server.chat("Hello", max_tokens=8).json()["content"] == answers[0]

@@ -161,12 +161,6 @@ def test_pull_starts_none(home: Home) -> None:
     home.check()
 
 
-def test_a_script_that_imports_onnx_runtime_starts_none(home: Home, tmp_path: Path) -> None:
-    home.run("scripts/make_adapter_model.py", str(tmp_path / "adapted"))
-    home.check()
-    assert home.notes("imported")
-
-
 @pytest.mark.parametrize(("wanted", "variable"), [("true", "0"), ("false", "1")])
 def test_telemetry_is_on_only_if_enabled_and_only_in_engines(tmp_path: Path, wanted: str, variable: str) -> None:
     libraries = tmp_path / "libraries"

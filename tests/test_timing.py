@@ -24,14 +24,6 @@ def test_an_answer_of_several_tokens_has_all_figures(clock: HandClock) -> None:
     assert timings.output_tokens_per_second == pytest.approx(5.0)
 
 
-def test_input_tokens_may_be_known_later_than_the_start(clock: HandClock) -> None:
-    watch = Stopwatch(Arrival(clock))
-    clock.wait(2.0)
-    watch.input_tokens = 10
-    timings = watch.timings(Phases(), 0)
-    assert (timings.input_tokens, timings.tokens_per_second) == (10, 5.0)
-
-
 def test_answer_without_tokens_has_no_ttft_and_no_tpot(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock), input_tokens=3)
     clock.wait(1.0)
@@ -47,13 +39,6 @@ def test_answer_of_one_token_has_no_tpot(clock: HandClock) -> None:
     watch.count(1)
     timings = watch.timings(Phases(), 1)
     assert (timings.ttft, timings.tpot, timings.output_tokens_per_second) == (0.25, None, None)
-
-
-def test_two_tokens_are_one_step_apart(clock: HandClock) -> None:
-    watch = Stopwatch(Arrival(clock))
-    watch.count(2)
-    timings = watch.timings(Phases(decode=0.5), 2)
-    assert (timings.tpot, timings.output_tokens_per_second) == (0.5, 2.0)
 
 
 def test_tokens_behind_a_stop_string_count_in_the_time_per_token(clock: HandClock) -> None:
