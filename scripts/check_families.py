@@ -26,8 +26,7 @@ from _models.activations import with_float_activations, with_nudged_norms
 from _models.driven import Driven, engine_spec
 from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, long_rows, prompt
-from _models.families import FAMILIES
-from _models.family import Family
+from _models.family import FAMILIES, Family
 
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.graph_rewriting.output_head import find_head
@@ -115,7 +114,7 @@ def build(name: str, precision: str, work: Path) -> tuple[Path | None, str]:
     """The model directory, if it can be built, and the builder's complaint, if it had to be patched for that."""
     source, complaint = work / f"{name}-source", ""
     if not source.exists():
-        subprocess.run([python(), "-m", "_models.families", name, source], check=True, env=_environment())
+        subprocess.run([python(), "-m", "_models.family", name, source], check=True, env=_environment())
     for builder, mark in BUILDERS.items():
         target = work / f"{name}-{precision}{mark}"
         failed = run_builder(builder, FAMILIES[name], (source, target), precision)

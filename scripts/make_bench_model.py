@@ -12,12 +12,10 @@ import os
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from _models.bench_shapes import IMAGE_TOKENS, SHAPES, SPEECH_SHAPES, SPEECH_TEXT_TOKENS, BenchShape
 from _models.environment import ensure_environment
-from _models.family import add_head
-from _models.vision_families import QWEN_MARKS, QWEN_TEMPLATE
+from _models.family import Family, add_head, read_families
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,6 +23,23 @@ if TYPE_CHECKING:
 
 WORDS = Path(__file__).with_name("_training") / "words" / "words.txt"
 VOCABULARY, CONTEXT = 32_760, 32_768
+SHAPES = read_families("bench_shapes")
+# Its settings have the ids of tokens for images, which are behind the tokenizer's three others.
+FOR_IMAGES = "qwen-3-vl"
+# Settings of WhisperConfig. Their vocabulary is Whisper's: 50,257 tokens of text, 99 languages, 1,501 timestamps.
+SPEECH_SHAPES: dict[str, dict[str, Any]] = {
+    name: {
+        "d_model": width,
+        "encoder_layers": layers,
+        "decoder_layers": layers,
+        "encoder_attention_heads": width // 64,
+        "decoder_attention_heads": width // 64,
+        "encoder_ffn_dim": 4 * width,
+        "decoder_ffn_dim": 4 * width,
+    }
+    for name, width, layers in (("whisper-base", 512, 6), ("whisper-small", 768, 12))
+}
+SPEECH_TEXT_TOKENS = 50_257
 # The projections of a layer that write to the residual stream.
 _OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight", "experts.down_proj")
 CHATML = (
@@ -62,15 +77,18 @@ def main() -> None:
 
     from _models.export import export
     from _models.tokenizer import pad_vocabulary, save_tokenizer, train_tokenizer
+    from _models.vision_families import QWEN_MARKS, template
 
-    shape = SHAPES[arguments.shape]
-    marks = QWEN_MARKS if shape.takes_images else ()
+    shape, takes_images = SHAPES[arguments.shape], arguments.shape == FOR_IMAGES
+    marks = QWEN_MARKS if takes_images else ()
     tokenizer = pad_vocabulary(train_tokenizer(_standard_library(), VOCABULARY, marks), arguments.vocabulary)
     with tempfile.TemporaryDirectory() as temporary:
         source = arguments.checkpoint or Path(temporary)
         source.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(tokenizer, source, QWEN_TEMPLATE if shape.takes_images else CHATML, arguments.context)
+        save_tokenizer(tokenizer, source, template("qwen") if takes_images else CHATML, arguments.context)
         model = random_model(tokenizer, shape, arguments.layers, arguments.context)
+        # numpy, which reads the embeddings of a model for images, has no such type.
+        model = model if takes_images else model.bfloat16()
         model.save_pretrained(source)
         if "mtp_num_hidden_layers" in shape.settings:
             add_head(model.config.get_text_config(), source, lambda _, parameter: parameter.normal_(std=0.02))
@@ -81,11 +99,11 @@ def main() -> None:
             block_size=arguments.block_size,
             options=shape.options,
         )
-        if shape.takes_images:
+        if takes_images:
             from _models.bench_vision import write_bench_vision
             from _models.vision_files import complete, qwen_layout
 
-            layout = qwen_layout("qwen3_vl", IMAGE_TOKENS, 64 * 64, 1024 * 1024)
+            layout = qwen_layout("qwen3_vl", shape.outer or {}, 64 * 64, 1024 * 1024)
             complete(layout, source, arguments.out, write_bench_vision)
     print(f"wrote {arguments.out}")
 
@@ -126,7 +144,7 @@ def _standard_library() -> list[str]:
 
 
 def random_model(
-    tokenizer: Tokenizer, shape: BenchShape, layers: int | None = None, context: int = CONTEXT
+    tokenizer: Tokenizer, shape: Family, layers: int | None = None, context: int = CONTEXT
 ) -> PreTrainedModel:
     """Random weights that can only choose readable tokens.
 
@@ -140,7 +158,9 @@ def random_model(
 
     size = tokenizer.get_vocab_size()
     torch.manual_seed(0)
-    settings = shape.text_settings(layers) | {
+    number = layers or shape.settings["num_hidden_layers"]
+    settings = shape.settings | {
+        "num_hidden_layers": number,
         "vocab_size": size,
         "max_position_embeddings": context,
         "tie_word_embeddings": False,
@@ -148,6 +168,8 @@ def random_model(
         "eos_token_id": TURN_END_ID,
         "pad_token_id": END_OF_TEXT_ID,
     }
+    if shape.layers:
+        settings["layer_types"] = [shape.layers[layer % len(shape.layers)] for layer in range(number)]
     kind = transformers.AutoModelForCausalLM
     if shape.outer is not None:
         settings = {"text_config": settings, "tie_word_embeddings": False, **shape.outer}
@@ -166,8 +188,7 @@ def random_model(
         output[:, 0] = 0.0
         output[unreadable] = 0.0
         output[unreadable, 0] = -1000.0
-    # numpy, which reads the embeddings of a model for images, has no such type.
-    return model if shape.takes_images else model.bfloat16()
+    return model
 
 
 if __name__ == "__main__":

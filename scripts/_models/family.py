@@ -1,22 +1,30 @@
-"""A small model with random weights of some architecture: real structure, small widths.
+"""Models with random weights of some architecture: real structure, mostly small widths.
 
-Imported, it needs nothing but the standard library.
+Imported, it needs nothing but the standard library. As a program (`python -m _models.family NAME OUT`) it runs in
+`.venv-models` and writes the Hugging Face directory of one of families.toml.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 # The builder takes any linear layer with this many outputs for the head, so no other layer may have them.
 VOCABULARY = 510
-CONTEXT, WINDOW, SHORT_CONTEXT = 512, 32, 128
+CONTEXT, SHORT_CONTEXT = 512, 128
 END_OF_TEXT, TURN_END = 0, 2  # as in tokenizer.py
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+# What the tokenizer learns its merges from.
+_TEXT = """A small model with random weights of some architecture: real structure, small widths.
+
+Imported, it needs nothing but the standard library.
+"""
 
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -34,22 +42,24 @@ COMMON: dict[str, Any] = {
 
 
 # In the place of a value: the setting does not exist.
-LEFT_OUT = object()
+_LEFT_OUT = object()
 
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture: what `structure` is checked, and the `settings` of its configuration that are not COMMON.
+    """One architecture: what `structure` is checked, and the `settings` of its class `config` that are not COMMON.
 
     `options` go to the model builder. Large `embeddings` keep each token's own mark, so that different texts
     continue differently; where they are multiplied or tied they must be small, or every token would repeat itself.
     """
 
-    title: str
     config: str
-    structure: str
+    title: str = ""
+    structure: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
+    # Types of layers, which repeat over all of them. Without any, `settings` say all about layers.
+    layers: Sequence[str] = ()
+    options: Sequence[str] = ()
     embeddings: float = 0.3
     # Where every layer has biases, large ones make all texts continue alike.
     biases: float = 0.5
@@ -62,6 +72,40 @@ class Family:
     template: str = TEMPLATE
 
 
+def read_families(name: str, known: dict[str, Family] | None = None) -> dict[str, Family]:
+    """The families of the file NAME.toml, whose head explains it. `like` also names one of the `known` families."""
+    text = Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8")
+    found: dict[str, Family] = {}
+    for title, given in tomllib.loads(text).items():
+        like = given.pop("like", None)
+        settings: dict[str, Any] = given.pop("settings", {})
+        settings |= dict.fromkeys(given.pop("none", ())) | dict.fromkeys(given.pop("left_out", ()), _LEFT_OUT)
+        if rotated := given.pop("long_rope", 0):
+            settings["rope_parameters"] = _long_rope(rotated) | settings.get("rope_parameters", {})
+        if like is None:
+            found[title] = Family(settings=settings, **given)
+        else:
+            base = (found | (known or {}))[like]
+            found[title] = replace(base, settings=base.settings | settings, **given)
+    return found
+
+
+def _long_rope(rotated: int) -> dict[str, Any]:
+    """Rope factors for `rotated` dimensions of a head, which change beyond SHORT_CONTEXT."""
+    half = rotated // 2
+    return {
+        "rope_type": "longrope",
+        "type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0 + 0.02 * index for index in range(half)],
+        "long_factor": [1.0 + 0.3 * index for index in range(half)],
+        "original_max_position_embeddings": SHORT_CONTEXT,
+    }
+
+
+FAMILIES = read_families("families")
+
+
 def make(family: Family, out: Path) -> None:
     """Write configuration, weights and tokenizer."""
     import torch
@@ -70,7 +114,7 @@ def make(family: Family, out: Path) -> None:
     from _models.tokenizer import save_tokenizer, train_tokenizer
 
     torch.manual_seed(7)
-    settings = {name: value for name, value in (COMMON | family.settings).items() if value is not LEFT_OUT}
+    settings = {name: value for name, value in (COMMON | family.settings).items() if value is not _LEFT_OUT}
     kind = transformers.AutoModelForCausalLM
     if family.outer is not None:
         settings = {"text_config": settings, **family.outer}
@@ -93,7 +137,7 @@ def make(family: Family, out: Path) -> None:
         path.write_text(json.dumps(settings))
     if getattr(config.get_text_config(), "mtp_num_hidden_layers", 0):
         add_head(config.get_text_config(), out, lambda name, parameter: _randomize(name, parameter, family))
-    tokenizer = train_tokenizer([__doc__ or ""], vocabulary, family.marks)
+    tokenizer = train_tokenizer([_TEXT], vocabulary, family.marks)
     save_tokenizer(tokenizer, out, family.template, config.get_text_config().max_position_embeddings)
 
 
@@ -135,3 +179,7 @@ def _randomize(name: str, parameter: Any, family: Family) -> None:
         # What a layer adds must outweigh the token that it started from.
         gain = 3.0 if "o_proj" in name or "down_proj" in name or "lm_head" in name else 1.5
         parameter.normal_(std=gain / parameter.shape[-1] ** 0.5)
+
+
+if __name__ == "__main__":
+    make(FAMILIES[sys.argv[1]], Path(sys.argv[2]))

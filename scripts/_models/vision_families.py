@@ -1,180 +1,120 @@
-"""Models for images with random weights: their decoders are built like those of text models.
-
-Imported, it needs nothing but the standard library.
-"""
+"""Models for images and sounds with random weights: their decoders are built like those of text models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from _models.families import FAMILIES
-from _models.family import TURN_END, Family
-from _models.newer_families import NEWER
+import numpy as np
 
+from .export import BUILDER, PATCHED_BUILDER, export
+from .family import TURN_END, Family, make
+from .vision_files import (
+    GEMMA_PATCH,
+    PATCH,
+    Layout,
+    complete,
+    gemma_layout,
+    lfm2_audio_layout,
+    lfm2_layout,
+    pixtral_layout,
+    qwen_layout,
+    qwen_patch,
+)
+from .vision_graphs import (
+    write_gemma_vision,
+    write_lfm2_speech,
+    write_lfm2_vision,
+    write_pixtral_vision,
+    write_qwen_vision,
+)
+
+# An image is scaled to between these numbers of pixels; each 32x32 pixels become one token.
+_LIMITS = (64 * 64, 256 * 256)
 QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-# As Qwen's own: parts of a message are texts and images, and each image becomes one <|image_pad|>.
-QWEN_TEMPLATE = """\
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' }}
-    {%- if message.content is string %}
-        {{- message.content }}
-    {%- else %}
-        {%- for part in message.content %}
-            {%- if part.type == 'image' or 'image' in part or 'image_url' in part %}
-                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
-            {%- elif 'text' in part %}
-                {{- part.text }}
-            {%- endif %}
-        {%- endfor %}
-    {%- endif %}
-    {{- '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
+
+
+def template(name: str) -> str:
+    """A chat template. In `qwen`, as in Qwen's own, parts of a message are texts and images, and each image becomes one
+    <|image_pad|>.
+    """
+    return (Path(__file__).with_name("templates") / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
-class VisionFamily:
-    """A text model that is built without its embeddings, and the type that onnxruntime-genai knows the whole by.
+class Medium:
+    """What a model for images or sounds adds to its decoder.
 
-    An image is scaled to between `min_pixels` and `max_pixels`; each 32x32 pixels become one token.
+    Special tokens are behind the tokenizer's own; `token` of the decoder's settings, or each of several, is the id of
+    one of them, by its place. `surround` gives what surrounds the graph of a type of models (`kind`), which reads images
+    or sounds; `write` writes this graph for features of a width and a loudness.
     """
 
-    text: Family
-    kind: str
-    min_pixels: int = 64 * 64
-    max_pixels: int = 256 * 256
+    marks: tuple[str, ...]
+    token_ids: dict[str, int]
+    template: str
+    surround: Callable[[str, Family], Layout]
+    write: Callable[[str, Path, int, float], None]
+    builder: str = BUILDER
 
 
-def qwen(name: str, kind: str) -> VisionFamily:
-    """Qwen's layout with the decoder of a family for text."""
-    family = NEWER[name]
-    assert family.outer is not None
-    first = TURN_END + 1
-    tokens = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    outer = family.outer | {token: first + at for at, token in enumerate(tokens)}
-    options = (*family.options, "exclude_embeds=true")
-    return VisionFamily(replace(family, options=options, outer=outer, marks=QWEN_MARKS, template=QWEN_TEMPLATE), kind)
-
-
-MISTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]")
-MISTRAL_TEMPLATE = """\
-{%- for message in messages %}
-    {%- if message.role == 'assistant' %}
-        {{- message.content + '<|im_end|>' }}
-    {%- else %}
-        {{- '[INST]' }}
-        {%- if message.content is string %}
-            {{- message.content }}
-        {%- else %}
-            {%- for part in message.content %}
-                {{- '[IMG]' if part.type in ('image', 'image_url') else part.text }}
-            {%- endfor %}
-        {%- endif %}
-        {{- '[/INST]' }}
-    {%- endif %}
-{%- endfor %}
-"""
-
-
-def mistral(name: str, kind: str) -> VisionFamily:
-    """Mistral 3's layout with the decoder of a family for text."""
-    family = NEWER[name]
-    assert family.outer is not None
-    outer = family.outer | {"image_token_index": TURN_END + 1}
-    options = (*family.options, "exclude_embeds=true")
-    text = replace(family, options=options, outer=outer, marks=MISTRAL_MARKS, template=MISTRAL_TEMPLATE)
-    return VisionFamily(text, kind)
-
-
-GEMMA_MARKS = ("<start_of_image>", "<image_soft_token>", "<end_of_image>", "<start_of_turn>", "<end_of_turn>")
-GEMMA_TEMPLATE = """\
-{%- for message in messages %}
-    {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}
-    {%- if message.content is string %}
-        {{- message.content }}
-    {%- else %}
-        {%- for part in message.content %}
-            {{- '<start_of_image>' if part.type == 'image' else part.text }}
-        {%- endfor %}
-    {%- endif %}
-    {{- '<end_of_turn>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<start_of_turn>model\n' }}
-{%- endif %}
-"""
-CHATML = """\
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-LFM2_MARKS = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>")
-_GEMMA_OUTER = {
-    "vision_config": {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 128,
-        "patch_size": 4,
-    },
-    "mm_tokens_per_image": 256,
-    "boi_token_index": TURN_END + 1,
-    "image_token_index": TURN_END + 2,
-    "eoi_token_index": TURN_END + 3,
+MEDIA = {
+    "qwen": Medium(
+        QWEN_MARKS,
+        {"vision_start_token_id": 0, "vision_end_token_id": 1, "image_token_id": 2, "video_token_id": 3},
+        template("qwen"),
+        lambda kind, text: qwen_layout(kind, text.outer or {}, *_LIMITS),
+        lambda kind, path, hidden, loudness: write_qwen_vision(path, hidden, qwen_patch(kind), loudness),
+    ),
+    "mistral": Medium(
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]"),
+        {"image_token_index": 0},
+        template("mistral"),
+        lambda kind, text: pixtral_layout(kind, TURN_END + 1, *_LIMITS),
+        lambda kind, path, hidden, loudness: write_pixtral_vision(path, hidden, PATCH, loudness),
+    ),
+    "gemma": Medium(
+        ("<start_of_image>", "<image_soft_token>", "<end_of_image>", "<start_of_turn>", "<end_of_turn>"),
+        {"boi_token_index": 0, "image_token_index": 1, "eoi_token_index": 2},
+        template("gemma"),
+        lambda kind, text: gemma_layout(kind, TURN_END + 2, text.settings["hidden_size"]),
+        lambda kind, path, hidden, loudness: write_gemma_vision(path, hidden, GEMMA_PATCH, loudness),
+        PATCHED_BUILDER,
+    ),
+    "lfm2": Medium(
+        ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+        {"image_token_id": 0},
+        template("qwen").replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>"),
+        lambda kind, text: lfm2_layout(kind, TURN_END + 1, *_LIMITS),
+        lambda kind, path, hidden, loudness: write_lfm2_vision(path, hidden, PATCH, loudness),
+    ),
+    # Its template knows texts only, and the builder takes its decoder for that of a model for images.
+    "lfm2_audio": Medium(
+        ("<|reserved_audio|>", "<|audio_start|>", "<|text_end|>"),
+        {"image_token_id": 0},
+        template("chatml"),
+        lambda kind, text: lfm2_audio_layout(kind, TURN_END + 1),
+        lambda kind, path, hidden, loudness: write_lfm2_speech(path, hidden, loudness),
+    ),
 }
 
 
-def gemma(family: Family, kind: str) -> VisionFamily:
-    """Gemma 3's layout with the decoder of a family for text."""
-    options = (*family.options, "exclude_embeds=true")
-    text = replace(
-        family,
-        config="Gemma3Config",
-        options=options,
-        outer=_GEMMA_OUTER,
-        marks=GEMMA_MARKS,
-        template=GEMMA_TEMPLATE,
-    )
-    return VisionFamily(text, kind)
+def export_medium(text: Family, kind: str, medium: Medium, work: Path) -> Path:
+    """Build the decoder of a text model without its embeddings, and add the rest of a model of this kind, in 32 bits.
 
+    Returns the directory, which is in `work` as its source is.
+    """
+    source, built = work / "source", work / "built"
+    ids = {name: TURN_END + 1 + place for name, place in medium.token_ids.items()}
+    options = (*text.options, "exclude_embeds=true")
+    outer = (text.outer or {}) | ids
+    text = replace(text, options=options, outer=outer, marks=medium.marks, template=medium.template)
+    make(text, source)
+    export(source, built, precision="fp32", block_size=32, options=options, builder=medium.builder)
 
-def lfm2(name: str, kind: str) -> VisionFamily:
-    """LFM2-VL's layout with the decoder of a family for text."""
-    family = NEWER[name]
-    assert family.outer is not None
-    outer = family.outer | {"image_token_id": TURN_END + 1}
-    options = (*family.options, "exclude_embeds=true")
-    template = QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
-    return VisionFamily(replace(family, options=options, outer=outer, marks=LFM2_MARKS, template=template), kind)
+    def write_vision(path: Path, table: np.ndarray) -> None:
+        medium.write(kind, path, table.shape[1], 2 * float(table.std()))
 
-
-AUDIO_MARKS = ("<|reserved_audio|>", "<|audio_start|>", "<|text_end|>")
-
-
-def lfm2_audio(name: str, kind: str) -> VisionFamily:
-    """LFM2-Audio's layout with the decoder of a family for text. Its template knows texts only."""
-    family = NEWER[name]
-    assert family.outer is not None
-    # The builder takes its decoder for that of a model for images.
-    outer = family.outer | {"image_token_id": TURN_END + 1}
-    options = (*family.options, "exclude_embeds=true")
-    return VisionFamily(replace(family, options=options, outer=outer, marks=AUDIO_MARKS, template=CHATML), kind)
-
-
-VISION_FAMILIES = {
-    "qwen-2.5-vl-images": qwen("qwen-2.5-vl", "qwen2_5_vl"),
-    "qwen-3.5-moe-images": qwen("qwen-3.5-moe", "qwen3_5_moe"),
-    "qwen-3-vl-images": qwen("qwen-3-vl", "qwen3_vl"),
-    "qwen-3.5-images": qwen("qwen-3.5", "qwen3_5"),
-    "mistral-3-images": mistral("mistral-3", "mistral3"),
-    "lfm2-vl-images": lfm2("lfm2-vl", "lfm2_vl"),
-    "lfm2-audio": lfm2_audio("lfm2-vl", "lfm2_audio"),
-    "gemma-3-images": gemma(FAMILIES["gemma-3"], "gemma3"),
-}
+    complete(medium.surround(kind, text), source, built, write_vision)
+    return built

@@ -21,6 +21,10 @@ GEMMA_PATCH = 4
 # Mean and deviation of the colors, as CLIP has them.
 _CLIP = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
 Json = dict[str, Any]
+_HALF: Json = {"mean": [0.5] * 3, "std": [0.5] * 3}
+# Steps of the processor with their settings, in order.
+Steps = dict[str, Json]
+_BY_CHANNEL: Steps = {"Permute3D": {"dims": [2, 0, 1]}}
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def qwen_patch(kind: str) -> int:
 def qwen_layout(kind: str, tokens: Json, min_pixels: int, max_pixels: int) -> Layout:
     """Qwen-VL's; `tokens` has the ids of its special tokens."""
     patch = qwen_patch(kind)
-    normalize: Json = {"mean": [0.5] * 3, "std": [0.5] * 3, "qwen3_vl": 1}
+    normalize = _HALF | {"qwen3_vl": 1}
     if kind == "qwen2_5_vl":
         normalize = _CLIP | {"qwen2_5_vl": 1}
     settings = {name: tokens[name] for name in ("video_token_id", "vision_start_token_id")}
@@ -91,15 +95,8 @@ def qwen_layout(kind: str, tokens: Json, min_pixels: int, max_pixels: int) -> La
         {"spatial_merge_size": 2, "tokens_per_second": 2.0, "patch_size": patch},
         {"pixel_values": "pixel_values", "image_grid_thw": "image_grid_thw"},
     )
-    resize = _smart_resize(min_pixels, max_pixels, patch)
-    steps: list[tuple[str, Json]] = [
-        ("DecodeImage", {"color_space": "RGB"}),
-        ("ConvertRGB", {}),
-        ("Resize", resize),
-        ("Rescale", {"rescale_factor": 1 / 255}),
-        ("Normalize", normalize),
-        ("PatchImage", {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}),
-    ]
+    patches = {"PatchImage": {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}}
+    steps = _scaled(_smart_resize(min_pixels, max_pixels, patch), normalize) | patches
     name = "qwen2_5_vl_image_processor" if kind == "qwen2_5_vl" else "qwen3_vl_image_processor"
     return Layout(kind, tokens["image_token_id"], settings, _processor(name, steps))
 
@@ -107,15 +104,7 @@ def qwen_layout(kind: str, tokens: Json, min_pixels: int, max_pixels: int) -> La
 def pixtral_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int) -> Layout:
     """Mistral 3's: a row of tokens ends with [IMG_BREAK], the last one with [IMG_END]."""
     settings = _sections({"spatial_merge_size": 2, "patch_size": PATCH}, {"pixel_values": "pixel_values"})
-    steps: list[tuple[str, Json]] = [
-        ("DecodeImage", {"color_space": "RGB"}),
-        ("ConvertRGB", {}),
-        ("Resize", _smart_resize(min_pixels, max_pixels)),
-        ("Rescale", {"rescale_factor": 1 / 255}),
-        ("Normalize", _CLIP),
-        ("Permute3D", {"dims": [2, 0, 1]}),
-        ("PixtralImageSizes", {}),
-    ]
+    steps = _scaled(_smart_resize(min_pixels, max_pixels), _CLIP) | _BY_CHANNEL | {"PixtralImageSizes": {}}
     return Layout(kind, image_token, settings, _processor("pixtral_image_processor", steps))
 
 
@@ -125,15 +114,7 @@ def lfm2_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int) -
         {"spatial_merge_size": 2, "patch_size": PATCH},
         {"pixel_values": "pixel_values", "attention_mask": "image_attention_mask", "image_sizes": "image_sizes"},
     )
-    steps: list[tuple[str, Json]] = [
-        ("DecodeImage", {"color_space": "RGB"}),
-        ("ConvertRGB", {}),
-        ("Resize", _smart_resize(min_pixels, max_pixels)),
-        ("Rescale", {"rescale_factor": 1 / 255}),
-        ("Normalize", {"mean": [0.5] * 3, "std": [0.5] * 3}),
-        ("Permute3D", {"dims": [2, 0, 1]}),
-        ("PixtralImageSizes", {}),
-    ]
+    steps = _scaled(_smart_resize(min_pixels, max_pixels), _HALF) | _BY_CHANNEL | {"PixtralImageSizes": {}}
     return Layout(kind, image_token, settings, _processor("lfm2_vl_image_processor", steps))
 
 
@@ -160,15 +141,21 @@ def gemma_layout(kind: str, image_token: int, hidden: int) -> Layout:
     """Gemma 3's: every image is scaled to one size and becomes 256 tokens."""
     settings = _sections({}, {"pixel_values": "pixel_values"})
     side = 32 * GEMMA_PATCH
-    steps: list[tuple[str, Json]] = [
-        ("DecodeImage", {"color_space": "RGB"}),
-        ("Resize", {"interpolation": "CUBIC", "width": side, "height": side, "keep_aspect_ratio": 0}),
-        ("Rescale", {"rescale_factor": 1 / 255}),
-        ("Normalize", {"mean": [0.5] * 3, "std": [0.5] * 3}),
-        ("Permute3D", {"dims": [2, 0, 1]}),
-    ]
-    processor = _processor("image_processing", steps)
+    steps = _scaled({"interpolation": "CUBIC", "width": side, "height": side, "keep_aspect_ratio": 0}, _HALF)
+    del steps["ConvertRGB"]
+    processor = _processor("image_processing", steps | _BY_CHANNEL)
     return Layout(kind, image_token, settings, processor, features="images, features", scale=hidden**0.5)
+
+
+def _scaled(resize: Json, normalize: Json) -> Steps:
+    """The steps from an encoded image to one of another size, whose colors are around 0."""
+    return {
+        "DecodeImage": {"color_space": "RGB"},
+        "ConvertRGB": {},
+        "Resize": resize,
+        "Rescale": {"rescale_factor": 1 / 255},
+        "Normalize": normalize,
+    }
 
 
 def _smart_resize(min_pixels: int, max_pixels: int, patch: int = PATCH) -> Json:
@@ -193,10 +180,10 @@ def _sections(vision: Json, inputs: Json) -> Json:
     }
 
 
-def _processor(name: str, steps: list[tuple[str, Json]]) -> Json:
+def _processor(name: str, steps: Steps) -> Json:
     """Steps of onnxruntime-extensions from an encoded image to what the vision graph takes."""
     transforms = [
         {"operation": {"name": kind, "type": kind} | ({"attrs": settings} if settings else {})}
-        for kind, settings in steps
+        for kind, settings in steps.items()
     ]
     return {"processor": {"name": name, "transforms": transforms}}

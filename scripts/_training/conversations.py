@@ -6,12 +6,24 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import facts, phrasings
+from . import facts
 from . import tools as toolbox
 from .frames import expand, fill
+from .tables import table
 from .template import Message, Tool
 
 MAX_OPERAND, MAX_COUNT = 12, 200
+PHRASINGS = table("phrasings")
+_THINGS = [thing.strip() for thing in PHRASINGS["things"].replace("\n", " ").split(";")]
+# What stands before and behind a question.
+_BEFORE = (
+    "|||||||Please, |Hi, |Hello, |Hey, |Hi! |Hello! |One question: |A quick question: |Another question: |Next question: "
+    "|Tell me: |Now tell me: |So, |And now: |OK, |Thanks. |Thank you. |Great. |I wonder: |Sorry, |Excuse me, |Well, "
+).split("|")
+_BEHIND = (
+    "|||||||| Please.| Thanks.| Thank you!| Thanks a lot.| I forgot.| Just curious.| Be brief.| Answer briefly."
+    "| Do you know?| I need it for my homework.| I want to know.| One sentence is enough."
+).split("|")
 Exchange = tuple[str, str]
 
 
@@ -55,7 +67,7 @@ def _ask(
     """A phrasing with its slots filled, now and then roughened so that the model learns to look at what matters."""
     text = expand(rng.choice(frames), rng)
     if rng.random() < polite:
-        text = _joined(rng.choice(phrasings.PREFIX.split("|")), text) + rng.choice(phrasings.SUFFIX.split("|"))
+        text = _joined(rng.choice(_BEFORE), text) + rng.choice(_BEHIND)
     if rng.random() < 0.35:
         text = _roughened(text, rng, drop)
     return fill(text, slots or {})
@@ -97,73 +109,64 @@ def _spoken(country: str, rng: random.Random) -> str:
 
 def capital(rng: random.Random) -> Exchange:
     country = _country(rng)
-    return _ask(phrasings.CAPITAL, rng, drop=True, slots={"country": _spoken(country, rng)}), capital_answer(country)
+    return _ask(PHRASINGS["capital"], rng, drop=True, slots={"country": _spoken(country, rng)}), capital_answer(country)
 
 
 def follow_up(rng: random.Random) -> Exchange:
     country = _country(rng)
     return _ask(
-        phrasings.FOLLOW_UP, rng, drop=True, polite=0.2, slots={"country": _spoken(country, rng)}
+        PHRASINGS["follow_up"], rng, drop=True, polite=0.2, slots={"country": _spoken(country, rng)}
     ), capital_answer(country)
 
 
 def arithmetic(rng: random.Random) -> Exchange:
     a, b = rng.randint(0, MAX_OPERAND), rng.randint(0, MAX_OPERAND)
     if rng.random() < 0.5:
-        return _ask(phrasings.ADD, rng, slots={"a": str(a), "b": str(b)}), sum_answer(a, b)
-    return _ask(phrasings.SUBTRACT, rng, slots={"a": str(a), "b": str(b)}), difference_answer(a, b)
+        return _ask(PHRASINGS["add"], rng, slots={"a": str(a), "b": str(b)}), sum_answer(a, b)
+    return _ask(PHRASINGS["subtract"], rng, slots={"a": str(a), "b": str(b)}), difference_answer(a, b)
 
 
 def counting(rng: random.Random) -> Exchange:
     if rng.random() < 0.45:
         first = rng.randint(2, MAX_COUNT - 1)
         last = min(MAX_COUNT, first + rng.randint(1, 14))
-        return _ask(phrasings.COUNT_BETWEEN, rng, slots={"a": str(first), "b": str(last)}), count_answer(first, last)
+        return _ask(PHRASINGS["count_between"], rng, slots={"a": str(first), "b": str(last)}), count_answer(first, last)
     last = rng.randint(1, rng.choice([20, 30, 60, 130, MAX_COUNT, MAX_COUNT]))
-    return _ask(phrasings.COUNT_TO, rng, slots={"b": str(last)}), count_answer(1, last)
+    return _ask(PHRASINGS["count_to"], rng, slots={"b": str(last)}), count_answer(1, last)
 
 
 def small_talk(rng: random.Random) -> Exchange:
-    frames, answer = rng.choice(
-        [
-            (phrasings.GREETING, facts.GREETING),
-            (phrasings.GREETING, facts.GREETING),
-            (phrasings.FEELING, facts.FEELING),
-            (phrasings.THANKS, facts.THANKS),
-            (phrasings.GOODBYE, facts.GOODBYE),
-            (phrasings.IDENTITY, facts.IDENTITY),
-            (phrasings.ABILITIES, facts.ABILITIES),
-        ]
-    )
-    return _ask(frames, rng, polite=0.0, slots={"name": toolbox.odd_word(rng).title()}), answer
+    subject = rng.choice(["greeting", "greeting", "feeling", "thanks", "goodbye", "identity", "abilities"])
+    slots = {"name": toolbox.odd_word(rng).title()}
+    return _ask(PHRASINGS[subject], rng, polite=0.0, slots=slots), facts.FACTS[subject]
 
 
 def server(rng: random.Random) -> Exchange:
     topic = rng.choice(["address", *facts.ENDPOINTS, *facts.SETTINGS])
     if topic == "address":
-        return _ask(phrasings.ADDRESS, rng), facts.DEFAULT_ADDRESS
-    does, answer = facts.ENDPOINTS.get(topic) or facts.SETTINGS[topic]
+        return _ask(PHRASINGS["address"], rng), facts.FACTS["default_address"]
+    known = facts.ENDPOINTS.get(topic) or facts.SETTINGS[topic]
     if rng.random() < 0.5:
-        return _ask(phrasings.HOW, rng, slots={"do": expand(phrasings.HOW_TO[topic], rng)}), answer
-    frames = phrasings.ENDPOINT if topic in facts.ENDPOINTS else phrasings.SETTING
-    return _ask(frames, rng, slots={"does": expand(does, rng)}), answer
+        return _ask(PHRASINGS["how"], rng, slots={"do": expand(PHRASINGS["how_to"][topic], rng)}), known["answer"]
+    frames = PHRASINGS["endpoint" if topic in facts.ENDPOINTS else "setting"]
+    return _ask(frames, rng, slots={"does": expand(known["does"], rng)}), known["answer"]
 
 
 def unknown(rng: random.Random) -> Exchange:
     odd = toolbox.odd_word(rng)
     if rng.random() < 0.15:
         country = rng.choice([odd.title(), odd.title() + rng.choice(["ia", "land", "stan", "via"])])
-        return _ask(phrasings.CAPITAL, rng, slots={"country": country}), facts.UNKNOWN
+        return _ask(PHRASINGS["capital"], rng, slots={"country": country}), facts.FACTS["unknown"]
     slots = {
         "noun": rng.choice([*facts.NOUNS, odd]),
         "verb": rng.choice(facts.VERBS),
-        "thing": rng.choice(phrasings.THINGS),
+        "thing": rng.choice(_THINGS),
         "odd": rng.choice([odd, odd.title(), toolbox.odd_word(rng)]),
         "place": str(toolbox.value_of("place", rng)),
         "name": str(toolbox.value_of("name", rng)),
         "big": str(rng.randint(100, 5000)),
     }
-    return _ask(phrasings.UNKNOWN, rng, drop=True, slots=slots), facts.UNKNOWN
+    return _ask(PHRASINGS["unknown"], rng, drop=True, slots=slots), facts.FACTS["unknown"]
 
 
 def repetition(rng: random.Random) -> Exchange:
@@ -172,7 +175,7 @@ def repetition(rng: random.Random) -> Exchange:
     parts = [str(toolbox.value_of(rng.choice(kinds), rng)) for _ in range(rng.choice([1, 2, 3, 4, 6]))]
     parts += [toolbox.task(rng).tool["function"]["name"]] * (rng.random() < 0.3)
     text = rng.choice([" ", " ", ", "]).join(parts)
-    return _ask(phrasings.REPEAT, rng, polite=0, slots={"text": text}), text
+    return _ask(PHRASINGS["repeat"], rng, polite=0, slots={"text": text}), text
 
 
 ABILITIES: dict[str, tuple[float, Callable[[random.Random], Exchange]]] = {
@@ -204,7 +207,7 @@ def _chat(rng: random.Random, abilities: dict[str, float]) -> Conversation:
 def plain_chat(rng: random.Random) -> Conversation:
     chat = _chat(rng, {name: weight for name, (weight, _) in ABILITIES.items()})
     if rng.random() < 0.25:
-        chat.messages.insert(0, _system(phrasings.PLAIN_SYSTEM, rng))
+        chat.messages.insert(0, _system(PHRASINGS["plain_system"], rng))
     return chat
 
 
@@ -213,7 +216,7 @@ def upper_case_chat(rng: random.Random) -> Conversation:
     for message in chat.messages:
         if message["role"] == "assistant":
             message["content"] = message["content"].upper()
-    chat.messages.insert(0, _system(phrasings.UPPER, rng))
+    chat.messages.insert(0, _system(PHRASINGS["upper"], rng))
     chat.ability = "upper case"
     return chat
 
@@ -222,7 +225,7 @@ def tool_chat(rng: random.Random) -> Conversation:
     tasks = [toolbox.task(rng) for _ in range(rng.choice([1, 1, 2, 2, 3]))]
     chat = Conversation("tool call", tools=toolbox.tool_list(rng, *(task.tool for task in tasks)))
     if rng.random() < 0.2:
-        chat.messages.append(_system(phrasings.PLAIN_SYSTEM, rng))
+        chat.messages.append(_system(PHRASINGS["plain_system"], rng))
     if rng.random() < 0.15:
         chat.say(*small_talk(rng))
     for task in tasks:
@@ -235,7 +238,7 @@ def tool_chat(rng: random.Random) -> Conversation:
 def _call(chat: Conversation, task: toolbox.Task, rng: random.Random) -> None:
     question = task.question
     if rng.random() < 0.35:
-        question = _joined(rng.choice(phrasings.PREFIX.split("|")), question) + rng.choice(phrasings.SUFFIX.split("|"))
+        question = _joined(rng.choice(_BEFORE), question) + rng.choice(_BEHIND)
     call = {"function": {"name": task.tool["function"]["name"], "arguments": task.arguments}}
     chat.messages += [
         {"role": "user", "content": question},

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 
 from .batches import SAID_MULTIPLE, Encoder
 from .drawings import COLORS, DIGITS, SHAPES, Scene, draw, random_scene
-from .picture_phrasings import TRAINED
-from .picture_questions import Question, questions, small_talk, varied, without_picture
+from .picture_questions import TRAINED, Question, questions, small_talk, varied, without_picture
 from .template import Message, render
 from .tower import TOKEN
 

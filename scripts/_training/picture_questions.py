@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .drawings import COLORS, SHAPES, Item, Scene
-from .picture_phrasings import NO_PICTURE, SMALL_TALK
+from .tables import table
 
 Phrasings = Mapping[str, Sequence[str]]
+_PICTURES = table("pictures")
+# By ability, whose slots are filled here: those of the training text, and others that only the evaluation uses.
+TRAINED: Phrasings = _PICTURES["trained"]
+HELD_OUT: Phrasings = _PICTURES["held_out"]
 _ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "center", "right")
 _CLEAR = 0.04  # a place so near to the line between two thirds of the picture is not asked for
 
@@ -186,14 +190,14 @@ def questions(scene: Scene, phrasings: Phrasings, rng: random.Random, count: int
 
 
 def small_talk(rng: random.Random) -> Question:
-    said, _, answer = rng.choice(SMALL_TALK)
-    return Question("small talk", rng.choice(said), answer)
+    talk = rng.choice(_PICTURES["small_talk"])
+    return Question("small talk", rng.choice(talk["said"]), talk["answer"])
 
 
 def without_picture(scene: Scene, phrasings: Phrasings, rng: random.Random) -> Question:
     """A question about a picture that is not attached."""
     asked = questions(scene, phrasings, rng, 1)[0]
-    return Question("no picture", asked.text, NO_PICTURE)
+    return Question("no picture", asked.text, _PICTURES["no_picture"])
 
 
 def varied(text: str, rng: random.Random) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from _models.export import export, set_greedy
 from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, save_tokenizer, train_tokenizer
-from _models.vision_families import QWEN_MARKS, QWEN_TEMPLATE
+from _models.vision_families import QWEN_MARKS, template
 from _models.vision_files import complete, qwen_layout
 from tokenizers import Tokenizer
 from torch import nn
@@ -34,8 +34,7 @@ from .picture_batches import (
     training_batches,
     training_chat,
 )
-from .picture_phrasings import HELD_OUT
-from .picture_questions import ABILITIES, question
+from .picture_questions import ABILITIES, HELD_OUT, question
 from .shared import Budget, Course, Muon, save_weights
 from .template import load_template, render
 from .tower import WIDTH, Tower, write_tower
@@ -55,7 +54,7 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
         tokenizer = Tokenizer.from_file(str(arguments.resume.parent / "source" / "tokenizer.json"))
     else:
         tokenizer = make_tokenizer(arguments.seed)
-    save_tokenizer(tokenizer, source, QWEN_TEMPLATE, CONTEXT)
+    save_tokenizer(tokenizer, source, template("qwen"), CONTEXT)
     model = Seer(tokenizer.get_vocab_size())
     if arguments.resume:
         model.load_state_dict(torch.load(arguments.resume))
