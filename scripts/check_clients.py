@@ -55,13 +55,12 @@ def main() -> int:
         help="where the clients are installed (default: %(default)s)",
     )
     parser.add_argument("--quick", action="store_true", help="the client of this environment; nothing is installed")
-    parser.add_argument("--install-only", action="store_true", help="install the clients and run none")
     parser.add_argument("--write", action="store_true", help=f"update the table of evidence/{PAGE.name}")
     arguments = parser.parse_args()
     clients = _chosen(parser, QUICK if arguments.quick else CLIENTS, arguments.clients)
     work = arguments.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
-    results = _install_all(clients, work) if arguments.install_only else check(clients, work, quick=arguments.quick)
+    results = check(clients, work, quick=arguments.quick)
     print(table(rows(results), markdown=True))
     if arguments.write:
         page = PAGE.read_text(encoding="utf-8")
@@ -99,18 +98,6 @@ def check(clients: Sequence[Client], work: Path, *, quick: bool) -> list[Result]
                 results.append(Result(client.name, "", missing=str(error)))
             else:
                 results.append(Result(client.name, version, tuple(checks)))
-    return results
-
-
-def _install_all(clients: Sequence[Client], work: Path) -> list[Result]:
-    results = []
-    for client in clients:
-        reason = "only installed"
-        try:
-            install(client, _folder(work, client))
-        except (PeerUnavailable, OSError) as error:
-            reason = str(error)
-        results.append(Result(client.name, installed_version(client, _folder(work, client)), missing=reason))
     return results
 
 

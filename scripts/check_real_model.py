@@ -22,6 +22,7 @@ import time
 import traceback
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,9 +36,34 @@ from _models.activations import with_float_activations
 from _models.environment import REPOSITORY, prepare, python
 from _models.table import table
 from _peers.perplexity import by_echo, by_tool, perplexity, windows
-from check_repeats import QUESTIONS, count_differences
 
 TEXT = REPOSITORY / "docs" / "architecture.md"
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three colours.",
+    "Write a haiku about the sea.",
+    "Explain photosynthesis in two sentences.",
+    "What is 17 + 25?",
+    "List the planets of the solar system.",
+    "Translate 'good morning' to Spanish.",
+    "Who wrote Hamlet?",
+    "Give me a recipe for pancakes.",
+    "Why is the sky blue?",
+    "Tell me a joke about programmers.",
+    "What does HTTP stand for?",
+    "Grüße aus Köln! Was ist ein Fluss?",
+    "日本の首都はどこですか？",
+    "Кто написал «Войну и мир»?",
+    "¿Cuál es la capital de España?",
+    "🙂🙃 What do these emoji mean?",
+    "Reply with three emoji about food 🍕",
+    "naïve café — “quotes” … ½ × ² €",
+    "Write a Python function that reverses a string.",
+    "Fix: SELECT * FORM users WHERE id = 1;",
+    "Write a bash loop from 1 to 5.",
+    "a",
+    "?!?!?!",
+)
 # Types of GGUF files that SmolLM2 is also written in. Gemma 3 comes in Q4_K_M.
 TYPES = ("Q4_0", "Q8_0")
 RECORDINGS = "pocketsphinx-testdata"
@@ -50,6 +76,9 @@ PACKAGES = {
 _SECONDS_TO_START, _TIMEOUT = 600.0, 900.0
 # Tokens of greedy answers, and of a long prompt.
 _ANSWER, _LONG = 20, 3000
+# The token and its log probability at each place of an answer.
+Answer = list[tuple[str, float]]
+_NO_CACHE: dict[str, Any] = {"cache_prompt": False}
 # By how much may differ: a perplexity, with activations of 8 and of 32 bits; a log probability in 32 bits; and a number
 # of a vector.
 _QUALITY, _FLOAT_QUALITY, _SCORE, _VECTOR = 0.01, 0.002, 0.01, 1e-5
@@ -316,6 +345,34 @@ def check_repeats(work: Path, built: Path, found: Findings, **settings: str) -> 
         counts = count_differences(client, QUESTIONS, 24)
     said = ", ".join(f"{way} {count}" for way, count in counts.items())
     found.add(built.name, f"of {len(QUESTIONS)} answers differ", said, not any(counts.values()))
+
+
+def count_differences(client: httpx.Client, questions: Sequence[str], num_tokens: int) -> dict[str, int]:
+    """How many answers differ from those of the first time, by the way in which the questions are asked."""
+
+    def ask(at_once: int, **fields: Any) -> list[Answer]:
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda question: answer(client, question, num_tokens, fields), questions))
+
+    first = ask(1, seed=1, **_NO_CACHE)
+    ask(1)  # so that prefixes are cached
+    others = {
+        "again": ask(1, seed=1, **_NO_CACHE),
+        "eight at once": ask(8, seed=1, **_NO_CACHE),
+        "all at once, with drafts": ask(len(questions), **_NO_CACHE),
+        "with drafts": ask(1, **_NO_CACHE),
+        "with cached prefixes": ask(1),
+        "exact": ask(1, exact=True, **_NO_CACHE),
+    }
+    return {way: sum(one != other for one, other in zip(first, found, strict=True)) for way, found in others.items()}
+
+
+def answer(client: httpx.Client, question: str, num_tokens: int, fields: dict[str, Any]) -> Answer:
+    """The greedy answer to a question."""
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": num_tokens, "temperature": 0}
+    response = client.post("/v1/chat/completions", json=body | {"logprobs": True} | fields).raise_for_status()
+    places = response.json()["choices"][0]["logprobs"]["content"]
+    return [(place["token"], place["logprob"]) for place in places]
 
 
 def check_chat(client: httpx.Client, name: str, found: Findings, turns: Sequence[str]) -> None:

@@ -92,7 +92,6 @@ def main() -> None:
     parser.add_argument("--clients", type=numbers, metavar="N,N…", help="at once (default: 1,4,8,16)")
     parser.add_argument("--rounds", type=int, metavar="N", help="default: 3")
     parser.add_argument("--output-tokens", type=int, metavar="N", help="of each answer (default: 64)")
-    parser.add_argument("--build-only", action="store_true", help="build the servers and measure nothing")
     parser.add_argument("--quick", action="store_true", help="defaults for a trial: genai-server twice, few requests")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of each round")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures, as .png or .svg")
@@ -100,8 +99,7 @@ def main() -> None:
     comparison = Comparison(_plan(arguments))
     names = arguments.peers or ((OURS, OURS) if arguments.quick else tuple(PEERS))
     prepare(comparison, names, arguments.work.absolute(), _model(arguments))
-    if not arguments.build_only:
-        run(comparison, arguments.work.absolute(), arguments.json, with_perplexities=arguments.real)
+    run(comparison, arguments.work.absolute(), arguments.json, with_perplexities=arguments.real)
     summaries = summarize(comparison.measurements)
     weights = {name: comparison.weights(name) for name in comparison.launches}
     print(table(rows(summaries, weights, comparison.missing), markdown=True), end="\n\n")

@@ -10,15 +10,12 @@ whose schema leaves only the values open.
 
 Answers that are dictated, so that they are the same with and without drafts: passes take the model's time, then the
 logits are changed so that the next token of a text is chosen. An edited file, which after every 64 tokens on average
-(--unedited) has two other tokens, two new ones, or lacks two; the file itself was an earlier answer, or is in the
+has two other tokens, two new ones, or lacks two; the file itself was an earlier answer, or is in the
 prompt. Random tokens of the complete vocabulary, and of 16 tokens, where matches are frequent and wrong.
 
 With a draft model (GENAI_DRAFT_MODEL), or the model's own head for multi-token prediction (--head), there is one kind
 more: a dictated text, of which it drafts a given share of tokens rightly, because models with random weights never
 agree. All passes are those of the real models.
-
-With --drafting, only the time of drafting is measured: of 4 and of 8 tokens in one pass, as a model does that drafts in
-parallel, and in a pass for each token, by the same draft model, half of whose tokens are accepted each time.
 
 On a machine that other programs keep busy only --processor-time says anything. Run it with the interpreter of `.venv`.
 """
@@ -62,13 +59,13 @@ PROMPT = 64
 FEW = 16
 # Properties of the object, each with a name of its own and a digit.
 PROPERTIES = 16
+# Mean number of tokens between two edits of a file.
+UNEDITED = 64
 # Other answers in the memory, and the tokens of each.
 OTHERS, OTHER_TOKENS = 200, 500
 KEY = "key"
 # The kind of answers of which a draft model drafts a given share rightly.
 BY_MODEL = "a text that the draft model knows"
-DRAFTED = (4, 8)
-DRAFTING_HEAD = ["drafted", "one pass, ms", "a pass for each, ms", "ratio"]
 HEAD = [
     *("answer", "clients", "off, tokens/s", "own text / off", "memory / off", "memory / off, least"),
     *("drafted", "accepted"),
@@ -142,24 +139,17 @@ def main() -> None:
     parser.add_argument("--clients", type=numbers, default=(1,), metavar="N,N…", help="answers at once (1)")
     parser.add_argument("--draft-model", type=Path, metavar="DIR", help="that of GENAI_DRAFT_MODEL (none)")
     parser.add_argument("--head", action="store_true", help="draft with the model's head for multi-token prediction")
-    parser.add_argument("--drafting", action="store_true", help="measure the time of drafting only")
     parser.add_argument(
         "--acceptance", type=float, default=0.7, metavar="SHARE", help="of its tokens, in the kind of its own (0.7)"
     )
-    parser.add_argument("--unedited", type=int, default=64, help="mean number of tokens between two edits (64)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each median (5)")
     parser.add_argument("--only", default="", metavar="TEXT", help="kinds of answers with this in their names (all)")
     parser.add_argument("--processor-time", action="store_true", help="count processor time instead, also for drafts")
-    parser.add_argument("--cache", type=Path, help="keeps packed weights (a temporary folder)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        spec = engine_spec(
-            arguments.model_dir,
-            max(arguments.clients),
-            PROMPT + 3 * arguments.tokens,
-            arguments.cache or Path(folder) / "cache",
-        )
+        longest = PROMPT + 3 * arguments.tokens
+        spec = engine_spec(arguments.model_dir, max(arguments.clients), longest, Path(folder) / "cache")
         if arguments.draft_model or arguments.head:
             spec = structs.replace(spec, draft_model=str(arguments.draft_model or ""), speculation="auto")
         loaded = load_model(spec)
@@ -175,10 +165,6 @@ def main() -> None:
                 StepTimeModel(model.runner.abilities.tried_passes, model.runner.abilities.tried_prompt_token),
             )
             model.runner.forget()
-            if arguments.drafting:
-                lines = drafting_times(model, arguments.rounds)
-                print(table([DRAFTING_HEAD, *lines], markdown=arguments.markdown))
-                return
         drafts = None if model is None else DictatedDrafts(model, arguments.acceptance)
         dictation, memory = Dictation(loaded.main), AnswerMemory(32 * 1024 * 1024)
         loaded.main.forward = dictation.forward  # type: ignore[method-assign]
@@ -192,30 +178,6 @@ def main() -> None:
             for row in rows(engines, dictation, drafts, memory, number, loaded.main.model.vocab_size, arguments)
         )
         print(table([HEAD, *lines], markdown=arguments.markdown))
-
-
-def drafting_times(model: DraftModel, rounds: int) -> Iterator[list[str]]:
-    """A row of the table of --drafting for each length of a draft: medians of `rounds` drafts, in milliseconds."""
-    chance, vocab_size = random.Random(7), model.runner.model.vocab_size
-    for length in DRAFTED:
-        medians = []
-        for mask_token in (0, None):
-            way = DraftModel(model.runner, vocab_size, mask_token=mask_token)
-            prompt = chance.choices(range(vocab_size), k=PROMPT)
-            request = GenerationRequest("drafted", prompt, rounds * length, PROMPT + (1 + rounds) * length)
-            text = Sequence(0, (0, 0), request, model.clock)
-            way.propose([], [(text, PROMPT)])
-            text.append(prompt[0])
-            seconds = []
-            for _ in range(rounds):
-                started = model.clock()
-                (draft,) = way.propose([(text, length)], [])
-                seconds.append(model.clock() - started)
-                text.tokens += [*draft[: length // 2], chance.randrange(vocab_size)]
-            way.close(text.id)
-            medians.append(1000 * median(seconds))
-        one, each = medians
-        yield [str(length), f"{one:.2f}", f"{each:.2f}", f"{each / one:.2f}"]
 
 
 def rows(
@@ -301,7 +263,7 @@ def kinds(off: Engine, num_clients: int, vocab_size: int, arguments: argparse.Na
         [chance.randrange(vocab_size) if n % 10 == 9 else token for n, token in enumerate(tokens)] for tokens in answers
     ]
     files = _files(arguments.model_dir, num_clients, 2 * arguments.tokens)
-    edited = [_edited(file, chance, known, arguments.unedited)[: arguments.tokens] for file in files]
+    edited = [_edited(file, chance, known)[: arguments.tokens] for file in files]
     few = chance.sample(known, FEW)
     found = {
         "greedy, repeats itself": asked(Sampling(logit_bias=dict.fromkeys(prompts[0][:FEW], 100.0))),
@@ -327,12 +289,12 @@ def _files(model_dir: Path, number: int, num_tokens: int) -> list[list[int]]:
     return [long[place % len(long)] for place in range(number)]
 
 
-def _edited(file: list[int], chance: random.Random, known: abc.Sequence[int], unedited: int) -> list[int]:
+def _edited(file: list[int], chance: random.Random, known: abc.Sequence[int]) -> list[int]:
     """The file with other tokens at some places: replaced, deleted, or new."""
     found: list[int] = []
     place = 0
     while place < len(file):
-        end = place + max(1, round(chance.expovariate(1 / unedited)))
+        end = place + max(1, round(chance.expovariate(1 / UNEDITED)))
         found += file[place:end]
         kind = chance.choice(("replaced", "deleted", "new"))
         found += [] if kind == "deleted" else chance.choices(known, k=2)

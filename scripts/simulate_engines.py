@@ -3,10 +3,10 @@
 usage: .venv/bin/python scripts/simulate_engines.py [--engines 2,4,8] [--weights 128:3,512:3,128:16] [--turns 20]
 
 The router, the engines' clients and messages, their loops, schedulers and KV cache slots are the server's own, in one
-process. There is no model: a pass takes as long as --pass says, on a clock that only passes and pauses advance.
-Everything is drawn from --seed.
+process. There is no model: a pass takes about as long as one of a model of 0.4 billion parameters on two cores, on a
+clock that only passes and pauses advance. Everything is drawn from --seed.
 
-Each client has conversations of --turns turns, one after another. "one engine" has the slots and the memory of all
+Each client has a conversation of --turns turns. "one engine" has the slots and the memory of all
 engines together, and is as fast as all of them. "by load" is the choice without the engines' caches. 128:3 are the
 weights of the choice with them, TOKENS_PER_REQUEST and MAX_MORE_REQUESTS of engine_client/client.py.
 """
@@ -26,20 +26,16 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+from _models.engine_loop import API, open_loop
 from _models.table import table
 
 from genai_server.engine.abilities import Abilities
-from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.kv_cache.block_changes import CachedBlocks, prefix_digest
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.profiling.folder import ProfileFolder
-from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.kv_cache_limits import IDLE_CHUNK
-from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import KvMemory, ScheduledChunk, StepPolicy
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
@@ -50,7 +46,6 @@ from genai_server.messages.prefix_cache import prefix_digests
 from genai_server.messages.protocol import Hello, ToApi, Tokens, Welcome, engine_decoder
 from genai_server.messages.server_status import NO_SERVER
 
-API = 1
 VOCABULARY = 32
 # The choice without caches, and one engine instead of all.
 BY_LOAD, ONE_ENGINE = "by load", "one engine"
@@ -63,9 +58,9 @@ class PassTimes:
     """What a pass of an engine takes, in milliseconds."""
 
     # Of any pass, of each sequence that decodes, and of each token of a prompt.
-    base: float
-    row: float
-    prompt_token: float
+    base: float = 13.0
+    row: float = 2.8
+    prompt_token: float = 1.9
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,7 @@ class Workload:
     """The conversations. Lengths are in tokens, times in seconds; each is drawn between two numbers."""
 
     clients: int = 8
-    # Conversations of each client, and turns of each.
-    conversations: int = 1
+    # Of each client's conversation.
     turns: int = 20
     # System prompts, shared by all conversations, and their lengths.
     num_systems: int = 4
@@ -199,19 +193,10 @@ class SimulatedEngine(EngineClient):
         self.runner = runner = TimedRunner(times, size, chance)
         loaded = LoadedModel(runner, runner, cached_blocks=CachedBlocks(runner.slots.slots, prefix_digest))
         policy = StepPolicy(memory=runner.abilities.memory, clock=runner.clock)
-        self.scheduler = Scheduler(
-            runner,
-            max_running=size.slots,
-            max_waiting=256,
-            prefill_chunk=128,
-            idle_chunk=IDLE_CHUNK,
-            policy=policy,
-        )
-        runners = RunnerPair(loaded)
-        options = RuntimeOptionState(runners, ProfileFolder(folder, name, max_files=1, max_bytes=1))
         guidance = Guidance(None, VOCABULARY, "it is simulated")
-        self.loop = EngineLoop(runners, self.scheduler, options, guidance, self._collect, clock=runner.clock)
-        self.loop.inbox.put((API, Connected()))
+        self.loop, self.scheduler = open_loop(
+            loaded, guidance, folder, self._collect, policy, runner.clock, max_waiting=256, prefill_chunk=128
+        )
         self._sent: list[tuple[float, list[ToApi]]] = []
         self._wake = asyncio.Event()
         self._writer = _ToLoop(self.loop, self._wake)
@@ -305,29 +290,26 @@ async def _client(
 ) -> None:
     time = asyncio.get_running_loop().time
     numbers = count()
-    for _ in range(workload.conversations):
-        tokens = list(chance.choice(systems))
-        for _ in range(workload.turns):
-            await asyncio.sleep(chance.uniform(*workload.pause))
-            tokens += _tokens(workload.user, chance)
-            answer = chance.randint(*workload.answer)
-            began, first = time(), math.nan
-            engine, model = router.pick(
-                None, prefix=() if result.name == BY_LOAD else prefix_digests(tokens, None, None)
-            )
-            loads = [one.work for one in router.engines.values()]
-            result.beyond.append(engine.work - min(loads))
-            result.turns[list(router.engines.values()).index(engine)] += 1
-            request = GenerationRequest(str(next(numbers)), list(tokens), answer, model.max_length, ignore_eos=True)
-            (stream,) = await engine.in_flight.submit(request)
-            async for new in stream:
-                if isinstance(new, Tokens):
-                    first = time() if math.isnan(first) else first
-                    tokens += new.tokens
-            result.first_token.append(first - began)
-            result.whole.append(time() - began)
-            result.prompt_tokens += len(request.prompt)
-            result.cached_tokens += stream.finished.num_cached
+    tokens = list(chance.choice(systems))
+    for _ in range(workload.turns):
+        await asyncio.sleep(chance.uniform(*workload.pause))
+        tokens += _tokens(workload.user, chance)
+        answer = chance.randint(*workload.answer)
+        began, first = time(), math.nan
+        engine, model = router.pick(None, prefix=() if result.name == BY_LOAD else prefix_digests(tokens, None, None))
+        loads = [one.work for one in router.engines.values()]
+        result.beyond.append(engine.work - min(loads))
+        result.turns[list(router.engines.values()).index(engine)] += 1
+        request = GenerationRequest(str(next(numbers)), list(tokens), answer, model.max_length, ignore_eos=True)
+        (stream,) = await engine.in_flight.submit(request)
+        async for new in stream:
+            if isinstance(new, Tokens):
+                first = time() if math.isnan(first) else first
+                tokens += new.tokens
+        result.first_token.append(first - began)
+        result.whole.append(time() - began)
+        result.prompt_tokens += len(request.prompt)
+        result.cached_tokens += stream.finished.num_cached
 
 
 def _bounds(text: str) -> tuple[int, int]:
@@ -358,38 +340,28 @@ def main() -> None:
     parser.add_argument("--engines", default="2,4,8", metavar="N,N,…")
     parser.add_argument("--weights", default=WEIGHTS, metavar="N:N,…", help="of the choice with caches")
     parser.add_argument("--clients", type=int, default=8, metavar="N", help="for each engine")
-    parser.add_argument("--conversations", type=int, default=1, metavar="N", help="of each client")
     parser.add_argument("--turns", type=int, default=20, metavar="N")
     parser.add_argument("--systems", type=int, default=4, metavar="N", help="different system prompts")
     parser.add_argument("--system", default="50,1500", metavar="N,N", help="least and most tokens of these")
     parser.add_argument("--user", default="10,200", metavar="N,N", help="least and most tokens of a user's text")
     parser.add_argument("--pause", type=float, default=30.0, metavar="S", help="the most between turns")
-    parser.add_argument(
-        "--pass",
-        dest="times",
-        default="13,2.8,1.9",
-        metavar="MS,MS,MS",
-        help="what a pass takes, and more for each sequence that decodes, and each token of a prompt",
-    )
-    parser.add_argument("--slots", type=int, default=16, metavar="N", help="of each engine")
     parser.add_argument("--kv-tokens", type=int, default=65_536, metavar="N", help="memory of each engine")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     workload = Workload(
         given.clients,
-        given.conversations,
         given.turns,
         given.systems,
         system=_bounds(given.system),
         user=_bounds(given.user),
         pause=(0.0, given.pause),
     )
-    times, size = PassTimes(*map(float, given.times.split(","))), EngineSize(given.slots, given.kv_tokens)
+    size = EngineSize(kv_tokens=given.kv_tokens)
     rows = [[name for name, _ in COLUMNS]]
     for num_engines in map(int, given.engines.split(",")):
-        ideal = simulate(ONE_ENGINE, num_engines, workload, times, size, given.seed)
+        ideal = simulate(ONE_ENGINE, num_engines, workload, PassTimes(), size, given.seed)
         names = [BY_LOAD, *given.weights.split(",")]
-        others = [simulate(name, num_engines, workload, times, size, given.seed) for name in names]
+        others = [simulate(name, num_engines, workload, PassTimes(), size, given.seed) for name in names]
         rows += [[show(one, ideal) for _, show in COLUMNS] for one in (ideal, *others)]
     print(table(rows, markdown=True))
 

@@ -21,6 +21,10 @@ from itertools import accumulate
 from _models.table import table
 
 BLOCK_TOKENS = 16
+# Of a replica's cache.
+NUM_BLOCKS = 4096
+# Between two scrapes of a replica's metrics.
+SCRAPE_SECONDS = 1.0
 # Bytes of a replica's /metrics after some requests, uncompressed, and of an event's share for one block: its hash and
 # tokens, or its hash alone.
 METRICS_BYTES = 40_000
@@ -96,11 +100,10 @@ def trace(workload: Workload, num_replicas: int, num_requests: int, chance: rand
 class Replica:
     """A prefix cache, and the requests that run."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self) -> None:
         self.running = 0
         self.num_stored = 0
         self.num_removed = 0
-        self._num_blocks = num_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def serve(self, request: Request) -> tuple[int, list[int], list[int]]:
@@ -115,7 +118,7 @@ class Replica:
         for block in reversed((*request.blocks, *request.answer)):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        removed = [self._blocks.popitem(last=False)[0] for _ in range(max(0, len(self._blocks) - self._num_blocks))]
+        removed = [self._blocks.popitem(last=False)[0] for _ in range(max(0, len(self._blocks) - NUM_BLOCKS))]
         self.num_stored += len(stored)
         self.num_removed += len(removed)
         return hits, stored, removed
@@ -238,11 +241,9 @@ class Result:
     index_entries: int = field(default=0)
 
 
-def simulate(
-    policy: str, requests: Sequence[Request], num_replicas: int, num_blocks: int, scrape_every: float, seed: int
-) -> Result:
+def simulate(policy: str, requests: Sequence[Request], num_replicas: int, seed: int) -> Result:
     """Run a trace through one policy."""
-    replicas = [Replica(num_blocks) for _ in range(num_replicas)]
+    replicas = [Replica() for _ in range(num_replicas)]
     router = POLICIES[policy](replicas, random.Random(seed))
     ends: list[tuple[float, int]] = []
     hits = asked = 0
@@ -275,7 +276,7 @@ def simulate(
         statistics.mean(running),
         router.work / len(requests),
         spent / len(requests) * 1e6,
-        0.0 if policy in ("random", "session") else METRICS_BYTES * num_replicas / scrape_every,
+        0.0 if policy in ("random", "session") else METRICS_BYTES * num_replicas / SCRAPE_SECONDS,
         events / seconds if knows else 0.0,
         router.num_entries if isinstance(router, PrefixRouter) else 0,
     )
@@ -298,8 +299,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", default="10,100,1000", metavar="N,N,…")
     parser.add_argument("--requests", type=int, default=200, metavar="N", help="for each replica")
-    parser.add_argument("--blocks", type=int, default=4096, metavar="N", help="of 16 tokens in each cache")
-    parser.add_argument("--scrape-every", type=float, default=1.0, metavar="S", help="seconds between two scrapes")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     results = []
@@ -307,9 +306,7 @@ def main() -> None:
         chance = random.Random(arguments.seed)
         requests = trace(Workload(), num_replicas, arguments.requests * num_replicas, chance)
         for policy in POLICIES:
-            results.append(
-                simulate(policy, requests, num_replicas, arguments.blocks, arguments.scrape_every, arguments.seed)
-            )
+            results.append(simulate(policy, requests, num_replicas, arguments.seed))
             print(f"{num_replicas} replicas, {policy}: {results[-1].micros:.1f} µs a request", file=sys.stderr)
     rows = [[show(one) for _, show in COLUMNS] for one in results]
     print(table([[name for name, _ in COLUMNS], *rows], markdown=True))

@@ -61,7 +61,6 @@ def main() -> None:
     add("--begin", type=float, default=0.0, metavar="SHARE", help=about)
     add("--decoder-only", action="store_true", help="leave the encoder as it is; each step is faster")
     add = options["pooled"].add_argument
-    add("--only-record", action="store_true", help="train nothing; export and record what --work has")
     add("--record", type=Path, metavar="FILE", help="write what sentence-transformers gives, for tests")
     arguments = parser.parse_args()
     if arguments.minutes is None:

@@ -26,7 +26,6 @@ def run(script: str, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["check_repeats", "--questions", "4", "--tokens", "6"], ["of 4 answers differ: again 0", "exact 0"]),
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "PackedMatMul"]),
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (["profile_prompt", str(DEMO), "--tokens", "1", "--behind", "40"], ["the whole prompt"]),
@@ -46,7 +45,7 @@ def run(script: str, *arguments: str) -> str:
             ["| 6 | prefix |", "tokens found in the cache"],
         ),
         (
-            ["simulate_engines", "--engines", "2", "--clients", "2", "--conversations", "1", "--turns", "5"],
+            ["simulate_engines", "--engines", "2", "--clients", "2", "--turns", "5"],
             ["| 2 | by load |", "s to the first token"],
         ),
         pytest.param(

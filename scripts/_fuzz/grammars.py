@@ -29,8 +29,7 @@ _CHECKS = re.compile(r'^genai:grammar_checks_total\{result="(\w+)"\} (\S+)', re.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of this target."""
-    parser.add_argument("--server", choices=[*_SETTINGS], help="send all to this one")
+    """This target has no arguments of its own."""
 
 
 def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
@@ -39,11 +38,8 @@ def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
     if arguments.only is not None:
         print(json.dumps(hostile_fields(arguments.seed, arguments.only)))
     for place, name in enumerate(_SETTINGS):
-        if arguments.server is None:
-            # Each has its numbers, also where only one of them is tried.
-            some = range(numbers.start + (place - numbers.start) % len(_SETTINGS), numbers.stop, len(_SETTINGS))
-        else:
-            some = numbers if name == arguments.server else range(0)
+        # Each has its numbers, also where only one of them is tried.
+        some = range(numbers.start + (place - numbers.start) % len(_SETTINGS), numbers.stop, len(_SETTINGS))
         if some:
             with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), _SETTINGS[name]) as server:
                 asyncio.run(_send(server, name, found, some))

@@ -23,7 +23,14 @@ def write_bench_vision(path: Path, table: np.ndarray) -> None:
     }
     head = WIDTH // HEADS
     text = graph_text(
-        "bench_start", pixels=pixels, hidden=hidden, heads=HEADS, head=head, width=WIDTH, token=4 * WIDTH, scale=head**-0.5
+        "bench_start",
+        pixels=pixels,
+        hidden=hidden,
+        heads=HEADS,
+        head=head,
+        width=WIDTH,
+        token=4 * WIDTH,
+        scale=head**-0.5,
     )
     for layer in range(LAYERS):
         w = f"block_{layer}_"

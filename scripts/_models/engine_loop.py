@@ -43,16 +43,14 @@ def open_loop(
     send: Callable[[int, list[ToApi]], None],
     policy: StepPolicy | None = None,
     clock: Clock = time.perf_counter,
+    **limits: int,
 ) -> tuple[EngineLoop, Scheduler]:
-    """An engine's loop that a caller steps, and its scheduler. What it tells an API process goes to `send`."""
-    scheduler = Scheduler(
-        loaded.main,
-        max_running=loaded.main.abilities.max_rows,
-        max_waiting=0,
-        prefill_chunk=IDLE_CHUNK,
-        idle_chunk=IDLE_CHUNK,
-        policy=policy or StepPolicy(),
-    )
+    """An engine's loop that a caller steps, and its scheduler, with other `limits` of it.
+
+    What the engine tells an API process goes to `send`.
+    """
+    usual = {"max_running": loaded.main.abilities.max_rows, "max_waiting": 0, "prefill_chunk": IDLE_CHUNK}
+    scheduler = Scheduler(loaded.main, idle_chunk=IDLE_CHUNK, policy=policy or StepPolicy(), **(usual | limits))
     runners = RunnerPair(loaded)
     options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
     loop = EngineLoop(runners, scheduler, options, guidance, send, clock=clock)

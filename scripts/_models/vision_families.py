@@ -46,9 +46,9 @@ def template(name: str) -> str:
 class Medium:
     """What a model for images or sounds adds to its decoder.
 
-    Special tokens are behind the tokenizer's own; `token` of the decoder's settings, or each of several, is the id of
-    one of them, by its place. `surround` gives what surrounds the graph of a type of models (`kind`), which reads images
-    or sounds; `write` writes this graph for features of a width and a loudness.
+    `marks` are special tokens behind the tokenizer's own. `token_ids` are settings of the decoder that name one of them
+    by its place. `surround` gives what surrounds the graph that reads images or sounds, for a type of models (`kind`);
+    `write` writes this graph for features of a width and a loudness.
     """
 
     marks: tuple[str, ...]

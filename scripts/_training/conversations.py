@@ -16,14 +16,7 @@ MAX_OPERAND, MAX_COUNT = 12, 200
 PHRASINGS = table("phrasings")
 _THINGS = [thing.strip() for thing in PHRASINGS["things"].replace("\n", " ").split(";")]
 # What stands before and behind a question.
-_BEFORE = (
-    "|||||||Please, |Hi, |Hello, |Hey, |Hi! |Hello! |One question: |A quick question: |Another question: |Next question: "
-    "|Tell me: |Now tell me: |So, |And now: |OK, |Thanks. |Thank you. |Great. |I wonder: |Sorry, |Excuse me, |Well, "
-).split("|")
-_BEHIND = (
-    "|||||||| Please.| Thanks.| Thank you!| Thanks a lot.| I forgot.| Just curious.| Be brief.| Answer briefly."
-    "| Do you know?| I need it for my homework.| I want to know.| One sentence is enough."
-).split("|")
+_BEFORE, _BEHIND = (PHRASINGS[name].split("|") for name in ("before", "behind"))
 Exchange = tuple[str, str]
 
 

@@ -11,5 +11,5 @@ ALIASES: dict[str, list[str]] = FACTS["aliases"]
 ENDPOINTS: dict[str, dict[str, str]] = FACTS["endpoints"]
 SETTINGS: dict[str, dict[str, str]] = FACTS["settings"]
 FIRST_NAMES, OTHER_CITIES, NOUNS, VERBS, PARAMETERS, FILLERS = (
-    FACTS[name].split() for name in ("first_names", "other_cities", "nouns", "verbs", "parameters", "fillers")
+    str(FACTS[name]).split() for name in ("first_names", "other_cities", "nouns", "verbs", "parameters", "fillers")
 )

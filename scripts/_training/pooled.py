@@ -36,18 +36,17 @@ EXPORT = REPOSITORY / "src" / "genai_server" / "hub" / "export_encoder.py"
 
 def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
     """Tokenizer, both models, export to two folders in `fresh`."""
-    if not arguments.only_record:
-        torch.manual_seed(arguments.seed)
-        torch.set_num_threads(arguments.threads)
-        known = topics()
-        tokenizer = make_tokenizer(known)
-        budget = Budget(20 if arguments.quick else arguments.steps, arguments.minutes)
-        embeddings = train_embeddings(tokenizer, known, budget, arguments.seed)
-        share = share_of_nearest(embeddings, tokenizer, known)
-        print(f"{share:.0%} of the held-out queries have a text of their topic as the nearest")
-        save(embeddings, tokenizer, work / "embeddings", reranks=False)
-        reranker = train_reranker(tokenizer, known, budget, arguments.seed, embeddings)
-        save(reranker, tokenizer, work / "reranker", reranks=True)
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(arguments.threads)
+    known = topics()
+    tokenizer = make_tokenizer(known)
+    budget = Budget(20 if arguments.quick else arguments.steps, arguments.minutes)
+    embeddings = train_embeddings(tokenizer, known, budget, arguments.seed)
+    share = share_of_nearest(embeddings, tokenizer, known)
+    print(f"{share:.0%} of the held-out queries have a text of their topic as the nearest")
+    save(embeddings, tokenizer, work / "embeddings", reranks=False)
+    reranker = train_reranker(tokenizer, known, budget, arguments.seed, embeddings)
+    save(reranker, tokenizer, work / "reranker", reranks=True)
     for name in ("embeddings", "reranker"):
         command = [sys.executable, str(EXPORT), str(work / name), str(fresh / f"demo-{name}"), "fp32"]
         subprocess.run(command, check=True)

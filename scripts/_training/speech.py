@@ -37,8 +37,7 @@ from .speech_batches import (
     make_batches,
     make_corpus,
 )
-from .speech_recordings import example
-from .speech_sounds import check_espeak
+from .speech_sounds import check_espeak, example
 from .spoken_text import sentence
 
 LAYOUT = SpeechLayout(["en"], context=224, may_be_empty=True)

@@ -109,7 +109,6 @@ class Lesson:
     frames: int
     pauses: float = 1.0
     whole: bool = False
-    masked: bool = False
     prompts: bool = True
 
 
@@ -239,8 +238,6 @@ def _batch(windows: list[Window], writer: Writer, lesson: Lesson, rng: Random) -
     if lesson.prompts and not lesson.whole and rng.random() < 0.25:
         offset = rng.randint(0, WINDOW_SECONDS * POSITIONS_PER_SECOND - frames // 2)
     features = torch.stack([_padded(log_mel(window.samples), frames) for window in windows])
-    if lesson.masked:
-        _mask(features, rng)
     rows = [writer.row(window, offset, rng, prompts=lesson.prompts) for window in windows]
     letters = [
         [
@@ -264,20 +261,6 @@ def _padded(features: torch.Tensor, frames: int) -> torch.Tensor:
     # The library finds silence in the rest of the window, which is the floor of the scale.
     floor = (features.max() - 2.0).clamp(min=-1.5)
     return torch.cat([features, floor.expand(MELS, missing)], 1) if missing > 0 else features[:, :frames]
-
-
-def _mask(features: torch.Tensor, rng: Random) -> None:
-    """Hide bands and moments."""
-    for row in features:
-        floor = row.min()
-        for _ in range(2):
-            width = rng.randint(0, 12)
-            low = rng.randrange(MELS - width)
-            row[low : low + width] = floor
-        for _ in range(row.shape[1] // 150):
-            width = rng.randint(0, 12)
-            start = rng.randrange(row.shape[1] - width)
-            row[:, start : start + width] = floor
 
 
 def _rectangle(rows: list[list[int]], filler: int) -> torch.Tensor:

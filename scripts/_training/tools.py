@@ -15,8 +15,8 @@ from .template import Tool
 
 _TABLE = table("tools")
 # What a search, an e-mail, a song or a device may be about or called: common words, a file for each kind.
-NOUNS, OTHERS, NAMES, CITIES, STEMS, SONGS, SYMBOLS, DEVICES = (
-    words(name) for name in ("nouns", "words", "names", "cities", "stems", "songs", "symbols", "devices")
+NOUNS, OTHERS, NAMES, CITIES, STEMS, SONGS, SYMBOLS, DEVICES = map(
+    words, ("nouns", "words", "names", "cities", "stems", "songs", "symbols", "devices")
 )
 WORDS = [*NOUNS, *OTHERS]
 FREE_TEXT = ("word", "words", "thing")  # kinds of values that a tail could not be told from
@@ -193,7 +193,7 @@ def _known(rng: random.Random) -> Task:
 
 
 def _with_more_words(question: str, kinds: dict[str, str], rng: random.Random) -> str:
-    """The frame with a tail after a value and words that mean nothing elsewhere, but never beside a value of free text."""
+    """The frame with a tail after a value and words that mean nothing elsewhere, but never beside free text."""
     words = question.split(" ")
     free = {"{" + p + "}" for p, kind in kinds.items() if kind in FREE_TEXT}
     bounds = [

@@ -9,6 +9,7 @@ from . import facts
 from .frames import expand
 from .tables import table
 
+
 @dataclass(frozen=True)
 class Topic:
     """Queries and texts of one topic."""

@@ -105,9 +105,7 @@ def test_a_lost_engine_is_known_to_hold_nothing(router: Router) -> None:
 
 
 # Short, so that the test is. docs/scale-out.md has figures of longer ones.
-WORKLOAD = Workload(
-    clients=2, conversations=1, turns=20, system=(50, 400), user=(10, 60), answer=(3, 12), pause=(0.0, 5.0)
-)
+WORKLOAD = Workload(clients=2, turns=20, system=(50, 400), user=(10, 60), answer=(3, 12), pause=(0.0, 5.0))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""Short names that commands accept for Hugging Face repositories with onnxruntime-genai models.
-
-scripts/check_short_names.py checks that the repositories exist, if the hub can be reached.
-"""
+"""Short names that commands accept for Hugging Face repositories with onnxruntime-genai models."""
 
 # What `genai-server pull` takes in place of each. A part behind a colon is the folder of one of several models, below
 # which each has variants for devices.
