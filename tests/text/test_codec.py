@@ -234,6 +234,13 @@ def test_messages_go_through_the_template_to_token_ids() -> None:
     assert codec.render_chat(messages).text == "^system:s;user:ü;"
 
 
+def test_tools_and_more_variables_reach_the_template() -> None:
+    codec = _codec("{{ tools[0].function.name }} {{ effort }}")
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert _encode(codec.encode_chat(_user("x"), tools, {"effort": "low"})) == list(b"add low")
+    assert codec.render_chat(_user("x"), tools, {"effort": "low"}).text == "add low"
+
+
 @pytest.mark.parametrize(
     ("variables", "is_short"),
     [({"on": True, "effort": "low"}, True), ({"effort": "x" * SHORT_TEXT}, False), ({"effort": [1]}, False)],

@@ -107,6 +107,7 @@ def test_a_document_in_a_document_is_left_out() -> None:
         {"tools": [{"type": "bash_20250124", "name": "bash"}]},
         {"tools": [{"type": "custom", **TOOL}]},
         {"tools": [{"type": "tool_search_tool_other"}, {"type": "tool_search_tool_é"}]},
+        {"tools": [{"type": "web_search_\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668"}]},
         {"tools": 5, "messages": [3, {"content": "x"}, {"content": [None, {"type": ["image"]}]}], "thinking": "off"},
         [],
         None,

@@ -35,6 +35,13 @@ def _read(call: dict[str, Any], output: dict[str, Any]) -> tuple[str, Any, Any]:
     return called.function.name, json.loads(called.function.arguments), result.content
 
 
+@pytest.mark.parametrize("kind", ["shell", "local_shell", "apply_patch"])
+def test_a_tool_is_a_function_whose_schema_is_followed(kind: str) -> None:
+    (tool,) = _chat(tools=[{"type": kind}], tool_choice="required").tools or []
+    assert (tool.function.name, tool.function.strict) == (kind, True)
+    assert tool.function.parameters == {**(tool.function.parameters or {}), "additionalProperties": False}
+
+
 def test_skills_are_described_to_the_model() -> None:
     skill = {"name": "pdf", "description": "Read PDFs.", "path": "skills/pdf"}
     shell = {"type": "shell", "environment": {"type": "local", "skills": [skill]}}

@@ -79,10 +79,22 @@ def test_a_choice_that_is_not_one_function_is_refused(tools: Any, named: Any, ru
             _chat(tools=tools, tool_choice=choice)
 
 
+@pytest.mark.parametrize("kind", ["text", "json_object"])
+def test_format_without_a_schema_is_translated(kind: str) -> None:
+    chat = _chat(text={"format": {"type": kind}}).model_dump(exclude_none=True)
+    assert chat["response_format"] == {"type": kind}
+
+
 def test_schema_is_translated_to_the_chat() -> None:
     schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
     chat = _chat(text={"format": {"type": "json_schema", **schema}}).model_dump(exclude_none=True, by_alias=True)
     assert chat["response_format"] == {"type": "json_schema", "json_schema": schema}
+
+
+def test_log_probabilities_are_asked_for_by_include() -> None:
+    asked = _chat(include=["message.output_text.logprobs"], top_logprobs=3)
+    assert (asked.logprobs, asked.top_logprobs) == (True, 3)
+    assert _chat(top_logprobs=0).logprobs is None
 
 
 @pytest.mark.parametrize(
