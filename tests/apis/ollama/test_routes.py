@@ -68,14 +68,6 @@ def test_a_stream_has_a_line_for_each_token_and_one_end(scripted: RunningServer,
     assert lines(ask(scripted, "say abc", stream=None))[-1]["done"]
 
 
-def test_lines_come_as_they_are_generated(scripted: RunningServer) -> None:
-    # The complete answer would take longer than the test's time limit.
-    body = {"messages": [{"role": "user", "content": "delay 0.2; count 900"}]}
-    with scripted.client.stream("POST", "/api/chat", json=body) as response:
-        first = json.loads(next(response.iter_lines()))
-    assert (first["message"]["content"], first["done"]) == ("1", False)
-
-
 def test_thoughts_and_calls_accompany_the_text(scripted: RunningServer) -> None:
     content = f"say <think>so</think>Sum: {CALL}"
     whole = chat(scripted, content, tools=[TOOL]).json()["message"]
@@ -87,16 +79,6 @@ def test_thoughts_and_calls_accompany_the_text(scripted: RunningServer) -> None:
     assert [line["message"]["tool_calls"][0]["function"] for line in streamed if "tool_calls" in line["message"]] == [
         call["function"]
     ]
-
-
-def test_a_call_and_its_result_can_be_sent_back(scripted: RunningServer) -> None:
-    turns = [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
-        {"role": "tool", "tool_name": "add", "content": "say 2"},
-    ]
-    found = scripted.client.post("/api/chat", json={"messages": turns, "tools": [TOOL], "stream": False}).json()
-    assert found["message"]["content"] == "2"
 
 
 @pytest.mark.parametrize("ask", [chat, generate])
@@ -129,13 +111,6 @@ def test_scores_come_with_the_text(scripted: RunningServer, demo: RunningServer)
     streamed = lines(generate(demo, "Hello!", logprobs=True, stream=True, options={"num_predict": 3}))
     scored = [token for line in streamed for token in line.get("logprobs", [])]
     assert len(scored) == streamed[-1]["eval_count"]
-
-
-def test_options_end_an_answer(scripted: RunningServer) -> None:
-    cut = chat(scripted, "count 30", options={"num_predict": 4}).json()
-    assert (cut["done_reason"], cut["eval_count"]) == ("length", 4)
-    stopped = chat(scripted, "say a, b, c", options={"stop": [f"x{n}" for n in range(30)] + [", c"]}).json()
-    assert (stopped["done_reason"], stopped["message"]["content"]) == ("stop", "a, b")
 
 
 def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""Recordings longer than a window: where windows begin, what precedes them, and that no text is lost or doubled."""
+"""Recordings longer than a window: where windows begin, what precedes them, and what is left out."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,46 +43,6 @@ def begun(
 
 async def transcribed(transcription: Transcription) -> list[Segment]:
     return [segment async for segments in transcription.windows() for segment in segments]
-
-
-class Speech(HeldRequests):
-    """A model that hears words, each with a beginning and an end in the recording."""
-
-    def __init__(self, codec: TextCodec, spoken: Sequence[tuple[str, float, float]]) -> None:
-        super().__init__()
-        self._codec = codec
-        self._spoken = spoken
-        # Where the next window begins and ends; the test's recording says it.
-        self.recording: HeldRecording | None = None
-
-    async def run(self, request: GenerationRequest) -> EngineAnswer:
-        """The words that begin within the window; the last one has no end if it is cut off."""
-        assert self.recording is not None
-        self.asked.append(request)
-        start = self.recording.asked[-1]
-        end = start + self.recording.length
-        tokens: list[int] = []
-        for word, begins, ends in self._spoken:
-            if start - 0.01 <= begins < end:
-                tokens += [at(begins - start), *self._codec.tokenizer.encode(f" {word}")]
-                tokens += [at(ends - start)] if ends <= end else []
-        return answer(tokens)
-
-
-@pytest.mark.anyio
-async def test_words_across_borders_are_neither_lost_nor_doubled(codec: TextCodec) -> None:
-    spoken = [(f"w{number}", 3.7 * number, 3.7 * number + 3.5) for number in range(60)]
-    recording = HeldRecording(60 * 3.7 + 1)
-    speech = Speech(codec, spoken)
-    speech.recording = recording
-    found = await transcribed(begun(codec, recording, speech))
-    assert "".join(segment.text for segment in found).split() == [word for word, *_ in spoken]
-    for segment, (_, begins, ends) in zip(found, spoken, strict=True):
-        assert segment.start == pytest.approx(begins, abs=0.011 * 8)
-        assert segment.end == pytest.approx(ends, abs=0.011 * 8)
-    assert speech.is_finished
-    # Each window begins where the last complete segment before it ends.
-    assert 8 <= len(recording.asked) <= 12
 
 
 @pytest.mark.anyio
