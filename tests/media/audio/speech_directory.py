@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, save
+from onnx import TensorProto
+
+from tests.media.described_graph import write_graph
 
 _DEMO = Path(__file__).parents[3] / "models" / "demo"
 _SPECIAL = (
@@ -98,7 +100,7 @@ def _write_graphs(folder: Path, seconds: int, mels: int, type: int, vocabulary: 
     frames, positions = 100 * seconds, 50 * seconds
     cross = (type, ["batch", 1, positions, 8])
     own = (type, ["batch", 1, "past", 8])
-    _write_graph(
+    write_graph(
         folder / "encoder.onnx",
         {"audio_features": (type, ["batch", mels, frames])},
         {
@@ -107,7 +109,7 @@ def _write_graphs(folder: Path, seconds: int, mels: int, type: int, vocabulary: 
             "present_value_cross_0": cross,
         },
     )
-    _write_graph(
+    write_graph(
         folder / "decoder.onnx",
         {
             "input_ids": (TensorProto.INT32, ["batch", "n"]),
@@ -122,11 +124,3 @@ def _write_graphs(folder: Path, seconds: int, mels: int, type: int, vocabulary: 
             "present_value_self_0": own,
         },
     )
-
-
-def _write_graph(path: Path, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-    """A graph whose outputs are of a custom operator: no session can load it, so that only its description is read."""
-    made = [helper.make_tensor_value_info(name, *about) for name, about in inputs.items()]
-    given = [helper.make_tensor_value_info(name, *about) for name, about in outputs.items()]
-    node = helper.make_node("Nowhere", list(inputs), list(outputs), domain="nowhere")
-    save(helper.make_model(helper.make_graph([node], "graph", made, given), ir_version=10), str(path))

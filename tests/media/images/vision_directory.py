@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from onnx import TensorProto, helper, save
+from onnx import TensorProto
 
+from tests.media.described_graph import write_graph
 from tests.media.images.processor_configs import PROCESSORS
 
 _DEMO = Path(__file__).parents[3] / "models" / "demo"
@@ -76,20 +77,20 @@ def make_vision_directory(folder: Path, kind: str = "qwen3_vl", pixels: int = Te
     (folder / "processor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     _write_tokenizer(folder)
     integers = {name: (TensorProto.INT64, ["n", "m"]) for name in PROCESSORS[kind]["inputs"].values()}
-    _write_graph(
+    write_graph(
         folder / "vision.onnx",
         {"pixel_values": (pixels, None), **integers},
         {"image_features": (pixels, ["n", 8])},
     )
     embeds = (TensorProto.FLOAT, ["batch", "n", 8])
     features = (TensorProto.FLOAT, ["n", 8])
-    _write_graph(
+    write_graph(
         folder / "embedding.onnx",
         {"input_ids": (TensorProto.INT64, ["batch", "n"]), "image_features": features},
         {"inputs_embeds": embeds},
     )
     cache = (TensorProto.FLOAT, ["batch", 1, "m", 8])
-    _write_graph(
+    write_graph(
         folder / "text.onnx",
         {
             "inputs_embeds": embeds,
@@ -115,11 +116,3 @@ def _write_tokenizer(folder: Path) -> None:
     config["added_tokens_decoder"] = config.get("added_tokens_decoder", {}) | {str(t["id"]): t for t in added}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-def _write_graph(path: Path, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-    """A graph whose outputs are of a custom operator: no session can load it, so that only its description is read."""
-    made = [helper.make_tensor_value_info(name, *about) for name, about in inputs.items()]
-    given = [helper.make_tensor_value_info(name, *about) for name, about in outputs.items()]
-    node = helper.make_node("Nowhere", list(inputs), list(outputs), domain="nowhere")
-    save(helper.make_model(helper.make_graph([node], "graph", made, given), ir_version=10), str(path))
