@@ -41,9 +41,9 @@ from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.engine_client import client
 from genai_server.engine_client.client import EngineClient, Router
+from genai_server.messages.engine_protocol import Hello, ToApi, Tokens, Welcome, engine_decoder
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 from genai_server.messages.prefix_cache import prefix_digests
-from genai_server.messages.protocol import Hello, ToApi, Tokens, Welcome, engine_decoder
 from genai_server.messages.server_status import NO_SERVER
 
 VOCABULARY = 32

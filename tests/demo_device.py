@@ -11,8 +11,8 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.messages.engine_protocol import PromptLogprobs, Tokens
 from genai_server.messages.generation_request import TokenLogprob
-from genai_server.messages.protocol import PromptLogprobs, Tokens
 from genai_server.text.codec import load_text_codec
 from genai_server.timing import Clock
 from tests.running_server import DEMO

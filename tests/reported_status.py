@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from genai_server.messages.server_status import ServerStatus
-from genai_server.messages.supervisor import Command
+from genai_server.messages.supervisor_protocol import Command
 from genai_server.supervisor.server import SupervisorServer
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 

@@ -23,7 +23,7 @@ from genai_server.cli.serve.server_lifetime import _uvicorn_config, listen
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings
 from genai_server.messages.launch import EngineLaunch
-from genai_server.messages.supervisor import read_address
+from genai_server.messages.supervisor_protocol import read_address
 from genai_server.supervisor import engine_watch
 from genai_server.supervisor.engine_process import EngineProcess
 from genai_server.supervisor.supervisor import Supervisor

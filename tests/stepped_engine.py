@@ -30,9 +30,9 @@ from genai_server.engine.scheduling.scheduler_output import KvMemory, ScheduledC
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import ProfilePlan, ResetPrefixCache, SetRuntimeOption, SlowTokens, StartProfile
+from genai_server.messages.engine_protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import Resize
-from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
 from tests.crowd import MAX_LENGTH, Answer, Asked
 
 SLOTS = 8

@@ -12,9 +12,9 @@ from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.engine_protocol import Failed, Finished, Refused, Submit, ToApi, Tokens
+from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
-from genai_server.messages.protocol import Failed, Finished, Refused, Submit, ToApi, Tokens
 
 API = 1
 OTHER_API = 2

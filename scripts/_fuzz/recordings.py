@@ -26,7 +26,7 @@ from _load.server import REPOSITORY
 from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField
 from genai_server.media.audio.recordings import Recordings
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.model_files.speech_and_vision import read_speech_model
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.tasks import Requester

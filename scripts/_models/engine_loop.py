@@ -18,8 +18,8 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.messages.engine_protocol import Failed, Finished, Submit, ToApi, Tokens
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.messages.protocol import Failed, Finished, Submit, ToApi, Tokens
 from genai_server.timing import Clock
 
 API = 1

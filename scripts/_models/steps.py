@@ -19,8 +19,9 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.kv_cache_limits import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.messages.engine_protocol import Submit, ToApi
+from genai_server.messages.frames import encode_frame
 from genai_server.messages.generation_request import GenerationRequest, Sampling
-from genai_server.messages.protocol import Submit, ToApi, encode_frame
 
 from .engine_loop import API, open_loop
 from .equality import prompt

@@ -21,9 +21,9 @@ from genai_server.messages.admin import (
     StartProfile,
     UnloadAdapter,
 )
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.engine_protocol import Accepted, Finished, Refused
+from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import Adapter, FinishReason
-from genai_server.messages.protocol import Accepted, Finished, Refused
 from tests.engine.bench import Bench, nothing_compiles
 from tests.hand_clock import HandClock
 from tests.stepped_loop import OTHER_API

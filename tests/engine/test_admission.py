@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from genai_server.engine.encoder_worker import ImageWorker
 from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.messages.admin import SetRuntimeOption
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.engine_protocol import Accepted, Cancel, Finished, Load, PromptLogprobs, Refused, Tokens
+from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import FinishReason, Image, Sampling
-from genai_server.messages.protocol import Accepted, Cancel, Finished, Load, PromptLogprobs, Refused, Tokens
 from tests.engine.bench import Bench, nothing_compiles
 from tests.engine.sampling.grammars import AMBIGUOUS
 from tests.stepped_loop import OTHER_API

@@ -35,8 +35,8 @@ from genai_server.engine.scheduling.speculation import DraftingModel
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence
+from genai_server.messages.engine_protocol import Failed, Finished, Refused, Submit, ToApi, Tokens
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling
-from genai_server.messages.protocol import Failed, Finished, Refused, Submit, ToApi, Tokens
 from tests.engine.sampling.grammars import guide
 from tests.engine.scheduling.scheduled import FreePasses
 from tests.stepped_loop import SteppedLoop

@@ -25,8 +25,8 @@ from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption
+from genai_server.messages.engine_protocol import Cancel
 from genai_server.messages.generation_request import GenerationRequest, Sampling
-from genai_server.messages.protocol import Cancel
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
 from tests.engine.scheduling.scheduled import FreePasses

@@ -13,8 +13,8 @@ from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import CancelRequest, ListRequests, ResetPrefixCache, SetRuntimeOption
+from genai_server.messages.engine_protocol import Cancel, Stop, Submit
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.messages.protocol import Cancel, Stop, Submit
 
 CONNECTION, KEY = 3, 7
 FAR = 1000.0

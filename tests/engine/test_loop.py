@@ -23,9 +23,7 @@ from genai_server.messages.admin import (
     RuntimeOptionsReply,
     SetRuntimeOption,
 )
-from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation_request import FinishReason, PooledText
-from genai_server.messages.protocol import (
+from genai_server.messages.engine_protocol import (
     Accepted,
     Cancel,
     Capacity,
@@ -36,6 +34,8 @@ from genai_server.messages.protocol import (
     Tokens,
     Vectors,
 )
+from genai_server.messages.frames import ErrorInfo
+from genai_server.messages.generation_request import FinishReason, PooledText
 from genai_server.model_files.pooling_model import PoolingModel, Task
 from tests.engine.bench import Bench
 from tests.stepped_loop import API, OTHER_API

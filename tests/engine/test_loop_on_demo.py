@@ -30,8 +30,8 @@ from genai_server.messages.admin import (
     SlowTokens,
     StartProfile,
 )
+from genai_server.messages.engine_protocol import Cancel, PromptLogprobs, Submit
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
-from genai_server.messages.protocol import Cancel, PromptLogprobs, Submit
 from genai_server.profiles.manifest import find_manifests
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import TIE, batched_runner

@@ -8,8 +8,7 @@ import pytest
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.meter import Tally
 from genai_server.messages.admin import SetRuntimeOption
-from genai_server.messages.figures import Figures, Histogram
-from genai_server.messages.protocol import Cancel
+from genai_server.messages.engine_protocol import Cancel, Figures, Histogram
 from tests.engine.bench import Bench
 from tests.hand_clock import HandClock
 from tests.stepped_loop import API, OTHER_API

@@ -11,8 +11,8 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.admin import ResetPrefixCache
+from genai_server.messages.engine_protocol import CachedPrefixes
 from genai_server.messages.prefix_cache import prefix_digests
-from genai_server.messages.protocol import CachedPrefixes
 from tests.stepped_loop import API, OTHER_API, SteppedLoop
 
 PROMPT = [number % VOCABULARY for number in range(200)]

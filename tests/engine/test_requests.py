@@ -12,8 +12,8 @@ from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
+from genai_server.messages.engine_protocol import Accepted, Finished, Load, Tokens
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.protocol import Accepted, Finished, Load, Tokens
 from tests.engine.bench import Bench, nothing_compiles
 from tests.hand_clock import HandClock
 from tests.stepped_loop import API, OTHER_API

@@ -18,9 +18,8 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import CacheReset, ResetPrefixCache
-from genai_server.messages.figures import Figures
+from genai_server.messages.engine_protocol import Cancel, Figures
 from genai_server.messages.generation_request import FinishReason, Sampling
-from genai_server.messages.protocol import Cancel
 from tests.demo_device import MAX_LENGTH, DemoDevice
 from tests.engine.model_runners import batched_runner
 from tests.stepped_loop import OTHER_API

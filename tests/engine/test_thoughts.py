@@ -12,8 +12,8 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.errors import InvalidField
 from genai_server.messages.admin import EndReasoning, ReasoningEnded
+from genai_server.messages.engine_protocol import Refused
 from genai_server.messages.generation_request import FinishReason, Sampling, ThoughtRules
-from genai_server.messages.protocol import Refused
 from genai_server.text.answers.reasoning import THINK, ReasoningState
 from genai_server.text.codec import load_text_codec
 from genai_server.text.grammars.grammar import after_reasoning, regex

@@ -1,7 +1,7 @@
 """What the reader of a stream receives."""
 
 from genai_server.engine_client.stream import TokenStream
-from genai_server.messages.protocol import Tokens
+from genai_server.messages.engine_protocol import Tokens
 
 
 async def received_batches(stream: TokenStream) -> list[Tokens]:

@@ -7,9 +7,9 @@ import pytest
 from simulate_engines import BY_LOAD, ONE_ENGINE, WEIGHTS, EngineSize, PassTimes, Workload, simulate
 
 from genai_server.engine_client.client import MAX_MORE_REQUESTS, TOKENS_PER_REQUEST, EngineClient, Router
+from genai_server.messages.engine_protocol import CachedPrefixes, Capacity, Load
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.messages.prefix_cache import BLOCK_TOKENS, prefix_digests
-from genai_server.messages.protocol import CachedPrefixes, Capacity, Load
 from genai_server.messages.server_status import NO_SERVER
 
 # A prompt that is worth as much as two requests and a half.

@@ -28,7 +28,7 @@ from genai_server.messages.admin import (
     SetRuntimeOption,
     StartProfile,
 )
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.server_status import NO_SERVER
 from genai_server.supervisor.supervisor import Supervisor

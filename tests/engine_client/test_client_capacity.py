@@ -9,8 +9,8 @@ from msgspec import structs
 
 from genai_server.engine_client.client import EngineClient, Router
 from genai_server.errors import InvalidField, QueueFull
+from genai_server.messages.engine_protocol import Capacity, Load
 from genai_server.messages.generation_request import ModelInfo, Sampling
-from genai_server.messages.protocol import Capacity, Load
 from genai_server.messages.server_status import NO_SERVER
 
 IDLE = Load(capacity=Capacity(running=2, waiting=4, waiting_tokens=100))

@@ -10,9 +10,9 @@ import pytest
 from genai_server.engine_client.in_flight import PATIENCE, InFlight
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, ModelUnloaded, NoEngineReady, QueueFull
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.engine_protocol import Accepted, Cancel, Finished, Refused, Stop, Submit, ToEngine, Tokens
+from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases
-from genai_server.messages.protocol import Accepted, Cancel, Finished, Refused, Stop, Submit, ToEngine, Tokens
 from tests.engine_client.received import received_tokens
 
 pytestmark = pytest.mark.anyio

@@ -6,8 +6,8 @@ import pytest
 
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied
+from genai_server.messages.engine_protocol import Accepted, Finished, Progress, PromptLogprobs, Tokens
 from genai_server.messages.generation_request import FinishReason, Phases, TokenLogprob
-from genai_server.messages.protocol import Accepted, Finished, Progress, PromptLogprobs, Tokens
 
 pytestmark = pytest.mark.anyio
 PHASES = Phases(0.1, 0.2, 0.3)

@@ -8,8 +8,8 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied
 from genai_server.generation import answers
 from genai_server.generation.answers import LoopShare, RunningAnswer
+from genai_server.messages.engine_protocol import Finished, Tokens
 from genai_server.messages.generation_request import FinishReason, Phases
-from genai_server.messages.protocol import Finished, Tokens
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.timing import Arrival, Stopwatch

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from genai_server.engine_client.client import EngineClient
-from genai_server.messages.protocol import Capacity, Load
+from genai_server.messages.engine_protocol import Capacity, Load
 from genai_server.text.codec import TextCodec
 from tests.running_server import RunningServer, body
 

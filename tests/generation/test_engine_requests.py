@@ -19,8 +19,8 @@ from genai_server.errors import (
 )
 from genai_server.generation.dependencies import RequestContext
 from genai_server.generation.engine_requests import EngineRequests
+from genai_server.messages.engine_protocol import Accepted, Finished, Tokens
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, Sound, TokenLogprob
-from genai_server.messages.protocol import Accepted, Finished, Tokens
 from tests.hand_clock import HandClock
 
 REQUEST = GenerationRequest("name", [1, 2, 3], 5, 10)

@@ -24,7 +24,8 @@ from genai_server.generation.next_tokens import (
 from genai_server.generation.parameters.base import ResultFields
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import EncodedPrompt
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.engine_protocol import Accepted, Failed, Finished, Tokens
+from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import (
     FinishReason,
     GenerationRequest,
@@ -33,7 +34,6 @@ from genai_server.messages.generation_request import (
     Sampling,
     TokenLogprob,
 )
-from genai_server.messages.protocol import Accepted, Failed, Finished, Tokens
 from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.chat_template import ChatTemplate

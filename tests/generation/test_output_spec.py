@@ -12,7 +12,7 @@ from genai_server.generation import output_spec
 from genai_server.generation.output_spec import CheckedSpecs, OutputSpec, chat_output_spec
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.grammar_checker.checker import GrammarChecker
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.tasks import Requester

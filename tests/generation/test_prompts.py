@@ -13,7 +13,7 @@ from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.prompts import encode_alike, encode_chat, infill_tokens, template_variables, with_suffix
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, LeftOut, Leniency
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer

@@ -12,7 +12,7 @@ from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.request_values import reasoning_rules, with_default_budget, with_exclusions
 from genai_server.http.leniency import IGNORED_HEADER, LeftOut, Leniency
 from genai_server.messages.generation_request import ModelInfo, Sampling, ThoughtRules
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.text.answers.dialect import PLAIN, Dialect
 from genai_server.text.answers.reasoning import HARMONY, THINK
 from genai_server.text.codec import TextCodec

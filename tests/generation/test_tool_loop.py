@@ -29,7 +29,7 @@ from genai_server.generation.tool_loop import (
     unanswered,
     with_tools,
 )
-from genai_server.messages.tool_servers import ToolInfo, ToolOutput
+from genai_server.messages.supervisor_protocol import ToolInfo, ToolOutput
 from genai_server.text.codec import load_text_codec
 from tests.running_server import DEMO
 from tests.tool_server import PROMPT

@@ -14,7 +14,7 @@ import pytest
 
 from genai_server.errors import CheckerUnavailable
 from genai_server.grammar_checker.checker import GrammarChecker, SaltedCache
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout, WorkerProcess
 from genai_server.workers.tasks import CHECK_GRAMMAR, Requester, TaskKind

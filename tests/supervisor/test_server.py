@@ -13,7 +13,7 @@ import pytest
 from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import ConfigurationError, ModelNotFound, NoEngineReady
 from genai_server.messages.server_status import NO_SERVER, EngineState, EngineStatus, ServerStatus
-from genai_server.messages.supervisor import (
+from genai_server.messages.supervisor_protocol import (
     Command,
     LoadModel,
     SetAlias,

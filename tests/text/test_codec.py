@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.errors import InvalidField, ModelDirectoryError, NoChatTemplate
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.model_files.speech_and_vision import VisionModel
 from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import SHORT_TEXT, EncodedChat, TextCodec, TextThreads, load_text_codec

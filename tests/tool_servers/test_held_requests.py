@@ -3,7 +3,7 @@
 from genai_server.config.tool_servers import ToolServer
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.tool_servers import (
+from genai_server.messages.supervisor_protocol import (
     EndRequest,
     FindRequests,
     FromToolServers,

@@ -12,7 +12,7 @@ import pytest
 
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable
-from genai_server.messages.tool_servers import ServerAddress
+from genai_server.messages.supervisor_protocol import ServerAddress
 from genai_server.tool_servers import servers
 from genai_server.tool_servers.servers import ToolServers
 from tests.tool_server import TOOLS, answer

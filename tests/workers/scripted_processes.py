@@ -10,8 +10,7 @@ from typing import Any
 
 from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import CheckerUnavailable
-from genai_server.messages.supervisor import SupervisorAddress, read_address, write_address
-from genai_server.messages.worker_tasks import Task, TaskOwner
+from genai_server.messages.supervisor_protocol import SupervisorAddress, Task, TaskOwner, read_address, write_address
 from genai_server.supervisor.server import SupervisorServer
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout

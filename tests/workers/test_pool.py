@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.errors import CheckerUnavailable, QueueFull, Unavailable
-from genai_server.messages.worker_tasks import Task, TaskOwner
+from genai_server.messages.supervisor_protocol import Task, TaskOwner
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.tasks import CHECK_GRAMMAR, DECODE_LONG, READ_IMAGE

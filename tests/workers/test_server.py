@@ -12,8 +12,7 @@ import pytest
 
 from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, QueueFull, Unavailable
-from genai_server.messages.supervisor import read_address
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner, read_address
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.tasks import CHECK_GRAMMAR
 from tests.running_server import wait_until

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.workers.space_budget import Reservation, SpaceBudget
 
 A, B, C = (TaskOwner(key) for key in "abc")

@@ -1,6 +1,6 @@
 """Whose task comes next: turns between keys and requests, low priority, and tasks that nobody waits for any more."""
 
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.workers.task_queue import TaskQueue
 from tests.hand_clock import HandClock
 

@@ -12,7 +12,7 @@ from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, Unavailable, quoted
 from genai_server.messages import admin
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import FinishReason
 
 

@@ -19,8 +19,8 @@ from genai_server.engine.sampling.grammar import Compiled, Guidance
 from genai_server.engine.sampling.reasoning import ReasoningTracker
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, InvalidField, RunnerFailed, SessionTerminated
+from genai_server.messages.engine_protocol import Submit
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.messages.protocol import Submit
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)

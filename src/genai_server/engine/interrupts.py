@@ -14,7 +14,7 @@ from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import CancelRequest, ListRequests, SetRuntimeOption
-from genai_server.messages.protocol import Cancel, Submit, ToEngine
+from genai_server.messages.engine_protocol import Cancel, Submit, ToEngine
 
 # Seconds. A deadline further away is assumed to be after the end of the current pass.
 _LONGEST_PASS = 10.0

@@ -39,9 +39,7 @@ from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.launch import BEAT_SECONDS, Resize
-from genai_server.messages.protocol import (
+from genai_server.messages.engine_protocol import (
     CachedPrefixes,
     Cancel,
     Progress,
@@ -51,6 +49,8 @@ from genai_server.messages.protocol import (
     Tokens,
     Vectors,
 )
+from genai_server.messages.generation_request import FinishReason
+from genai_server.messages.launch import BEAT_SECONDS, Resize
 from genai_server.system.resources import release_free_memory
 from genai_server.timing import Clock
 

@@ -11,7 +11,7 @@ from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
-from genai_server.messages.figures import Figures, Histogram
+from genai_server.messages.engine_protocol import Figures, Histogram
 
 # Bounds in seconds, for the duration of a step and the time between two tokens.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)

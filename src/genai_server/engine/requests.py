@@ -11,9 +11,9 @@ from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.engine_protocol import Accepted, Failed, Finished, Refused
+from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.protocol import Accepted, Failed, Finished, Refused
 
 log = logging.getLogger(__name__)
 

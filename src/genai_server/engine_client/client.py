@@ -20,13 +20,10 @@ from genai_server.errors import (
     NoEngineReady,
 )
 from genai_server.messages.admin import AdminReply, Call, CallFailed, R
-from genai_server.messages.connection import connect
-from genai_server.messages.figures import Figures
-from genai_server.messages.generation_request import Batching, ModelInfo
-from genai_server.messages.prefix_cache import BLOCK_TOKENS
-from genai_server.messages.protocol import (
+from genai_server.messages.engine_protocol import (
     CachedPrefixes,
     Capacity,
+    Figures,
     Hello,
     Load,
     ToApi,
@@ -34,8 +31,10 @@ from genai_server.messages.protocol import (
     Tokens,
     Welcome,
     api_decoder,
-    encode_frame,
 )
+from genai_server.messages.frames import connect, encode_frame
+from genai_server.messages.generation_request import Batching, ModelInfo
+from genai_server.messages.prefix_cache import BLOCK_TOKENS
 from genai_server.messages.server_status import EngineState, EngineStatus, ServerStatus
 
 

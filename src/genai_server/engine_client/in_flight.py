@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, EngineHung, GenerationFailed, ModelUnloaded, NoEngineReady
+from genai_server.messages.engine_protocol import Cancel, Event, Stop, Submit, ToEngine
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
-from genai_server.messages.protocol import Cancel, Event, Stop, Submit, ToEngine
 from genai_server.messages.server_status import EngineState, EngineStatus
 
 # Seconds that a request waits for the restarted engine.

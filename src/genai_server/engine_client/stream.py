@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from genai_server.errors import GenaiServerError
-from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
-from genai_server.messages.protocol import (
+from genai_server.messages.engine_protocol import (
     Accepted,
     Event,
     Failed,
@@ -17,6 +16,7 @@ from genai_server.messages.protocol import (
     Tokens,
     Vectors,
 )
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
 
 _UNFINISHED = Finished(0, FinishReason.STOP, Phases())
 

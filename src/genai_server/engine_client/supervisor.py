@@ -10,19 +10,23 @@ from itertools import count
 import msgspec
 
 from genai_server.errors import NoEngineReady
-from genai_server.messages.connection import connect
-from genai_server.messages.protocol import Hello, encode_frame
+from genai_server.messages.engine_protocol import Hello
+from genai_server.messages.frames import connect, encode_frame
 from genai_server.messages.server_status import NO_SERVER, ServerStatus
-from genai_server.messages.supervisor import (
+from genai_server.messages.supervisor_protocol import (
     Ask,
     Command,
     CommandReply,
+    EndRequest,
     FromSupervisor,
+    RequestsFound,
     SupervisorAddress,
+    ToolList,
+    ToolOutput,
+    ToolServerFailed,
     ToSupervisor,
     supervisor_client_decoder,
 )
-from genai_server.messages.tool_servers import EndRequest, RequestsFound, ToolList, ToolOutput, ToolServerFailed
 from genai_server.tool_servers.client import ToolServerClient
 from genai_server.workers.client import WorkerClient
 

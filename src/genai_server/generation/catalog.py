@@ -35,7 +35,7 @@ from genai_server.messages.server_status import (
     ModelState,
     ModelStatus,
 )
-from genai_server.messages.supervisor import Command, WantModel
+from genai_server.messages.supervisor_protocol import Command, WantModel
 from genai_server.model_files.pooling_model import Task
 from genai_server.model_files.speech_and_vision import Medium
 

@@ -32,7 +32,7 @@ from genai_server.media.audio.recordings import Recordings
 from genai_server.media.images.reader import Images
 from genai_server.messages.generation_request import FinishReason, ModelInfo
 from genai_server.messages.prefix_cache import prefix_digests
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.model_files.pooling_model import Task
 from genai_server.text.codec import TextCodec
 from genai_server.timing import Clock

@@ -28,7 +28,7 @@ from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import EncodedPrompt, encode_alike, encode_chat, engine_images
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
 

@@ -22,7 +22,7 @@ from genai_server.media.audio.recordings import require_decoder
 from genai_server.media.images.image_files import ReadImage
 from genai_server.media.images.reader import ImageSource
 from genai_server.messages.generation_request import Image, ModelInfo
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.model_files.speech_and_vision import Medium, VisionModel
 from genai_server.text.codec import FEW_MESSAGES, TextCodec
 from genai_server.text.prompts.template_traits import THINKING_NAMES

@@ -32,7 +32,7 @@ from genai_server.http.api_keys import ADMIN_KEY_NAME
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.tool_servers import ServerAddress, ToolInfo, ToolOutput, ToolRequest
+from genai_server.messages.supervisor_protocol import ServerAddress, ToolInfo, ToolOutput, ToolRequest
 from genai_server.model_files.pooling_model import Task
 from genai_server.system.addresses import is_at
 from genai_server.text.prompts.prompt import CONTINUE

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from genai_server.messages.worker_tasks import Task
+from genai_server.messages.supervisor_protocol import Task
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.shared_calls import SharedCalls
 from genai_server.workers.tasks import CHECK_GRAMMAR, Requester, Workers

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from msgspec import Struct
 
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.frames import ErrorInfo
 from genai_server.messages.generation_request import Adapter
 
 # A valid prefix of profiles' file names: a name, not a path.

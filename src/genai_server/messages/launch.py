@@ -10,9 +10,9 @@ that.
 import msgspec
 from msgspec import Struct
 
+from genai_server.messages.frames import FrameDecoder
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.prefix_cache import KvEventTarget
-from genai_server.messages.protocol import FrameDecoder
 from genai_server.messages.server_status import EngineCores
 from genai_server.options.device import DeviceOptions
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from genai_server.config.environment import engine_environment
+from genai_server.messages.frames import encode_frame
 from genai_server.messages.launch import (
     BEAT_SECONDS,
     Beat,
@@ -21,7 +22,6 @@ from genai_server.messages.launch import (
     Unload,
     report_decoder,
 )
-from genai_server.messages.protocol import encode_frame
 from genai_server.system.processes import in_words, start_module
 
 # Seconds allowed for each token of a step, in addition to the timeout: a hundred times the time on slow machines.

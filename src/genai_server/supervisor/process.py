@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from genai_server.config.settings import Settings
 from genai_server.logs import configure_logging
-from genai_server.messages.supervisor import LOCK, SupervisorLaunch
+from genai_server.messages.supervisor_protocol import LOCK, SupervisorLaunch
 from genai_server.supervisor.supervisor import Supervisor
 from genai_server.system.processes import ignore_group_signals, private_standard_output
 

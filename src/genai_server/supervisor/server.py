@@ -1,4 +1,4 @@
-"""The supervisor's side of its connections to the API processes (messages: messages/supervisor.py).
+"""The supervisor's side of its connections to the API processes (messages: messages/supervisor_protocol.py).
 
 A thread with an event loop serves the connections. The worker pool and the tool servers run on the same event loop.
 """
@@ -21,28 +21,26 @@ import msgspec
 
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ConfigurationError, GenaiServerError, in_one_line
-from genai_server.messages.error import ErrorInfo
-from genai_server.messages.protocol import Hello, encode_frame
+from genai_server.messages.engine_protocol import Hello
+from genai_server.messages.frames import ErrorInfo, encode_frame
 from genai_server.messages.server_status import NO_SERVER, ServerStatus
-from genai_server.messages.supervisor import (
+from genai_server.messages.supervisor_protocol import (
+    MAX_TASK_FRAME_BYTES,
     Ask,
     Command,
     CommandReply,
-    FromSupervisor,
-    SupervisorAddress,
-    ToSupervisor,
-    supervisor_decoder,
-    write_address,
-)
-from genai_server.messages.tool_servers import (
     FindRequests,
+    FromSupervisor,
     HoldRequest,
     ListTools,
     ReleaseRequest,
     RunTool,
     StopTool,
+    SupervisorAddress,
+    ToSupervisor,
+    supervisor_decoder,
+    write_address,
 )
-from genai_server.messages.worker_tasks import MAX_FRAME_BYTES
 from genai_server.tool_servers.servers import HeldRequests, ToolServers, ToolSession
 from genai_server.workers.pool import WorkerPool
 from genai_server.workers.session import PoolSession
@@ -244,7 +242,7 @@ class _ApiProcess(asyncio.Protocol):
             if not isinstance(message, Hello) or not self._server.is_secret(message.secret):
                 raise msgspec.DecodeError("no secret, or a wrong one")
             self._is_welcome = True
-            self._decoder.max_bytes = MAX_FRAME_BYTES
+            self._decoder.max_bytes = MAX_TASK_FRAME_BYTES
             self._server.add(self)
         elif isinstance(message, Ask):
             task = asyncio.create_task(self._obey(message))

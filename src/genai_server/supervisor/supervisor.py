@@ -27,7 +27,7 @@ from genai_server.messages.generation_request import Adapter
 from genai_server.messages.launch import EngineLaunch
 from genai_server.messages.prefix_cache import event_target
 from genai_server.messages.server_status import EngineCores, EngineState, EngineStatus, ModelStatus, ServerStatus
-from genai_server.messages.supervisor import (
+from genai_server.messages.supervisor_protocol import (
     AddAdapter,
     Command,
     EndServer,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.model_files.config_files import read_object
 from genai_server.model_files.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.model_files.speech_and_vision import SpeechModel, VisionModel, read_speech_model, read_vision_model

@@ -8,7 +8,7 @@ from itertools import count
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.tool_servers import (
+from genai_server.messages.supervisor_protocol import (
     EndRequest,
     FindRequests,
     FromToolServers,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from genai_server import __version__
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable, escaped, in_one_line, quoted
-from genai_server.messages.tool_servers import ToolInfo
+from genai_server.messages.supervisor_protocol import ToolInfo
 from genai_server.tool_servers.transports import Program, connect_by_http, without_secrets
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable, in_one_line
-from genai_server.messages.tool_servers import (
+from genai_server.messages.supervisor_protocol import (
     EndRequest,
     FindRequests,
     FromToolServers,

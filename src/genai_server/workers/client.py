@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from genai_server.errors import Unavailable
-from genai_server.messages.worker_tasks import (
+from genai_server.messages.supervisor_protocol import (
     CancelTask,
     Done,
     Ended,

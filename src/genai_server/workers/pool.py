@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from genai_server.config.settings import Settings
 from genai_server.errors import GenaiServerError, QueueFull, Unavailable
-from genai_server.messages.worker_tasks import Task, TaskOwner
+from genai_server.messages.supervisor_protocol import Task, TaskOwner
 from genai_server.workers.process import AnyWorkerProcess, ProcessDied, ProcessTimeout, WorkerProcess
 from genai_server.workers.space_budget import Reservation, SpaceBudget
 from genai_server.workers.task_queue import TaskQueue

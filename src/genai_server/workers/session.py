@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from genai_server.errors import GenaiServerError, Unavailable
-from genai_server.messages.error import ErrorInfo
-from genai_server.messages.worker_tasks import (
+from genai_server.messages.frames import ErrorInfo
+from genai_server.messages.supervisor_protocol import (
     CancelTask,
     Done,
     Ended,

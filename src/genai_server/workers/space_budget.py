@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 
 
 @dataclass(eq=False)

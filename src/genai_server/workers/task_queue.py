@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from genai_server.fair_queue import FairQueue
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 
 # Seconds that each running task counts for from its beginning, so that two free slots are not for the same one.
 _JUST_BEGUN = 0.001

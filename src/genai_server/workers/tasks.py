@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from genai_server.errors import AudioReaderUnavailable, CheckerUnavailable, ImageReaderUnavailable, Unavailable
-from genai_server.messages.worker_tasks import Task, TaskOwner
+from genai_server.messages.supervisor_protocol import Task, TaskOwner
 
 
 @dataclass(frozen=True)

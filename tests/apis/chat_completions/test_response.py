@@ -27,9 +27,9 @@ from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.generation.tool_loop import ServedTool, ServedTools
 from genai_server.http.telemetry.usage import Usage
+from genai_server.messages.engine_protocol import Finished, Progress, PromptLogprobs, Tokens
 from genai_server.messages.generation_request import FinishReason, Phases, Sampling, TokenLogprob
-from genai_server.messages.protocol import Finished, Progress, PromptLogprobs, Tokens
-from genai_server.messages.tool_servers import ToolInfo
+from genai_server.messages.supervisor_protocol import ToolInfo
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.timing import Arrival, Stopwatch

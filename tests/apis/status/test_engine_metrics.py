@@ -17,9 +17,8 @@ from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.generation.catalog import Catalog
-from genai_server.messages.figures import Figures, Histogram
+from genai_server.messages.engine_protocol import Figures, Histogram, Load
 from genai_server.messages.generation_request import Batching
-from genai_server.messages.protocol import Load
 from genai_server.messages.server_status import (
     EngineState,
     EngineStatus,

@@ -18,7 +18,7 @@ from genai_server.config.sources import load_settings
 from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import ConfigurationError
 from genai_server.messages.server_status import NO_SERVER
-from genai_server.messages.supervisor import SetAlias
+from genai_server.messages.supervisor_protocol import SetAlias
 from genai_server.system.processes import open_runtime_folder
 from tests.running_server import wait_until
 

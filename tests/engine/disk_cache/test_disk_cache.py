@@ -29,9 +29,8 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.errors import InvalidField
 from genai_server.messages.admin import CacheReset, ResetPrefixCache
-from genai_server.messages.figures import DiskCacheFigures
+from genai_server.messages.engine_protocol import Cancel, DiskCacheFigures, Finished, Tokens
 from genai_server.messages.generation_request import Adapter, GenerationRequest, Sampling, TokenLogprob
-from genai_server.messages.protocol import Cancel, Finished, Tokens
 from tests.engine.hybrids import Hybrid
 from tests.engine.model_runners import batched_runner
 from tests.given_settings import given

@@ -12,8 +12,7 @@ import pytest
 from genai_server.engine.ipc.connections import MAX_BACKLOG_BYTES, Connections, Listener, listen
 from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
 from genai_server.messages.admin import CancelRequest
-from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
-from genai_server.messages.protocol import (
+from genai_server.messages.engine_protocol import (
     Cancel,
     Hello,
     Stop,
@@ -23,8 +22,9 @@ from genai_server.messages.protocol import (
     Tokens,
     Welcome,
     api_decoder,
-    encode_frame,
 )
+from genai_server.messages.frames import encode_frame
+from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 from tests.running_server import wait_until
 
 MODEL = ModelInfo(context_length=8, vocab_size=4, eos_token_ids=[3], defaults=Sampling())

@@ -22,8 +22,8 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import common_length
+from genai_server.messages.engine_protocol import Cancel
 from genai_server.messages.generation_request import Sampling
-from genai_server.messages.protocol import Cancel
 from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.engine.model_runners import greedy_logits
 from tests.engine.test_distributions import Answer, deviation, reference

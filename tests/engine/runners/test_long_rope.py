@@ -16,8 +16,8 @@ from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.admin import SetRuntimeOption
+from genai_server.messages.engine_protocol import Finished, Tokens
 from genai_server.messages.generation_request import TokenLogprob
-from genai_server.messages.protocol import Finished, Tokens
 from tests.engine.model_runners import greedy
 from tests.running_server import ROOT
 from tests.stepped_loop import SteppedLoop

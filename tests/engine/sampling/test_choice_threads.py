@@ -14,8 +14,8 @@ from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.engine.sampling.continuation import slow_grammars
 from genai_server.engine.sampling.grammar import STEP_SECONDS
 from genai_server.engine.sequence import Sequence
+from genai_server.messages.engine_protocol import Cancel
 from genai_server.messages.generation_request import FinishReason, Sampling
-from genai_server.messages.protocol import Cancel
 from tests.engine.bench import Bench
 from tests.stepped_loop import API
 

@@ -10,8 +10,8 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import KvBudget, KvMemory, StepPolicy
 from genai_server.engine.sequence import LoadedAdapter, Sequence, SequenceState
 from genai_server.errors import QueueFull
+from genai_server.messages.engine_protocol import Capacity
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.messages.protocol import Capacity
 from tests.engine.scheduling.scheduled import (
     a_scheduler,
     a_sequence,

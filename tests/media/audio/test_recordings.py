@@ -23,7 +23,7 @@ from genai_server.config.settings import Settings
 from genai_server.errors import AudioReaderUnavailable, InvalidField, TaskUnsupported
 from genai_server.media.audio import recordings
 from genai_server.media.audio.recordings import SHORT, Recording, Recordings, Window
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.model_files.speech_and_vision import SpeechModel, read_speech_model
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import WorkerProcess

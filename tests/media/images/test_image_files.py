@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genai_server.media.images.image_files import ImageFiles, ReadImage, RequestSpace
-from genai_server.messages.worker_tasks import Task
+from genai_server.messages.supervisor_protocol import Task
 
 
 class Space:

@@ -23,8 +23,7 @@ from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.media.images.image_files import ReadImage
 from genai_server.media.images.reader import Images, ImageSource
-from genai_server.messages.supervisor import read_address
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner, read_address
 from genai_server.model_files.speech_and_vision import VisionModel, read_vision_model
 from genai_server.supervisor.server import SupervisorServer
 from genai_server.workers.pool import WorkerLimits, WorkerPool

@@ -33,7 +33,7 @@ from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.messages.admin import LoadAdapter, UnloadAdapter
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import ModelState, ModelStatus
-from genai_server.messages.supervisor import AddAdapter, LoadModel, RemoveAdapter, SetAlias, UnloadModel
+from genai_server.messages.supervisor_protocol import AddAdapter, LoadModel, RemoveAdapter, SetAlias, UnloadModel
 
 router = admin_router()
 stored_router = admin_router(500)

@@ -34,7 +34,7 @@ from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.tool_loop import Selection, ServedTool, address_of, find_tools, usable_servers
 from genai_server.http.json_response import JsonObject
-from genai_server.messages.tool_servers import ServerAddress, ToolInfo
+from genai_server.messages.supervisor_protocol import ServerAddress, ToolInfo
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from genai_server.http.leniency import LeftOut
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.http.streams import LINES, LineStream
 from genai_server.messages.server_status import ModelState, ModelStatus
-from genai_server.messages.supervisor import LoadModel, SetAlias
+from genai_server.messages.supervisor_protocol import LoadModel, SetAlias
 
 _ERRORS = error_responses(400, 404, 500, 503, error=OllamaErrorResponse)
 # Responses of endpoints with features that require an admin key.

@@ -38,7 +38,7 @@ from genai_server.http.leniency import LeftOut, objects_at
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.http.streams import LINES, LineStream
 from genai_server.messages.server_status import ModelState, ModelStatus
-from genai_server.messages.supervisor import KeepModel
+from genai_server.messages.supervisor_protocol import KeepModel
 from genai_server.model_files.pooling_model import Task
 
 

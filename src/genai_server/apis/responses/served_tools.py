@@ -22,7 +22,7 @@ from genai_server.generation.tool_loop import (
     usable_servers,
 )
 from genai_server.http.json_response import JsonObject
-from genai_server.messages.tool_servers import ServerAddress
+from genai_server.messages.supervisor_protocol import ServerAddress
 
 _NOT_APPROVED = "Error: the user has not approved this call"
 

@@ -19,7 +19,7 @@ from genai_server.generation.parameters.base import (
     members,
 )
 from genai_server.generation.parameters.chat_messages import MAX_NAME_LENGTH, MAX_TOOLS, FunctionName
-from genai_server.messages.tool_servers import ToolInfo
+from genai_server.messages.supervisor_protocol import ToolInfo
 
 # Headers for a tool server.
 _MAX_HEADERS = 128

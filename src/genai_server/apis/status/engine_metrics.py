@@ -25,7 +25,7 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ServicesDep
 from genai_server.http.telemetry.recent_requests import RecentRequests
-from genai_server.messages.figures import DiskCacheFigures, Histogram
+from genai_server.messages.engine_protocol import DiskCacheFigures, Histogram
 from genai_server.messages.prefix_cache import BLOCK_TOKENS
 from genai_server.messages.server_status import EngineState
 

@@ -13,7 +13,7 @@ from genai_server.engine_client.client import EngineClient, describe
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import Services, ServicesDep
 from genai_server.http.request_state import request_state
-from genai_server.messages.protocol import Load
+from genai_server.messages.engine_protocol import Load
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus
 
 # The values of `status` in /healthz.

@@ -23,7 +23,7 @@ from genai_server.http.json_response import JsonObject
 from genai_server.media.audio.detection import Detection
 from genai_server.media.audio.recordings import Recording, Window, require_decoder
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.messages.worker_tasks import TaskOwner
+from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.model_files.pooling_model import Task
 from genai_server.model_files.speech_and_vision import SpeechModel
 from genai_server.text.codec import TextCodec

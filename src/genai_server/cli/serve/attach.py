@@ -21,7 +21,7 @@ from genai_server.config.settings import Settings
 from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
 from genai_server.errors import GenaiServerError
 from genai_server.messages.server_status import NO_SERVER, EngineState, ServerStatus
-from genai_server.messages.supervisor import LOCK, EndServer, SupervisorAddress, SupervisorLaunch, read_address
+from genai_server.messages.supervisor_protocol import LOCK, EndServer, SupervisorAddress, SupervisorLaunch, read_address
 from genai_server.system.processes import in_words, open_runtime_folder
 
 # Seconds after which a supervisor that does not listen is killed.

@@ -23,7 +23,7 @@ from genai_server.engine.model.session_options import num_threads
 from genai_server.engine.model.weights import model_key
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.messages.figures import DiskCacheFigures
+from genai_server.messages.engine_protocol import DiskCacheFigures
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.timing import Clock

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from genai_server.messages.frames import encode_frame
 from genai_server.messages.launch import (
     BEAT_SECONDS,
     Beat,
@@ -26,7 +27,6 @@ from genai_server.messages.launch import (
     Unload,
     launch_decoder,
 )
-from genai_server.messages.protocol import encode_frame
 from genai_server.system.processes import private_standard_output
 from genai_server.timing import Clock
 

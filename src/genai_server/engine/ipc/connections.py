@@ -21,18 +21,9 @@ import msgspec
 
 from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
 from genai_server.messages.admin import CancelRequest, ListRequests, SetRuntimeOption
+from genai_server.messages.engine_protocol import Cancel, Hello, Submit, ToApi, ToEngine, Welcome, engine_decoder
+from genai_server.messages.frames import MAX_FRAME_BYTES, encode_frame
 from genai_server.messages.generation_request import Batching, ModelInfo
-from genai_server.messages.protocol import (
-    MAX_FRAME_BYTES,
-    Cancel,
-    Hello,
-    Submit,
-    ToApi,
-    ToEngine,
-    Welcome,
-    encode_frame,
-    engine_decoder,
-)
 
 log = logging.getLogger(__name__)
 # An API process with this many unread bytes is stuck. It is disconnected, so that its tokens do not fill the memory.

@@ -9,9 +9,8 @@ from msgspec import Struct, structs
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.admin import AdminCall
-from genai_server.messages.figures import Figures
+from genai_server.messages.engine_protocol import Cancel, Figures, Load, Stop, Submit, ToApi
 from genai_server.messages.launch import Resize
-from genai_server.messages.protocol import Cancel, Load, Stop, Submit, ToApi
 
 
 class Connected(Struct, frozen=True):

@@ -28,7 +28,7 @@ from genai_server.engine.scheduling.scheduler_output import NOTHING_RESERVED, Kv
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.fair_queue import FairQueue
-from genai_server.messages.protocol import Capacity
+from genai_server.messages.engine_protocol import Capacity
 
 # Seconds. Longer estimates would mean little.
 _FURTHEST = 600

@@ -19,7 +19,7 @@ from genai_server.config.media_settings import BYTES_PER_SECOND
 from genai_server.config.settings import Settings
 from genai_server.errors import AudioReaderUnavailable, InvalidField, TaskUnsupported
 from genai_server.media.audio.detection import Detection
-from genai_server.messages.worker_tasks import Task
+from genai_server.messages.supervisor_protocol import Task
 from genai_server.model_files.speech_and_vision import SAMPLE_RATE, SpeechModel, longest_audio
 from genai_server.system.processes import own_folder
 from genai_server.workers.pool import remove

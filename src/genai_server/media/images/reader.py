@@ -16,7 +16,7 @@ from genai_server.errors import AsIs, ImageReaderUnavailable, InvalidField
 from genai_server.media.images.image_files import ImageFiles, ReadImage, RequestSpace
 from genai_server.media.images.image_header import MAX_KEPT_PIXELS, declared_size
 from genai_server.media.images.sources import MAX_PARALLEL_FETCHES, SourceLimits, is_data_url, load_image
-from genai_server.messages.worker_tasks import Task
+from genai_server.messages.supervisor_protocol import Task
 from genai_server.model_files.speech_and_vision import Medium, VisionModel, longest_audio
 from genai_server.system.addresses import is_public
 from genai_server.system.processes import own_folder

@@ -3,7 +3,7 @@
 import pytest
 
 from genai_server.errors import ALL_ERRORS, GenaiServerError, InvalidField
-from genai_server.messages.error import ErrorInfo
+from genai_server.messages.frames import ErrorInfo
 
 
 @pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.code)

@@ -34,27 +34,16 @@ from genai_server.messages.admin import (
     StartProfile,
     UnloadAdapter,
 )
-from genai_server.messages.error import ErrorInfo
-from genai_server.messages.figures import Figures, Histogram
-from genai_server.messages.generation_request import (
-    Adapter,
-    Batching,
-    FinishReason,
-    GenerationRequest,
-    ModelInfo,
-    Phases,
-    Sampling,
-    TokenLogprob,
-)
-from genai_server.messages.protocol import (
-    MAX_FRAME_BYTES,
+from genai_server.messages.engine_protocol import (
     Accepted,
     CachedPrefixes,
     Cancel,
     Capacity,
     Failed,
+    Figures,
     Finished,
     Hello,
+    Histogram,
     Load,
     Progress,
     PromptLogprobs,
@@ -67,8 +56,18 @@ from genai_server.messages.protocol import (
     Vectors,
     Welcome,
     api_decoder,
-    encode_frame,
     engine_decoder,
+)
+from genai_server.messages.frames import MAX_FRAME_BYTES, ErrorInfo, encode_frame
+from genai_server.messages.generation_request import (
+    Adapter,
+    Batching,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    Phases,
+    Sampling,
+    TokenLogprob,
 )
 
 _SAMPLING = Sampling(0.7, 40, 0.9, 0.05, 1.1, seed=2**63 - 1)

@@ -1,19 +1,17 @@
-"""The protocol between an API process and an engine: the messages, and the frames that carry them.
+"""The protocol between an API process and an engine: requests, the tokens and results of answers, the engine's load,
+and its counters for the metrics.
 
-A frame is a four-byte big-endian length and a MessagePack list of messages; nothing is pickled. The messages of admin
-calls are in admin.py, those with an engine's counters in figures.py.
+The messages of admin calls are in admin.py, the frames that carry all of them in frames.py.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
 
 from genai_server.errors import QueueFull
 from genai_server.messages.admin import AdminCall, AdminReply
-from genai_server.messages.error import ErrorInfo
-from genai_server.messages.figures import Figures
+from genai_server.messages.frames import MAX_FRAME_BYTES, ErrorInfo, FrameDecoder
 from genai_server.messages.generation_request import (
     Batching,
     FinishReason,
@@ -22,10 +20,6 @@ from genai_server.messages.generation_request import (
     Phases,
     TokenLogprob,
 )
-
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-_PREFIX_BYTES = 4
-
 
 # the first message of each side
 
@@ -270,6 +264,87 @@ class Failed(Struct, frozen=True, tag=True):
     error: ErrorInfo
 
 
+# the engine's counters
+
+
+class Histogram(Struct, frozen=True):
+    """How many of the observed values lie in each interval between `bounds`."""
+
+    bounds: list[float]
+    # One more than bounds: counts[i] values are in (bounds[i - 1], bounds[i]], and the last counts those above all.
+    counts: list[int]
+    # Sum of all values.
+    sum: float
+
+
+class DiskCacheFigures(Struct, frozen=True):
+    """The state and counters of the prefix cache on disk, as one engine sees it."""
+
+    # Bytes of all models' files when this engine last wrote one, and their limit.
+    num_bytes: int = 0
+    max_bytes: int = 0
+    # Prefixes that were loaded, with their tokens, and the seconds that took.
+    loads: int = 0
+    loaded_tokens: int = 0
+    load_seconds: float = 0.0
+    # Prefixes that were stored, but faster to read by the model.
+    left_out: int = 0
+    stored_tokens: int = 0
+    # Measured rates of loading a prefix and of reading a prompt; 0 if unknown.
+    loaded_per_second: float = 0.0
+    read_per_second: float = 0.0
+    # Why nothing is stored at the moment; "" if it is.
+    error: str = ""
+
+
+class Figures(Struct, frozen=True, tag=True):
+    """An engine's counters since its start, and some current values. Sent to all API processes once a second if
+    changed.
+    """
+
+    # Tokens of running sequences in the KV cache now.
+    kv_tokens: int
+    # Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
+    kv_capacity: int
+    # A prompt is counted when it has been read.
+    prompt_tokens: int
+    generation_tokens: int
+    # Tokens of prompts that were looked up in the prefix cache, and those that were found.
+    cache_queries: int
+    cache_hits: int
+    # Tokens that were drafted, and those that were accepted.
+    drafted: int
+    accepted: int
+    # Images that were encoded, without those whose features were cached.
+    encoded_images: int
+    # Windows of audio that were encoded, without those whose features were cached.
+    encoded_sounds: int
+    # How often low-priority sequences gave up their slots to others.
+    low_priority_preemptions: int
+    # How often other sequences were preempted for lack of memory.
+    preemptions: int
+    # Sequences that terminate_session has ended.
+    terminated: int
+    # Profile sessions that have begun.
+    profile_sessions: int
+    # Running sequences that are profiled.
+    profiled: int
+    # In seconds.
+    prefill_passes: Histogram
+    decode_passes: Histogram
+    # Rows of each decode step.
+    decode_rows: Histogram
+    # Seconds between two tokens of an answer.
+    token_gaps: Histogram
+    # Tokens of prompts and answers by the name of the API key, "" without one.
+    prompt_tokens_by_key: dict[str, int] = {}
+    generation_tokens_by_key: dict[str, int] = {}
+    # None without a prefix cache on disk.
+    disk_cache: DiskCacheFigures | None = None
+    # Memory of the answers that are kept for drafts.
+    answer_bytes: int = 0
+
+
 # What an engine reports of a request.
 Event = Accepted | Refused | Tokens | PromptLogprobs | Progress | Vectors | Finished | Failed
 
@@ -278,46 +353,6 @@ Event = Accepted | Refused | Tokens | PromptLogprobs | Progress | Vectors | Fini
 
 ToEngine = Hello | Submit | Cancel | Stop | AdminCall
 ToApi = Welcome | Load | CachedPrefixes | Figures | Event | AdminReply
-
-
-def encode_frame(messages: Sequence[Struct]) -> bytes:
-    """Encode messages as one frame."""
-    body = msgspec.msgpack.encode(messages)
-    return len(body).to_bytes(_PREFIX_BYTES, "big") + body
-
-
-M = TypeVar("M")
-
-
-class FrameDecoder(Generic[M]):
-    """Decodes a stream of frames into messages. The stream's bytes may arrive split at any point."""
-
-    def __init__(self, decoder: "msgspec.msgpack.Decoder[list[M]]", max_bytes: int = MAX_FRAME_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self._decoder = decoder
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterable[M]:
-        """The messages that are complete with `data`, the next bytes of the stream.
-
-        Raises msgspec.DecodeError if the bytes are no valid frame, or if a frame is longer than `max_bytes`.
-        """
-        if not self._buffer and len(data) >= _PREFIX_BYTES:
-            size = int.from_bytes(data[:_PREFIX_BYTES], "big")
-            if len(data) == _PREFIX_BYTES + size <= _PREFIX_BYTES + self.max_bytes:  # most frames arrive like this
-                yield from self._decoder.decode(memoryview(data)[_PREFIX_BYTES:])
-                return
-        self._buffer += data
-        while len(self._buffer) >= _PREFIX_BYTES:
-            size = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big")
-            if size > self.max_bytes:
-                raise msgspec.DecodeError(f"a frame of {size} bytes is over the limit of {self.max_bytes}")
-            end = _PREFIX_BYTES + size
-            if len(self._buffer) < end:
-                return
-            messages = self._decoder.decode(bytes(self._buffer[_PREFIX_BYTES:end]))
-            del self._buffer[:end]
-            yield from messages
 
 
 def engine_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToEngine]:
