@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.engine_client.in_flight import InFlight
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import InFlight, TokenStream
 from genai_server.generation import generate
 from genai_server.http.leniency import IGNORED_HEADER
 from genai_server.messages.generation_request import GenerationRequest, Sampling

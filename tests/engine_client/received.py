@@ -1,6 +1,6 @@
 """What the reader of a stream receives."""
 
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import TokenStream
 from genai_server.messages.engine_protocol import Tokens
 
 

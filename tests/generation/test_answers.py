@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import EngineDied
 from genai_server.generation import answers
 from genai_server.generation.answers import LoopShare, RunningAnswer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import (
     DeadlinePassed,
     EngineDied,

@@ -11,8 +11,7 @@ import httpx
 import pytest
 from starlette.types import Scope
 
-from genai_server.engine_client.in_flight import InFlight
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import InFlight, TokenStream
 from genai_server.generation.catalog import Catalog, ChosenModel
 from genai_server.http.request_state import HttpRequestState, request_state
 from genai_server.messages.generation_request import GenerationRequest

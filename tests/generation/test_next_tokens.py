@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import GenerationFailed, InvalidField, PromptTooLong, RunnerFailed
 from genai_server.generation.dependencies import RequestContext
 from genai_server.generation.next_tokens import (

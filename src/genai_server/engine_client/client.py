@@ -1,7 +1,7 @@
 """The engines of one model as an API process sees them: connections to them, their capacity, and the choice of an
 engine for a request.
 
-The module in_flight.py has the requests on a connection, and stream.py the tokens of one answer.
+The module in_flight.py has the requests on a connection, and the tokens of their answers.
 """
 
 import asyncio

@@ -1,5 +1,8 @@
-"""The requests of one API process that one engine works on, or that wait for its restart."""
+"""The requests of one API process that one engine works on, or that wait for its restart; and the stream in which the
+process receives the tokens of each answer.
+"""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -9,14 +12,234 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from genai_server.engine_client.stream import TokenStream
-from genai_server.errors import EngineDied, EngineHung, GenerationFailed, ModelUnloaded, NoEngineReady
-from genai_server.messages.engine_protocol import Cancel, Event, Stop, Submit, ToEngine
-from genai_server.messages.generation_request import FinishReason, GenerationRequest
+from genai_server.errors import EngineDied, EngineHung, GenaiServerError, GenerationFailed, ModelUnloaded, NoEngineReady
+from genai_server.messages.engine_protocol import (
+    Accepted,
+    Cancel,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    PromptLogprobs,
+    Refused,
+    Stop,
+    Submit,
+    ToEngine,
+    Tokens,
+    Vectors,
+)
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
 from genai_server.messages.server_status import EngineState, EngineStatus
 
+_UNFINISHED = Finished(0, FinishReason.STOP, Phases())
 # Seconds that a request waits for the restarted engine.
 PATIENCE = 30.0
+
+
+class TokenStream:
+    """An asynchronous iterator over the tokens of one answer, and over reports of progress while the prompt is read.
+
+    InFlight creates one for each answer and passes it the engine's messages; the code that answers the HTTP request
+    reads it. A reader that is slower than the engine receives several batches of tokens as one. Closing it before the
+    answer ends cancels the request in the engine. Only the first call of `finish` or `fail` has an effect. Used by the
+    event loop's thread only.
+    """
+
+    def __init__(
+        self,
+        on_leave: Callable[[], None],
+        on_stop: Callable[[], None] = lambda: None,
+        request: GenerationRequest | None = None,
+        files: Sequence[object] = (),
+    ) -> None:
+        # Why the answer ended; None before, and after an error.
+        self.reason: FinishReason | None = None
+        # The engine's report at the end of the answer; _UNFINISHED before, and if the engine sent none.
+        self.finished = _UNFINISHED
+        # Log probabilities of the prompt's tokens from the second on; complete when the first batch or the end arrives.
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self._on_leave = on_leave
+        self._on_stop = on_stop
+        # The request, in case it must be sent to a restarted engine; None once a token has arrived or it was taken.
+        self._request = request
+        # Objects whose files the engine reads; referenced until the engine no longer needs the files.
+        self._files = files
+        self._begun = time.monotonic()
+        # What has arrived since the last `take`, as one message.
+        self._tokens: Tokens | None = None
+        self._progress: Progress | None = None
+        # Number of the prompt's tokens that the engine has read, in the largest progress so far.
+        self._num_read = 0
+        self._vectors: list[bytes] = []
+        self._error: GenaiServerError | None = None
+        # The future that the only reader waits for.
+        self._waiting: asyncio.Future[None] | None = None
+        self._accepted = False
+        # Tokens that have arrived, including those after the reader has left.
+        self.num_produced = 0
+
+    # the engine's side
+
+    def receive(self, message: Event) -> None:
+        """Process the engine's next message about this answer. Vectors and log probabilities of the prompt are
+        collected without waking the reader.
+        """
+        match message:
+            case Tokens():
+                self._request = None
+                self._files = ()
+                self.num_produced += len(message.tokens)
+                if (earlier := self._tokens) is not None:
+                    message = Tokens(message.key, earlier.tokens + message.tokens, earlier.logprobs + message.logprobs)
+                self._tokens = message
+            case Accepted():
+                self._accepted = True
+            case Progress():  # a slow reader sees only the latest
+                self._progress = self._furthest(message)
+            case PromptLogprobs():
+                self.prompt_logprobs += message.logprobs
+                return
+            case Vectors():
+                self._vectors.append(message.data)
+                return
+            case Finished():
+                if not self.is_ended:
+                    self.finished = message
+                self.finish(message.reason)
+            case Refused() | Failed():
+                self.fail(message.error.to_error())
+        self._wake()
+
+    def _furthest(self, progress: Progress) -> Progress | None:
+        """Return the largest progress so far, so that the progress that a client sees never decreases; None if the
+        reader has received it.
+
+        A prompt is read again from its start after a preemption, and after a restart of the engine.
+        """
+        if progress.num_read <= self._num_read:
+            return self._progress
+        self._num_read = progress.num_read
+        return progress
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the answer without an error, with the given reason."""
+        if not self.is_ended:
+            self.reason = reason
+            self._files = ()
+            self._wake()
+
+    def fail(self, error: GenaiServerError) -> None:
+        """End the answer with an error. The reader first receives the tokens before the error."""
+        if not self.is_ended:
+            self._error = error
+            self._files = ()
+            self._wake()
+
+    def take_untouched(self) -> GenerationRequest | None:
+        """Return the request of this answer with the rest of its timeout, so that it can be sent to a restarted engine,
+        and discard what was received for it. None if the answer has ended or has a token, or after an earlier call.
+        """
+        request, self._request = self._request, None
+        if self.is_ended or request is None:
+            return None
+        self.prompt_logprobs = []
+        self._vectors = []
+        return request.after(time.monotonic() - self._begun)
+
+    @property
+    def phases(self) -> Phases | None:
+        """How long each phase of the request took in the engine, as reported at the end; None before, and if the engine
+        sent no report.
+        """
+        return None if self.finished is _UNFINISHED else self.finished.phases
+
+    @property
+    def error_code(self) -> str | None:
+        """The `code` of the error that ended the answer; None if there was no error."""
+        return None if self._error is None else self._error.code
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will arrive."""
+        return self.reason is not None or self._error is not None
+
+    # the reader's side
+
+    async def accepted(self) -> None:
+        """Wait until the engine has accepted the request. Raises the engine's error if the engine refuses it."""
+        while not self._accepted and self.reason is None:
+            if self._error is not None:
+                raise self._error
+            await self._until_woken()
+
+    def __aiter__(self) -> "TokenStream":
+        return self
+
+    async def __anext__(self) -> Tokens | Progress:
+        await self.wait()
+        if (new := self.take()) is None:
+            raise StopAsyncIteration
+        return new
+
+    @property
+    def has_items(self) -> bool:
+        """Whether `take` can be called: there are tokens or progress, or the answer has ended."""
+        return self._tokens is not None or self._progress is not None or self.is_ended
+
+    async def wait(self) -> None:
+        """Wait until `has_items` is true."""
+        while not self.has_items:
+            await self._until_woken()
+
+    def take(self) -> Tokens | Progress | None:
+        """Return the progress or the tokens that have arrived since the last call, progress first; None at the end.
+        Raises the error that ended the answer, after all tokens.
+
+        Must only be called if `has_items` is true.
+        """
+        if (progress := self._progress) is not None:
+            self._progress = None
+            return progress
+        if (tokens := self._tokens) is not None:
+            self._tokens = None
+            return tokens
+        if self._error is not None:
+            raise self._error
+        return None
+
+    async def vectors(self) -> bytes:
+        """Wait for the end of an embedding or reranking request, and return the vectors of all its texts, one after the
+        other. Raises the error that ended the request.
+        """
+        while not self.is_ended:
+            await self._until_woken()
+        if self._error is not None:
+            raise self._error
+        return b"".join(self._vectors)
+
+    async def stop(self) -> None:
+        """Ask the engine to end the answer, wait for its final report, and discard tokens that were not taken."""
+        if not self.is_ended:
+            self._on_stop()
+        while not self.is_ended:
+            await self._until_woken()
+        self._tokens = None
+
+    def close(self) -> None:
+        """Release the files of the request, and cancel the request if it still runs. The reader calls this when it no
+        longer reads.
+        """
+        self._files = ()
+        on_leave, self._on_leave = self._on_leave, lambda: None
+        on_leave()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def _until_woken(self) -> None:
+        self._waiting = asyncio.get_running_loop().create_future()
+        await self._waiting
 
 
 class SendMessages(Protocol):

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallEnd, WholeAnswer
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import TokenStream
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, usage_of

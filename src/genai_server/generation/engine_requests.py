@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from genai_server.engine_client.client import EngineClient
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import GenaiServerError, QueueFull
 from genai_server.generation.dependencies import RequestContext
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures

@@ -10,7 +10,7 @@ from functools import partial
 from msgspec import structs
 
 from genai_server.engine_client.client import EngineClient
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import DeadlinePassed, InvalidField, PromptTooLong
 from genai_server.generation.answers import Generation, RunningAnswer
 from genai_server.generation.constraint import Constraint

@@ -20,7 +20,7 @@ import openai
 import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
 
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.generation.dependencies import Deadline
 from genai_server.generation.engine_requests import EngineAnswer, EngineRequests

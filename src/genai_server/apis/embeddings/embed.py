@@ -15,7 +15,7 @@ import msgspec
 
 from genai_server.apis.embeddings.schemas import PooledFields
 from genai_server.engine_client.client import EngineClient
-from genai_server.engine_client.stream import TokenStream
+from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within
 from genai_server.http.json_response import JsonObject
