@@ -8,8 +8,7 @@ from typing import Generic, TypeVar
 
 from genai_server.messages.supervisor_protocol import Task
 from genai_server.workers.process import ProcessDied, ProcessTimeout
-from genai_server.workers.shared_calls import SharedCalls
-from genai_server.workers.tasks import CHECK_GRAMMAR, Requester, Workers
+from genai_server.workers.tasks import CHECK_GRAMMAR, Requester, SharedCalls, Workers
 
 V = TypeVar("V")
 

@@ -42,8 +42,7 @@ from genai_server.messages.supervisor_protocol import (
     write_address,
 )
 from genai_server.tool_servers.servers import HeldRequests, ToolServers, ToolSession
-from genai_server.workers.pool import WorkerPool
-from genai_server.workers.session import PoolSession
+from genai_server.workers.pool import PoolSession, WorkerPool
 
 log = logging.getLogger(__name__)
 # Maximum bytes before the other side has shown the secret.

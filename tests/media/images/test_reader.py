@@ -28,7 +28,7 @@ from genai_server.model_files.speech_and_vision import VisionModel, read_vision_
 from genai_server.supervisor.server import SupervisorServer
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout, WorkerProcess
-from genai_server.workers.space_budget import Reservation, SpaceBudget
+from genai_server.workers.task_queue import Reservation, SpaceBudget
 from genai_server.workers.tasks import READ_IMAGE, Requester, TaskKind
 from tests.media.images.pictures import data_url, encoded, picture, png_header, tiles
 from tests.media.images.vision_directory import IDS, make_vision_directory

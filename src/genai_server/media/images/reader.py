@@ -22,8 +22,7 @@ from genai_server.system.addresses import is_public
 from genai_server.system.processes import own_folder
 from genai_server.workers.pool import remove
 from genai_server.workers.process import ProcessDied, ProcessTimeout
-from genai_server.workers.shared_calls import SharedCall, SharedCalls
-from genai_server.workers.tasks import READ_AUDIO, READ_IMAGE, Answer, Requester, Workers
+from genai_server.workers.tasks import READ_AUDIO, READ_IMAGE, Answer, Requester, SharedCall, SharedCalls, Workers
 
 log = logging.getLogger(__name__)
 

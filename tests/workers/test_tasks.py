@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from genai_server.workers.shared_calls import SharedCalls
+from genai_server.workers.tasks import SharedCalls
 
 
 class Work:
