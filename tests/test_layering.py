@@ -159,9 +159,9 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "matplotlib": ("tools.bench.plot",),
     "huggingface_hub": ("hub.client",),
     "ray": ("ray_serve.*",),
-    "mcp": ("tool_servers.connection", "tool_servers.transports", "tools.mcp_command"),
-    "mcp_types": ("tool_servers.connection", "tool_servers.transports", "tools.mcp_command"),
-    "httpx2": ("hub.client", "tool_servers.transports"),
+    "mcp": ("tool_servers.connection", "tools.mcp_command"),
+    "mcp_types": ("tool_servers.connection", "tools.mcp_command"),
+    "httpx2": ("hub.client", "tool_servers.connection"),
     "zmq": ("engine.kv_cache.kv_events",),
     "cbor2": ("engine.kv_cache.kv_events",),
 }

@@ -36,7 +36,7 @@ async def served(mode: str = "", **fields: Any) -> AsyncIterator[ToolServers]:
 @pytest.fixture
 def killed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that hangs is killed at once when its connection is closed."""
-    monkeypatch.setattr("genai_server.tool_servers.transports._GRACE", 0.1)
+    monkeypatch.setattr("genai_server.tool_servers.connection._GRACE", 0.1)
 
 
 def programs() -> list[psutil.Process]:
