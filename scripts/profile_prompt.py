@@ -23,7 +23,7 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.weights import native_model
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.kv_cache_limits import IDLE_CHUNK, BatchLimits
+from genai_server.engine.runners.sequence_limits import IDLE_CHUNK, BatchLimits
 from genai_server.messages.generation_request import ModelInfo
 
 MIN_SHARE = 0.01

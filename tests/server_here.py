@@ -24,7 +24,7 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings
 from genai_server.messages.launch import EngineLaunch
 from genai_server.messages.supervisor_protocol import read_address
-from genai_server.supervisor import engine_watch
+from genai_server.supervisor import engine_process
 from genai_server.supervisor.engine_process import EngineProcess
 from genai_server.supervisor.supervisor import Supervisor
 from tests.running_server import ONE_THREAD, PATIENCE, RunningServer, folders, wait_until
@@ -48,7 +48,7 @@ def starts_held() -> Iterator[None]:
         assert goes_on.wait(PATIENCE)
         return EngineProcess(launch)
 
-    with patch.object(engine_watch, "EngineProcess", held):
+    with patch.object(engine_process, "EngineProcess", held):
         try:
             yield
         finally:

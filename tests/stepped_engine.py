@@ -21,9 +21,9 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.kv_cache_limits import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import KvMemory, ScheduledChunk, Step, StepPolicy

@@ -13,7 +13,7 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.messages.server_status import EngineState
 from genai_server.model_files.model_memory import RUNTIME, ModelMemory, read_model_memory
-from genai_server.supervisor.memory_budget import MemoryBudget
+from genai_server.supervisor.kv_cache_size import MemoryBudget
 from genai_server.supervisor.supervisor import Supervisor
 from tests.given_settings import given
 from tests.running_server import DEMO, RunningServer, last_event, refusal, wait_until

@@ -12,8 +12,8 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.kv_cache_limits import IDLE_CHUNK
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
+from genai_server.engine.runners.sequence_limits import IDLE_CHUNK
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler import Scheduler

@@ -16,8 +16,8 @@ from genai_server.engine.decoder_graph import DecoderGraph
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.kv_cache_limits import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel
+from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.messages.engine_protocol import Submit, ToApi
 from genai_server.messages.frames import encode_frame

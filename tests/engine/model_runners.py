@@ -15,7 +15,7 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.profiling.folder import wait_for_next_file_name
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.kv_cache_limits import BatchLimits
+from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.sequence import Sequence
 from tests.running_server import DEMO

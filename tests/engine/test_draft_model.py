@@ -16,8 +16,8 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.draft_model import DraftModel
-from genai_server.engine.runners.kv_cache_limits import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel
+from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, TextDrafts
 from genai_server.engine.scheduling.scheduler_output import KvMemory, ScheduledChunk

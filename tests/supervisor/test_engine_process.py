@@ -1,7 +1,28 @@
 """When heartbeats indicate that an engine hangs; the tests of the supervisor show that it is killed."""
 
-from genai_server.messages.launch import Beat
-from genai_server.supervisor.engine_process import CHECK_INTERVAL, SECONDS_PER_TOKEN, Watchdog
+import subprocess
+import sys
+import threading
+from queue import SimpleQueue
+
+import pytest
+from msgspec import structs
+
+from genai_server.config.sources import engine_spec
+from genai_server.messages.launch import Beat, EngineLaunch, EngineReport, KeptOptions
+from genai_server.messages.server_status import EngineState, EngineStatus
+from genai_server.supervisor import engine_process
+from genai_server.supervisor.engine_process import (
+    CHECK_INTERVAL,
+    FIRST_PAUSE,
+    MAX_PAUSE,
+    RECOVERED_AFTER,
+    SECONDS_PER_TOKEN,
+    EngineWatch,
+    Restarts,
+    Watchdog,
+)
+from tests.given_settings import given
 
 LOOKS = round(100 / CHECK_INTERVAL)
 
@@ -29,3 +50,179 @@ def test_a_pass_has_more_time_for_each_of_its_tokens() -> None:
 def test_timeout_of_0_waits_forever() -> None:
     watchdog = Watchdog(step_timeout=0)
     assert {watchdog.check(Beat(7, 0)) for _ in range(LOOKS)} == {None}
+
+
+# Leaves this number of files to the supervisor; its engine needs six to start.
+BEGIN = """
+import os, resource, signal, sys, time
+from genai_server.config.sources import load_settings
+from genai_server.supervisor.supervisor import Supervisor
+
+def until(condition):
+    end = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < end, supervisor.statuses()
+        time.sleep(0.01)
+
+def status():
+    (found,) = supervisor.statuses()
+    return found
+
+def take_files(left):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    held = []
+    while True:
+        try:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            break
+    for _ in range(left):
+        os.close(held.pop())
+    return held
+
+settings = load_settings({"device": "scripted", "max_restarts": "1"}, environ={}, dotenv=None)
+supervisor = Supervisor(settings)
+"""
+FIRST_START = """
+held = take_files(8)
+supervisor.start()
+until(lambda: status().error is not None)
+print(status().state, status().error)
+for file in held:
+    os.close(file)
+until(lambda: status().state == "ready")
+print(status().state, status().restarts, status().error)
+supervisor.stop()
+"""
+RESTART = """
+supervisor.start()
+until(lambda: status().state == "ready")
+held = take_files(0)
+os.kill(status().pid, signal.SIGKILL)
+until(lambda: status().error is not None and "Too many open files" in status().error)
+print(status().state, status().error)
+for file in held:
+    os.close(file)
+until(lambda: status().state == "ready")
+print(status().state, status().restarts, status().error)
+supervisor.stop()
+"""
+STOP = """
+supervisor.start()
+until(lambda: status().state == "ready")
+held = take_files(0)
+os.kill(status().pid, signal.SIGKILL)
+until(lambda: status().error is not None and "Too many open files" in status().error)
+supervisor.stop()
+print("stopped")
+"""
+WAITS = "the engine process waits for free file descriptors: [Errno 24] Too many open files"
+
+
+def output(program: str) -> list[str]:
+    finished = subprocess.run([sys.executable, "-c", BEGIN + program], capture_output=True, text=True, timeout=200)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.splitlines()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+@pytest.mark.parametrize(
+    ("program", "waiting", "restarts"),
+    [
+        pytest.param(FIRST_START, "starting", 0, id="first", marks=pytest.mark.slow),
+        pytest.param(RESTART, "restarting", 1, id="next"),
+    ],
+)
+def test_start_is_retried_while_files_are_exhausted(program: str, waiting: str, restarts: int) -> None:
+    assert output(program) == [f"{waiting} {WAITS}", f"ready {restarts} None"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_start_that_waits_for_files_does_not_hold_up_the_stop() -> None:
+    assert output(STOP) == ["stopped"]
+
+
+def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
+    restarts = Restarts(max_restarts=20)
+    pauses = [restarts.pause() for _ in range(20)]
+    assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
+    assert pauses[-1] == MAX_PAUSE
+
+
+def test_restarts_end_after_the_maximum_in_a_row() -> None:
+    restarts = Restarts(max_restarts=2)
+    assert [restarts.pause() is None for _ in range(4)] == [False, False, True, True]
+    assert restarts.in_a_row == 2
+
+
+def test_an_engine_that_has_served_for_a_minute_begins_a_new_row() -> None:
+    restarts = Restarts(max_restarts=2)
+    restarts.pause()
+    restarts.served(RECOVERED_AFTER)
+    assert restarts.in_a_row == 1
+    restarts.served(RECOVERED_AFTER + 1)
+    assert restarts.pause() == FIRST_PAUSE
+
+
+class LoadedByHand:
+    """An engine process that loads and dies when the test says so."""
+
+    pid = 1
+
+    def __init__(self, launch: EngineLaunch, started: SimpleQueue["LoadedByHand"]) -> None:
+        self.first_size, self.sizes = launch.spec.kv_bytes, SimpleQueue[int]()
+        self.beat, self.kept = Beat(kv_bytes=7), launch.kept
+        self.may_load, self.may_die = threading.Event(), threading.Event()
+        self.resize = self.sizes.put
+        self.leave = self.end = self.may_die.set
+        self.close = lambda: None
+        started.put(self)
+
+    def report(self, load_timeout: float) -> EngineReport:
+        self.may_load.wait(90)
+        return EngineReport("address", min_kv_bytes=1, max_kv_bytes=9)
+
+    def wait(self, step_timeout: float, on_hang: object) -> str:
+        self.may_die.wait(90)
+        return "it died"
+
+
+def test_an_engine_gets_the_size_that_was_set_while_it_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = SimpleQueue[LoadedByHand]()
+    monkeypatch.setattr(engine_process, "EngineProcess", lambda launch: LoadedByHand(launch, started))
+    launch = EngineLaunch(structs.replace(engine_spec(given(), "cpu", ""), kv_bytes=8))
+    status = EngineStatus("cpu", EngineState.STARTING)
+    watch = EngineWatch(launch, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
+    watch.start()
+    for before, loading, later in ((8, 5, 3), (3, 4, 6)):  # the second is a restart
+        process = started.get(timeout=90)
+        watch.resize(loading)
+        assert (process.first_size, process.sizes.empty(), watch.kv_bytes) == (before, True, 0)
+        process.may_load.set()
+        assert process.sizes.get(timeout=90) == loading
+        assert watch.kv_bytes == 7
+        watch.resize(later)
+        assert process.sizes.get(timeout=90) == later
+        process.may_die.set()
+    watch.leave()
+    watch.end()
+
+
+def test_the_next_engine_gets_what_an_operator_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = SimpleQueue[LoadedByHand]()
+    monkeypatch.setattr(engine_process, "EngineProcess", lambda launch: LoadedByHand(launch, started))
+    launch = EngineLaunch(engine_spec(given(), "cpu", ""))
+    status = EngineStatus("cpu", EngineState.STARTING)
+    watch = EngineWatch(launch, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
+    watch.start()
+    process = started.get(timeout=90)
+    assert process.kept == KeptOptions()
+    process.may_load.set()
+    process.kept = KeptOptions(terminated=True, profile="slow")
+    process.may_die.set()
+    restarted = started.get(timeout=90)
+    assert restarted.kept == KeptOptions(terminated=True, profile="slow")
+    restarted.may_load.set()
+    watch.leave()
+    watch.end()

@@ -10,8 +10,8 @@ from genai_server.errors import InvalidField, ModelNotFound
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.launch import Beat
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelStatus
-from genai_server.supervisor.engine_watch import EngineWatch
-from genai_server.supervisor.memory_budget import Decision, MemoryBudget, MemoryModel, Shortage
+from genai_server.supervisor.engine_process import EngineWatch
+from genai_server.supervisor.kv_cache_size import Decision, MemoryBudget, MemoryModel, Shortage
 from genai_server.supervisor.model_pool import SETTLED, TURN_SECONDS, WANT_SECONDS, ManagedModel, ModelPool, new_status
 from tests.given_settings import given
 

@@ -15,7 +15,7 @@ from genai_server.config.environment import export_settings
 from genai_server.config.settings import Settings
 from genai_server.messages.launch import EngineLaunch
 from genai_server.messages.server_status import EngineCores, EngineStatus
-from genai_server.supervisor import engine_process, engine_watch
+from genai_server.supervisor import engine_process
 from genai_server.supervisor.supervisor import Supervisor
 from genai_server.system.resources import Core, Node
 from tests.given_settings import given
@@ -125,7 +125,7 @@ def test_an_engine_of_a_node_is_kept_on_its_cores_with_weights_of_its_own(
     cpus = sorted(os.sched_getaffinity(0))[:2]
     nodes = [Node(number, (Core((cpu,)),)) for number, cpu in enumerate(cpus)]
     monkeypatch.setattr("genai_server.supervisor.supervisor.numa_nodes", lambda: nodes)
-    monkeypatch.setattr("genai_server.supervisor.engine_cores.numa_nodes", lambda: nodes)
+    monkeypatch.setattr("genai_server.supervisor.supervisor.numa_nodes", lambda: nodes)
     with supervised(Supervisor(settings(device="cpu:0,cpu:1", model_dir=str(DEMO), cache_dir=str(tmp_path)))) as found:
         wait_until(lambda: all(status.state == "ready" for status in found.statuses()))
         assert [status.cores for status in found.statuses()] == [
@@ -204,12 +204,14 @@ def test_a_load_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     chosen = settings(device="cpu", model_dir=str(tmp_path), cache_dir="none", load_timeout="1")
     pids: list[int] = []
 
+    start = engine_process.EngineProcess
+
     def noted(launch: EngineLaunch) -> engine_process.EngineProcess:
-        process = engine_process.EngineProcess(launch)
+        process = start(launch)
         pids.append(process.pid)
         return process
 
-    monkeypatch.setattr(engine_watch, "EngineProcess", noted)
+    monkeypatch.setattr(engine_process, "EngineProcess", noted)
     with supervised(Supervisor(chosen)) as supervisor:
         wait_until(lambda: first(supervisor).state == "failed")
         assert first(supervisor).error == (
@@ -259,7 +261,7 @@ def test_exception_while_starting_an_engine_becomes_its_state(
     def refuse(launch: EngineLaunch) -> None:
         raise error
 
-    monkeypatch.setattr("genai_server.supervisor.engine_watch.EngineProcess", refuse)
+    monkeypatch.setattr("genai_server.supervisor.engine_process.EngineProcess", refuse)
     with supervised(Supervisor(settings())) as supervisor:
         wait_until(lambda: first(supervisor).state == "failed")
         assert type(error).__name__ in str(first(supervisor).error)

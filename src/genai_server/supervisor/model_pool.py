@@ -18,8 +18,8 @@ from genai_server.messages.generation_request import Adapter
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.model_files.pooling_model import task_of
 from genai_server.model_files.speech_and_vision import medium_of
-from genai_server.supervisor.engine_watch import EngineWatch
-from genai_server.supervisor.memory_budget import Decision, MemoryBudget, Shortage
+from genai_server.supervisor.engine_process import EngineWatch
+from genai_server.supervisor.kv_cache_size import Decision, MemoryBudget, Shortage
 
 log = logging.getLogger(__name__)
 # Seconds without requests before an unloading model ends, because an API process may have sent one before it read the

@@ -24,7 +24,7 @@ from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.kv_cache_limits import BatchLimits
+from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.scores import Logits
 from genai_server.errors import RunnerFailed
 from genai_server.options.device import DeviceOptions

@@ -16,8 +16,8 @@ from genai_server.engine.model.encoders import ImageEncoder
 from genai_server.engine.model.graph_reader import read_decoder_graph, read_vision_files
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.kv_cache_limits import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.scheduling.scheduler_output import UNSHARED
 from genai_server.engine.sequence import Sequence
 from genai_server.media.images.audio_processor import AudioProcessor

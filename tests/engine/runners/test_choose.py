@@ -241,7 +241,7 @@ def test_kv_cache_too_small_for_one_request_is_refused() -> None:
 
 
 def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.engine.runners.kv_cache_limits.free_memory", lambda: 2 * slot_bytes(128) - 2)
+    monkeypatch.setattr("genai_server.engine.runners.sequence_limits.free_memory", lambda: 2 * slot_bytes(128) - 2)
     with pytest.raises(DoesNotFit, match=r"need \d+ bytes, half of the free memory is \d+"):
         batch(spec(128))
 

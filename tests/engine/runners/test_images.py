@@ -21,9 +21,9 @@ from genai_server.engine.model.graph_reader import read_decoder_graph, read_visi
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.kv_cache_limits import BatchLimits
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, ScheduledChunk
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed

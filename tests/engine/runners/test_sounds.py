@@ -19,8 +19,8 @@ from genai_server.engine.model.graph_reader import read_cross_decoder, read_enco
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.kv_cache_limits import BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence

@@ -10,9 +10,9 @@ from _models.driven import Driven
 
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_model
-from genai_server.engine.runners.kv_cache_limits import with_limit
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.runners.sequence_limits import with_limit
 from genai_server.engine.runners.warm_up import scores_prompts, time_passes, warm_up
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scheduling.step_time import StepTimeModel

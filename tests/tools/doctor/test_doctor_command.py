@@ -175,7 +175,7 @@ def test_a_node_with_too_little_memory_gets_a_warning(tmp_path: Path, monkeypatc
 
 def test_a_device_without_a_node_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [Node(number, (Core((number,)),)) for number in range(2)]
-    monkeypatch.setattr("genai_server.supervisor.engine_cores.numa_nodes", lambda: nodes)
+    monkeypatch.setattr("genai_server.supervisor.supervisor.numa_nodes", lambda: nodes)
     found = next(models.checked_settings(settings(device="cpu:0,cpu:2")))
     assert (found.state, "GENAI_DEVICE=cpu:0,cpu:2: cpu:2: this process may use no core" in found.found) == (FAIL, True)
 
@@ -417,7 +417,7 @@ def test_a_model_with_paged_attention_fails(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_not_tried_for_lack_of_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.supervisor.memory_budget.free_memory", lambda **_: 2**20)
+    monkeypatch.setattr("genai_server.supervisor.kv_cache_size.free_memory", lambda **_: 2**20)
     (found,) = models.devices(settings())
     assert (found.state, found.subject) == (FAIL, "model demo")
     assert "1 MiB are free" in found.found

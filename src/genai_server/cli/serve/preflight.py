@@ -30,7 +30,7 @@ from genai_server.model_files.speech_and_vision import Medium
 from genai_server.options.providers import is_scripted
 from genai_server.store import database
 from genai_server.store.database import why_unusable
-from genai_server.supervisor.engine_cores import planned_cores
+from genai_server.supervisor.supervisor import planned_cores
 from genai_server.system.installation import this_installation
 from genai_server.text.codec import TextCodec
 

@@ -29,7 +29,7 @@ from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners.adapters import AdapterStack, AdapterWeights, load_weights
 from genai_server.engine.runners.base import Interrupted, Runner
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.kv_cache_limits import BatchLimits
+from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.sampling.continuation import needs_all_logits
 from genai_server.engine.scheduling.scheduler_output import KvBudget, ScheduledChunk, is_low_priority
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED

@@ -17,7 +17,11 @@ from genai_server.engine.encoder_worker import AudioWorker, EncoderWorker, Image
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.files import check_draft_model, check_model_directory, what_is_left_out
 from genai_server.engine.model.graph_reader import MTP, read_decoder_graph
-from genai_server.engine.runners.kv_cache_limits import (
+from genai_server.engine.runners.load_batched import cache_dir, load_batched, log_nodes, session_profile_prefix
+from genai_server.engine.runners.loaded_model import LoadedModel
+from genai_server.engine.runners.runner_rules import check_reach, check_runner, never_batched
+from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
+from genai_server.engine.runners.sequence_limits import (
     allowed,
     batch_limits,
     draft_share,
@@ -29,10 +33,6 @@ from genai_server.engine.runners.kv_cache_limits import (
     with_kv_share,
     with_limit,
 )
-from genai_server.engine.runners.load_batched import cache_dir, load_batched, log_nodes, session_profile_prefix
-from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.runner_rules import check_reach, check_runner, never_batched
-from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_files.config_files import read_mask_token

@@ -14,8 +14,8 @@ from genai_server.engine.model.files import session_profile
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.profiling.folder import profile_folder
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.kv_cache_limits import batch_limits, on_cpu, with_cache_type
 from genai_server.engine.runners.runner_rules import check_reach, never_batched
+from genai_server.engine.runners.sequence_limits import batch_limits, on_cpu, with_cache_type
 from genai_server.errors import ConfigurationError, RunnerFailed, in_one_line
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineSpec
@@ -72,7 +72,7 @@ def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRu
     from genai_server.engine.kv_cache.buffers import buffers_on
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import BatchedRunner
-    from genai_server.engine.runners.device_memory import with_memory_left
+    from genai_server.engine.runners.gpu_kv_cache_size import with_memory_left
 
     graph = with_cache_type(spec, graph, model.context_length)
     if on_cpu(spec):

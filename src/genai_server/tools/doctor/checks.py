@@ -51,7 +51,7 @@ from genai_server.engine.model.files import (
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.model.inventory import inventory
 from genai_server.engine.model.native_library import NOT_INSTALLED, is_installed
-from genai_server.engine.runners.kv_cache_limits import batch_limits, with_cache_type
+from genai_server.engine.runners.sequence_limits import batch_limits, with_cache_type
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
 from genai_server.media.audio import recordings
 from genai_server.messages.server_status import EngineCores, EngineState, ModelStatus
@@ -59,10 +59,9 @@ from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.model_files.speech_and_vision import transcribes
 from genai_server.options.providers import CPU
 from genai_server.options.session import THREADS
-from genai_server.supervisor.engine_cores import advice_for_nodes, cores_of_devices, shortage_of_node
-from genai_server.supervisor.memory_budget import MemoryBudget
+from genai_server.supervisor.kv_cache_size import MemoryBudget
 from genai_server.supervisor.model_pool import new_status
-from genai_server.supervisor.supervisor import Supervisor
+from genai_server.supervisor.supervisor import Supervisor, advice_for_nodes, cores_of_devices, shortage_of_node
 from genai_server.system.installation import this_installation
 from genai_server.system.resources import cpu_quota, free_memory, numa_nodes, usable_cores
 from genai_server.text.codec import TextCodec

@@ -1,7 +1,10 @@
-"""Divides the host's memory among models: whether a model fits, and how large the KV cache of each engine may be.
+"""Decides how large the KV cache of each engine in the host's memory is, and whether a model fits into memory at all.
 
-Half of the memory that the weights leave is for KV caches. The other half remains for activations, cached files,
-prompts and the API processes. All sizes are in bytes.
+Half of the memory that the weights of all models leave is for KV caches. The other half remains for activations, cached
+files, prompts and the API processes. All sizes are in bytes.
+
+An engine on a GPU measures the memory that is left for its KV cache (engine/runners/gpu_kv_cache_size.py). From the
+size, each engine derives how many sequences run at once and how long they may be (engine/runners/sequence_limits.py).
 """
 
 from collections.abc import Callable, Collection, Sequence

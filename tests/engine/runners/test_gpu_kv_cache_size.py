@@ -12,10 +12,10 @@ from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
-from genai_server.engine.runners import device_memory
+from genai_server.engine.runners import gpu_kv_cache_size
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.device_memory import with_memory_left
-from genai_server.engine.runners.kv_cache_limits import allowed
+from genai_server.engine.runners.gpu_kv_cache_size import with_memory_left
+from genai_server.engine.runners.sequence_limits import allowed
 from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
 from tests.engine.paged_operator import BLOCK, ON_CPU, open_expanded
@@ -38,7 +38,7 @@ def session(graph: DecoderGraph) -> Any:
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory, "buffers_on", lambda *where: partial(PagedBuffers, ON_CPU, where[-1]))
+    monkeypatch.setattr(gpu_kv_cache_size, "buffers_on", lambda *where: partial(PagedBuffers, ON_CPU, where[-1]))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         return [Scores(np.zeros((layout.num_logits, 1), np.float32))]
 
     monkeypatch.setattr(DecoderSession, "scores", noted)
-    monkeypatch.setattr(device_memory, "free_gpu_memory", lambda device_id: FREE if found else 99 * FREE)
+    monkeypatch.setattr(gpu_kv_cache_size, "free_gpu_memory", lambda device_id: FREE if found else 99 * FREE)
     return found
 
 
@@ -86,7 +86,7 @@ def test_unknown_free_memory_keeps_the_default(
     graph: DecoderGraph, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass on the CPU."""
-    monkeypatch.setattr(device_memory, "free_gpu_memory", lambda device_id: None)
+    monkeypatch.setattr(gpu_kv_cache_size, "free_gpu_memory", lambda device_id: None)
     given = spec(400, device="cuda")
     assert with_memory_left(given, graph, session, MODEL) == given
 
@@ -97,6 +97,6 @@ def test_lack_of_memory_for_the_pass_is_a_runner_failure(
     def no_memory(*shape: object) -> None:
         raise RuntimeError("Failed to allocate memory")
 
-    monkeypatch.setattr(device_memory, "buffers_on", lambda *where: no_memory)
+    monkeypatch.setattr(gpu_kv_cache_size, "buffers_on", lambda *where: no_memory)
     with pytest.raises(RunnerFailed, match="no memory for keys and values: Failed to allocate"):
         with_memory_left(spec(400, device="cuda"), graph, session, MODEL)

@@ -8,7 +8,7 @@ import pytest
 
 from genai_server.errors import ConfigurationError
 from genai_server.messages.server_status import EngineCores
-from genai_server.supervisor.engine_cores import advice_for_nodes, cores_of_devices, shortage_of_node
+from genai_server.supervisor.supervisor import advice_for_nodes, cores_of_devices, shortage_of_node
 from genai_server.system.resources import Core, Node, numa_nodes
 from tests.recorded_cpus import write_cpus
 

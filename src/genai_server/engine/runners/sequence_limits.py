@@ -1,4 +1,8 @@
-"""Limits for the length of sequences and the number of KV cache slots, from the memory for the KV cache."""
+"""Derives from the size of the KV cache how many sequences run at once and how long they may be.
+
+The size comes from the settings, from the supervisor for engines in the host's memory (supervisor/kv_cache_size.py), or
+from a measurement on a GPU (gpu_kv_cache_size.py).
+"""
 
 import logging
 import math

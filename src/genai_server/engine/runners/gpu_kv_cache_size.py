@@ -1,4 +1,4 @@
-"""Measures how much memory of a device is left for the KV cache, besides the weights and the largest pass."""
+"""Measures how large the KV cache on a GPU can be: the memory that the weights and the largest pass leave."""
 
 import logging
 from dataclasses import replace
@@ -16,7 +16,7 @@ from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.encoders import TokenEmbedder
 from genai_server.engine.runners.batched import MAX_POSITIONS
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.kv_cache_limits import DEVICE_CHUNK, IDLE_CHUNK, with_limit
+from genai_server.engine.runners.sequence_limits import DEVICE_CHUNK, IDLE_CHUNK, with_limit
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineSpec

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.messages.server_status import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.model_files.model_memory import RUNTIME, ModelMemory
-from genai_server.supervisor.memory_budget import Decision, MemoryBudget, Shortage, divided
+from genai_server.supervisor.kv_cache_size import Decision, MemoryBudget, Shortage, divided
 from tests.given_settings import given
 
 MIB = 2**20

@@ -11,8 +11,8 @@ import pytest
 from genai_server.engine.kv_cache.buffers import page_tokens, rest_bytes
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
-from genai_server.engine.runners import kv_cache_limits
-from genai_server.engine.runners.kv_cache_limits import (
+from genai_server.engine.runners import sequence_limits
+from genai_server.engine.runners.sequence_limits import (
     allowed,
     batch_limits,
     generator_limits,
@@ -145,7 +145,7 @@ def test_a_set_length_is_never_reduced_for_generators() -> None:
 
 
 def test_long_texts_are_limited_by_the_memory_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache_limits, "free_memory", lambda: 2 * 16 * 12 * 4096**2)
+    monkeypatch.setattr(sequence_limits, "free_memory", lambda: 2 * 16 * 12 * 4096**2)
     assert longest_text(spec(0), MODEL, 16).max_length == 4096
     assert longest_text(spec(0), MODEL, 1600).max_length == 2048
     assert longest_text(spec(9999), MODEL, 16).max_length == 9999
@@ -162,6 +162,6 @@ def test_long_texts_are_limited_by_the_memory_of_attention(monkeypatch: pytest.M
 def test_memory_of_a_gpu_never_follows_that_of_the_host(
     free: int | None, bytes_: int, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_cache_limits, "free_gpu_memory", lambda device_id: free)
+    monkeypatch.setattr(sequence_limits, "free_gpu_memory", lambda device_id: free)
     found = allowed(spec(0, device="cuda:1"))
     assert (found.bytes, found.source) == (bytes_, source)
