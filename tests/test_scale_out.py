@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from genai_server.apis.status.engine_metrics import EngineMetrics
+from genai_server.apis.metrics import EngineMetrics
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings, unknown_variables
 from genai_server.generation.catalog import Catalog

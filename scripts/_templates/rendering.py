@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.types import Message
 
-from genai_server.apis.chat_completions import routes as chat_completions
+from genai_server.apis import chat_completions
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.messages.translate import Translation as MessagesTranslation
 from genai_server.apis.ollama import routes as ollama

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
-from genai_server.apis.embeddings.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
+from genai_server.apis.chat_completions import ChatCompletionRequest
+from genai_server.apis.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from genai_server.apis.messages.schemas import MessagesRequest
 from genai_server.apis.own_chat import ChatRequest
 from genai_server.apis.responses.schemas import ResponsesRequest

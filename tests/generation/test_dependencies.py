@@ -12,14 +12,11 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.types import Message, Receive
 
-from genai_server.apis import completions, tokens
+from genai_server.apis import chat_completions, completions, health, models, tokens
 from genai_server.apis import own_chat as chat
-from genai_server.apis.admin import runtime_options
-from genai_server.apis.chat_completions import routes as chat_completions
+from genai_server.apis.admin import engines
 from genai_server.apis.messages import routes as messages
-from genai_server.apis.models import routes as models
 from genai_server.apis.responses import routes as responses
-from genai_server.apis.status import health
 from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.generation.dependencies import ClientLeft, Deadline, RequestContext
@@ -253,7 +250,7 @@ def needs(dependant: Dependant) -> Iterator[object]:
 
 
 def test_no_request_waits_for_a_thread_before_its_route_begins() -> None:
-    modules = (runtime_options, chat, chat_completions, completions, messages, models, responses, health, tokens)
+    modules = (engines, chat, chat_completions, completions, messages, models, responses, health, tokens)
     routes = [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]
     found = [call for route in routes for call in needs(route.dependant)]
     assert len(found) > len(routes)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
+from genai_server.apis.chat_completions import ChatCompletionRequest
 from genai_server.apis.own_chat import ChatRequest
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.generation.generate import to_generation_request, with_default_limit

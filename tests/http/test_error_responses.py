@@ -12,7 +12,7 @@ from starlette.types import Message, Scope
 
 from genai_server.apis.app import DIALECTS
 from genai_server.apis.messages.errors import ANTHROPIC
-from genai_server.apis.ollama.response import OLLAMA
+from genai_server.apis.ollama.translate import OLLAMA
 from genai_server.errors import (
     ALL_ERRORS,
     EngineDied,

@@ -15,34 +15,38 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
-from genai_server.apis import completions, files, scoring, tokens
+from genai_server.apis import (
+    chat_completions,
+    completions,
+    decisions,
+    embeddings,
+    files,
+    health,
+    metrics,
+    models,
+    scoring,
+    tokens,
+)
 from genai_server.apis import own_chat as chat
 from genai_server.apis import tool_servers as tool_server_list
 from genai_server.apis import web_page as page
+from genai_server.apis.admin import engines as engine_admin
 from genai_server.apis.admin import models as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
-from genai_server.apis.admin import requests, runtime_options, vllm_calls
-from genai_server.apis.admin.engine_calls import cancel_request
+from genai_server.apis.admin import requests, vllm_calls
+from genai_server.apis.admin.engines import cancel_request
 from genai_server.apis.batches import routes as batch_routes
 from genai_server.apis.batches.running import files_and_batches
-from genai_server.apis.chat_completions import routes as chat_completions
-from genai_server.apis.decisions import routes as decisions
-from genai_server.apis.embeddings import routes as embeddings
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.messages.errors import ANTHROPIC
-from genai_server.apis.models import lm_studio
-from genai_server.apis.models import routes as models
-from genai_server.apis.ollama import model_routes as ollama_models
+from genai_server.apis.metrics import EngineMetrics, Instruments, LoadHistory
 from genai_server.apis.ollama import routes as ollama
-from genai_server.apis.ollama.response import OLLAMA
+from genai_server.apis.ollama.translate import OLLAMA
 from genai_server.apis.openapi import documented
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.store import EndRequest, ResponseStore
 from genai_server.apis.responses.websocket import ResponsesSocket
-from genai_server.apis.status import engine_metrics, health
-from genai_server.apis.status.api_metrics import Instruments
-from genai_server.apis.status.engine_metrics import EngineMetrics, LoadHistory
 from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.config.settings import Settings
 from genai_server.config.tool_servers import tool_servers
@@ -168,11 +172,11 @@ def create_app(
                 str(folder),
                 lambda request: cancel_request(models.engines(), supervisor.tools, request),
             )
-            engine_metrics = EngineMetrics(settings, models)
-            telemetry.registry.register(engine_metrics)
+            metrics = EngineMetrics(settings, models)
+            telemetry.registry.register(metrics)
             recent.open(folder)
             usage.open(Path(settings.usage_file) if settings.usage_file else folder / FILE_NAME)
-            history = LoadHistory(engine_metrics, recent)
+            history = LoadHistory(metrics, recent)
             with (
                 written_in_thread(),
                 closing(Images(supervisor.workers, settings, folder, counts.count_image)) as images,
@@ -216,7 +220,7 @@ def create_app(
                     await responses.close()
                     await database.close()
                     await usage.close()
-            telemetry.registry.unregister(engine_metrics)
+            telemetry.registry.unregister(metrics)
             await asyncio.to_thread(telemetry.close)
 
     def max_body() -> int:
@@ -246,15 +250,13 @@ def create_app(
         scoring,
         messages,
         ollama,
-        ollama_models,
-        lm_studio,
         models,
         tokens,
         tool_server_list,
         transcriptions,
         files,
         batch_routes,
-        runtime_options,
+        engine_admin,
         model_admin,
         vllm_calls,
         requests,
@@ -268,13 +270,15 @@ def create_app(
     app.include_router(vllm_calls.adapter_router)
     app.include_router(ollama.embed_router)
     app.include_router(ollama.unsupported)
-    app.include_router(ollama_models.pull_router)
+    app.include_router(ollama.models_router)
+    app.include_router(ollama.pull_router)
+    app.include_router(models.lm_studio_router)
     app.include_router(model_admin.stored_router)
     app.mount(page.API_DOCS_PATH, page.WebFiles(directory=API_DOCS))
     if settings.ui:
         app.mount(page.PAGE_PATH, page.WebFiles(directory=PAGE))
     if settings.metrics != "off":
-        app.include_router(engine_metrics.router)
+        app.include_router(metrics.router)
 
     app.router.default = TrailingSlash(app.router, app.router.default)
 
@@ -412,4 +416,4 @@ def cors_options(settings: Settings) -> dict[str, Any]:
 def open_paths(settings: Settings) -> frozenset[str]:
     """The paths that can be requested without an API key."""
     paths = OPEN_PATHS | page.open_paths() if settings.ui else OPEN_PATHS
-    return paths | {engine_metrics.PATH} if settings.metrics == "open" else paths
+    return paths | {metrics.PATH} if settings.metrics == "open" else paths

@@ -5,8 +5,7 @@
 from fastapi.responses import Response
 
 from genai_server.answer_parts import Part, ScoredToken, WholeAnswer
-from genai_server.apis.chat_completions.response import ChoicesBuilder, choices_response, openai_reason
-from genai_server.apis.chat_completions.schemas import COMPLETIONS
+from genai_server.apis.chat_completions import COMPLETIONS, ChoicesBuilder, choices_response, openai_reason
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens import RenderedPrompt
 from genai_server.generation.answers import Ending

@@ -17,7 +17,7 @@ from genai_server.answer_parts import (
     WholeAnswer,
     WholeToolCall,
 )
-from genai_server.apis.chat_completions.response import logprobs, message, openai_reason
+from genai_server.apis.chat_completions import logprobs, message, openai_reason
 from genai_server.apis.shared.chat_history import HISTORY, convert_messages
 from genai_server.apis.shared.router import error_responses
 from genai_server.apis.shared.thinking_fields import OtherThinkingFields

@@ -20,17 +20,15 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from genai_server.apis import metrics, models
+from genai_server.apis.admin import engines, requests
 from genai_server.apis.admin import models as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
-from genai_server.apis.admin import requests, runtime_options
 from genai_server.apis.app import DIALECTS, cors_options, open_paths
 from genai_server.apis.messages.errors import speaks_anthropic
-from genai_server.apis.models import lm_studio
-from genai_server.apis.models import routes as models
-from genai_server.apis.ollama import model_routes as ollama_models
+from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.response import stream_error
-from genai_server.apis.status import engine_metrics
 from genai_server.apis.transcriptions.routes import UPLOAD_PATHS
 from genai_server.config.settings import Settings
 from genai_server.errors import (
@@ -108,7 +106,7 @@ _HEALTH_LASTS = 1.0
 _LIVENESS = "/livez"
 _HEALTH = frozenset({"/health", "/readyz"})
 # What every replica is asked for.
-_OF_ALL = frozenset({"/healthz", engine_metrics.HISTORY_PATH})
+_OF_ALL = frozenset({"/healthz", metrics.HISTORY_PATH})
 # What one replica of each model is asked for.
 _OF_MODELS = frozenset({"/v1/models", "/models", "/api/tags", "/api/ps", "/api/v0/models", "/api/v1/models"})
 _MODEL_PATHS = ("/v1/models/", "/models/", "/api/v0/models/")
@@ -139,7 +137,7 @@ class _IngressApp:
         settings = names.settings
         configure_logging(settings.log_level, settings.log_format)
         self._names = names
-        self._metrics_path = None if settings.metrics == "off" else engine_metrics.PATH
+        self._metrics_path = None if settings.metrics == "off" else metrics.PATH
         self._replicas = models
         self._streams = {name: handle.options(stream=True, method_name="stream") for name, handle in models.items()}
         self._health: tuple[float, ReplicaAnswer | None] = (float("-inf"), None)
@@ -322,12 +320,12 @@ class _IngressApp:
 
 # Calls about what runs on any replica; that of the readers of answers is one of them.
 _ADMIN: list[BaseRoute] = [
-    *(route for module in (runtime_options, requests, profiles) for route in module.router.routes),
+    *(route for module in (engines, requests, profiles) for route in module.router.routes),
     *requests.readers_router.routes,
 ]
 # A replica that is started later would not have what these bring.
-_FIXED: list[BaseRoute] = [*model_admin.router.routes, *ollama_models.pull_router.routes]
-_ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama_models.router.routes, *lm_studio.router.routes]
+_FIXED: list[BaseRoute] = [*model_admin.router.routes, *ollama.pull_router.routes]
+_ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama.models_router.routes, *models.lm_studio_router.routes]
 _ALIVE = ReplicaAnswer("", "", HTTPStatus.OK, [(b"content-type", b"application/json")], b'{"status":"ok"}')
 
 

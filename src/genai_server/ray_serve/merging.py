@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from genai_server.apis.status.health import DEGRADED, FAILED
+from genai_server.apis.health import DEGRADED, FAILED
 from genai_server.ray_serve.forwarded import ReplicaAnswer
 
 _JSON = "application/json"

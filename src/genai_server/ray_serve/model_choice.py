@@ -7,11 +7,8 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from genai_server.apis import completions, scoring, tokens
+from genai_server.apis import chat_completions, completions, decisions, embeddings, scoring, tokens
 from genai_server.apis import own_chat as chat
-from genai_server.apis.chat_completions import routes as chat_completions
-from genai_server.apis.decisions import routes as decisions
-from genai_server.apis.embeddings import routes as embeddings
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.responses import conversation_routes as conversations

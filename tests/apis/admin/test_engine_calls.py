@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from genai_server.apis.admin.engine_calls import ask
+from genai_server.apis.admin.engines import ask
 from genai_server.errors import NoEngineReady
 from genai_server.messages.admin import ListRequests
 from tests.engine_client.test_client import own_router

@@ -6,8 +6,8 @@ import json
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from genai_server.apis.batches import answering
-from genai_server.apis.batches.answering import Answering, Stop
+from genai_server.apis.batches import running
+from genai_server.apis.batches.running import Answering, Stop
 from genai_server.batch_files import BatchLine
 from genai_server.http.request_state import OnBehalf, begin_request, receipt_of
 
@@ -42,9 +42,9 @@ class App:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "_PAUSE", 0.0)
-    monkeypatch.setattr(answering, "_MAX_PAUSE", 0.0)
-    monkeypatch.setattr(answering, "_DEATH_PAUSE", (0.0, 0.0))
+    monkeypatch.setattr(running, "_PAUSE", 0.0)
+    monkeypatch.setattr(running, "_MAX_PAUSE", 0.0)
+    monkeypatch.setattr(running, "_DEATH_PAUSE", (0.0, 0.0))
 
 
 def sender(app: App, counted: list[str] | None = None, *, is_draining: bool = False) -> Answering:

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from genai_server.apis.batches import answering, running
+from genai_server.apis.batches import running as running_batches
 from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, num_running, results, upload
 from tests.running_server import DEMO, RunningServer, refusal, wait_until
 from tests.scraped import scrape
@@ -198,7 +198,7 @@ def test_requests_left_at_the_end_of_the_window_expire(server: RunningServer, mo
     id = begin(server.client, [line("short"), *(line(f"{number}", "count 400; delay 0.05") for number in range(6))])
     wait_until(lambda: get(server.client, id)["request_counts"]["completed"] == 1)
     later = time.time() + 90_000
-    monkeypatch.setattr(running, "time", SimpleNamespace(time=lambda: later))
+    monkeypatch.setattr(running_batches, "time", SimpleNamespace(time=lambda: later))
     batch = ended(server.client, id)
     assert (batch["status"], batch["request_counts"]) == ("expired", {"total": 7, "completed": 1, "failed": 6})
     assert batch["expired_at"] >= batch["expires_at"]
@@ -271,7 +271,7 @@ def test_a_server_that_takes_no_requests_fails_none(tmp_path: Path) -> None:
 
 
 def test_only_the_request_that_kills_engines_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "_DEATH_PAUSE", (0.0, 0.5))
+    monkeypatch.setattr(running_batches, "_DEATH_PAUSE", (0.0, 0.5))
     settings = {"GENAI_DEVICE": "scripted", "GENAI_FILES_DIR": str(tmp_path / "files"), "GENAI_MAX_BATCH_SIZE": "2"}
     with run_here(tmp_path, settings=settings) as server:
         lines = [line("poison", "count 9; crash at 2"), *(line(f"{number}", "count 9") for number in range(12))]

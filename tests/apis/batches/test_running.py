@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from genai_server.apis.batches.answering import Answering
 from genai_server.apis.batches.routes import WINDOWS, BatchRequest, new_batch
-from genai_server.apis.batches.running import BatchLimits, BatchRun
+from genai_server.apis.batches.running import Answering, BatchLimits, BatchRun
 from genai_server.store.batches import BatchStore
 from tests.apis.batches.inputs import CHAT, jsonl, line
 from tests.store.test_files import opened

@@ -9,7 +9,7 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageCustomToolCall
 
 from genai_server.answer_parts import Part, ToolCallArguments, ToolCallEnd, ToolCallStart, WholeAnswer, WholeToolCall
-from genai_server.apis.chat_completions.response import ChatCompletionBuilder
+from genai_server.apis.chat_completions import ChatCompletionBuilder
 from genai_server.apis.own_chat import ChatRequest
 from genai_server.generation.answers import Ending
 from tests.running_server import RunningServer

@@ -18,8 +18,7 @@ from genai_server.answer_parts import (
     ToolResult,
     WholeAnswer,
 )
-from genai_server.apis.chat_completions.response import ChatCompletionBuilder, chunks, openai_reason
-from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
+from genai_server.apis.chat_completions import ChatCompletionBuilder, ChatCompletionRequest, chunks, openai_reason
 from genai_server.apis.completions import CompletionBuilder
 from genai_server.engine_client.in_flight import TokenStream
 from genai_server.generation.answers import Ending, Generation, RunningAnswer

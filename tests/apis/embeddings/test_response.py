@@ -2,8 +2,7 @@
 
 from array import array
 
-from genai_server.apis.embeddings.embed import Pooled
-from genai_server.apis.embeddings.routes import rerank_body
+from genai_server.apis.embeddings import Pooled, rerank_body
 
 
 def scored(*scores: float) -> Pooled:

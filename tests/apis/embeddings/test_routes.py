@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from genai_server.apis.embeddings import embed as embedding
+from genai_server.apis import embeddings as embedding
 from genai_server.generation.catalog import Catalog
 from genai_server.timing import request_clock
 from tests.raw_http import connect, post

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from anthropic.types import ModelInfo
 
-from genai_server.apis.models.routes import anthropic_entry
+from genai_server.apis.models import anthropic_entry
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.apis.ollama import model_routes as ollama_pull
+from genai_server.apis.ollama import routes as ollama
 from genai_server.hub.client import Hub
 from tests.local_hub import HubRepository, LocalHub, run_hub
 from tests.raw_http import connect, post
@@ -174,13 +174,13 @@ def test_disconnected_client_without_a_stream_ends_its_pull(
     server: RunningServer, hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, closed = threading.Event(), threading.Event()
-    close = ollama_pull._Pull.close
+    close = ollama._Pull.close
 
-    def noted(pull: ollama_pull._Pull) -> None:
+    def noted(pull: ollama._Pull) -> None:
         close(pull)
         closed.set()
 
-    monkeypatch.setattr(ollama_pull._Pull, "close", noted)
+    monkeypatch.setattr(ollama._Pull, "close", noted)
     hub.repositories["org/large"] = HubRepository({**FILES, "model.onnx.data": b"x" * 40_000_000})
 
     def wait(path: str) -> None:

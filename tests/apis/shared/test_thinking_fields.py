@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
+from genai_server.apis.chat_completions import ChatCompletionRequest
 from genai_server.http.leniency import IGNORED_HEADER
 from tests.running_server import RunningServer
 

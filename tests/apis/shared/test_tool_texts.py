@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.tool_texts import note, note_role
+from genai_server.apis.shared.chat_history import note, note_role
 
 
 def test_a_note_has_the_fields_of_a_call_but_no_ids() -> None:

@@ -5,9 +5,17 @@ from dataclasses import replace
 import pytest
 from openai.types.audio import TranscriptionVerbose
 
-from genai_server.apis.transcriptions.response import TextDeltas, Transcript, json_body, plain_body, verbose_body
-from genai_server.apis.transcriptions.schemas import LANGUAGE_NAMES, TranscriptFormat, language_name
-from genai_server.apis.transcriptions.segments import Segment
+from genai_server.apis.transcriptions.schemas import (
+    LANGUAGE_NAMES,
+    TextDeltas,
+    Transcript,
+    TranscriptFormat,
+    json_body,
+    language_name,
+    plain_body,
+    verbose_body,
+)
+from genai_server.apis.transcriptions.windows import Segment
 from genai_server.messages.generation_request import TokenLogprob
 
 

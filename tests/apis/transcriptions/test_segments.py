@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.apis.transcriptions.segments import Span, Word, bounded, compression_ratio, split, words_of
+from genai_server.apis.transcriptions.windows import Span, Word, bounded, compression_ratio, split, words_of
 from tests.apis.transcriptions.doubles import MODEL, at
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.transcriptions.segments import Segment
 from genai_server.apis.transcriptions.transcribe import Transcription, TranscriptionOptions
-from genai_server.apis.transcriptions.window_transcript import WindowTranscriber
+from genai_server.apis.transcriptions.windows import Segment, WindowTranscriber
 from genai_server.errors import InvalidField
 from genai_server.generation.engine_requests import EngineAnswer
 from genai_server.media.audio.recordings import Window

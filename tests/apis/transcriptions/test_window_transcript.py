@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber
+from genai_server.apis.transcriptions.windows import TranscriptTask, WindowTranscriber
 from genai_server.generation.engine_requests import EngineAnswer
 from genai_server.messages.generation_request import Alignment, GenerationRequest
 from genai_server.text.codec import TextCodec

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.apis.transcriptions.segments import words_of
+from genai_server.apis.transcriptions.windows import words_of
 from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.encoded_inputs import EncodedAudio
 from genai_server.engine.model.aligner import Aligner, _path, _smooth, alignment_heads, token_times, why_no_times

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from genai_server.apis.models import routes as models
+from genai_server.apis import models
 from genai_server.errors import ServerDraining
 from genai_server.http.error_responses import FOR_BROWSERS
 from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime

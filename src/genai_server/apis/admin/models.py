@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from genai_server.apis.admin.engine_calls import admin_router, ask
+from genai_server.apis.admin.engines import admin_router, ask
 from genai_server.apis.admin.schemas import (
     AliasRequest,
     LoadAdapterRequest,
@@ -17,7 +17,7 @@ from genai_server.apis.admin.schemas import (
     UnloadAdapterRequest,
     UnloadModelRequest,
 )
-from genai_server.apis.models.routes import adapter_entry, model_entry
+from genai_server.apis.models import adapter_entry, model_entry
 from genai_server.errors import (
     ChatTemplateError,
     ConfigurationError,

@@ -17,8 +17,7 @@ import msgspec
 from fastapi import Depends, Query
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from genai_server.apis.admin.engine_calls import admin_router, ask
-from genai_server.apis.admin.runtime_options import set_runtime_options
+from genai_server.apis.admin.engines import admin_router, ask, set_runtime_options
 from genai_server.apis.admin.schemas import ProfileRequest, RuntimeOptionsRequest
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound, quoted

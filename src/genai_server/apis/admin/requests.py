@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Query, Request
 
-from genai_server.apis.admin import engine_calls
-from genai_server.apis.admin.engine_calls import admin_router, ask
+from genai_server.apis.admin import engines as engine_calls
+from genai_server.apis.admin.engines import admin_router, ask
 from genai_server.apis.admin.schemas import (
     CancelledRequest,
     EndedReasoning,

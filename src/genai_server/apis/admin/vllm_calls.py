@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
-from genai_server.apis.admin.engine_calls import admin_router
+from genai_server.apis.admin.engines import admin_router
 from genai_server.apis.admin.models import load_adapter, unload_adapter
 from genai_server.apis.admin.schemas import AdapterName, LoadAdapterRequest, ServedName, UnloadAdapterRequest
 from genai_server.apis.shared.router import error_responses

@@ -14,7 +14,7 @@ from typing import Any
 
 from genai_server.apis.messages.schemas import AnthropicMessage, AnthropicTool, McpServer, McpToolset, TextBlock
 from genai_server.apis.messages.tools import CLIENT_TOOLS
-from genai_server.apis.shared.tool_texts import note
+from genai_server.apis.shared.chat_history import note
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import LeftOut, history_of, nameable, objects_at, remove, remove_tools, replace_media
 

@@ -28,7 +28,7 @@ from genai_server.apis.messages.schemas import (
     ToolRemovalBlock,
     ToolResultBlock,
 )
-from genai_server.apis.shared.tool_texts import introduction
+from genai_server.apis.shared.chat_history import introduction
 from genai_server.config.tool_servers import NAME_RULE, is_name
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services

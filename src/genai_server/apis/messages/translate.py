@@ -31,8 +31,7 @@ from genai_server.apis.messages.schemas import (
     UrlSource,
 )
 from genai_server.apis.messages.tools import OfferedTools
-from genai_server.apis.shared.media_locations import MediaLocation, media_names
-from genai_server.apis.shared.tool_texts import note
+from genai_server.apis.shared.chat_history import MediaLocation, media_names, note
 from genai_server.errors import InvalidField, ThreadUnsupported
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatParameters, Tool
 from genai_server.generation.parameters.sampling_parameters import SamplingFields

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from genai_server.apis.embeddings.schemas import MAX_INPUTS
+from genai_server.apis.embeddings import MAX_INPUTS
 from genai_server.generation.parameters.base import NonEmptyText, Text, Wire, elements, field_error, missing_error
 from genai_server.generation.parameters.chat_messages import (
     MAX_MESSAGES,

@@ -29,7 +29,7 @@ from genai_server.apis.responses.item_schemas import (
     Status,
 )
 from genai_server.apis.responses.tool_schemas import full_name
-from genai_server.apis.shared import tool_texts
+from genai_server.apis.shared import chat_history
 from genai_server.errors import InvalidField, quoted
 from genai_server.generation.parameters import custom_tools
 from genai_server.generation.parameters.chat_messages import ChatMessage
@@ -330,7 +330,7 @@ def _add_note(messages: list[JsonObject], item: JsonObject) -> None:
     """Add the text for another provider's item to the messages. An item of the assistant stays in the assistant's
     message, so that calls are directly followed by their outputs.
     """
-    text, role = tool_texts.note(item), tool_texts.note_role(item)
+    text, role = chat_history.note(item), chat_history.note_role(item)
     if role != "assistant":
         _new(messages, role)["content"] = text
         return

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from genai_server.answer_parts import ScoredToken
-from genai_server.apis.chat_completions.response import logprobs
+from genai_server.apis.chat_completions import logprobs
 from genai_server.apis.responses import items
 from genai_server.apis.responses.client_tools import ClientTool, parsed_arguments
 from genai_server.apis.responses.item_schemas import Status

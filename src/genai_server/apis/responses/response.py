@@ -16,7 +16,7 @@ from genai_server.answer_parts import (
     ToolResult,
 )
 from genai_server.answer_parts import Reasoning as Thought
-from genai_server.apis.chat_completions.response import openai_reason
+from genai_server.apis.chat_completions import openai_reason
 from genai_server.apis.responses.client_tools import CLIENT_TOOLS
 from genai_server.apis.responses.item_schemas import Status
 from genai_server.apis.responses.output_items import (

@@ -49,8 +49,7 @@ from genai_server.apis.responses.tool_schemas import (
     flattened,
     full_name,
 )
-from genai_server.apis.shared.media_locations import MediaLocation, media_names
-from genai_server.apis.shared.tool_texts import introduction
+from genai_server.apis.shared.chat_history import MediaLocation, introduction, media_names
 from genai_server.errors import InvalidField, quoted
 from genai_server.generation.parameters import custom_tools
 from genai_server.generation.parameters.base import WithoutEffect

@@ -9,25 +9,23 @@ from fastapi import Body
 from fastapi.responses import PlainTextResponse, Response
 
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.apis.transcriptions.response import (
+from genai_server.apis.transcriptions.schemas import (
+    AudioForm,
     TextDeltas,
     Transcript,
+    TranscriptFormat,
+    TranscriptionForm,
+    TranscriptionResponse,
+    TranslationForm,
+    VerboseTranscriptionResponse,
     detected,
     json_body,
     plain_body,
     scored_tokens,
     verbose_body,
 )
-from genai_server.apis.transcriptions.schemas import (
-    AudioForm,
-    TranscriptFormat,
-    TranscriptionForm,
-    TranscriptionResponse,
-    TranslationForm,
-    VerboseTranscriptionResponse,
-)
-from genai_server.apis.transcriptions.segments import Segment
 from genai_server.apis.transcriptions.transcribe import Transcription, begin
+from genai_server.apis.transcriptions.windows import Segment
 from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import JsonObject, built_response

@@ -13,8 +13,16 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from genai_server.apis.transcriptions.schemas import ENGLISH, AudioForm, ServerVad, TranscriptFormat, TranscriptionForm
-from genai_server.apis.transcriptions.segments import Segment, Span, bounded, split, words_of
-from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
+from genai_server.apis.transcriptions.windows import (
+    Segment,
+    Span,
+    TranscriptTask,
+    WindowTranscriber,
+    WindowTranscript,
+    bounded,
+    split,
+    words_of,
+)
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import RequestContext, Services, choose_engine, within

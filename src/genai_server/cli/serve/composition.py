@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from uvicorn.config import STARTUP_FAILURE
 
 from genai_server.apis.app import Attachment, ModelFiles, Telemetry, create_app
-from genai_server.apis.status.api_metrics import api_metrics
+from genai_server.apis.metrics import api_metrics
 from genai_server.cli.serve.attach import find_or_start
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
 from genai_server.cli.serve.loaders import ReadTexts, handing_out, load_traces, model_store, text_loader

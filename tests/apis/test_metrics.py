@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from msgspec import structs
 from prometheus_client.core import Metric
 
-from genai_server.apis.status.engine_metrics import EngineMetrics
+from genai_server.apis.metrics import EngineMetrics
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.generation.catalog import Catalog

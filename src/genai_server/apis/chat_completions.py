@@ -1,15 +1,23 @@
-"""OpenAI's chat completion objects, complete and in stream chunks
-(https://platform.openai.com/docs/api-reference/chat), and the `choices` that text completions have as well.
+"""The endpoint /v1/chat/completions of OpenAI's API (https://platform.openai.com/docs/api-reference/chat): its body,
+the chat completion objects with which it answers, complete and in stream chunks, and its routes. Text completions have
+the same `choices`.
+
+With the header `x-genai-run-tools`, a client lets the server run tools of the operator's tool servers. OpenAI's API has
+no fields for this. Calls that the server has run and their results are in `genai_tool_runs`. Calls that the client has
+to approve are in `tool_calls`, like calls of the client's own tools. To approve a call, the client sends the
+conversation back without a result for it; to decline, with a result that says so.
 """
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from typing import Any, ClassVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
-from fastapi import Response
+from fastapi import Header, Response
+from pydantic import Field, model_validator
 
 from genai_server.answer_parts import (
     Content,
@@ -25,19 +33,85 @@ from genai_server.answer_parts import (
     WholeToolCall,
     WholeToolResult,
 )
-from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
+from genai_server.apis.shared.chat_history import FILES, HISTORY, convert_messages
+from genai_server.apis.shared.router import VersionedRouter
+from genai_server.apis.shared.thinking_fields import OtherThinkingFields
+from genai_server.apis.tokens import RenderedPrompt
+from genai_server.errors import InvalidField
 from genai_server.generation.answers import Ending, Generation
-from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.generation.generate import generate
+from genai_server.generation.parameters.base import ChatRouterFields, elements, field_error
+from genai_server.generation.parameters.chat_messages import MAX_TOOLS, Function, NamedFunction, NamedTool, Tool
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.parameters.custom_tools import text_of
-from genai_server.generation.parameters.sampling_parameters import StreamFields
-from genai_server.generation.tool_loop import NO_TOOLS, ServedTool, ServedTools, generate_with_tools
+from genai_server.generation.parameters.sampling_parameters import OtherStructureFields, StreamFields
+from genai_server.generation.prompts import encode_chat
+from genai_server.generation.tool_loop import (
+    NO_TOOLS,
+    Selection,
+    ServedTool,
+    ServedTools,
+    find_tools,
+    generate_with_tools,
+    served_tools,
+    unanswered,
+    usable_servers,
+    with_tools,
+)
+from genai_server.http.body_route import lenient_route
 from genai_server.http.error_wording import FieldNames
-from genai_server.http.json_response import JsonObject, built_response
-from genai_server.http.streams import EventStream
+from genai_server.http.json_response import JsonObject, built_response, json_response
+from genai_server.http.leniency import LeftOut, replace_media
+from genai_server.http.streams import STREAMS, EventStream
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason
+from genai_server.model_files.pooling_model import Task
+
+# Removed from text completions unless GENAI_STRICT is set: vLLM's choice of grammar library and JSON whitespace.
+COMPLETIONS = LeftOut(
+    fields=("guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs.whitespace_pattern")
+)
+# Removed from chat completions unless GENAI_STRICT is set: this server does not search the web or fall back to others.
+CHATS = LeftOut(
+    fields=(*COMPLETIONS.fields, "fallbacks", "web_search_options"),
+    values={"verbosity": ("low", "high"), "reasoning.summary": ("concise", "detailed")},
+    rules=(lambda body: replace_media(body, FILES, "text", "messages[].content[]"), *HISTORY.rules),
+    forms=HISTORY.forms,
+)
+
+
+class ChatCompletionRequest(OtherThinkingFields, StreamFields, ChatRouterFields, OtherStructureFields):
+    """Body of /v1/chat/completions."""
+
+    functions: Annotated[list[Function], elements(MAX_TOOLS)] | None = Field(None, description="Older name for tools.")
+    function_call: Literal["none", "auto"] | NamedFunction | None = Field(
+        None, description="Older name for tool_choice; only allowed with functions."
+    )
+
+    @model_validator(mode="after")
+    def _functions_are_tools(self) -> Self:
+        if self.function_call is not None and self.functions is None:
+            raise field_error("function_call", "is only allowed with functions")
+        if self.functions is None:
+            return self
+        called = self.function_call
+        same_in_new = {
+            "tools": [Tool(type="function", function=function) for function in self.functions],
+            "tool_choice": NamedTool(type="function", function=called) if isinstance(called, NamedFunction) else called,
+            "parallel_tool_calls": False,
+        }
+        for field, value in same_in_new.items():
+            if getattr(self, field) not in (None, value):  # FastAPI validates a body twice
+                raise field_error(field, "cannot be combined with functions")
+            setattr(self, field, value)
+        return self
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        older = {} if self.functions is None else {"tools": "functions", "tool_choice": "function_call"}
+        return {**super().other_names, **older, **self.thinking_names}
+
 
 # Chunks with more scored tokens are built in a thread: an echoed prompt may be as long as the context.
 _MANY_TOKENS = 100
@@ -446,3 +520,61 @@ async def chunks(generation: Generation, build: ChoicesBuilder, body: StreamFiel
 
 def _with_metrics(built: JsonObject, generation: Generation, body: StreamFields) -> JsonObject:
     return {**built, "metrics": generation.metrics()} if body.include_metrics else built
+
+
+router = VersionedRouter(lenient_route(CHATS, convert=convert_messages), "openai")
+# The header with which a client lets the server run tools.
+HEADER = "x-genai-run-tools"
+# The type of a route's parameter.
+RunTools = Annotated[
+    str | None,
+    Header(alias=HEADER, description="Names of tool servers, separated by commas, whose tools the server runs itself."),
+]
+
+
+@router.post("/v1/chat/completions", responses=STREAMS)
+@router.post("/api/v0/chat/completions", include_in_schema=False)  # LM Studio's name
+async def create_chat_completion(
+    body: ChatCompletionRequest, services: ServicesDep, context: RequestContextDep, run_tools: RunTools = None
+) -> Response:
+    """Create a chat completion, as one object or as a stream of chunks."""
+    body, tools = await find_run_tools(run_tools, body, services, context)
+    kind = ChatCompletionBuilder if body.functions is None else FunctionCallBuilder
+    builder = partial(kind, custom_tools=body.custom_names, served=tools)
+    is_long = bool(body.logprobs) or bool(tools.tools)
+    return await choices_response(services, body, context, builder, id_prefix="chatcmpl-", is_long=is_long, tools=tools)
+
+
+@router.post("/v1/chat/completions/render", response_model=RenderedPrompt)
+async def render_chat_completion(
+    body: ChatCompletionRequest, services: ServicesDep, context: RequestContextDep
+) -> Response:
+    """Get the tokens of a chat's prompt, as in vLLM, for routers that index prefixes. Needs no running engine."""
+    served = await services.served(body.model, Task.GENERATE)
+    prompt = await context.run_in_time(encode_chat(services, body, served.codec, context))
+    return json_response({"token_ids": prompt.tokens})
+
+
+async def find_run_tools(
+    names: str | None, body: ChatCompletionRequest, services: Services, context: RequestContext
+) -> tuple[ChatCompletionRequest, ServedTools]:
+    """Add the tools of tool servers to the body. `names` is the value of the header x-genai-run-tools, the servers'
+    names separated by commas; None without the header. Returns the new body and the tools that the server runs.
+
+    Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
+    """
+    chosen = list(dict.fromkeys(filter(None, (name.strip() for name in (names or "").split(",")))))
+    if not chosen:
+        return body, ServedTools()
+    usable = usable_servers(services, context)
+    for name in chosen:
+        if name not in usable:
+            known = ", ".join(usable) or "none"
+            raise InvalidField(HEADER, f"must name tool servers that this request may use ({known})", given=name)
+    if (body.n or 1) > 1:
+        raise InvalidField("n", f"must be 1 with the header {HEADER}", given=body.n)
+    if body.functions is not None:
+        raise InvalidField("functions", f"cannot be combined with the header {HEADER}; use tools")
+    tools: list[ServedTool] = await find_tools(services, context, body.model, [Selection(name) for name in chosen])
+    served = served_tools(tools, body, unanswered(body.messages))
+    return with_tools(body, tools), served

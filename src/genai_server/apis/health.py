@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from genai_server import __version__
-from genai_server.apis.models.routes import model_entry
+from genai_server.apis.models import model_entry
 from genai_server.engine_client.client import EngineClient, describe
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import Services, ServicesDep
