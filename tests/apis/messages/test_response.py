@@ -13,7 +13,7 @@ from anthropic.types import (
 from pydantic import TypeAdapter
 
 from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallEnd, ToolCallStart
-from genai_server.apis.messages.response import MessageBuilder
+from genai_server.apis.messages.routes import MessageBuilder
 from genai_server.generation.answers import Ending
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.usage import Usage

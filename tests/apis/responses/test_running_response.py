@@ -12,8 +12,7 @@ import pytest
 from genai_server.answer_parts import Content
 from genai_server.apis.responses.response import ResponseBuilder
 from genai_server.apis.responses.running_response import RunningResponse
-from genai_server.apis.responses.store import ResponseStore
-from genai_server.apis.responses.store_access import CallerStore
+from genai_server.apis.responses.store import CallerStore, ResponseStore
 from genai_server.generation.answers import Ending, Generation, Piece
 from genai_server.http.telemetry.usage import Usage
 from genai_server.messages.generation_request import FinishReason

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.apis.responses.store_access import page_response
+from genai_server.apis.responses.store import page_response
 from genai_server.store.records import Page
 
 pytestmark = pytest.mark.anyio

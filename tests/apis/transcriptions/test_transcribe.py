@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.transcriptions.transcribe import Transcription, TranscriptionOptions
+from genai_server.apis.transcriptions.routes import Transcription, TranscriptionOptions
 from genai_server.apis.transcriptions.windows import Segment, WindowTranscriber
 from genai_server.errors import InvalidField
 from genai_server.generation.engine_requests import EngineAnswer

@@ -1,25 +1,195 @@
-"""The endpoints /v1/messages and /v1/messages/count_tokens of Anthropic's API."""
+"""The endpoints /v1/messages and /v1/messages/count_tokens of Anthropic's API, and the message object with which they
+answer, complete and as stream events (https://docs.anthropic.com/en/api/messages,
+https://docs.anthropic.com/en/docs/build-with-claude/streaming).
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator
 
 from fastapi.responses import JSONResponse, Response
 
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    ToolResult,
+    WholeAnswer,
+    WholeText,
+    WholeToolCall,
+    WholeToolResult,
+)
 from genai_server.apis.messages.leniency import LEFT_OUT, convert
-from genai_server.apis.messages.response import MessageBuilder
 from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.tools import find_server_tools
 from genai_server.apis.messages.translate import Translation
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.generation.answers import Generation
+from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContextDep, ServicesDep
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
-from genai_server.generation.tool_loop import generate_with_tools
+from genai_server.generation.tool_loop import NO_TOOLS, ServedTools, generate_with_tools
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject
 from genai_server.http.streams import STREAMS, EventStream
+from genai_server.http.telemetry.usage import Usage
+from genai_server.messages.generation_request import FinishReason
 from genai_server.model_files.pooling_model import Task
+
+# Clients drop thinking without a signature. Signatures are not verified: clients may edit the thinking they return.
+_SIGNATURE = "unsigned"
+
+
+class MessageBuilder:
+    """Builds the message that answers a request, or its stream events: `first`, then `parts` repeatedly, then
+    `last`.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        model: str,
+        max_tokens: int,
+        *,
+        shows_thinking: bool = True,
+        served: ServedTools = NO_TOOLS,
+    ) -> None:
+        # The tools that the server runs, and the ids of a stream's calls by their indexes.
+        self._served = served
+        self._ids: dict[int, str] = {}
+        self._message = {"id": id, "type": "message", "role": "assistant", "model": model}
+        self._max_tokens = max_tokens
+        # Whether thinking blocks contain their text.
+        self._shows_thinking = shows_thinking
+        self._index = -1
+        self._open: str | None = None
+
+    def complete(self, answer: WholeAnswer, ending: Ending, usage: Usage) -> JsonObject:
+        """The complete message object."""
+        content = [self._block(block) for block in answer.blocks]
+        return {**self._message, "content": content, **self._end(ending, usage), "usage": _usage(usage)}
+
+    def first(self, usage: Usage) -> JsonObject:
+        """The first event of a stream."""
+        end = {"stop_reason": None, "stop_sequence": None}
+        return {"type": "message_start", "message": {**self._message, "content": [], **end, "usage": _usage(usage)}}
+
+    def parts(self, parts: list[Part]) -> list[JsonObject]:
+        """The stream events for the next parts of the answer."""
+        events: list[JsonObject] = []
+        for part in parts:
+            match part:
+                case Content(text):
+                    events += self._within({"type": "text", "text": ""})
+                    events.append(self._delta({"type": "text_delta", "text": text}))
+                case Reasoning(text):
+                    events += self._within({"type": "thinking", "thinking": "", "signature": ""})
+                    if self._shows_thinking:
+                        events.append(self._delta({"type": "thinking_delta", "thinking": text}))
+                case ToolCallStart(index, id, name):
+                    self._ids[index] = id
+                    events += self._within(self._call(id, name, {}))
+                case ToolCallArguments(_, fragment):
+                    events.append(self._delta({"type": "input_json_delta", "partial_json": fragment}))
+                case ToolCallEnd():
+                    events += self._close()
+                case ToolResult(index, text, is_error):
+                    result = _result(self._ids[index], text, is_error=is_error)
+                    events += [*self._within(result), *self._close()]
+        return events
+
+    def last(self, ending: Ending, usage: Usage) -> list[JsonObject]:
+        """The last events of a stream."""
+        end = {"type": "message_delta", "delta": self._end(ending, usage), "usage": _usage(usage)}
+        return [*self._close(), end, {"type": "message_stop"}]
+
+    def _call(self, id: str, name: str, given: JsonObject) -> JsonObject:
+        tool = self._served.of(id, name)
+        if tool is None:
+            return {"type": "tool_use", "id": _tool_use_id(id), "name": name, "input": given}
+        called = {"name": tool.info.name, "server_name": tool.server, "input": given}
+        return {"type": "mcp_tool_use", "id": _served_id(id), **called}
+
+    def _block(self, block: WholeText | WholeToolCall | WholeToolResult) -> JsonObject:
+        if isinstance(block, WholeToolCall):
+            return self._call(block.id, block.name, block.given)
+        if isinstance(block, WholeToolResult):
+            return _result(block.call.id, block.text, is_error=block.is_error)
+        if block.is_reasoning:
+            thinking = block.text if self._shows_thinking else ""
+            return {"type": "thinking", "thinking": thinking, "signature": _SIGNATURE}
+        return {"type": "text", "text": block.text}
+
+    def _within(self, block: JsonObject) -> list[JsonObject]:
+        """The stream events after which a content block of the type of `block` is open: they end the current block and
+        start `block`. Empty if a block of this type is already open.
+        """
+        if self._open == block["type"]:
+            return []
+        events = self._close()
+        self._index += 1
+        self._open = block["type"]
+        return [*events, {"type": "content_block_start", "index": self._index, "content_block": block}]
+
+    def _delta(self, delta: JsonObject) -> JsonObject:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _close(self) -> list[JsonObject]:
+        if self._open is None:
+            return []
+        signs = self._open == "thinking"
+        self._open = None
+        signed = [self._delta({"type": "signature_delta", "signature": _SIGNATURE})] if signs else []
+        return [*signed, {"type": "content_block_stop", "index": self._index}]
+
+    def _end(self, ending: Ending, usage: Usage) -> JsonObject:
+        """The fields `stop_reason` and `stop_sequence` of a message, and `genai_finish_reason` where Anthropic has no
+        matching value.
+
+        Clients execute the tool calls of a message only if its stop reason is "tool_use".
+        """
+        if ending.stop_string is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop_string}
+        if not ending.is_cut:
+            return {"stop_reason": "tool_use" if ending.calls_tools else "end_turn", "stop_sequence": None}
+        if ending.reason is FinishReason.LENGTH:
+            is_longest = usage.completion >= self._max_tokens
+            found = "max_tokens" if is_longest else "model_context_window_exceeded"
+            return {"stop_reason": found, "stop_sequence": None}
+        return {"stop_reason": "max_tokens", "stop_sequence": None, "genai_finish_reason": ending.reason.value}
+
+
+def _tool_use_id(id: str) -> str:
+    """The id of a tool call in Anthropic's format. An id in a format that the model's chat template requires (Mistral's
+    templates do) is unchanged.
+    """
+    return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
+
+
+def _served_id(id: str) -> str:
+    """The id of a tool call that the server has run, in Anthropic's format. An id in a format that the model's chat
+    template requires (Mistral's templates do) is unchanged.
+    """
+    return f"mcptoolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
+
+
+def _result(id: str, text: str, *, is_error: bool) -> JsonObject:
+    content = [{"type": "text", "text": text}]
+    return {"type": "mcp_tool_result", "tool_use_id": _served_id(id), "is_error": is_error, "content": content}
+
+
+def _usage(usage: Usage) -> JsonObject:
+    """The token counts in Anthropic's format, in which `input_tokens` excludes tokens from the prefix cache."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning},
+    }
+
 
 router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert, caps=True), "anthropic", error=AnthropicErrorResponse)
 

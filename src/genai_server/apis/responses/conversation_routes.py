@@ -9,7 +9,7 @@ from genai_server.apis.responses.item_schemas import MAX_ITEMS, InputItem
 from genai_server.apis.responses.items import new_id
 from genai_server.apis.responses.leniency import LEFT_OUT_OF_ITEMS, convert_items
 from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.responses.store_access import StoreDep, page_response
+from genai_server.apis.responses.store import StoreDep, page_response
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import InvalidField
 from genai_server.generation.parameters.base import Metadata, Wire, elements

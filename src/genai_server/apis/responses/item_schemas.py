@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from genai_server.apis.responses.tool_schemas import ItemTool
+from genai_server.apis.responses.tools import ItemTool
 from genai_server.generation.parameters.base import (
     ByType,
     NonEmptyText,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from genai_server.apis.responses.client_tools import CLIENT_TOOLS, Introduce
 from genai_server.apis.responses.item_schemas import (
     AdditionalToolsItem,
     CompactionItem,
@@ -28,7 +27,7 @@ from genai_server.apis.responses.item_schemas import (
     ReasoningItem,
     Status,
 )
-from genai_server.apis.responses.tool_schemas import full_name
+from genai_server.apis.responses.tools import CLIENT_TOOLS, Introduce, full_name
 from genai_server.apis.shared import chat_history
 from genai_server.errors import InvalidField, quoted
 from genai_server.generation.parameters import custom_tools

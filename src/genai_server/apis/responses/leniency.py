@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from genai_server.apis.responses.item_schemas import InputItem
 from genai_server.apis.responses.items import is_readable
-from genai_server.apis.responses.tool_schemas import ItemTool, McpTool
+from genai_server.apis.responses.tools import ItemTool, McpTool
 from genai_server.apis.shared.chat_history import convert_parts
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import (

@@ -22,8 +22,7 @@ from genai_server.apis.responses.schemas import (
     RetrieveParameters,
 )
 from genai_server.apis.responses.served_tools import find_mcp_tools, with_calls
-from genai_server.apis.responses.store import RUNNING, KeptResponse
-from genai_server.apis.responses.store_access import CallerStore, StoreDep, not_stored, page_response
+from genai_server.apis.responses.store import RUNNING, CallerStore, KeptResponse, StoreDep, not_stored, page_response
 from genai_server.apis.responses.translate import (
     compacted,
     compacting,

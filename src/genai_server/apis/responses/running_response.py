@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from genai_server.apis.responses.response import ResponseBuilder
-from genai_server.apis.responses.store import KeptResponse, Running, not_cancelled, not_streamed
-from genai_server.apis.responses.store_access import CallerStore
+from genai_server.apis.responses.store import CallerStore, KeptResponse, Running, not_cancelled, not_streamed
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from genai_server.apis.responses.item_schemas import Input
-from genai_server.apis.responses.tool_schemas import NamespacedTool, ResponseTool, ToolSearchTool, full_name
+from genai_server.apis.responses.tools import NamespacedTool, ResponseTool, ToolSearchTool, full_name
 from genai_server.errors import quoted
 from genai_server.generation.parameters.base import (
     Metadata,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from genai_server.apis.responses.output_items import McpToolList
+from genai_server.apis.responses.response import McpToolList
 from genai_server.apis.responses.schemas import ResponsesRequest
-from genai_server.apis.responses.tool_schemas import McpFunction, McpTool
+from genai_server.apis.responses.tools import McpFunction, McpTool
 from genai_server.config.tool_servers import NAME_RULE, is_name
 from genai_server.errors import InvalidField, quoted
 from genai_server.generation.dependencies import RequestContext, Services

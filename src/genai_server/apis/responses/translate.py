@@ -13,7 +13,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from genai_server.apis.responses.client_tools import CLIENT_TOOLS
 from genai_server.apis.responses.items import (
     conversions,
     data_of,
@@ -38,7 +37,8 @@ from genai_server.apis.responses.schemas import (
     NamedMcpTool,
     ResponsesRequest,
 )
-from genai_server.apis.responses.tool_schemas import (
+from genai_server.apis.responses.tools import (
+    CLIENT_TOOLS,
     CustomTool,
     FunctionTool,
     ItemTool,

@@ -13,8 +13,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.apis.responses.store import LatestResponse
-from genai_server.apis.responses.store_access import TurnReceipt
+from genai_server.apis.responses.store import LatestResponse, TurnReceipt
 from genai_server.errors import InvalidField, OriginForbidden, RequestError
 from genai_server.http.body_budget import BODY_KEY
 from genai_server.http.error_wording import DEFAULT, ErrorParts
