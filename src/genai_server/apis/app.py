@@ -60,9 +60,8 @@ from genai_server.http.api_keys import ApiKeys
 from genai_server.http.body_budget import BODY_BUDGET, BodyBudget
 from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.authentication import Authentication
-from genai_server.http.middleware.body import BodyLimits
+from genai_server.http.middleware.body import BodyLimits, UploadLimits, Uploads, upload_folder
 from genai_server.http.middleware.request_lifetime import OPEN_PATHS, Drain, Drained, RequestLifetime
-from genai_server.http.middleware.uploads import UploadLimits, Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.key_usage import FILE_NAME, KeyUsage

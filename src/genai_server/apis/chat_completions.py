@@ -64,7 +64,7 @@ from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject, built_response, json_response
 from genai_server.http.leniency import LeftOut, replace_media
 from genai_server.http.streams import STREAMS, EventStream
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.model_files.pooling_model import Task
 

@@ -15,7 +15,7 @@ from genai_server.generation.prompts import encode_prompts
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject, json_response
 from genai_server.http.streams import STREAMS
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.model_files.pooling_model import Task
 
 router = VersionedRouter(lenient_route(COMPLETIONS), "openai")

@@ -50,7 +50,7 @@ from genai_server.generation.parameters.sampling_parameters import MAX_SALT_LENG
 from genai_server.http.body_route import BodyRoute, validated
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject, json_response
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.model_files.pooling_model import Task
 
 MAX_QUESTIONS = 400

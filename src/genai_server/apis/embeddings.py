@@ -38,8 +38,7 @@ from genai_server.generation.parameters.completion_body import Tokens, form_of_t
 from genai_server.http.body_route import BodyRoute, lenient_route
 from genai_server.http.json_response import JsonObject, built_response, json_response
 from genai_server.http.leniency import LeftOut
-from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, Usage
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 from genai_server.model_files.pooling_model import PoolingModel, Task
 from genai_server.text.pooled_texts import CUT_BY, TRUNCATION, EncodedText, Pair, PooledTexts, TextLimit, named_prompt

@@ -41,7 +41,7 @@ from genai_server.generation.prompts import EncodedPrompt
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject, json_response
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.model_files.pooling_model import Task
 from genai_server.text.codec import TextCodec

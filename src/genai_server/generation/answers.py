@@ -13,8 +13,7 @@ from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallEnd, W
 from genai_server.engine_client.in_flight import TokenStream
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.http.json_response import JsonObject
-from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, usage_of
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, Usage, usage_of
 from genai_server.messages.engine_protocol import Progress, Tokens
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.model_files.speech_and_vision import Medium

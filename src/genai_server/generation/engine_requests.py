@@ -13,8 +13,7 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import GenaiServerError, QueueFull
 from genai_server.generation.dependencies import RequestContext
-from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, Usage
 from genai_server.messages.engine_protocol import Tokens
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
 from genai_server.timing import Arrival, Stopwatch, Timings

@@ -26,7 +26,7 @@ from genai_server.generation.engine_requests import EngineRequests
 from genai_server.generation.output_spec import reasoning_state
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.prompts import EncodedPrompt, encode_alike, encode_chat, engine_images
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo
 from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.text.answers.reasoning import ReasoningState

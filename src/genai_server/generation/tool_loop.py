@@ -29,7 +29,7 @@ from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.generate import generate
 from genai_server.generation.parameters.chat_messages import ChatMessage, ChatParameters, Tool
 from genai_server.http.api_keys import ADMIN_KEY_NAME
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.supervisor_protocol import ServerAddress, ToolInfo, ToolOutput, ToolRequest

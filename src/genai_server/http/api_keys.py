@@ -2,6 +2,9 @@
 
 Only hashes are stored and compared. A plain SHA-256 suffices: unlike a password, an API key is long and random and
 cannot be guessed. A slow hash, computed for each request, would make denial-of-service attacks cheap.
+
+This module only reads the limits of a key. http/rate_limit.py applies those of requests, and
+generation/generate.py those of tokens, which generation/dependencies.py passes on with each request.
 """
 
 import hashlib

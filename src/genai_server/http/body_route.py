@@ -26,7 +26,7 @@ class BodyRoute(APIRoute):
     """A route that passes an already validated body to FastAPI. Response headers name the parts of the body that were
     left out or converted.
 
-    A form that http/middleware/uploads.py has received is treated like a JSON object whose field `file` is a path. Not
+    A form that http/middleware/body.py has received is treated like a JSON object whose field `file` is a path. Not
     for admin routes, because the body is validated before the dependencies that check access.
     """
 

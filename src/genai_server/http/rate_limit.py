@@ -1,4 +1,9 @@
-"""The limits of each API key: concurrent answers, concurrent reads of stored data, and requests per minute."""
+"""The limits of each API key: concurrent answers, concurrent reads of stored data, and requests per minute.
+
+A refusal knows the seconds after which to retry, and http/error_responses.py sends them in the header Retry-After.
+Headers of all responses are set in http/middleware/request_lifetime.py. How many tokens of reasoning a key may have is
+no rate; generation/generate.py applies it.
+"""
 
 import math
 from collections import deque

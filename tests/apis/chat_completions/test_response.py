@@ -25,7 +25,7 @@ from genai_server.generation.answers import Ending, Generation, RunningAnswer
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.generation.tool_loop import ServedTool, ServedTools
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.engine_protocol import Finished, Progress, PromptLogprobs, Tokens
 from genai_server.messages.generation_request import FinishReason, Phases, Sampling, TokenLogprob
 from genai_server.messages.supervisor_protocol import ToolInfo

@@ -16,7 +16,7 @@ from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCall
 from genai_server.apis.messages.routes import MessageBuilder
 from genai_server.generation.answers import Ending
 from genai_server.http.json_response import JsonObject
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import FinishReason
 from tests.answer_parts import PARTS, whole
 

@@ -1,7 +1,7 @@
 """Ollama's answers built from parts, complete and line by line."""
 
 from genai_server.apis.ollama.translate import ending
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.timing import Breakdown
 

@@ -21,7 +21,7 @@ from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import new_response, tools_by_name
 from genai_server.errors import RunnerFailed
 from genai_server.generation.answers import Ending
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import FinishReason, Sampling
 from tests.answer_parts import PARTS
 

@@ -14,7 +14,7 @@ from genai_server.apis.responses.response import ResponseBuilder
 from genai_server.apis.responses.running_response import RunningResponse
 from genai_server.apis.responses.store import CallerStore, ResponseStore
 from genai_server.generation.answers import Ending, Generation, Piece
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.store.database import open_store
 

@@ -1,6 +1,6 @@
 """Usage in OpenAI's terms."""
 
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 
 
 def test_usage_adds_up() -> None:

@@ -17,8 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from genai_server.http.api_keys import Access
 from genai_server.http.body_budget import BodyBudget
-from genai_server.http.middleware.body import BodyLimits
-from genai_server.http.middleware.uploads import UploadLimits, Uploads, upload_folder
+from genai_server.http.middleware.body import BodyLimits, UploadLimits, Uploads, upload_folder
 from genai_server.http.request_state import begin_request, request_state
 from genai_server.http.upload import Upload
 from tests.apis.transcriptions.doubles import DIRECTORY

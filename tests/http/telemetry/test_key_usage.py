@@ -12,8 +12,7 @@ import pytest
 
 from genai_server.errors import StoreUnavailable
 from genai_server.http.telemetry.key_usage import MAX_DAYS, Counts, KeyUsage, UsageKey
-from genai_server.http.telemetry.request_record import RequestRecord
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import RequestRecord, Usage
 from genai_server.timing import Arrival, Timings
 from tests.hand_clock import HandClock
 

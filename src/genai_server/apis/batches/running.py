@@ -28,8 +28,7 @@ from genai_server.errors import EngineDied, EngineHung, StoreUnavailable, in_one
 from genai_server.generation.dependencies import Services
 from genai_server.http.inner_request import InnerResponse, disconnect_at
 from genai_server.http.json_response import JsonObject
-from genai_server.http.middleware.body import replayed
-from genai_server.http.middleware.uploads import upload_folder
+from genai_server.http.middleware.body import replayed, upload_folder
 from genai_server.http.request_state import OnBehalf, Receipt, request_state, with_receipt
 from genai_server.messages.generation_request import FinishReason
 from genai_server.model_files.pooling_model import Task

@@ -34,7 +34,7 @@ from genai_server.generation.tool_loop import NO_TOOLS, ServedTools, generate_wi
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import JsonObject
 from genai_server.http.streams import STREAMS, EventStream
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.model_files.pooling_model import Task
 

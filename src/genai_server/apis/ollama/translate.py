@@ -22,7 +22,7 @@ from genai_server.generation.parameters.chat_messages import ChatParameters, Nam
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.http.error_wording import Dialect, FieldNames
 from genai_server.http.json_response import JsonObject
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.timing import Breakdown
 

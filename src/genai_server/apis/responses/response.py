@@ -34,7 +34,7 @@ from genai_server.errors import GenaiServerError
 from genai_server.generation.answers import Ending
 from genai_server.generation.parameters.custom_tools import CustomText
 from genai_server.http.json_response import JsonObject
-from genai_server.http.telemetry.usage import Usage
+from genai_server.http.telemetry.request_record import Usage
 
 # Name of an event without the prefix "response.", and its fields except the item's position.
 NamedEvent = tuple[str, JsonObject]
