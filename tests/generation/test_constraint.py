@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField
-from genai_server.generation.constraint import structure
-from genai_server.generation.output_spec import OutputSpec, chat_output_spec
+from genai_server.generation.output_spec import OutputSpec, chat_output_spec, structure
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.parameters.sampling_parameters import StructuredOutputs
 from genai_server.grammar_checker.compiler import complaint

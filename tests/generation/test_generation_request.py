@@ -9,9 +9,8 @@ import pytest
 from genai_server.apis.chat_completions import ChatCompletionRequest
 from genai_server.apis.own_chat import ChatRequest
 from genai_server.errors import InvalidField, PromptTooLong
-from genai_server.generation.generate import to_generation_request, with_default_limit
+from genai_server.generation.generate import nth_choice, to_generation_request, to_sampling, with_default_limit
 from genai_server.generation.parameters.completion_body import CompletionRequest
-from genai_server.generation.request_values import nth_choice, to_sampling
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 
 HELLO = [{"role": "user", "content": "Hello"}]

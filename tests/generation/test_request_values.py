@@ -8,8 +8,8 @@ import pytest
 
 from genai_server.apis.own_chat import ChatRequest
 from genai_server.errors import InvalidField
+from genai_server.generation.generate import reasoning_rules, with_default_budget, with_exclusions
 from genai_server.generation.parameters.chat_messages import ChatParameters
-from genai_server.generation.request_values import reasoning_rules, with_default_budget, with_exclusions
 from genai_server.http.leniency import IGNORED_HEADER, LeftOut, Leniency
 from genai_server.messages.generation_request import ModelInfo, Sampling, ThoughtRules
 from genai_server.messages.supervisor_protocol import TaskOwner

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from genai_server.config.sources import load_settings
-from genai_server.generation.served_model import fingerprint
+from genai_server.generation.catalog import fingerprint
 from genai_server.messages.server_status import ModelState, ModelStatus
 
 

@@ -51,10 +51,9 @@ from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.config.settings import Settings
 from genai_server.config.tool_servers import tool_servers
 from genai_server.engine_client.supervisor import FindSupervisor, SupervisorClient
-from genai_server.generation.catalog import Catalog, ModelStore
+from genai_server.generation.catalog import Catalog, LoadText, ModelStore, fingerprint
 from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.output_spec import CheckedSpecs
-from genai_server.generation.served_model import LoadText, fingerprint
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.body_budget import BODY_BUDGET, BodyBudget

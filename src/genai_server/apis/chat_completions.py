@@ -42,9 +42,15 @@ from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext, RequestContextDep, Services, ServicesDep
 from genai_server.generation.generate import generate
 from genai_server.generation.parameters.base import ChatRouterFields, elements, field_error
-from genai_server.generation.parameters.chat_messages import MAX_TOOLS, Function, NamedFunction, NamedTool, Tool
+from genai_server.generation.parameters.chat_messages import (
+    MAX_TOOLS,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    text_of,
+)
 from genai_server.generation.parameters.completion_body import CompletionRequest
-from genai_server.generation.parameters.custom_tools import text_of
 from genai_server.generation.parameters.sampling_parameters import OtherStructureFields, StreamFields
 from genai_server.generation.prompts import encode_chat
 from genai_server.generation.tool_loop import (

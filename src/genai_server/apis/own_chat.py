@@ -26,8 +26,7 @@ from genai_server.generation.answers import Ending, Generation
 from genai_server.generation.dependencies import RequestContext, RequestContextDep, ServicesDep
 from genai_server.generation.generate import generate
 from genai_server.generation.parameters.base import Metrics, Text
-from genai_server.generation.parameters.chat_messages import AnyToolCall
-from genai_server.generation.parameters.custom_tools import text_of
+from genai_server.generation.parameters.chat_messages import AnyToolCall, text_of
 from genai_server.http.body_route import history_route
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject, built_response

@@ -17,9 +17,8 @@ from starlette.types import Receive
 from genai_server.config.settings import Settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import AsIs, DeadlinePassed, InvalidField, RequestCancelled, ServerStopping, SessionTerminated
-from genai_server.generation.catalog import Catalog, ChosenModel, ModelStore
+from genai_server.generation.catalog import Catalog, ChosenModel, ModelStore, ServedModel
 from genai_server.generation.output_spec import CheckedSpecs
-from genai_server.generation.served_model import ServedModel
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights

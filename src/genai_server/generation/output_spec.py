@@ -1,28 +1,319 @@
-"""Decides what the answers to a request may contain and must match: the tools that they may call, the grammar that they
-must match, and the parser that reads them.
+"""Decides what the answers to a request may contain and must match: the tools that they may call, the grammar into
+which all constraining fields of the request are combined, and the parser that reads the answers.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from genai_server.errors import InvalidField, quoted
-from genai_server.generation.constraint import ChatConstraint, Constraint, structure
-from genai_server.generation.parameters.chat_messages import AnyTool, ChatParameters
-from genai_server.generation.parameters.sampling_parameters import SamplingFields
+from genai_server.generation.parameters.chat_messages import AnyTool, ChatParameters, ChosenTool
+from genai_server.generation.parameters.chat_messages import AnyTool as GivenTool
+from genai_server.generation.parameters.sampling_parameters import SamplingFields, StructuredOutputs
 from genai_server.grammar_checker.checker import GrammarChecker, SaltedCache
 from genai_server.http.request_state import InTurn, at_once
 from genai_server.text.answers.answer_text import AnswerParser, PlainParser
 from genai_server.text.answers.dialect import Dialect
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
+from genai_server.text.grammars import grammar
+from genai_server.text.grammars.lark import lark_of_text
+from genai_server.text.grammars.schema_exact import EVERYTHING, any_value, relaxed
 from genai_server.text.prompts.prompt import CONTINUE
+from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool, ToolFormat
 from genai_server.workers.tasks import Requester
+
+# The error message for a grammar; None if it is valid.
+Complain = Callable[[str], Awaitable[str | None]]
+
+_STRUCTURE, _FORMAT = "structured_outputs", "response_format"
+_SCHEMA = "must be a supported JSON schema"
+_CALLABLE = "must be functions whose calls can be constrained"
+# The name of the constraint to text or calls.
+_CALLS = "calls or text"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A grammar that an answer must match, and the field of the request that requires it."""
+
+    grammar: str
+    field: str
+    # What the field must be, as text that follows its name: "must be ...".
+    rule: str
+    # The combined constraints, so that an error can name the field concerned.
+    parts: tuple["Constraint", ...] = ()
+    # Whether the request demands it; otherwise it may be relaxed or dropped.
+    is_promised: bool = True
+    # The name of a part among the others.
+    name: str = ""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether an answer must fail if the engine cannot follow the grammar while it generates the answer."""
+        return self.is_promised or self.name != _CALLS
+
+    async def check(self, complain: Complain) -> frozenset[str]:
+        """Check that the grammar compiles. Returns the names of the parts whose JSON schemas have to be relaxed, so
+        that a new constraint can be built; empty if the grammar compiles.
+
+        A schema is relaxed by leaving out what cannot be enforced. `complain` compiles a grammar, and returns an error
+        message or None; errors that it raises are passed on. Raises InvalidField with the message if a grammar that the
+        request demands does not compile.
+        """
+        try:
+            await self._check(complain)
+            return frozenset()
+        except InvalidField:
+            loose = {part.name for part in self.parts if not await part._compiles(complain)}
+            # Each part compiles, but the combination does not.
+            loose = loose or {part.name for part in self.parts if not part.is_promised}
+            if loose:
+                return frozenset(loose)
+            if self.is_promised:
+                raise
+            return frozenset({self.name})
+
+    async def _compiles(self, complain: Complain) -> bool:
+        """Whether the grammar of this part compiles. Raises InvalidField if it does not although the request demands
+        the constraint.
+        """
+        try:
+            await self._check(complain)
+        except InvalidField:
+            if self.is_promised:
+                raise
+            return False
+        return True
+
+    async def _check(self, complain: Complain) -> None:
+        grammar.check_size(self.grammar, param=self.field)
+        if (words := await complain(self.grammar)) is not None:
+            raise self.refused(words)
+
+    def refused(self, reason: str) -> InvalidField:
+        """An InvalidField error that names the constraint's field, its rule, and `reason`."""
+        return InvalidField(self.field, f"{self.rule}: {reason}")
+
+
+def structure(wanted: StructuredOutputs | None) -> Constraint | None:
+    """The constraint that the field `structured_outputs` demands; None without the field. Raises InvalidField if no
+    grammar can be made of it.
+    """
+    if wanted is None:
+        return None
+    with _naming(_STRUCTURE):
+        if wanted.regex is not None:
+            rule = "must be a regular expression in the syntax of Rust's regex crate"
+            return Constraint(grammar.regex(wanted.regex), f"{_STRUCTURE}.regex", rule)
+        if wanted.choice is not None:
+            return Constraint(grammar.choice(wanted.choice), f"{_STRUCTURE}.choice", "must be a list of texts")
+        if wanted.grammar is not None:
+            rule = "must be a grammar in GBNF or in llguidance's dialect of Lark"
+            field = f"{_STRUCTURE}.grammar"
+            return Constraint(grammar.given_grammar(wanted.grammar, param=field), field, rule)
+        return Constraint(
+            grammar.json_schema(_schema(wanted.json_), param=f"{_STRUCTURE}.json"), f"{_STRUCTURE}.json", _SCHEMA
+        )
+
+
+class ChatConstraint:
+    """Builds the constraint of the answers to one chat from its tools, response format and structured outputs.
+
+    With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` has the names of the
+    parts, such as functions and the response format, whose schemas are not enforced, because their grammars do not
+    compile.
+    """
+
+    def __init__(self, body: ChatParameters, codec: TextCodec, *, best_effort: bool, loose: frozenset[str]) -> None:
+        self._loose = loose
+        # Schema keywords that are not enforced, with their fields.
+        self.left_out: list[tuple[str, str]] = []
+        self._body = body
+        self._codec = codec
+        self._best_effort = best_effort
+
+    def build(self, tools: list[GivenTool], state: ReasoningState) -> Constraint | None:
+        """The constraint of an answer that begins in the reasoning state `state` and may call `tools`; None if nothing
+        is required.
+
+        Raises InvalidField if no grammar can be built.
+        """
+        if _CALLS in self._loose:  # calls cannot be constrained
+            tools = []
+        wanted, reasoning = self._wanted(), self._codec.dialect.reasoning
+        if wanted and reasoning and reasoning.answer_opening and state is not ReasoningState.CLOSED:
+            built = grammar.after_text(reasoning.answer_opening, wanted.grammar, self._codec.opaque_tokens)
+            wanted = replace(wanted, grammar=built)
+        forced = self._body.tool_choice not in (None, "none", "auto")
+        chosen = _chosen(self._body.tool_choice, tools)
+        parts = [self._part(index, tool, asks=forced or wanted is not None) for index, tool in enumerate(chosen)]
+        held = [tool for tool, _ in parts]
+        whole = wanted
+        if forced:  # the response format applies to text answers only
+            whole = self._calls(held)
+        elif wanted is not None and held:
+            whole = replace(wanted, grammar=grammar.either(self._calls(held).grammar, wanted.grammar))
+        elif held:
+            is_promised = any(tool.function.strict for tool in chosen)
+            # In formats without a marker, no text could precede calls.
+            if is_promised or self._form.opening is not None:
+                whole = replace(self._text_or_calls(held, state), is_promised=is_promised, name=_CALLS)
+        if whole is None:
+            return None
+        if reasoning is not None and whole.name != _CALLS:
+            built = grammar.after_reasoning(whole.grammar, reasoning, state, self._codec.opaque_tokens)
+            whole = replace(whole, grammar=built)
+        return replace(whole, parts=(*([wanted] if wanted and not forced else []), *(part for _, part in parts)))
+
+    def _wanted(self) -> Constraint | None:
+        """The constraint of an answer that is not a tool call: its format or structured output; None if nothing is
+        required.
+
+        Raises InvalidField if the constraint cannot be enforced.
+        """
+        wanted, form = structure(self._body.structured_outputs), self._body.response_format
+        if form is None or form.type == "text":
+            return wanted
+        if wanted is not None:
+            raise InvalidField(_STRUCTURE, "cannot be combined with", other=_FORMAT)
+        if (given := form.answer_schema) is None:
+            return Constraint(grammar.json_object(), _FORMAT, "must be supported")
+        schema: Mapping[str, Any]
+        field, schema = f"{_FORMAT}.{given[0]}", given[1]
+        is_strict = form.json_schema is not None and bool(form.json_schema.strict)
+        is_promised = is_strict or not self._best_effort
+        if not is_promised:
+            schema = self._relaxed(schema, field, field)
+        with _naming(field):
+            built = grammar.json_schema(schema, param=field)
+        return Constraint(built, field, _SCHEMA, is_promised=is_promised or field in self._loose, name=field)
+
+    def _part(self, index: int, tool: GivenTool, *, asks: bool) -> tuple[Tool, Constraint]:
+        """The function of a tool, and the constraint of the function's arguments. `index` is the tool's index in the
+        request.
+
+        `asks` says whether the request demands a tool call or a format, so that the arguments must match their schema
+        even if it is not strict. Raises InvalidField if the arguments cannot be constrained.
+        """
+        function = tool.function
+        parameters: Mapping[str, Any] | None = function.parameters
+        is_promised = bool(function.strict) or (asks and not self._best_effort)
+        if not is_promised:
+            if function.strict is False and not asks:
+                parameters = ANY_OBJECT
+            elif parameters is not None:
+                parameters = self._relaxed(parameters, function.name, f"tools[{index}].parameters" if asks else None)
+                parameters = parameters if grammar.is_object(parameters) else ANY_OBJECT
+        held = Tool(function.name, parameters, is_promised=is_promised)
+        rule = f"must have supported JSON schemas as their parameters; those of {quoted(held.name)} are not"
+        if lark_of_text(held.schema) is not None:
+            rule = f"must have supported Lark grammars as their formats; that of {quoted(held.name)} is not"
+        try:
+            built = grammar.arguments(held.schema, param="tools")
+        except InvalidField as error:
+            reason = error.sentence(None, error.other, error.given).removeprefix("cannot be used: ")
+            raise InvalidField("tools", f"{rule}: {reason}") from None
+        return held, Constraint(
+            built, "tools", rule, is_promised=is_promised or held.name in self._loose, name=held.name
+        )
+
+    def _relaxed(self, schema: Mapping[str, Any], name: str, field: str | None) -> Mapping[str, Any]:
+        """The part of a schema that can be enforced. `name` is the name of the function or the field that has the
+        schema.
+
+        The keywords that are left out are recorded for `field`, unless `field` is None. Raises InvalidField for a
+        response format that is not a schema. If a tool's parameters are not a schema, any value is allowed for them, so
+        that the other tools can be used.
+        """
+        found, left_out = any_value(schema), [EVERYTHING]
+        try:
+            if name not in self._loose:
+                found, left_out = relaxed(schema)
+        except InvalidField as error:
+            if name == field:
+                raise error.at(field) from None
+        if field is not None:
+            self.left_out += [(field, f": {word}") for word in left_out]
+        return found
+
+    @property
+    def _form(self) -> ToolFormat:
+        form = self._codec.dialect.tool_format
+        assert form is not None, "tools are only offered to models with a tool call format"
+        return form
+
+    def _calls(self, tools: list[Tool]) -> Constraint:
+        """The constraint that an answer consists of calls of these tools."""
+        with _naming("tools"):
+            built = grammar.tool_calls(
+                self._form, tools, parallel=self._is_parallel, opaque_tokens=self._codec.opaque_tokens
+            )
+        return Constraint(built, "tools", _CALLABLE)
+
+    def _text_or_calls(self, tools: list[Tool], state: ReasoningState) -> Constraint:
+        """The constraint that an answer consists of text and calls of these tools, after reasoning."""
+        with _naming("tools"):
+            built = grammar.text_and_calls(
+                self._form,
+                tools,
+                parallel=self._is_parallel,
+                opaque_tokens=self._codec.opaque_tokens,
+                reasoning=self._codec.dialect.reasoning,
+                state=state,
+            )
+        return Constraint(built, "tools", _CALLABLE)
+
+    @property
+    def _is_parallel(self) -> bool:
+        return self._body.parallel_tool_calls is not False and not isinstance(self._body.tool_choice, ChosenTool)
+
+
+def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
+    """The tools that may be called. Raises InvalidField if `tool_choice` names a tool that is not among them."""
+    if not isinstance(choice, ChosenTool):
+        return tools
+    name = choice.function.name
+    if not (named := [tool for tool in tools if tool.function.name == name]):
+        raise InvalidField("tool_choice", f"names the function {quoted(name)}, which is not in tools")
+    return named
+
+
+def _schema(given: Any) -> dict[str, Any]:
+    """The value `given` of the field `json`, which is a JSON schema or the text of one, as a dictionary. The schema
+    `true` becomes one that allows any value, `false` one that allows none.
+
+    Raises InvalidField for any other value.
+    """
+    field = f"{_STRUCTURE}.json"
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise InvalidField(field, f"must be a JSON schema, and is not JSON: {error}") from None
+    if isinstance(given, bool):
+        given = {} if given else {"not": {}}
+    if not isinstance(given, dict):
+        raise InvalidField(field, "must be a JSON schema, an object")
+    return given
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Context that sets `field` as the field of InvalidField errors that name none."""
+    try:
+        yield
+    except InvalidField as error:
+        if error.param is not None:
+            raise
+        raise error.at(field) from None
+
 
 # Cached specs of one model. A grammar has at most 262,144 characters (`LONGEST_GRAMMAR`).
 _MAX_CACHED = 64

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from genai_server.generation.parameters.custom_tools import CustomText, arguments_of, function_of, text_of
+from genai_server.generation.parameters.chat_messages import CustomText, arguments_of, function_of, text_of
 
 TEXTS = ["", "a", 'say "hi"\\\n\t/', "é 漢 😀", "}", '"}', "\x00\x1f"]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from genai_server.generation.answers import IN_THOUGHTS_AND_CALLS, RepetitionDetector, RepetitionRule
 from genai_server.text.answers.reasoning import HARMONY, MISTRAL_THINK, THINK, ReasoningFormat
-from genai_server.text.answers.repetition import IN_THOUGHTS_AND_CALLS, RepetitionDetector, RepetitionRule
 from tests.text.parsing import parser
 
 

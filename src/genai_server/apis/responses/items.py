@@ -30,7 +30,7 @@ from genai_server.apis.responses.item_schemas import (
 from genai_server.apis.responses.tools import CLIENT_TOOLS, Introduce, full_name
 from genai_server.apis.shared import chat_history
 from genai_server.errors import InvalidField, quoted
-from genai_server.generation.parameters import custom_tools
+from genai_server.generation.parameters import chat_messages
 from genai_server.generation.parameters.chat_messages import ChatMessage
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import nameable
@@ -357,7 +357,7 @@ def _called(item: JsonObject) -> JsonObject:
         return {"name": full_name(item["name"], item.get("namespace")), "arguments": item["arguments"]}
     if item["type"] == "custom_tool_call":
         name = full_name(item["name"], item.get("namespace"))
-        return {"name": name, "arguments": custom_tools.arguments_of(item["input"])}
+        return {"name": name, "arguments": chat_messages.arguments_of(item["input"])}
     tool = CLIENT_TOOLS[item["type"]]
     return {"name": tool.name, "arguments": json.dumps(tool.arguments(item), ensure_ascii=False)}
 

@@ -32,7 +32,7 @@ from genai_server.apis.responses.tools import (
 )
 from genai_server.errors import GenaiServerError
 from genai_server.generation.answers import Ending
-from genai_server.generation.parameters.custom_tools import CustomText
+from genai_server.generation.parameters.chat_messages import CustomText
 from genai_server.http.json_response import JsonObject
 from genai_server.http.telemetry.request_record import Usage
 

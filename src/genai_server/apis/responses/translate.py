@@ -51,7 +51,7 @@ from genai_server.apis.responses.tools import (
 )
 from genai_server.apis.shared.chat_history import MediaLocation, introduction, media_names
 from genai_server.errors import InvalidField, quoted
-from genai_server.generation.parameters import custom_tools
+from genai_server.generation.parameters import chat_messages
 from genai_server.generation.parameters.base import WithoutEffect
 from genai_server.generation.parameters.chat_messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, ChatParameters, Tool
 from genai_server.generation.parameters.sampling_parameters import GenerationFields
@@ -100,7 +100,7 @@ class OfferedTools:
         if isinstance(tool, CustomTool):
             form = tool.format
             grammar = (None, None) if form is None else (form.syntax, form.definition)
-            return custom_tools.function_of(tool.full_name, tool.full_description, *grammar)
+            return chat_messages.function_of(tool.full_name, tool.full_description, *grammar)
         assert not isinstance(tool, McpTool), "its functions are in its place"
         return CLIENT_TOOLS[tool.type].function(tool, self._deferred)
 

@@ -20,7 +20,7 @@ from genai_server.system.resources import total_memory
 from genai_server.text.codec import TextCodec, load_text_codec
 
 if TYPE_CHECKING:
-    from genai_server.generation.served_model import LoadText
+    from genai_server.generation.catalog import LoadText
     from genai_server.http.telemetry.traces import Traces
 
 _LIBRARY = "onnxruntime_genai"
