@@ -30,11 +30,11 @@ from _templates.rendering import usable
 from genai_server.answer_parts import Reasoning, ToolCallArguments, ToolCallStart
 from genai_server.errors import GenaiServerError
 from genai_server.text.answers.answer_text import AnswerParser
-from genai_server.text.answers.dialect import Dialect, read_dialect
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.template_traits import CallForm, TemplateTraits, TextBesideCalls
+from genai_server.text.tool_formats.all_formats import Dialect, read_dialect
 
 HEAD = ["template", "format", "calls", "reasoning"]
 CONVERSATIONS_HEAD = [

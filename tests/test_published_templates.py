@@ -17,10 +17,10 @@ from _templates.published import NotAvailable, published_templates
 from _templates.rendering import SPECIAL, usable
 from _templates.shapes import shapes
 
-from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.template_probe import TOOLS
+from genai_server.text.tool_formats.all_formats import read_dialect
 
 # Templates that write something else before the last message of the user than after it: the tools, or empty reasoning.
 UNSTABLE = {

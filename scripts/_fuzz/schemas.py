@@ -29,7 +29,7 @@ from genai_server.engine.sampling.grammar import bytes_guidance, model_guidance
 from genai_server.errors import InvalidField
 from genai_server.grammar_checker.compiler import complaint
 from genai_server.text.grammars import grammar
-from genai_server.text.grammars.schema_exact import EVERYTHING, any_value, relaxed
+from genai_server.text.grammars.json_schema import EVERYTHING, any_value, relaxed
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
 
 from .campaign import Campaign, Outcome

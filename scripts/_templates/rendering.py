@@ -32,10 +32,10 @@ from genai_server.http.error_responses import from_findings, named
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
-from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer
+from genai_server.text.tool_formats.all_formats import read_dialect
 from genai_server.timing import Arrival
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}

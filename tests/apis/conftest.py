@@ -7,11 +7,10 @@ import pytest
 from openai import OpenAI
 
 from genai_server.cli.serve import loaders
-from genai_server.text.answers.dialect import Dialect, read_dialect
 from genai_server.text.answers.reasoning import HARMONY, REASONING_FORMATS
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE
-from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS, Dialect, read_dialect
 from tests.running_server import RunningServer
 from tests.server_here import run_here
 

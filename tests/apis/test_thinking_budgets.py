@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from genai_server.http.api_keys import line_of
-from genai_server.text.answers.dialect import PLAIN
 from genai_server.text.answers.reasoning import HARMONY, REASONING_FORMATS
 from genai_server.text.codec import TextCodec
 from genai_server.text.tool_formats import harmony
+from genai_server.text.tool_formats.all_formats import PLAIN
 from tests.running_server import RunningServer
 from tests.server_here import run_here
 

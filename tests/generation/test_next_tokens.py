@@ -34,10 +34,10 @@ from genai_server.messages.generation_request import (
     Sampling,
     TokenLogprob,
 )
-from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
+from genai_server.text.tool_formats.all_formats import read_dialect
 from tests.text.small_tokenizers import sentencepiece
 
 SLOTS, LOGPROB = 16, -0.5

@@ -13,11 +13,11 @@ from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.http.leniency import IGNORED_HEADER, LeftOut, Leniency
 from genai_server.messages.generation_request import ModelInfo, Sampling, ThoughtRules
 from genai_server.messages.supervisor_protocol import TaskOwner
-from genai_server.text.answers.dialect import PLAIN, Dialect
 from genai_server.text.answers.reasoning import HARMONY, THINK
 from genai_server.text.codec import TextCodec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
+from genai_server.text.tool_formats.all_formats import PLAIN, Dialect
 from tests.running_server import DEMO
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from genai_server.errors import InvalidField, ModelDirectoryError, NoChatTemplate
 from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.model_files.speech_and_vision import VisionModel
-from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import SHORT_TEXT, EncodedChat, TextCodec, TextThreads, load_text_codec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
+from genai_server.text.tool_formats.all_formats import read_dialect
 from genai_server.workers.task_queue import TaskQueue
 from tests.hand_clock import HandClock
 from tests.model_edits import base_model

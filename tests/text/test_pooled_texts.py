@@ -13,9 +13,8 @@ from genai_server.model_files.pooling_model import PoolingModel, Task
 from genai_server.text import pooled_texts
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.pooled_texts import EncodedText, Pair, PooledTexts, TextLimit, named_prompt
-from genai_server.text.prompts.chat_template import ChatTemplate
+from genai_server.text.prompts.chat_template import DEFAULT, ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
-from genai_server.text.prompts.template_files import DEFAULT
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
 from tests.running_server import ROOT
 from tests.text import small_tokenizers

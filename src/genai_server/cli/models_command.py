@@ -14,9 +14,9 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.inventory import inventory
 from genai_server.errors import ConfigurationError, ModelDirectoryError
 from genai_server.hub import store
-from genai_server.text.answers.dialect import read_dialect
+from genai_server.text.prompts.chat_template import load_chat_templates
 from genai_server.text.prompts.prompt import PromptWriter
-from genai_server.text.prompts.template_files import load_chat_templates
+from genai_server.text.tool_formats.all_formats import read_dialect
 
 _MIB = 1024 * 1024
 

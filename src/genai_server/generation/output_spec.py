@@ -19,13 +19,13 @@ from genai_server.generation.parameters.sampling_parameters import SamplingField
 from genai_server.grammar_checker.checker import GrammarChecker, SaltedCache
 from genai_server.http.request_state import InTurn, at_once
 from genai_server.text.answers.answer_text import AnswerParser, PlainParser
-from genai_server.text.answers.dialect import Dialect
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
 from genai_server.text.grammars import grammar
+from genai_server.text.grammars.json_schema import EVERYTHING, any_value, relaxed
 from genai_server.text.grammars.lark import lark_of_text
-from genai_server.text.grammars.schema_exact import EVERYTHING, any_value, relaxed
 from genai_server.text.prompts.prompt import CONTINUE
+from genai_server.text.tool_formats.all_formats import Dialect
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool, ToolFormat
 from genai_server.workers.tasks import Requester
 

@@ -20,21 +20,23 @@ from genai_server.model_files.config_files import read_object
 from genai_server.model_files.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.model_files.speech_and_vision import SpeechModel, VisionModel, read_speech_model, read_vision_model
 from genai_server.options.providers import is_scripted
-from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammars.grammar import find_opaque_tokens
 from genai_server.text.pooled_texts import PooledTexts
-from genai_server.text.prompts.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
-from genai_server.text.prompts.message_content import Message, num_media
-from genai_server.text.prompts.prompt import PromptWriter, WrittenPrompt
-from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
-from genai_server.text.prompts.template_files import (
+from genai_server.text.prompts.chat_template import (
     DEFAULT,
+    MAX_CHARACTERS,
+    SCRIPTED_TEMPLATE,
+    ChatTemplate,
+    Tool,
     load_chat_templates,
     load_rerank_template,
     load_special_tokens,
 )
-from genai_server.text.prompts.template_rendering import Tool
+from genai_server.text.prompts.conversation import Message, num_media
+from genai_server.text.prompts.prompt import PromptWriter, WrittenPrompt
+from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
+from genai_server.text.tool_formats.all_formats import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.workers.task_queue import TaskQueue
 
 T = TypeVar("T")

@@ -3,9 +3,8 @@
 import pytest
 
 from genai_server.errors import ConfigurationError
-from genai_server.text.answers.dialect import Dialect, read_dialect
 from genai_server.text.answers.reasoning import HARMONY, THINK
-from genai_server.text.tool_formats.all_formats import TOOL_FORMATS, detect_tool_format
+from genai_server.text.tool_formats.all_formats import TOOL_FORMATS, Dialect, detect_tool_format, read_dialect
 from tests.running_server import DEMO
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genai_server.text.answers.literals import is_json, read_literal, read_value, to_json
-from genai_server.text.answers.lookahead import Lookahead, read_now
+from genai_server.text.answers.parsing import Lookahead, is_json, read_literal, read_now, read_value, to_json
 
 untimed = settings(deadline=None)
 JSON = st.recursive(

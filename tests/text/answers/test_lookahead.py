@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from genai_server.text.answers.lookahead import Lookahead, Reader, T, read_now
+from genai_server.text.answers.parsing import Lookahead, Reader, T, read_now
 
 LETTERS = re.compile("[a-z]*")
 

@@ -7,7 +7,7 @@ from llguidance import LLMatcher
 
 from genai_server.errors import InvalidField
 from genai_server.text.grammars import grammar
-from genai_server.text.grammars.lark_in_json import in_json
+from genai_server.text.grammars.lark import in_json
 from tests.text.guided import byte_tokenizer, validate
 
 SCHEMA = {"type": "object", "required": ["input"], "additionalProperties": False}

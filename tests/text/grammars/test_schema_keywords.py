@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.errors import InvalidField
 from genai_server.text.grammars import grammar
-from genai_server.text.grammars.schema_keywords import are_disjoint
+from genai_server.text.grammars.json_schema import are_disjoint
 from tests.text.guided import assert_answers, fits, followed
 
 LONG = "a" * 64

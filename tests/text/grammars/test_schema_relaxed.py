@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField
-from genai_server.text.grammars.schema_exact import EVERYTHING, relaxed
+from genai_server.text.grammars.json_schema import EVERYTHING, relaxed
 from tests.running_server import ROOT, clean_environment
 from tests.text.guided import assert_answers, fits, followed
 

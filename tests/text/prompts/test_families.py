@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
+from genai_server.text.tool_formats.all_formats import read_dialect
 
 EACH = "{% for m in messages %}{% if m.role == 'tool' %}"
 TEMPLATES = {

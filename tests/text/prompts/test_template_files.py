@@ -8,9 +8,9 @@ import pytest
 
 from genai_server.config.settings import Settings
 from genai_server.errors import ChatTemplateError, InvalidField, ModelDirectoryError
-from genai_server.text.answers.dialect import PLAIN, read_dialect
+from genai_server.text.prompts.chat_template import NAMES, load_chat_templates
 from genai_server.text.prompts.prompt import PromptWriter
-from genai_server.text.prompts.template_files import NAMES, load_chat_templates
+from genai_server.text.tool_formats.all_formats import PLAIN, read_dialect
 
 
 def _directory(folder: Path, config: dict[str, Any], **files: str) -> Path:

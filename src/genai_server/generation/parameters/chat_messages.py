@@ -26,7 +26,7 @@ from genai_server.generation.parameters.sampling_parameters import MAX_CHOICES, 
 from genai_server.http.json_response import JsonObject
 
 _INPUT = "input"
-# Schema keyword for a text that matches a Lark grammar, handled by text/grammars/lark_in_json.py.
+# Schema keyword for a text that matches a Lark grammar, handled by text/grammars/lark.py.
 _LARK = "x-lark"
 _BEGINNING = re.compile(rf'\s*\{{\s*"{_INPUT}"\s*:\s*"')
 _CHARACTERS = re.compile(

@@ -18,7 +18,7 @@ from genai_server.answer_parts import (
     ToolCallStart,
 )
 from genai_server.messages.generation_request import TokenLogprob
-from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
+from genai_server.text.answers.parsing import SPACE, Lookahead, Reader
 from genai_server.text.answers.reasoning import HARMONY, ReasoningFormat, ReasoningReader
 from genai_server.text.tokenizer import Decoder
 from genai_server.text.tool_formats.harmony import read_messages

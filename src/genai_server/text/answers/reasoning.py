@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from genai_server.answer_parts import Part, Reasoning, ToolCallEnd
-from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
+from genai_server.text.answers.parsing import SPACE, Lookahead, Reader
 from genai_server.text.grammars.lark import marker, quoted, spelled, text_up_to
 from genai_server.text.tool_formats import harmony
 from genai_server.text.tool_formats.tool_format import Calls, ToolFormat

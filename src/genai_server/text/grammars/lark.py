@@ -1,17 +1,404 @@
-"""Pieces of grammars in llguidance's dialect of Lark (llguidance documentation, "Syntax of LLGuidance Grammars").
+"""Pieces of grammars in llguidance's dialect of Lark (llguidance documentation, "Syntax of LLGuidance Grammars"), and
+the rewriting of a custom tool's Lark grammar so that it matches the tool's text inside a JSON string.
 
 All grammars describe JSON on one line with the separators ", " and ": ", as chat templates show JSON to models. With
 flexible whitespace, a model could write spaces until its token limit.
+
+A call of a custom tool carries its text in a JSON string, with a backslash before quotes, backslashes and line ends.
+llguidance has no operator that escapes what a grammar matches, so each literal and each regular expression
+(`Expression`) of the tool's grammar is rewritten. llguidance's lexer does not look ahead and takes the longest lexeme.
+A lexeme for a line of text that may contain escapes could not end before an escaped line end, because both begin with a
+backslash. So text that may contain escapes becomes several lexemes: runs of unescaped characters, and escapes. A
+terminal that contains escapes becomes a rule.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from genai_server import errors
 from genai_server.errors import InvalidField
-from genai_server.text.grammars.lark_in_json import in_json
-from genai_server.text.grammars.schema_exact import exact
+from genai_server.text.grammars.json_schema import exact
+
+# JSON's single-letter escapes, keyed by character.
+_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+# Characters that appear unescaped in a JSON string.
+_PLAIN = r'[^"\\\x00-\x1f]'
+_FLAGS = re.compile(r"\?([a-z]*)(-[a-z]+)?([:)])")
+_QUANTIFIER = re.compile(r"([*+?]|\{\d*,?\d*\})\??")
+_CODES = re.compile(r"x([0-9A-Fa-f]{2})|x\{([0-9A-Fa-f]+)\}|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]+)\}")
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
+# The escaped characters contained in these classes.
+_CLASSES = {"d": "", "w": "", "s": "\f\n\r\t", "D": '"\\\b\f\n\r\t', "W": '"\\\b\f\n\r\t', "S": '"\\\b'}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A part of a regular expression, rewritten for text inside a JSON string."""
+
+    # The part as an expression for one lexeme.
+    lexeme: str
+    # The part as a Lark expression; None without escapes.
+    lark: str | None = None
+    # For a character class: expressions for its plain characters and for its escapes.
+    plain: str = ""
+    escapes: str = ""
+
+
+class Expression:
+    """Parser of a regular expression in the syntax of Rust's `regex` crate.
+
+    Raises InvalidField for what is unsupported.
+    """
+
+    def __init__(self, text: str, flags: str, param: str) -> None:
+        self._text = text
+        self._flags = flags
+        self._param = param
+        self._position = 0
+        # Whether a dot also matches a line end.
+        self._dots = "s" in flags
+        if "x" in flags:
+            raise self._refused("has the flag x")
+
+    def whole(self) -> Node:
+        """Parse the entire expression and return it rewritten."""
+        node = self._alternatives()
+        if self._position < len(self._text):
+            raise self._refused("closes a group that is not open")
+        return node
+
+    def _alternatives(self) -> Node:
+        dots, nodes = self._dots, [self._sequence()]
+        while self._text.startswith("|", self._position):
+            self._position += 1
+            nodes.append(self._sequence())
+        self._dots = dots
+        if len(nodes) == 1:
+            return nodes[0]
+        lexeme = "|".join(node.lexeme for node in nodes)
+        return Node(lexeme, None if all(node.lark is None for node in nodes) else " | ".join(map(self._lark, nodes)))
+
+    def _sequence(self) -> Node:
+        nodes: list[Node] = []
+        while self._position < len(self._text) and self._text[self._position] not in "|)":
+            nodes.append(self._repeated())
+        if all(node.lark is None for node in nodes):
+            return Node("".join(node.lexeme for node in nodes))
+        parts: list[str] = []
+        plain = ""
+        for node in [*nodes, Node("", "")]:
+            if node.lark is None:
+                plain += node.lexeme
+                continue
+            parts += [self._chunk(plain)] if plain else []
+            parts += [node.lark] if node.lark else []
+            plain = ""
+        return Node("".join(node.lexeme for node in nodes), " ".join(parts))
+
+    def _repeated(self) -> Node:
+        node = self._atom()
+        match = _QUANTIFIER.match(self._text, self._position)
+        if match is None:
+            return node
+        self._position = match.end()
+        if node.lark is None:
+            return Node(node.lexeme + match[0])
+        times = match[1]
+        run = f"({self._chunk(node.plain + '+')} | {self._chunk(node.escapes)})" if node.plain else f"({node.lark})"
+        return Node(node.lexeme + match[0], (run if times in ("*", "+") else f"({node.lark})") + times)
+
+    def _atom(self) -> Node:
+        char = self._next()
+        match char:
+            case ".":
+                return self._class(_PLAIN, '"\\\b\f\r\t' + ("\n" if self._dots else ""))
+            case "[":
+                return self._set()
+            case "\\":
+                return self._escape()
+            case "(":
+                return self._group()
+            case _:
+                return self._character(char, is_literal=False)
+
+    def _next(self) -> str:
+        if self._position >= len(self._text):
+            raise self._refused("ends too early")
+        self._position += 1
+        return self._text[self._position - 1]
+
+    def _group(self) -> Node:
+        match, dots, opening = _FLAGS.match(self._text, self._position), self._dots, "("
+        if match is not None:
+            self._position = match.end()
+            if "x" in match[1]:
+                raise self._refused("has the flag x")
+            dots = "s" in match[1] or (dots and "s" not in (match[2] or ""))
+            if match[3] == ")":
+                self._dots = dots
+                return Node(f"({match[0]}")
+            opening = f"({match[0]}"
+        before, self._dots = self._dots, dots
+        inner = self._alternatives()
+        self._dots = before
+        if self._next() != ")":
+            raise self._refused("has a group that is not closed")
+        return Node(f"{opening}{inner.lexeme})", None if inner.lark is None else f"({inner.lark})")
+
+    def _escape(self) -> Node:
+        if code := _CODES.match(self._text, self._position):
+            self._position = code.end()
+            number = int(next(filter(None, code.groups())), 16)
+            if number > 0x10FFFF:
+                raise self._refused(f"has \\{code[0]}, which is not a character")
+            return self._character(chr(number))
+        char = self._next()
+        if char in _CLASSES:
+            return self._class(f"[\\{char}&&{_PLAIN}]", _CLASSES[char])
+        if char in _CONTROLS:
+            return self._character(_CONTROLS[char])
+        if char in "pP":
+            return Node(f"[\\{char}{self._property()}&&{_PLAIN}]")
+        if char.isalnum():
+            raise self._refused(f"has \\{char}")
+        return self._character(char)
+
+    def _property(self) -> str:
+        name = self._next()
+        while name.startswith("{") and not name.endswith("}"):
+            name += self._next()
+        return name
+
+    def _set(self) -> Node:
+        """Parse a bracketed character class, which may contain other classes, after its opening bracket."""
+        begin, depth = self._position, 1
+        while depth:
+            char = self._next()
+            if char == "\\":
+                self._next()
+            elif char == "[":
+                depth += 1
+            elif char == "]" and self._text[begin : self._position - 1] not in ("", "^"):
+                depth -= 1
+        inner = self._text[begin : self._position - 1]
+        return self._class(f"[[{inner}]&&{_PLAIN}]", "".join(char for char in _ESCAPES if _has(inner, char)))
+
+    def _class(self, plain: str, escaped: str) -> Node:
+        """Return a node for one character of a class.
+
+        `plain` is an expression for the characters that JSON does not escape, `escaped` are the characters of the class
+        that JSON escapes.
+        """
+        if not escaped:
+            return Node(plain)
+        letters = "".join(f"\\{_ESCAPES[char]}" if char in '"\\' else _ESCAPES[char] for char in escaped)
+        escapes = f"\\\\[{letters}]"
+        lark = f"({self._chunk(plain)} | {self._chunk(escapes)})"
+        return Node(f"(?:{plain}|{escapes})", lark, plain, escapes)
+
+    def _character(self, char: str, *, is_literal: bool = True) -> Node:
+        """Return a node for one character. Unless `is_literal`, a metacharacter keeps its meaning in the expression."""
+        written = json.dumps(char, ensure_ascii=False)[1:-1]
+        if written != char:
+            return Node(re.sub(r'[\\"]', r"\\\g<0>", written), json.dumps(written, ensure_ascii=False))
+        if not is_literal or char.isalnum() or char == " " or not char.isascii():
+            return Node(char)
+        return Node(f"\\{char}")
+
+    def _lark(self, node: Node) -> str:
+        return self._chunk(node.lexeme) if node.lark is None else node.lark
+
+    def _chunk(self, lexeme: str) -> str:
+        return f"/{lexeme}/{self._flags}" if lexeme else '""'
+
+    def _refused(self, what: str) -> InvalidField:
+        return InvalidField(self._param, f"cannot be used: the expression {errors.quoted(self._text)} {what}")
+
+
+def _has(inner: str, char: str) -> bool:
+    """Whether a character class contains a character.
+
+    Also False if Python would parse the class differently from Rust.
+    """
+    if re.search(r"(?<!\\)\[|&&|--|~~|\\[pPxuz]", inner):
+        return False
+    try:
+        return re.fullmatch(f"[{inner}]", char) is not None
+    except re.error:
+        return False
+
+
+_TOKEN = re.compile(
+    r"""(?P<comment>//[^\n]*|\#[^\n]*)
+    |%import\s+common\s*\.\s*(?P<import>\w+)(\s*->\s*(?P<alias>\w+))?
+    |(?P<ignore>%ignore\b)
+    |(?P<refused>%\w*|<[^<>\s]*>|@[\w-]*|[A-Za-z_][\w-]*\[[^\]\n]*\]\s*:|[&]|~(?!\s*\d))
+    |(?P<head>[?!]?[A-Za-z_][\w-]*)\s*:(?!:)
+    |(?P<name>[A-Za-z_][\w-]*)
+    |(?P<string>"(?:[^"\\\n]|\\.)*")(?P<folded>i?)
+    |/(?P<expression>(?:[^/\\\n]|\\.)+)/(?P<flags>[a-z]*)
+    |(?P<other>\.\.|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+# Lark's predefined terminals that contain escaped characters.
+_COMMON = {
+    "CR": r"/\r/",
+    "LF": r"/\n/",
+    "NEWLINE": r"/(\r?\n)+/",
+    "WS": r"/[ \t\f\r\n]+/",
+    "WS_INLINE": r"/[ \t]+/",
+    "ESCAPED_STRING": r'/"([^"\\\n]|\\[^\n])*"/',
+}
+# The others, which llguidance has itself.
+_PLAIN_COMMON = frozenset(
+    """
+    CNAME DECIMAL DIGIT FLOAT HEXDIGIT INT LCASE_LETTER LETTER NUMBER SIGNED_FLOAT SIGNED_INT SIGNED_NUMBER UCASE_LETTER
+    WORD
+    """.split()  # noqa: SIM905
+)
+
+
+def in_json(source: str, *, param: str) -> str:
+    """Return a Lark grammar for the texts that `source` matches, as they appear between the quotes of a JSON string.
+
+    Raises InvalidField, naming `param`, for syntax that is not supported.
+    """
+    try:
+        statements = [*_statements(source, param)]
+        with_escapes = _with_escapes(statements)
+        ignored = {part.text for one in statements if not one.head for part in one.parts if part.is_name}
+        return "\n".join(line for one in statements for line in one.rewritten(with_escapes, ignored))
+    except (RecursionError, OverflowError):
+        raise InvalidField(param, "cannot be used: an expression of the grammar is nested too deeply") from None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of a rule in two forms: `text` for use within one lexeme, `in_rule` for use in a rule of several
+    lexemes.
+    """
+
+    text: str
+    in_rule: str
+    has_escape: bool = False
+    is_name: bool = False
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """A rule or terminal of the grammar, or an %ignore statement (with an empty head)."""
+
+    head: str
+    parts: list[_Part]
+    # The predefined terminal that it imports.
+    imported: str = ""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether this statement defines a terminal."""
+        return self.head[:1].isupper()
+
+    def rewritten(self, with_escapes: Iterable[str], ignored: Iterable[str]) -> Iterator[str]:
+        """Yield the lines of the rewritten statement.
+
+        `with_escapes` are the names of terminals that become rules, `ignored` the names of terminals in %ignore
+        statements.
+        """
+        whole = "".join(part.text for part in self.parts)
+        if self.imported or not self.head:
+            yield f"%import common.{self.imported} -> {self.head}" if self.imported else f"%ignore {whole}"
+            return
+        if self.is_terminal and (self.head not in with_escapes or self.head in ignored):
+            yield f"{self.head}: {whole}"
+        if self.head in with_escapes or not self.is_terminal:
+            head = _rule(self.head) if self.is_terminal else self.head
+            named = (
+                _rule(part.text) if part.is_name and part.text in with_escapes else part.in_rule for part in self.parts
+            )
+            yield f"{head}: {''.join(named)}"
+
+
+def _rule(terminal: str) -> str:
+    """Return the name of the rule that replaces a terminal."""
+    return f"text_of_{terminal.lower()}"
+
+
+def _statements(source: str, param: str) -> Iterator[_Statement]:
+    current: _Statement | None = None
+    for token in _TOKEN.finditer(source):
+        if token["refused"] is not None:
+            raise InvalidField(
+                param,
+                "cannot be used: the grammar of a custom tool may have literals, expressions, %import common and "
+                "%ignore",
+                given=token[0].strip(),
+            )
+        if token["import"] is not None or token["ignore"] is not None or token["head"] is not None:
+            if current is not None:
+                yield current
+            current = _begun(token, param)
+        elif token["comment"] is None:
+            if current is None and token[0].strip():
+                raise InvalidField(param, "cannot be used: the grammar does not begin with a rule")
+            if current is not None:
+                current.parts.append(_part(token, param))
+    if current is not None:
+        yield current
+
+
+def _begun(token: re.Match[str], param: str) -> _Statement:
+    if token["import"] is None:
+        return _Statement(token["head"] or "", [])
+    name, alias = token["import"], token["alias"] or token["import"]
+    if (known := _TOKEN.match(_COMMON.get(name, ""))) is not None:
+        return _Statement(alias, [_part(known, param)])
+    if name not in _PLAIN_COMMON:
+        raise InvalidField(param, f"cannot be used: common has no supported {errors.quoted(name)}")
+    return _Statement(alias, [], imported=name)
+
+
+def _part(token: re.Match[str], param: str) -> _Part:
+    if token["string"] is not None:
+        return _literal(token["string"], token["folded"], param)
+    if token["expression"] is not None:
+        flags = token["flags"]
+        node = Expression(token["expression"], flags, param).whole()
+        text = f"/{node.lexeme}/{flags}"
+        return _Part(text, text if node.lark is None else f"({node.lark})", node.lark is not None)
+    return _Part(token[0], token[0], is_name=token["name"] is not None)
+
+
+def _with_escapes(statements: list[_Statement]) -> set[str]:
+    """Return the names of the terminals that contain escapes, directly or through other terminals."""
+    terminals = [one for one in statements if one.is_terminal]
+    names = {one.head for one in terminals if any(part.has_escape for part in one.parts)}
+    while more := {one.head for one in terminals for part in one.parts if part.is_name and part.text in names} - names:
+        names |= more
+    return names
+
+
+def _literal(text: str, folded: str, param: str) -> _Part:
+    try:
+        value: str = json.loads(text)
+    except ValueError:
+        raise InvalidField(
+            param, f"cannot be used: the literal {errors.quoted(text)} has an escape that is not JSON's"
+        ) from None
+    written = json.dumps(value, ensure_ascii=False)[1:-1]
+    if written == value and "\x7f" not in value:
+        return _Part(text + folded, text + folded)
+    pieces = [piece for piece in re.split(r"(\\u[0-9a-f]{4}|\\.)", written) if piece]
+    # An escape is case-sensitive: another letter would be another character.
+    alternatives = [_text(piece) + ("" if piece.startswith("\\") else folded) for piece in pieces]
+    return _Part(_text(written), f"({' '.join(alternatives)})", has_escape=True)
+
+
+def _text(written: str) -> str:
+    return json.dumps(written, ensure_ascii=False).replace("\x7f", "\\u007f")
+
 
 # Regular expressions for any text, and for whitespace as the answer parser defines it.
 ANYTHING, SPACES = r"(.|\n)*", r"[ \t\r\n]*"
@@ -19,7 +406,7 @@ ANYTHING, SPACES = r"(.|\n)*", r"[ \t\r\n]*"
 LINES = rf"({ANYTHING}\n)?{SPACES}"
 # A backslash with the escaped character, or a character that ends an expression.
 _TO_ESCAPE = re.compile(r"\\.?|[/\n\r\t]", re.DOTALL)
-_ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+_REGEX_ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 # Schema keyword for a text that matches a Lark grammar, as written by apis/responses/translate.py.
 LARK = "x-lark"
 # Precedes a nested grammar, given as JSON text; see `lifted`. It occurs in no JSON and no literal.
@@ -62,7 +449,7 @@ def expression(pattern: str) -> str:
 
 def _escaped(match: re.Match[str]) -> str:
     what = match[0].removeprefix("\\")
-    return _ESCAPES.get(what, match[0] if what else "")
+    return _REGEX_ESCAPES.get(what, match[0] if what else "")
 
 
 def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:

@@ -10,7 +10,7 @@ _DIGITS, _WORD = "0-9", "0-9A-Za-z_"
 _SPACE = r"\t\n\x0b\x0c\r \x{a0}\x{feff}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _ANY = r"^\n\r\x{2028}\x{2029}"
-# No text has these (schema_exact), and of a class with all that JSON escapes the compiler would also allow \\ and \".
+# No text has these (json_schema.py), and of a class with all that JSON escapes the compiler would also allow \\ and \".
 _NEVER = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 # Properties of unassigned characters differ between versions of Unicode.
 _UNASSIGNED = r"\p{Cn}"

@@ -1,4 +1,6 @@
-"""Renders the Jinja chat template of a model directory.
+"""The Jinja chat template of a model: finds it where Hugging Face's libraries store it, or loads the template that a
+setting names, and renders converted conversations with it. Special tokens in the conversation are protected, and what
+the template does not read is rewritten as text.
 
 Templates run in a sandbox with the settings of Hugging Face's `apply_chat_template` (transformers documentation, "Chat
 templates"): `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now` and a `tojson` that keeps
@@ -6,9 +8,11 @@ characters unescaped. The template engine built into onnxruntime-genai is not us
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension
@@ -16,8 +20,13 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Const, Getattr, Getitem, Name, Node, Template, TemplateData
 from jinja2.parser import Parser
 
-from genai_server.errors import InvalidField, ModelDirectoryError
+from genai_server.errors import ChatTemplateError, InvalidField, ModelDirectoryError
+from genai_server.model_files.config_files import read_object
+from genai_server.text.prompts.conversation import MEDIA, Message
+from genai_server.text.prompts.special_tokens import SpecialTokenGuard
 from genai_server.text.prompts.template_sandbox import TemplateSandbox, TooCostly
+from genai_server.text.prompts.template_traits import CallForm, TemplateTraits, ToolsPlace
+from genai_server.text.tool_formats.tool_format import Call, ToolFormat
 
 # The scripted runner reads its script from the last line and needs a mark where the prompt ends.
 # It mentions tools and reasoning formats, so that scripts can write both.
@@ -170,3 +179,253 @@ def _raise(message: str) -> NoReturn:
 
 def _now(pattern: str) -> str:
     return datetime.now().strftime(pattern[:_MAX_PATTERN])
+
+
+DEFAULT = "default"
+_FILE = "chat_template.jinja"
+_MORE_FILES = "additional_chat_templates"
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+# Templates included in the package, for models without one.
+_KNOWN = {path.stem: path for path in sorted(Path(__file__).with_name("chat_templates").glob("*.jinja"))}
+NAMES = tuple(_KNOWN)
+_RERANK = Path(__file__).with_name("rerank_templates") / "qwen3-reranker.jinja"
+
+
+def load_chat_templates(
+    model_dir: Path, given: str = "", *, max_characters: int = MAX_CHARACTERS
+) -> dict[str, ChatTemplate]:
+    """Return the chat templates of a model keyed by name, including "default"; empty if there is no default template.
+
+    `given` is a file, or one of NAMES, and replaces the model's own templates. The model's own templates are
+    `chat_template.jinja`, and `NAME.jinja` in the folder `additional_chat_templates`. Without any of these files, they
+    are the value of `chat_template` in tokenizer_config.json: a string, or a list of objects with `name` and
+    `template`. Raises ModelDirectoryError if a template of the model is not valid, and ChatTemplateError if `given`
+    cannot be used.
+    """
+    special_tokens = load_special_tokens(model_dir)
+    if given:
+        try:
+            return {DEFAULT: ChatTemplate(_given(given), special_tokens, max_characters=max_characters)}
+        except ModelDirectoryError as error:
+            raise ChatTemplateError(f"{given}: {error.message}") from None
+    sources = _from_files(model_dir) or _from_config(model_dir)
+    if DEFAULT not in sources:
+        return {}
+    return {
+        name: ChatTemplate(source, special_tokens, max_characters=max_characters) for name, source in sources.items()
+    }
+
+
+def load_special_tokens(model_dir: Path) -> dict[str, str]:
+    """Return the texts of a model's special tokens, keyed by role, such as `eos_token`.
+
+    Raises ModelDirectoryError if tokenizer_config.json cannot be read.
+    """
+    tokens = {}
+    for name, value in read_object(model_dir / _TOKENIZER_CONFIG).items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTERS) -> dict[str, ChatTemplate]:
+    """Return the template of a reranker that is a decoder, as a map with the key "default". Rendered prompts may have
+    at most `max_characters`.
+
+    It is the model's own template if that supports queries and documents, else the template of Qwen3-Reranker. Raises
+    ModelDirectoryError if the model's template is not valid.
+    """
+    own = load_chat_templates(model_dir, max_characters=max_characters)
+    if DEFAULT in own and all(role in own[DEFAULT].source for role in ("query", "document")):
+        return own
+    return {DEFAULT: ChatTemplate(_read(_RERANK), max_characters=max_characters)}
+
+
+def _given(name: str) -> str:
+    path = _KNOWN.get(name, Path(name))
+    if not path.is_file():
+        raise ChatTemplateError(
+            f"{name}: no such file, and no chat template with this name; known names: {', '.join(NAMES)}"
+        )
+    return _read(path)
+
+
+def _from_files(model_dir: Path) -> dict[str, str]:
+    files = {path.stem: path for path in sorted((model_dir / _MORE_FILES).glob("*.jinja"))}
+    if (model_dir / _FILE).is_file():
+        files[DEFAULT] = model_dir / _FILE
+    return {name: _read(path) for name, path in files.items()}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
+
+
+def _from_config(model_dir: Path) -> dict[str, str]:
+    match read_object(model_dir / _TOKENIZER_CONFIG).get("chat_template"):
+        case None | "":
+            return {}
+        case str(source):
+            return {DEFAULT: source}
+        case [*several] if all(_is_named(one) for one in several):
+            return {one["name"]: one["template"] for one in several}
+    raise ModelDirectoryError(
+        f"chat_template in {model_dir / _TOKENIZER_CONFIG} must be a text, or a list of objects with name and template"
+    )
+
+
+def _is_named(one: Any) -> bool:
+    return isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("template"), str)
+
+
+Tool = Mapping[str, Any]
+# The following characters are lone surrogates: neither valid text nor used by special_tokens.py.
+# Marks the end of a final message that the answer continues.
+END = "\ud800"
+# Marks the position of an image or audio clip, for templates that take only texts.
+_MEDIUM = "\ud801"
+# Marks a message's reasoning, to see whether a template writes it: the message's number in two characters.
+_REASONING = re.compile("[\ud900-\ud9ff][\uda00-\udaff]")
+# Finds a position within a word. Marks are inserted there because templates trim reasoning and split it at tags and
+# line breaks, which changes nothing within a word.
+_WITHIN_WORD = re.compile(r"(?<=\w)(?=\w)")
+
+
+class Rendered(NamedTuple):
+    """A template's output, in which special tokens of messages are still replaced, and the indexes of the messages
+    whose reasoning the output contains.
+    """
+
+    text: str
+    with_reasoning: set[int]
+
+
+class TemplateRendering:
+    """Renders conversations with one template.
+
+    Tool calls that the template cannot write are written in `tool_format`.
+    """
+
+    def __init__(
+        self, template: ChatTemplate, guard: SpecialTokenGuard, tool_format: ToolFormat | None, image_marker: str
+    ) -> None:
+        self.template = template
+        self._guard = guard
+        self._tool_format = tool_format
+        self._image_marker = image_marker
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        variables: Mapping[str, Any],
+        traits: TemplateTraits,
+        *,
+        suffix: str = "",
+    ) -> Rendered:
+        """Render messages that conversation.py has converted, with `suffix` appended to the content of the last
+        message.
+
+        `traits` says in which form the template reads calls, tools and reasoning. Raises InvalidField if a value cannot
+        be rendered, and TemplateRefusal if the template refuses the messages.
+        """
+        num_given = len(messages)
+        if tools:
+            messages = _with_tools(messages, tools, traits.tools_place)
+        covered = self._guard.cover_messages(messages, "messages")
+        covered = [_with_types_of_parts(message, original) for message, original in zip(covered, messages, strict=True)]
+        covered = [_with_marks(message, self.template.constants) for message in covered]
+        if traits.calls is CallForm.IN_CONTENT and self._tool_format is not None:
+            role = "tool" if "tool" in self.template.constants else self._tool_format.result_role
+            # Added after covering, because the format's markers are genuine special tokens.
+            covered = [_with_calls_as_content(message, self._tool_format, role) for message in covered]
+        is_marked = _mark_reasoning(covered, traits.reasoning_field)
+        if suffix:
+            covered[-1]["content"] += suffix
+        text = self.template.render({**variables, "messages": covered})
+        with_reasoning = set()
+        if is_marked:
+            num_added = len(messages) - num_given
+            with_reasoning = {_marked_message(mark) - num_added for mark in _REASONING.findall(text)}
+            text = _REASONING.sub("", text)
+        return Rendered(text.replace(_MEDIUM, self._image_marker), with_reasoning)
+
+
+def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], position: ToolsPlace) -> Sequence[Message]:
+    """Return the messages with the tools in a first system message, if the template reads the tools there."""
+    if position is ToolsPlace.VARIABLE:
+        return messages
+    value: Any = list(tools)
+    if position is ToolsPlace.JSON_IN_MESSAGE:
+        value = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    has_system = messages and messages[0]["role"] == "system"
+    first, *others = messages if has_system else [{"role": "system", "content": ""}, *messages]
+    return [{**first, "tools": value}, *others]
+
+
+def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
+    """Return a message for a template that cannot write tool calls. Arguments of calls must be objects.
+
+    Tool calls become text in `tool_format`, as the model would write them. A tool result gets the role `result_role`.
+    """
+    if message["role"] == "tool":
+        return {**message, "role": result_role}
+    functions = [call["function"] for call in message.get("tool_calls", [])]
+    if not functions:
+        return message
+    text = tool_format.write_calls([Call(one["name"], one["arguments"]) for one in functions])
+    content = f"{message['content']}\n{text}" if message["content"] else text
+    return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
+
+
+def _with_types_of_parts(covered: dict[str, Any], original: Message) -> dict[str, Any]:
+    """Return a message, whose special tokens have been replaced, with the `type`s that the content parts of `original`
+    have.
+
+    Templates compare types, so these must not be replaced.
+    """
+    if not isinstance(parts := original["content"], list):
+        return covered
+    types = [part["type"] for part in parts]
+    return {
+        **covered,
+        "content": [{**part, "type": type} for part, type in zip(covered["content"], types, strict=True)],
+    }
+
+
+def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return a message whose content is one text, with a mark in place of each image and audio clip.
+
+    A message is unchanged if its content is not a list of parts, or if the template supports images or audio, which its
+    constants `known` show.
+    """
+    if not isinstance(parts := message["content"], list):
+        return message
+    if any(name in known for part in parts for name in MEDIA.get(part["type"], ())):
+        return message
+    return {**message, "content": "\n".join(part.get("text", _MEDIUM) for part in parts)}
+
+
+def _mark_reasoning(messages: Sequence[dict[str, Any]], field: str) -> bool:
+    """Insert a mark into the reasoning of each message, in place. Returns whether any message has reasoning.
+
+    `field` is the field with the reasoning. The mark contains the index of the message.
+    """
+    is_marked = False
+    for number, message in enumerate(messages):
+        if not isinstance(text := message.get(field), str) or not text.strip():
+            continue
+        is_marked = True
+        mark = chr(0xD900 + (number >> 8 & 0xFF)) + chr(0xDA00 + (number & 0xFF))
+        match = _WITHIN_WORD.search(text)
+        position = match.start() if match else len(text.rstrip())
+        message[field] = text[:position] + mark + text[position:]
+    return is_marked
+
+
+def _marked_message(mark: str) -> int:
+    return (ord(mark[0]) - 0xD900 << 8) + ord(mark[1]) - 0xDA00

@@ -9,13 +9,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from genai_server.errors import InvalidField, NoChatTemplate
-from genai_server.text.prompts.chat_template import ChatTemplate, TemplateRefusal
-from genai_server.text.prompts.conversation import REASONING, Conversation, convert
-from genai_server.text.prompts.message_content import Message, is_medium
+from genai_server.text.prompts.chat_template import DEFAULT, END, ChatTemplate, TemplateRefusal, TemplateRendering, Tool
+from genai_server.text.prompts.conversation import REASONING, Conversation, Message, convert, is_medium
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard
-from genai_server.text.prompts.template_files import DEFAULT
 from genai_server.text.prompts.template_probe import probe
-from genai_server.text.prompts.template_rendering import END, TemplateRendering, Tool
 from genai_server.text.prompts.template_traits import TEXTS_BY_TURNS, TemplateTraits, ThinkingVariables
 from genai_server.text.tool_formats.tool_format import ToolFormat
 

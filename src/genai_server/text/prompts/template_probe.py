@@ -17,11 +17,9 @@ from types import MappingProxyType
 from typing import Any
 
 from genai_server.errors import InvalidField
-from genai_server.text.prompts.chat_template import ChatTemplate
-from genai_server.text.prompts.conversation import REASONING, convert
-from genai_server.text.prompts.message_content import MEDIA
+from genai_server.text.prompts.chat_template import ChatTemplate, TemplateRendering
+from genai_server.text.prompts.conversation import MEDIA, REASONING, convert
 from genai_server.text.prompts.special_tokens import SpecialTokenGuard
-from genai_server.text.prompts.template_rendering import TemplateRendering
 from genai_server.text.prompts.template_traits import (
     EFFORTS,
     CallForm,

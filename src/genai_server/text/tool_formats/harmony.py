@@ -18,9 +18,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.answers.parsing import Lookahead, Reader
 from genai_server.text.grammars.lark import any_of, fits, quoted, spelled, text_up_to
-from genai_server.text.tool_formats.call_object import read_arguments
+from genai_server.text.tool_formats.json_calls import read_arguments
 from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, write_json
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"

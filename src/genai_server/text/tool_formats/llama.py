@@ -6,9 +6,9 @@ Calls begin a line, or stand after `<|python_tag|>` or between `<|python_start|>
 import re
 from collections.abc import Mapping, Sequence
 
-from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.answers.parsing import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, SPACES, marker, quoted, separated
-from genai_server.text.tool_formats.call_object import CALL_KEYS, lark_object, read_call_object, write_call_object
+from genai_server.text.tool_formats.json_calls import CALL_KEYS, lark_object, read_call_object, write_call_object
 from genai_server.text.tool_formats.python_calls import lark_python_calls, read_call, write_call
 from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, read_closing, read_list
 

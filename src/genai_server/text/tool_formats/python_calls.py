@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genai_server.text.answers.literals import read_literal, to_json
-from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.answers.parsing import Lookahead, Reader, read_literal, to_json
 from genai_server.text.grammars.lark import any_of, fits, quoted, separated, spelled
 from genai_server.text.tool_formats.tool_format import (
     ANY_OBJECT,

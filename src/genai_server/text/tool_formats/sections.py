@@ -5,9 +5,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.answers.parsing import Lookahead, Reader
 from genai_server.text.grammars.lark import any_of, fits, quoted, separated, spelled
-from genai_server.text.tool_formats.call_object import read_arguments
+from genai_server.text.tool_formats.json_calls import read_arguments
 from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, read_closing, write_json
 
 _FENCE = "```"

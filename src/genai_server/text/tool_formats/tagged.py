@@ -17,8 +17,7 @@ from typing import Any
 
 from genai_server.errors import InvalidField
 from genai_server.errors import quoted as shown
-from genai_server.text.answers.literals import is_json, to_json
-from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.answers.parsing import Lookahead, Reader, is_json, to_json
 from genai_server.text.grammars.grammar_cost import target
 from genai_server.text.grammars.lark import (
     ANYTHING,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genai_server.answer_parts import Part, ToolCallArguments, ToolCallEnd, ToolCallStart
-from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.answers.parsing import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, to_text
 
 # With these a schema says more about its properties than "properties" does.
