@@ -129,7 +129,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     )
     + ("media.audio.features", "media.audio.voice_activity"),
     # It parses untrusted input, and must not do so in the API process.
-    "PIL": ("media.images.decoding", "media.images.process"),
+    "PIL": ("media.images.processor", "media.images.process"),
     "av": ("media.audio.decoding",),
     "torch": _PROGRAMS,
     "transformers": _PROGRAMS,

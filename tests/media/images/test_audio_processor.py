@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from genai_server.media.images.audio_processor import AudioProcessor
-from genai_server.media.images.decoding import UnusableImage
+from genai_server.media.images.processor import UnusableImage
 from genai_server.model_files.speech_and_vision import read_vision_model
 from tests.media.audio.sounds import encoded, sentence, silence, tone
 from tests.running_server import ROOT

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from genai_server.media.images.decoding import UnusableImage, decode, png
 from genai_server.media.images.image_header import image_type
+from genai_server.media.images.processor import UnusableImage, decode, png
 from tests.media.images.pictures import GREEN, RED, encoded, picture, png_header
 
 LIMIT = 1_000_000

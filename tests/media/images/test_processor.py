@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from genai_server.media.images.decoding import UnusableImage, png
-from genai_server.media.images.processor import ImageProcessor, ProcessedImage
+from genai_server.media.images.processor import ImageProcessor, ProcessedImage, UnusableImage, png
 from genai_server.model_files.speech_and_vision import read_vision_model
 from tests.media.images.pictures import picture
 from tests.media.images.processor_configs import PROCESSORS

@@ -6,8 +6,7 @@ from typing import Any
 
 from genai_server.media.audio.decoding import UnusableRecording, decode
 from genai_server.media.audio.features import wav_file
-from genai_server.media.images.decoding import UnusableImage
-from genai_server.media.images.processor import OF_PROMPT, ProcessedImage
+from genai_server.media.images.processor import OF_PROMPT, ProcessedImage, UnusableImage
 from genai_server.model_files.speech_and_vision import SAMPLE_RATE, VisionModel
 from genai_server.model_files.stub_directory import write_stub
 

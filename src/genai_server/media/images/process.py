@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from genai_server.media.images.decoding import CostsMore, UnusableImage, decode, png
-from genai_server.media.images.processor import ImageProcessor, ProcessedImage
+from genai_server.media.images.processor import CostsMore, ImageProcessor, ProcessedImage, UnusableImage, decode, png
 from genai_server.model_files.speech_and_vision import Medium, read_vision_model
 from genai_server.workers.worker_loop import Answer, answer_questions
 
