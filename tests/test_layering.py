@@ -149,11 +149,11 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
         "generation.dependencies",
         "http.telemetry.*",
         "ray_serve.merging",
-        "tools.top.snapshot",
+        "tools.top_tables",
     ),
     # For people at a terminal.
     "rich": ("cli.*", "tools.*"),
-    "prompt_toolkit": ("tools.terminal_chat.user_input", "tools.top.top_command"),
+    "prompt_toolkit": ("tools.terminal_chat.user_input", "tools.top_command"),
     # Only with an extra: servers do not have them.
     "aiohttp": ("tools.bench.*",),
     "opentelemetry": ("http.telemetry.traces",),

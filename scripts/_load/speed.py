@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from genai_server.tools.bench.bench_client import Calibration, run_load, words
 from genai_server.tools.bench.bench_client import Server as Asked
-from genai_server.tools.bench.bench_client import run_load
-from genai_server.tools.bench.bench_prompts import Calibration, words
 from genai_server.tools.bench.measurement import Figures as RoundFigures
 from genai_server.tools.bench.measurement import answer_figures, spread
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from genai_server.tools.bench import scenarios
-from genai_server.tools.bench.bench_client import Server, run_load
-from genai_server.tools.bench.bench_prompts import calibrate, words
+from genai_server.tools.bench.bench_client import Server, Target, calibrate, run_load, words
 from genai_server.tools.bench.measurement import Case, Measurement, answer_figures
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.target import Target
 
 COLD, SHARED = scenarios.SWEEP, "shared prefix"
 _BODY = {"ignore_eos": True, "temperature": 0}

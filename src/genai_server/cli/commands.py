@@ -11,7 +11,7 @@ GROUPS = {
     "serve": {
         "serve": ("cli.serve.serve_command", "serve a model over HTTP"),
         "key": ("cli.key_command", "create an API key"),
-        "top": ("tools.top.top_command", "watch a running server"),
+        "top": ("tools.top_command", "watch a running server"),
         "usage": ("tools.usage_command", "show the tokens of each API key and day"),
         "mcp": ("tools.mcp_command", "let an agent look at a running server"),
         "cache": ("cli.cache_command", "list and clear the prefix cache on disk"),
@@ -30,7 +30,7 @@ GROUPS = {
         "launch": ("tools.launch_command", "start a coding agent with a served model"),
     },
     "check and measure": {
-        "doctor": ("tools.doctor.doctor_command", "check what serving needs"),
+        "doctor": ("tools.doctor_command", "check what serving needs"),
         "bench": ("tools.bench.bench_command", "measure OpenAI-style servers and the bare library"),
         "profile": ("tools.profile_command", "read the profiles of a server"),
         "import-triton": ("tools.import_triton", "translate a Triton model's config.pbtxt"),

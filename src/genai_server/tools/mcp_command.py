@@ -25,8 +25,7 @@ from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError, ServerUnusable
 from genai_server.system.installation import this_installation
 from genai_server.tools.server_answers import ask, authorization, checked_url
-from genai_server.tools.top.snapshot import Interval, Poller
-from genai_server.tools.top.top_tables import view
+from genai_server.tools.top_tables import Interval, Poller, view
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer

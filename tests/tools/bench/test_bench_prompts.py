@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 
-from genai_server.tools.bench.bench_client import Server
-from genai_server.tools.bench.bench_prompts import Calibration, calibrate, words
+from genai_server.tools.bench.bench_client import Calibration, Server, calibrate, words
 from genai_server.tools.bench.measurement import Answer, AnswerError
 from tests.tools.bench.fake_server import TEMPLATE_TOKENS, TOKENS_PER_WORD, fake_server
 

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from genai_server.tools.bench import scenarios
-from genai_server.tools.bench.bench_prompts import calibrate
+from genai_server.tools.bench.bench_client import Target, calibrate
 from genai_server.tools.bench.bench_report import ratios
 from genai_server.tools.bench.measurement import Measurement
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.target import Target
 from tests.tools.bench.fake_server import FakeServer, InProcess
 from tests.tools.bench.virtual_time import run_in_virtual_time
 

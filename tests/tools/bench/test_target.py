@@ -8,9 +8,7 @@ from multiprocessing import get_context
 
 import psutil
 
-from genai_server.tools.bench.bench_client import Server
-from genai_server.tools.bench.bench_prompts import Calibration
-from genai_server.tools.bench.target import Target, server_processes
+from genai_server.tools.bench.bench_client import Calibration, Server, Target, server_processes
 
 
 def cpu_seconds(processes: Sequence[psutil.Process]) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from genai_server.tools.terminal_chat.markdown import MarkdownStream, finished
+from genai_server.tools.terminal_chat.dialogue import MarkdownStream, finished
 
 TEXT = "# Title\n\nSome **bold** text.\n\n```python\nx = 1\n\ny = 2\n```\n\n1. one\n2. two\n\nEnd."
 
@@ -102,7 +102,7 @@ def interrupted_at(step: int, out: io.StringIO) -> tuple[int, int]:
 
 
 def test_an_interrupted_answer_is_shown_once_and_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.tools.terminal_chat.markdown._PAUSE", 0.0)
+    monkeypatch.setattr("genai_server.tools.terminal_chat.dialogue._PAUSE", 0.0)
     _, steps = interrupted_at(-1, io.StringIO())
     assert steps > 1000
     for step in range(1, steps, steps // 150):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.errors import ChatFailed
-from genai_server.tools.terminal_chat.own_server import own_server
+from genai_server.tools.terminal_chat.chat_command import own_server
 from tests.running_server import DEMO
 
 KEY = "chat:key-of-this-test"

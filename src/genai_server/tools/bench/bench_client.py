@@ -1,19 +1,27 @@
-"""Sends requests to one OpenAI-style server, also as a load of concurrent streams, and records when each piece of a
-response arrives.
+"""A server that is benchmarked, as a client sees it: sends requests with prompts that no cache has seen before, also as
+a load of concurrent streams, and records when each piece of a streamed answer arrives. A `Target` is a server with its
+health endpoint, and its processes if it runs on this machine.
 
 Client and server often share their cores. While a response arrives, only times and bytes are recorded; they are parsed
 after the load. aiohttp is used because it takes a third of httpx's time for each chunk.
 """
 
+from __future__ import annotations
+
 import asyncio
+import itertools
 import json
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 import aiohttp
+import psutil
 
+from genai_server.system.addresses import is_loopback
 from genai_server.tools.bench.measurement import (
     Answer,
     AnswerError,
@@ -24,6 +32,75 @@ from genai_server.tools.bench.measurement import (
     read_answer,
 )
 from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
+
+_TEXT = (
+    "river stone window paper garden music winter light bridge market engine silver copper forest island harbor letter "
+    "number table chair mirror candle basket ladder pocket button ribbon marble"
+)
+_WORDS = _TEXT.split()
+# Multiples of the whole word list, which has the same number of tokens in any order.
+_PROBES = (len(_WORDS), 4 * len(_WORDS))
+# Tokens of the answers to these.
+_PROBE_ANSWER = 4
+
+
+def words(count: int, *key: object) -> str:
+    """Return random words. Equal keys give equal words; different keys give different words from the first word on.
+
+    All words are equally frequent, so that equal counts of words have about equal numbers of tokens.
+    """
+    order = random.Random("/".join(map(str, key)))
+    sets = (order.sample(_WORDS, len(_WORDS)) for _ in range(-(-count // len(_WORDS))))
+    return " ".join(list(itertools.chain.from_iterable(sets))[:count])
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a server counts tokens: a prompt of n words has `overhead` + `tokens_per_word` x n tokens."""
+
+    # Tokens of the chat template.
+    overhead: float
+    tokens_per_word: float
+
+    def words_for(self, prompt_tokens: int) -> int:
+        """Return the number of words for a prompt of about `prompt_tokens` tokens, including the chat template;
+        at least one.
+        """
+        return max(1, round((prompt_tokens - self.overhead) / self.tokens_per_word))
+
+    def tokens_of(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt that consists of random words, including the tokens of the chat
+        template.
+        """
+        return round(self.overhead + self.tokens_per_word * len(prompt.split()))
+
+    def words_in(self, tokens: int) -> int:
+        """Return the number of words for about `tokens` tokens without the chat template; at least one."""
+        return max(1, round(tokens / self.tokens_per_word))
+
+
+async def calibrate(server: Server, *key: object) -> Calibration:
+    """Determine how the server counts tokens, with two short requests, which also warm it up.
+
+    If streams contain no usage, complete answers are requested, too, and prompts are later counted by what these
+    report. Raises AnswerError if the server does not answer, or never reports `usage.prompt_tokens`.
+    """
+    counted = []
+    is_streamed = True
+    for count in _PROBES:
+        prompt = words(count, *key, "calibrate", count)
+        tokens = (await server.ask(prompt, _PROBE_ANSWER)).answer().prompt_tokens
+        if not tokens:
+            is_streamed, tokens = False, await server.prompt_tokens(prompt, _PROBE_ANSWER)
+        counted.append(tokens)
+    per_word = (counted[1] - counted[0]) / (_PROBES[1] - _PROBES[0])
+    if per_word <= 0:
+        raise AnswerError(f"usage.prompt_tokens is {counted} for {list(_PROBES)} words, which cannot be right")
+    calibration = Calibration(counted[0] - per_word * _PROBES[0], per_word)
+    if not is_streamed:
+        server.count_prompt = calibration.tokens_of
+    return calibration
+
 
 # Seconds to connect, and to wait for the next byte, before a request counts as failed.
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
@@ -234,3 +311,110 @@ def read_all(recordings: Sequence[Recording]) -> Outcome:
         except AnswerError as error:
             outcome.errors.append(str(error))
     return outcome
+
+
+# More unanswered probes would themselves be a load.
+_MAX_UNANSWERED = 100
+
+
+class HealthProbe:
+    """Sends a GET request every `interval` seconds within a context, even if earlier ones are still unanswered.
+
+    `samples` holds the response times in seconds; `failed` counts failed requests.
+    """
+
+    def __init__(self, url: str, path: str, interval: float) -> None:
+        self.samples: list[float] = []
+        self.failed = 0
+        self._url = url + path
+        self._interval = interval
+        self._task: asyncio.Task[None] | None = None
+        self._unanswered: set[asyncio.Task[None]] = set()
+        # Separate connections, so that measured requests never wait for one.
+        self._http = open_http()
+
+    async def answers(self) -> bool:
+        """Whether the server answers requests to its health endpoint with status 200."""
+        try:
+            async with self._http.get(self._url) as response:
+                return response.status == 200
+        except FAILURES:
+            return False
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._probe_on_time())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        if kind is not None:
+            for probe in self._unanswered:
+                probe.cancel()
+        # Otherwise wait for the open probes: a probe that is unanswered at the end is a slow one.
+        await asyncio.gather(self._task, *self._unanswered, return_exceptions=True)
+
+    async def _probe_on_time(self) -> None:
+        while True:
+            if len(self._unanswered) < _MAX_UNANSWERED:
+                probe = asyncio.create_task(self._probe())
+                self._unanswered.add(probe)
+                probe.add_done_callback(self._unanswered.discard)
+            await asyncio.sleep(self._interval)
+
+    async def _probe(self) -> None:
+        start = time.perf_counter()
+        try:
+            async with self._http.get(self._url, raise_for_status=True) as response:
+                await response.read()
+        except FAILURES:
+            self.failed += 1
+        else:
+            self.samples.append(time.perf_counter() - start)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+
+@dataclass(frozen=True)
+class Target:
+    """One server of a benchmark: the client that sends the requests, how the server counts tokens, its health probe and
+    its processes.
+
+    All servers get the same prompts. If a server is named twice, its second target has another `copy` number and other
+    prompts.
+    """
+
+    server: Server
+    calibration: Calibration
+    # None if the server has no health endpoint.
+    health: HealthProbe | None
+    copy: int = 0
+    # Those that listen; engine processes are not among these. Empty if the server runs on another machine.
+    processes: Sequence[psutil.Process] = ()
+
+    def cpu_seconds(self) -> float | None:
+        """Return the total CPU time of the server's processes so far; None if it is unknown or one of them has
+        ended.
+        """
+        try:
+            times = [process.cpu_times() for process in self.processes]
+        except psutil.Error:
+            return None
+        return sum(each.user + each.system for each in times) if times else None
+
+
+def server_processes(url: str) -> list[psutil.Process]:
+    """Return the processes that listen at a URL; empty if they run on another machine or belong to another user."""
+    parts = urlsplit(url)
+    if not is_loopback(parts.hostname or ""):
+        return []
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        sockets = psutil.net_connections(kind="tcp")  # macOS allows this only for root
+        listening = [each for each in sockets if each.status == psutil.CONN_LISTEN]
+        pids = {each.pid for each in listening if each.pid is not None and each.laddr and each.laddr.port == port}
+        return [psutil.Process(pid) for pid in pids]
+    except psutil.Error:
+        return []

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 
 from genai_server.errors import ServerUnusable
 from genai_server.tools.bench import scenarios
-from genai_server.tools.bench.bench_client import Server
-from genai_server.tools.bench.bench_prompts import calibrate
+from genai_server.tools.bench.bench_client import HealthProbe, Server, Target, calibrate, server_processes
 from genai_server.tools.bench.bench_report import Report, TargetInfo
 from genai_server.tools.bench.measurement import AnswerError, Case, Measurement, latencies
 from genai_server.tools.bench.plan import LABELS, Plan, RequestOptions
 from genai_server.tools.bench.scenarios import MEASURES
-from genai_server.tools.bench.target import HealthProbe, Target, server_processes
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,16 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from genai_server.tools.bench.bench_client import FAILURES, Outcome, Recording, Server, read_all, run_load
-from genai_server.tools.bench.bench_prompts import words
+from genai_server.tools.bench.bench_client import (
+    FAILURES,
+    Outcome,
+    Recording,
+    Server,
+    Target,
+    read_all,
+    run_load,
+    words,
+)
 from genai_server.tools.bench.measurement import (
     Answer,
     AnswerError,
@@ -25,7 +33,6 @@ from genai_server.tools.bench.measurement import (
     text_times,
 )
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.target import Target
 from genai_server.tools.server_answers import error_message, unanswered
 
 # Started by name: importing it would load the engine and the library.

@@ -18,8 +18,7 @@ from rich.live import Live
 
 from genai_server.cli.parser import number_from
 from genai_server.errors import ServerUnusable
-from genai_server.tools.top.snapshot import Interval, Poller, Snapshot
-from genai_server.tools.top.top_tables import Choice, view
+from genai_server.tools.top_tables import Choice, Interval, Poller, Snapshot, view
 
 _QUIT = ("q", "Q", Keys.ControlC)
 _STEPS = {Keys.Up: -1, "k": -1, Keys.Down: 1, "j": 1}

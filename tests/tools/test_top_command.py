@@ -16,8 +16,7 @@ import pytest
 from rich.console import Console
 
 from genai_server.errors import ServerUnusable
-from genai_server.tools.top.snapshot import Interval, ModelDevice, Poller, Snapshot
-from genai_server.tools.top.top_tables import ORDERS, Choice, view
+from genai_server.tools.top_tables import ORDERS, Choice, Interval, ModelDevice, Poller, Snapshot, view
 from tests.fork_server import ForkedProcess
 from tests.running_server import (
     PATIENCE,

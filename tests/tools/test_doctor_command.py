@@ -17,9 +17,8 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.model_files.model_memory import RUNTIME
 from genai_server.system.resources import Core, Node, usable_cores
-from genai_server.tools.doctor import checks
-from genai_server.tools.doctor import checks as models
-from genai_server.tools.doctor.checks import FAIL, OK, WARN, Finding
+from genai_server.tools import doctor_command
+from genai_server.tools.doctor_command import FAIL, OK, WARN, Finding
 from tests.model_edits import base_model, edited_config
 from tests.recorded_cpus import write_cpus
 from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, free_port, run_server
@@ -120,63 +119,63 @@ def test_exactly_one_library_of_the_tested_version_is_right(
     installed: dict[str, str], state: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, installed)
-    library = list(checks.versions())[1]
+    library = list(doctor_command.versions())[1]
     assert library.state == state
     assert words in library.remedy
 
 
 def test_the_cpus_provider_loads() -> None:
-    (found,) = checks.providers()
+    (found,) = doctor_command.providers()
     assert (found.state, found.found) == (OK, "cpu")
 
 
 def test_an_onnx_runtime_that_does_not_load_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", shutil.which("false"))
-    (found,) = checks.providers()
+    (found,) = doctor_command.providers()
     assert found.state == FAIL
 
 
 def test_idle_or_waiting_threads_get_a_warning() -> None:
     cores = usable_cores()
-    found = list(checks.cores(settings(threads=str(cores + 7))))[-1]
+    found = list(doctor_command.cores(settings(threads=str(cores + 7))))[-1]
     assert (found.state, "wait for each other" in found.found) == (WARN, True)
     by_option = settings(options=f"session.intra_op_num_threads = {cores + 7}")
-    assert list(checks.cores(by_option))[-1].state == WARN
-    assert list(checks.cores(settings()))[-1].state == OK
+    assert list(doctor_command.cores(by_option))[-1].state == WARN
+    assert list(doctor_command.cores(settings()))[-1].state == OK
 
 
 @pytest.mark.parametrize(("quota", "remedy"), [("50000 100000", "at least one CPU"), ("max 100000", "")])
 def test_quota_below_one_cpu_gets_a_warning(tmp_path: Path, quota: str, remedy: str) -> None:
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota, encoding="utf-8")
-    assert remedy in next(checks.cores(settings(), tmp_path)).remedy
+    assert remedy in next(doctor_command.cores(settings(), tmp_path)).remedy
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells nodes")
 def test_nodes_are_shown_with_advice_or_with_their_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
     write_cpus(tmp_path, {0: "0-7", 1: "8-15"}, free_mib=900)
-    together = {finding.subject: finding for finding in checks.cores(settings(), tmp_path)}
+    together = {finding.subject: finding for finding in doctor_command.cores(settings(), tmp_path)}
     assert together["NUMA nodes"].found == "0 has 8 cores, 900 MiB free; 1 has 8 cores, 900 MiB free"
     assert "--device cpu:0,cpu:1 would run an engine on each" in together["NUMA nodes"].remedy
-    apart = {finding.subject: finding for finding in checks.cores(settings(device="cpu:0,cpu:1"), tmp_path)}
+    apart = {finding.subject: finding for finding in doctor_command.cores(settings(device="cpu:0,cpu:1"), tmp_path)}
     assert apart["NUMA nodes"].remedy == ""
     assert apart["threads of cpu:1"].found == "8 threads on CPUs 8-15 of NUMA node 1"
-    few = list(checks.cores(settings(device="cpu:0,cpu:1", threads="4"), tmp_path))[-1]
+    few = list(doctor_command.cores(settings(device="cpu:0,cpu:1", threads="4"), tmp_path))[-1]
     assert (few.state, few.found) == (WARN, "4 on 8 cores: the others idle")
 
 
 def test_a_node_with_too_little_memory_gets_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
     write_cpus(tmp_path, {0: "0-7", 1: "8-15"}, free_mib=9)
-    found = {finding.subject: finding for finding in checks.memory(settings(device="cpu:0,cpu:1"), tmp_path)}
+    found = {finding.subject: finding for finding in doctor_command.memory(settings(device="cpu:0,cpu:1"), tmp_path)}
     assert "NUMA node 1 has 9 MiB free" in found["memory of cpu:1"].found
 
 
 def test_a_device_without_a_node_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [Node(number, (Core((number,)),)) for number in range(2)]
     monkeypatch.setattr("genai_server.supervisor.supervisor.numa_nodes", lambda: nodes)
-    found = next(models.checked_settings(settings(device="cpu:0,cpu:2")))
+    found = next(doctor_command.checked_settings(settings(device="cpu:0,cpu:2")))
     assert (found.state, "GENAI_DEVICE=cpu:0,cpu:2: cpu:2: this process may use no core" in found.found) == (FAIL, True)
 
 
@@ -192,10 +191,10 @@ def damaged(tmp_path: Path, *files: str) -> Path:
 def test_each_broken_file_of_a_model_is_a_failure(tmp_path: Path) -> None:
     files = ["genai_config.json", "tokenizer.json", "model.onnx.data"]
     model = damaged(tmp_path, *files)
-    found = list(models.model(settings(model_dir=str(model), model_name="demo"), "demo"))
+    found = list(doctor_command.model(settings(model_dir=str(model), model_name="demo"), "demo"))
     assert states(found) == [FAIL, FAIL]  # without the configuration, the kind of weights is unknown
     shutil.copy(DEMO / "genai_config.json", model)
-    found = list(models.model(settings(model_dir=str(model), model_name="demo"), "demo"))
+    found = list(doctor_command.model(settings(model_dir=str(model), model_name="demo"), "demo"))
     assert {(finding.state, finding.subject) for finding in found} == {(FAIL, "model")}
     assert [name for name in files if any(str(model / name) in finding.found for finding in found)] == files[1:]
     assert all(finding.remedy for finding in found)
@@ -213,7 +212,7 @@ def test_each_broken_file_of_a_model_is_a_failure(tmp_path: Path) -> None:
 def test_complete_but_invalid_model_file_is_a_failure(tmp_path: Path, file: str, text: str, words: str) -> None:
     model = damaged(tmp_path)
     (model / file).write_text(text, encoding="utf-8")
-    (found,) = models.model(settings(model_dir=str(model), model_name="demo"), "demo")
+    (found,) = doctor_command.model(settings(model_dir=str(model), model_name="demo"), "demo")
     assert found.state == FAIL
     assert words in found.found
     assert found.found.count(str(model)) <= 1
@@ -224,20 +223,21 @@ def test_graph_that_cannot_be_batched_gets_a_warning(tmp_path: Path) -> None:
     config = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))
     config["model"]["decoder"]["num_hidden_layers"] = 99
     (model / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    found = list(models.model(settings(model_dir=str(model), model_name="demo"), "demo"))
+    found = list(doctor_command.model(settings(model_dir=str(model), model_name="demo"), "demo"))
     assert states(found) == [OK, WARN]
     assert len(found[-1].found) < 200
 
 
 def test_model_without_a_chat_template_gets_a_warning(tmp_path: Path) -> None:
     directory = str(base_model(tmp_path / "base"))
-    found = list(models.model(settings(model_dir=directory, model_name="demo"), "demo"))
+    found = list(doctor_command.model(settings(model_dir=directory, model_name="demo"), "demo"))
     assert states(found) == [OK, WARN, OK]
     assert "has no chat template: it takes raw prompts (/v1/completions)" in found[1].found
     assert "GENAI_CHAT_TEMPLATE" in found[1].remedy
     given = settings(model_dir=directory, model_name="demo", chat_template="chatml")
-    assert states(list(models.model(given, "demo"))) == [OK, OK]
-    (found_wrong,) = models.model(settings(model_dir=directory, model_name="demo", chat_template="nobodys"), "demo")
+    assert states(list(doctor_command.model(given, "demo"))) == [OK, OK]
+    given = settings(model_dir=directory, model_name="demo", chat_template="nobodys")
+    (found_wrong,) = doctor_command.model(given, "demo")
     assert (found_wrong.state, "nobodys: no such file" in found_wrong.found) == (FAIL, True)
 
 
@@ -268,22 +268,22 @@ def test_models_are_loaded_and_those_on_demand_are_reported(capsys: pytest.Captu
 def test_the_runtime_of_a_gpu_is_known_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, {"onnxruntime-genai-cuda": "0.18.0", "onnxruntime-gpu": "1.31.1"})
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"onnxruntime": ["onnxruntime-gpu"]})
-    found = list(checks.versions())[-1]
+    found = list(doctor_command.versions())[-1]
     assert (found.state, found.found) == (OK, "onnxruntime-genai-cuda 0.18.0, onnxruntime-gpu 1.31.1")
 
 
 def test_reload_with_several_workers_gets_a_warning() -> None:
-    found = list(models.checked_settings(settings(reload="true", workers="2")))
+    found = list(doctor_command.checked_settings(settings(reload="true", workers="2")))
     assert states(found) == [WARN, OK]
     assert "one API process only; one is started" in found[0].found
 
 
 def test_an_option_is_checked_for_each_model_that_it_is_for() -> None:
     wrong = settings(models=f"small={DEMO},big={DEMO}", options="models.big.session.levle = 1")
-    (found,) = models.checked_settings(wrong)
+    (found,) = doctor_command.checked_settings(wrong)
     assert (found.state, "did you mean level?" in found.found) == (FAIL, True)
     more = settings(models=f"small={DEMO},big={DEMO}", options="models.big.session.intra_op_num_threads = 900")
-    assert states(list(checks.cores(more)))[-2:] == [OK, WARN]
+    assert states(list(doctor_command.cores(more)))[-2:] == [OK, WARN]
 
 
 @pytest.mark.parametrize(
@@ -294,13 +294,13 @@ def test_an_option_is_checked_for_each_model_that_it_is_for() -> None:
     ],
 )
 def test_configuration_that_serve_refuses_is_a_failure(options: dict[str, str], words: str) -> None:
-    (found,) = models.checked_settings(settings(**options))
+    (found,) = doctor_command.checked_settings(settings(**options))
     assert (found.state, words in found.found, bool(found.remedy)) == (FAIL, True, True)
 
 
 def test_unknown_variable_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENAI_THREAD", "3")
-    found = next(finding for finding in models.checked_settings(settings()) if finding.state == WARN)
+    found = next(finding for finding in doctor_command.checked_settings(settings()) if finding.state == WARN)
     assert (found.found, found.remedy) == ("GENAI_THREAD is not a setting", "did you mean GENAI_THREADS?")
 
 
@@ -317,11 +317,11 @@ def test_checks_that_need_no_library_run_without_it(
 
 
 def test_requests_that_run_one_by_one_without_the_operators_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "is_installed", lambda: False)
-    found = list(models.model(settings(model_name="demo"), "demo"))[-1]
+    monkeypatch.setattr(doctor_command, "is_installed", lambda: False)
+    found = list(doctor_command.model(settings(model_name="demo"), "demo"))[-1]
     assert (found.state, found.subject) == (WARN, "batching")
     assert "genai-server-native" in found.found
-    on_gpu = list(models.model(settings(model_name="demo", device="cuda"), "demo"))[-1]
+    on_gpu = list(doctor_command.model(settings(model_name="demo", device="cuda"), "demo"))[-1]
     assert (on_gpu.state, on_gpu.subject) == (OK, "batching")
 
 
@@ -337,55 +337,55 @@ def test_scripted_device_needs_no_onnx_runtime(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_the_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert states(list(checks.memory(settings()))) == [OK, OK]
-    monkeypatch.setattr(checks, "free_memory", lambda root: 2**20)
-    assert states(list(checks.memory(settings()))) == [FAIL]
+    assert states(list(doctor_command.memory(settings()))) == [OK, OK]
+    monkeypatch.setattr(doctor_command, "free_memory", lambda root: 2**20)
+    assert states(list(doctor_command.memory(settings()))) == [FAIL]
 
 
 @pytest.mark.parametrize("model", ["demo-embeddings", "demo-speech"])
 def test_draft_model_without_effect_is_a_warning(model: str) -> None:
     given = settings(model_dir=str(ROOT / "models" / model), draft_model=str(DEMO))
-    (warned,) = (found for found in models.model(given, next(iter(given.served))) if found.state == WARN)
+    (warned,) = (found for found in doctor_command.model(given, next(iter(given.served))) if found.state == WARN)
     assert warned.found.startswith(f"GENAI_DRAFT_MODEL={DEMO} has no effect: ")
 
 
 def test_the_context_is_reported_with_what_limits_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, whole = checks.memory(settings())
+    _, whole = doctor_command.memory(settings())
     assert whole.found == "2048 tokens (the model's context); their keys and values take 12 MiB"
     two = f"a={DEMO},b={DEMO}"
-    assert [found.subject for found in checks.memory(settings(models=two))] == [
+    assert [found.subject for found in doctor_command.memory(settings(models=two))] == [
         "memory",
         "context of a",
         "context of b",
     ]
-    monkeypatch.setattr(checks, "free_memory", lambda root: RUNTIME + 22 * 2**20)
-    _, limited = checks.memory(settings())
+    monkeypatch.setattr(doctor_command, "free_memory", lambda root: RUNTIME + 22 * 2**20)
+    _, limited = doctor_command.memory(settings())
     assert limited.state == WARN
     assert re.match(r"1024 tokens \(memory: \d+ bytes for keys and values, its share of the free", limited.found)
     assert limited.found.endswith("the model's context is 2048")
-    _, set_too_long = checks.memory(settings(max_length="2000", kv_cache_bytes="1000000"))
+    _, set_too_long = doctor_command.memory(settings(max_length="2000", kv_cache_bytes="1000000"))
     assert set_too_long.state == FAIL
 
 
 def test_port_of_a_running_genai_server_is_no_failure(scripted: RunningServer) -> None:
     port = scripted.url.rpartition(":")[2]
-    assert list(checks.port(settings(port=port))) == [
+    assert list(doctor_command.port(settings(port=port))) == [
         Finding(OK, "port", f"a genai-server is running on 127.0.0.1 port {port}")
     ]
 
 
 def test_a_port_that_is_taken_is_a_failure() -> None:
     port = free_port()
-    assert states(list(checks.port(settings(port=str(port))))) == [OK]
+    assert states(list(doctor_command.port(settings(port=str(port))))) == [OK]
     with socket.create_server(("127.0.0.1", port)):
-        assert states(list(checks.port(settings(port=str(port))))) == [FAIL]
+        assert states(list(doctor_command.port(settings(port=str(port))))) == [FAIL]
 
 
 def test_unwritable_cache_gets_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    assert states(list(checks.cache(settings(cache_dir=str(tmp_path / "file" / "cache"))))) == [WARN]
-    assert states(list(checks.cache(settings(cache_dir=str(tmp_path / "cache"))))) == [OK]
-    assert states(list(checks.cache(settings(cache_dir="none")))) == [OK]
+    assert states(list(doctor_command.cache(settings(cache_dir=str(tmp_path / "file" / "cache"))))) == [WARN]
+    assert states(list(doctor_command.cache(settings(cache_dir=str(tmp_path / "cache"))))) == [OK]
+    assert states(list(doctor_command.cache(settings(cache_dir="none")))) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -398,12 +398,12 @@ def test_unwritable_cache_gets_a_warning(tmp_path: Path) -> None:
     ],
 )
 def test_places_that_cannot_be_written_are_findings(options: dict[str, str], state: str, words: str) -> None:
-    found = [one for one in models.checked_settings(settings(**options)) if words in one.found]
+    found = [one for one in doctor_command.checked_settings(settings(**options)) if words in one.found]
     assert [(one.state, one.remedy) for one in found] == [(state, "let this user write there, or name another place")]
 
 
 def test_option_without_effect_gets_a_warning() -> None:
-    found = list(models.checked_settings(settings(options="session.inter_op_num_threads = 2")))
+    found = list(doctor_command.checked_settings(settings(options="session.inter_op_num_threads = 2")))
     assert states(found) == [OK, WARN]
 
 
@@ -412,12 +412,12 @@ def test_a_model_with_paged_attention_fails(tmp_path: Path) -> None:
     shutil.copytree(DEMO, directory)
     with edited_config(directory) as config:
         config["model"]["decoder"]["inputs"]["block_table"] = "block_table"
-    found = list(models.model(settings(model_dir=str(directory), model_name="demo"), "demo"))
+    found = list(doctor_command.model(settings(model_dir=str(directory), model_name="demo"), "demo"))
     assert [one.state for one in found if "use_paged_attention" in one.found] == [FAIL]
 
 
 def test_a_model_that_was_not_tried_for_lack_of_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genai_server.supervisor.kv_cache_size.free_memory", lambda **_: 2**20)
-    (found,) = models.devices(settings())
+    (found,) = doctor_command.devices(settings())
     assert (found.state, found.subject) == (FAIL, "model demo")
     assert "1 MiB are free" in found.found

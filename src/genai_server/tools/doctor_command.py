@@ -1,11 +1,15 @@
-"""`genai-server doctor`'s checks of the machine, of settings and of models. Each check yields findings and never
-raises.
+"""`genai-server doctor`: checks everything that serving needs, and suggests remedies.
+
+It takes MODEL and the options of `genai-server serve`, whose --help lists them, and the same environment and files, but
+fetches nothing. Each line is ok, warn or fail. The exit status is 1 if anything failed; serving would then fail, too.
 """
 
+import argparse
 import errno
 import http.client
 import importlib.metadata
 import json
+import logging
 import platform
 import shutil
 import ssl
@@ -22,6 +26,8 @@ import psutil
 from msgspec import structs
 
 from genai_server import __version__
+from genai_server.cli.model_argument import check_no_other, find
+from genai_server.cli.screen import show
 from genai_server.cli.serve.loaders import text_loader
 from genai_server.cli.serve.preflight import (
     bind,
@@ -40,14 +46,16 @@ from genai_server.cli.serve.welcome import url_of
 from genai_server.config.environment import engine_environment
 from genai_server.config.setting_form import AUTO
 from genai_server.config.settings import Settings
-from genai_server.config.sources import device_options, engine_spec, unknown_variables
-from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.model.files import (
-    GIVE_A_TEMPLATE,
-    NO_CHAT_TEMPLATE,
-    check_model_directory,
-    weight_bytes,
+from genai_server.config.sources import (
+    add_options,
+    device_options,
+    engine_spec,
+    in_typed_names,
+    load_settings,
+    unknown_variables,
 )
+from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE, check_model_directory, weight_bytes
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.model.inventory import inventory
 from genai_server.engine.model.native_library import NOT_INSTALLED, is_installed
@@ -57,7 +65,7 @@ from genai_server.media.audio import recordings
 from genai_server.messages.server_status import EngineCores, EngineState, ModelStatus
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.model_files.speech_and_vision import transcribes
-from genai_server.options.providers import CPU
+from genai_server.options.providers import CPU, is_scripted
 from genai_server.options.session import THREADS
 from genai_server.supervisor.kv_cache_size import MemoryBudget
 from genai_server.supervisor.model_pool import new_status
@@ -472,3 +480,70 @@ def _device(device: str, error: str | None, seconds: float) -> Finding:
         return Finding(OK, f"device {device}", f"ready after {seconds:.1f} s")
     remedy = "the reason is the library's own; see docs/troubleshooting.md, and docs/devices.md for what may be missing"
     return Finding(FAIL, f"device {device}", error, remedy)
+
+
+_STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.usage = "%(prog)s [MODEL] [OPTION OF SERVE]…"
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model directory, or the name of a fetched one")
+    add_options(parser, listed=())
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a line for each finding; returns the exit status, 1 if one is a failure."""
+    # The findings include what the engines' supervisor would log.
+    logging.getLogger("genai_server").addHandler(logging.NullHandler())
+    failed = False
+    options = vars(arguments)
+    for finding in examine(options):
+        failed |= finding.state == FAIL
+        text = in_typed_names(finding.found, options)
+        show((f"{finding.state:<5}", _STYLES[finding.state]), f" {finding.subject}: {text}")
+        if finding.remedy:
+            show(f"      → {in_typed_names(finding.remedy, options)}")
+    return 1 if failed else 0
+
+
+def examine(options: dict[str, str | None]) -> Iterator[Finding]:
+    """Yield all findings. If the settings are wrong, only those that do not depend on settings."""
+    has_library = True
+    for finding in versions():
+        has_library &= finding.state != FAIL
+        yield finding
+    if has_library:  # without it there is no ONNX Runtime either
+        yield from providers()
+    try:
+        settings = load_settings(options)
+        if model := options.get("model"):
+            check_no_other(model, options.get("model_dir"), settings.models)
+            settings = load_settings({**options, "model_dir": str(find(model, settings.models_path))})
+    except ConfigurationError as error:
+        yield Finding(FAIL, "settings", error.message, "correct it; see docs/settings.md")
+        return
+    wrong = False
+    for finding in checked_settings(settings):
+        wrong |= finding.state == FAIL
+        yield finding
+    if not wrong:
+        yield from _with(settings, has_library=has_library)
+
+
+def _with(settings: Settings, *, has_library: bool) -> Iterator[Finding]:
+    yield from cores(settings)
+    yield from memory(settings)
+    yield from port(settings)
+    yield from cache(settings)
+    if all(map(is_scripted, settings.devices)):
+        yield from devices(settings)
+        return
+    broken = not has_library
+    for name in settings.served:
+        for finding in model(settings, name, with_text=has_library):
+            broken |= finding.state == FAIL
+            yield finding
+    if not broken:  # a broken model would only fail again on each device
+        yield from devices(settings)
