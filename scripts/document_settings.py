@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from genai_server.config.setting_form import environment_variable
-from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings
+from genai_server.config.settings import SETTING_GROUPS, Settings
 from genai_server.options.providers import PROVIDERS
 from genai_server.options.session import ENTRIES, RUN, SESSION
 from genai_server.options.table import Reach, Row
@@ -40,7 +39,7 @@ def shown(default: object) -> str:
 def tables() -> str:
     """A table for each group, for docs/settings.md."""
     lines = []
-    for title, names in GROUPS.items():
+    for title, names in SETTING_GROUPS.items():
         lines += [f"## {title}", "", "| setting | default | meaning |", "|---|---|---|"]
         for name in names:
             field = Settings.model_fields[name]
@@ -53,7 +52,7 @@ def tables() -> str:
 def example() -> str:
     """.env.example: all settings with their defaults."""
     lines = [EXAMPLE_HEAD]
-    for title, names in GROUPS.items():
+    for title, names in SETTING_GROUPS.items():
         lines.append(f"# ---- {title} ----\n")
         for name in names:
             field = Settings.model_fields[name]

@@ -13,8 +13,7 @@ import pytest
 
 from genai_server.cli import main
 from genai_server.config.setting_form import environment_variable
-from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings
+from genai_server.config.settings import SETTING_GROUPS, Settings
 from genai_server.config.sources import load_settings
 from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, run_server
 
@@ -51,10 +50,10 @@ def test_settings_page_has_a_row_for_each_setting_and_no_more() -> None:
         f"| `{environment_variable(name)}` | "
         + (f"`{shown(field.default)}` " if (field := Settings.model_fields[name]).default not in (None, "") else "")
         + f"| {field.description} |"
-        for names in GROUPS.values()
+        for names in SETTING_GROUPS.values()
         for name in names
     ]
-    assert re.findall(r"^## (.*)$", SETTINGS, re.MULTILINE)[: len(GROUPS)] == list(GROUPS)
+    assert re.findall(r"^## (.*)$", SETTINGS, re.MULTILINE)[: len(SETTING_GROUPS)] == list(SETTING_GROUPS)
 
 
 def test_the_page_of_options_matches_the_tables() -> None:

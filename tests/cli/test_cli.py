@@ -9,8 +9,7 @@ import pytest
 from genai_server.cli import main
 from genai_server.cli.commands import COMMANDS
 from genai_server.config.setting_form import option
-from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings
+from genai_server.config.settings import SETTING_GROUPS, Settings
 from tests.profiles.files import write_session
 from tests.running_server import ROOT, clean_environment
 
@@ -42,7 +41,7 @@ def test_help_of_serve_has_groups_the_common_ones_first(capsys: pytest.CaptureFi
         shown.index(text) for text in ("[MODEL]", "Examples:\n  genai-server serve ", "\n  --port", "\n  --max-queue")
     ]
     assert places == sorted(places)
-    assert [title for title in GROUPS if f"\n{title.lower()}:\n" not in shown] == []
+    assert [title for title in SETTING_GROUPS if f"\n{title.lower()}:\n" not in shown] == []
     assert all(option(name) in shown for name in Settings.model_fields)
 
 
@@ -50,7 +49,7 @@ def test_help_of_serve_ends_after_the_common_options(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     shown = capsys.readouterr().out
-    common = next(iter(GROUPS.values()))
+    common = next(iter(SETTING_GROUPS.values()))
     assert {name for name in Settings.model_fields if f"  {option(name)} " in shown} == {*common}
     assert shown.endswith(f"--help-all lists {len(Settings.model_fields) - len(common)} more options.\n")
     assert len(shown.splitlines()) < 70

@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from genai_server.config.setting_form import FORMER_NAMES, environment_variable, environment_variables, option
-from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings
+from genai_server.config.settings import SETTING_GROUPS, Settings
 from genai_server.errors import ConfigurationError, did_you_mean, quoted, rule_of
 from genai_server.messages.launch import EngineSpec
 from genai_server.options import config_file
@@ -202,9 +201,9 @@ def unknown_variables(
     return {given[name]: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}
 
 
-def add_options(parser: argparse.ArgumentParser, *, listed: Container[str] = GROUPS) -> None:
+def add_options(parser: argparse.ArgumentParser, *, listed: Container[str] = SETTING_GROUPS) -> None:
     """Add a command-line option for each setting to the parser. `--help` shows only those of the groups in `listed`."""
-    for title, names in GROUPS.items():
+    for title, names in SETTING_GROUPS.items():
         group = parser.add_argument_group(title.lower())
         for name in names:
             _add_option(group, name, is_listed=title in listed)

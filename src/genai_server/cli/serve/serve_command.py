@@ -13,8 +13,7 @@ import logging
 from collections.abc import Container
 
 from genai_server import __version__
-from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings
+from genai_server.config.settings import SETTING_GROUPS, Settings
 from genai_server.config.sources import add_options, load_settings, unknown_variables, unserved_tables
 from genai_server.logs import configure_logging
 
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 # The options that --help lists; --help-all lists all.
-_COMMON = tuple(GROUPS)[:1]
+_COMMON = tuple(SETTING_GROUPS)[:1]
 
 
 class _HelpOnAll(argparse.Action):
@@ -32,7 +31,7 @@ class _HelpOnAll(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
     ) -> None:
         complete = type(parser)(prog=parser.prog, description=parser.description)
-        _add_options(complete, GROUPS)
+        _add_options(complete, SETTING_GROUPS)
         complete.print_help()
         parser.exit()
 
@@ -40,7 +39,7 @@ class _HelpOnAll(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     _add_options(parser, _COMMON)
-    others = len(Settings.model_fields) - sum(len(GROUPS[title]) for title in _COMMON)
+    others = len(Settings.model_fields) - sum(len(SETTING_GROUPS[title]) for title in _COMMON)
     parser.epilog = f"--help-all lists {others} more options."
 
 
