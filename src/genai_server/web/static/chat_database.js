@@ -1,6 +1,6 @@
 // Chats in this browser's IndexedDB, for all tabs. Turns are records of their own, so that tabs add to the same chat
 // without replacing each other's turns, and images are, so that only those of an opened chat are read.
-import { completed, imagesOf, newId } from "./chat.js";
+import { completed, imagesOf, newId } from "./chat_tree.js";
 
 // Chats without their turns.
 const CHATS = "chats";

@@ -1,6 +1,6 @@
 // A chat as Markdown, to read it elsewhere.
 import { fenced } from "./attachments.js";
-import { path } from "./chat.js";
+import { path } from "./chat_tree.js";
 
 // The shown conversation. Images and recordings are named only.
 export function asMarkdown(chat) {

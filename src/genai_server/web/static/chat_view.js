@@ -1,11 +1,11 @@
 // The chat view: the list of chats, the conversation, and a panel next to it.
-import { ROOT, newChat, path } from "./chat.js";
+import { ROOT, newChat, path } from "./chat_tree.js";
 import { PROBABILITIES, withSetting } from "./chat_settings.js";
 import { chats } from "./chats.js";
 import { ChatList } from "./chat_list.js";
 import { CodePanel } from "./code_panel.js";
 import { Composer } from "./composer.js";
-import { canSend, regenerate, running, send } from "./conversation.js";
+import { canSend, regenerate, running, send } from "./chat_actions.js";
 import { drafts } from "./drafts.js";
 import { useChanges } from "./emitter.js";
 import { share, whole } from "./figures.js";

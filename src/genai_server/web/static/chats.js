@@ -1,6 +1,6 @@
 // All chats, kept in this browser for all of its tabs. Without a database, as in some private windows, they live as long
 // as the tab.
-import { completed, imagesOf, isChat, merge, newId, removeTurns, withAttachments } from "./chat.js";
+import { completed, imagesOf, isChat, merge, newId, removeTurns, withAttachments } from "./chat_tree.js";
 import { ChatDatabase } from "./chat_database.js";
 import { Emitter } from "./emitter.js";
 

@@ -1,8 +1,8 @@
 // The next request as a program would send it.
 import { isSound } from "./attachments.js";
-import { pathTo } from "./chat.js";
+import { pathTo } from "./chat_tree.js";
 import { requestHeaders } from "./chat_settings.js";
-import { requestAfter } from "./conversation.js";
+import { requestAfter } from "./chat_actions.js";
 import { html } from "./html.js";
 import { keys } from "./keys.js";
 import { CopyButton } from "./parts.js";

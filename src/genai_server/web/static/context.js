@@ -1,5 +1,5 @@
 // What becomes of a chat that fills the model's context.
-import { messages } from "./chat.js";
+import { messages } from "./chat_tree.js";
 
 // The code of the server's refusal.
 const TOO_LONG = "context_length_exceeded";

@@ -1,7 +1,7 @@
 // Says that the context of a chat is full, and offers how to continue.
-import { path } from "./chat.js";
+import { path } from "./chat_tree.js";
 import { figuresOf, isTooLong, mostLeftOut } from "./context.js";
-import { continueInNewChat, continueWithoutOldest } from "./conversation.js";
+import { continueInNewChat, continueWithoutOldest } from "./chat_actions.js";
 import { whole } from "./figures.js";
 import { html } from "./html.js";
 import { go } from "./place.js";

@@ -1,10 +1,10 @@
 // What can be done with a turn, and the figures of an answer.
-import { branches, choose, removalOf } from "./chat.js";
+import { branches, choose, removalOf } from "./chat_tree.js";
 import { chats } from "./chats.js";
 import { rate } from "./completion.js";
 import { confirmation } from "./confirmation.js";
 import { isContextFull } from "./context.js";
-import { continueAnswer, canContinue, goOnFrom, regenerate } from "./conversation.js";
+import { continueAnswer, canContinue, goOnFrom, regenerate } from "./chat_actions.js";
 import { number, time, whole } from "./figures.js";
 import { html, useState } from "./html.js";
 import { IconButton } from "./icons.js";

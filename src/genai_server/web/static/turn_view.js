@@ -1,10 +1,10 @@
 // One turn of a conversation.
 import { AttachmentList } from "./attachment_list.js";
-import { numHidden } from "./chat.js";
+import { numHidden } from "./chat_tree.js";
 import { answerNow } from "./completion.js";
 import { isContextFull, isTooLong } from "./context.js";
 import { ContextNotice } from "./context_notice.js";
-import { approve, edit, giveResults, showLater } from "./conversation.js";
+import { approve, edit, giveResults, showLater } from "./chat_actions.js";
 import { whole } from "./figures.js";
 import { html, useRef, useState } from "./html.js";
 import { MarkdownView } from "./markdown_view.js";

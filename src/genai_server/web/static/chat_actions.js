@@ -1,5 +1,5 @@
 // What the reader does in a chat: send, stop, regenerate, edit, continue from a turn, answer tool calls.
-import { addTurn, endAt, messages, newChat, path, pathTo, ROOT, showAfter } from "./chat.js";
+import { addTurn, endAt, messages, newChat, path, pathTo, ROOT, showAfter } from "./chat_tree.js";
 import { chats } from "./chats.js";
 import { requestFields, requestHeaders, systemMessages } from "./chat_settings.js";
 import { complete, emptyAnswer } from "./completion.js";
