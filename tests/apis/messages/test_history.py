@@ -7,7 +7,6 @@ import httpx
 import pytest
 
 from genai_server.apis.messages.leniency import convert
-from genai_server.apis.messages.schemas import MessagesRequest
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER
 from tests.http.test_leniency import strict  # noqa: F401 - a fixture
 from tests.running_server import RunningServer
@@ -159,9 +158,3 @@ def test_strict_requests_may_lose_nothing_of_their_history(strict: RunningServer
     response = _asked(strict, {"role": "assistant", "content": [cited]})
     assert response.status_code == 400
     assert "messages[0].content[0].citations" in response.json()["error"]["message"]
-
-
-def test_what_is_converted_has_the_schemas_form() -> None:
-    body = {"max_tokens": 5, "messages": [{"role": "assistant", "content": [SEARCH, FOUND]}, USER]}
-    convert(body)
-    MessagesRequest.model_validate(body)

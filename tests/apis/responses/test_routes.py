@@ -260,7 +260,7 @@ def test_running_response_can_be_read_and_cancelled(client: OpenAI, scripted: Ru
     with pytest.raises(openai.BadRequestError, match="in progress"):
         client.responses.create(model=MODEL, input="x", previous_response_id=running.id)
     cancelled = client.responses.cancel(running.id)
-    assert cancelled.status == "cancelled"
+    assert (cancelled.status, [item.status for item in cancelled.output]) == ("cancelled", ["incomplete"])
     assert cancelled.output_text.startswith(running.output_text)
     *_, last = stream
     assert last.type == "response.incomplete"
@@ -294,6 +294,7 @@ def test_failed_stream_ends_with_a_stored_failed_response(client: OpenAI) -> Non
     *_, last = client.responses.create(model=MODEL, input="fail at 2; say hello", stream=True)
     assert last.type == "response.failed"
     assert (last.response.status, last.response.output_text) == ("failed", "he")
+    assert [item.status for item in last.response.output] == ["incomplete"]
     assert last.response.error is not None
     assert last.response.error.message == "scripted failure"
     assert client.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
