@@ -3,6 +3,7 @@
 import json
 import logging
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from genai_server.http.error_wording import FieldNames
 from genai_server.http.leniency import IGNORED_HEADER, LeftOut, Leniency, objects_at, remove, replace_media
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
@@ -62,6 +64,16 @@ def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
     cut = _message(scripted, content="x" * 1990, max_tokens=32_000)
     ended = (cut.json()["stop_reason"], cut.json()["usage"]["output_tokens"])
     assert ended == ("model_context_window_exceeded", 8)
+
+
+def test_a_request_that_has_ended_does_not_hold_its_body() -> None:
+    leniency = Leniency(LeftOut())
+    names = FieldNames({"field": "outer field"})
+    with leniency.with_names(names):
+        assert leniency.leave_out("field")
+    held = weakref.ref(names)
+    del names
+    assert (held(), leniency.report()) == (None, {IGNORED_HEADER: "outer field"})
 
 
 @pytest.mark.parametrize("stream", [False, True])
