@@ -8,18 +8,9 @@ from genai_server.engine.kv_cache.block_changes import BlockChanges, CachedBlock
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.messages.prefix_cache import BLOCK_TOKENS, prefix_digests
+from tests.engine.kv_cache.no_buffers import NoBuffers
 
 LONG = list(range(1, 5 * BLOCK_TOKENS))
-
-
-class NoBuffers:
-    """Moves nothing: these tests cover the bookkeeping only."""
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copies nothing."""
-
-    def give_back(self, slot: int, first: int) -> None:
-        """Frees nothing."""
 
 
 def read(slots: KvSlots, sequence: int, tokens: list[int], salt: str | None = None, adapter: str | None = None) -> None:

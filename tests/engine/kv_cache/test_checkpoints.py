@@ -9,6 +9,7 @@ from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.row_states import RowStates, before_checkpoint, ends_at_checkpoint
 from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.errors import RunnerFailed
+from tests.engine.kv_cache.no_buffers import NoBuffers
 
 PAGE, CHECKPOINT_PAGES = 4, 2
 
@@ -32,19 +33,6 @@ class TokenStates:
 
     def copy(self, source: int, target: int) -> None:
         self.rows[target] = list(self.rows[source])
-
-
-class NoBuffers:
-    """Keys and values are not what is tested here."""
-
-    fails = False
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        if self.fails:
-            raise RunnerFailed("no memory")
-
-    def give_back(self, slot: int, first: int) -> None:
-        pass
 
 
 class Bench:

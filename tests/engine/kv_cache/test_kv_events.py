@@ -10,7 +10,7 @@ import pytest
 
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.scheduling.scheduler_output import KvMemory
-from genai_server.errors import ConfigurationError, RunnerFailed
+from genai_server.errors import ConfigurationError
 from genai_server.messages.prefix_cache import (
     BLOCK_TOKENS,
     AllBlocksCleared,
@@ -20,6 +20,7 @@ from genai_server.messages.prefix_cache import (
     KvEventBatch,
     KvEventTarget,
 )
+from tests.engine.kv_cache.no_buffers import NoBuffers
 from tests.running_server import free_port
 
 pytest.importorskip("cbor2")
@@ -28,22 +29,6 @@ zmq = pytest.importorskip("zmq")
 from genai_server.engine.kv_cache.kv_events import BlockEvents, KvEventPublisher, block_hash, first_parent  # noqa: E402
 
 LONG = list(range(1, 5 * BLOCK_TOKENS))
-
-
-class NoBuffers:
-    """Moves nothing: these tests cover the bookkeeping only."""
-
-    fails = False
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copies nothing."""
-
-    def swap(self, one: int, other: int, length: int) -> None:
-        if self.fails:
-            raise RunnerFailed("no memory")
-
-    def give_back(self, slot: int, first: int) -> None:
-        """Frees nothing."""
 
 
 class Subscriber:
