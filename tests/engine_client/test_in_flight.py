@@ -164,6 +164,14 @@ async def test_request_that_failed_at_once_was_still_accepted(stream: TokenStrea
         await anext(stream)
 
 
+def test_a_stream_that_is_closed_twice_leaves_once() -> None:
+    left = []
+    stream = TokenStream(lambda: left.append("left"))
+    stream.close()
+    stream.close()
+    assert left == ["left"]
+
+
 # progress
 
 
