@@ -28,8 +28,8 @@ from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, long_rows, prompt
 from _models.family import FAMILIES, Family
 
-from genai_server.engine.decoder_graph import DoesNotFit
-from genai_server.engine.graph_rewriting.output_head import find_head
+from genai_server.engine.graph_description import DoesNotFit
+from genai_server.engine.graph_rewriting.ragged import find_head
 from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.weights import prepacked_model

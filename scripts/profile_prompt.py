@@ -18,7 +18,7 @@ from _models.equality import prompt
 from _models.steps import ProfiledSession, Step
 from _models.table import table
 
-from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.weights import native_model

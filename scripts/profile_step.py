@@ -19,7 +19,7 @@ from _models.arguments import numbers
 from _models.steps import ProfiledSession, Step, TimedSession, decode_steps
 from _models.table import table
 
-from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.graph_description import DoesNotFit
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.weights import native_model

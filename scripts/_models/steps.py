@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner

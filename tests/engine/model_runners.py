@@ -8,7 +8,7 @@ import numpy as np
 from _models.driven import Driven
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session

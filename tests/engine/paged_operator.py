@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.graph_rewriting.paged_attention import OPERATOR
 from genai_server.engine.graph_rewriting.ragged import make_ragged
 from genai_server.engine.kv_cache.paged_buffers import MemoryDevice, PagedBuffers

@@ -6,8 +6,7 @@ tests/built_models/README.md says where the files come from.
 import onnx
 import pytest
 
-from genai_server.engine.graph_rewriting.output_head import find_head
-from genai_server.engine.graph_rewriting.ragged import make_ragged
+from genai_server.engine.graph_rewriting.ragged import find_head, make_ragged
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.running_server import ROOT
 

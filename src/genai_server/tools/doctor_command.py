@@ -54,7 +54,7 @@ from genai_server.config.sources import (
     load_settings,
     unknown_variables,
 )
-from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.graph_description import DoesNotFit
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE, check_model_directory, weight_bytes
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.model.inventory import inventory

@@ -5,7 +5,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-from genai_server.engine.decoder_graph import ATTENTION
+from genai_server.engine.graph_description import ATTENTION
 
 
 def attention(*more: tuple[int, str], **attributes: Any) -> onnx.NodeProto:

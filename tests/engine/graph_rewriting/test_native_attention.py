@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.graph_description import DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
 from genai_server.engine.graph_rewriting.native_attention import (
     NATIVE,

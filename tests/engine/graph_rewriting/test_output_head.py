@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from genai_server.engine.graph_rewriting.output_head import (
+from genai_server.engine.graph_rewriting.ragged import (
     BEST_LOGITS,
     BEST_TOKENS,
     SCALES,

@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
+from genai_server.engine.graph_description import ATTENTION, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCKS, BOUNDS, OPERATOR, PAGED, PASTS, STARTS, to_paged
 from tests.engine.graph_rewriting.attention_node import attention
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai_server.engine.decoder_graph import ATTENTION, DoesNotFit
+from genai_server.engine.graph_description import ATTENTION, DoesNotFit
 from genai_server.engine.graph_rewriting.native_attention import NATIVE
 from genai_server.engine.graph_rewriting.ragged import WANTED, make_ragged
 from genai_server.engine.model.graph_reader import read_decoder_graph

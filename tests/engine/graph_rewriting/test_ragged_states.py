@@ -11,11 +11,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit, LayerState
+from genai_server.engine.graph_description import DecoderGraph, DoesNotFit, LayerState
 from genai_server.engine.graph_rewriting.native_attention import COMMITTED, NATIVE, SLOTS, STARTS
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
-from genai_server.engine.graph_rewriting.ragged import make_ragged
-from genai_server.engine.graph_rewriting.ragged_states import StateLayers, state_operators
+from genai_server.engine.graph_rewriting.ragged import StateLayers, make_ragged, state_operators
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.native_library import native_library
 from tests.engine.hybrids import BUILT

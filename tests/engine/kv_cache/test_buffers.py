@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens, rest_bytes
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.resident import resident_bytes

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from genai_server.engine.graph_rewriting import paged_attention
-from genai_server.engine.graph_rewriting.low_rank import NUM_RANKS, RANKS
+from genai_server.engine.graph_rewriting.lora import NUM_RANKS, RANKS
 from genai_server.engine.graph_rewriting.native_attention import COMMITTED, PASTS, SLOTS, STARTS
-from genai_server.engine.graph_rewriting.output_head import SCALES
-from genai_server.engine.graph_rewriting.ragged import ROPE_PLACES, WANTED
+from genai_server.engine.graph_rewriting.ragged import ROPE_PLACES, SCALES, WANTED
 from genai_server.engine.kv_cache.layout import Row, lay_out
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.running_server import DEMO

@@ -14,7 +14,7 @@ import pytest
 from _models.driven import Driven
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
 from genai_server.engine.kv_cache.buffers import CpuBuffers, buffers_on
 from genai_server.engine.kv_cache.layout import Layout, Row

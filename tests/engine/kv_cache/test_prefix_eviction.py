@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.layout import Row
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers

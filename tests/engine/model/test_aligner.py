@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from genai_server.apis.transcriptions.windows import words_of
-from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.encoded_inputs import EncodedAudio
+from genai_server.engine.graph_description import DoesNotFit
 from genai_server.engine.model.aligner import Aligner, _path, _smooth, alignment_heads, token_times, why_no_times
 from genai_server.engine.model.encoders import AudioEncoder
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_encoder_files

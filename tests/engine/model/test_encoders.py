@@ -8,7 +8,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import VisionFiles
+from genai_server.engine.graph_description import VisionFiles
 from genai_server.engine.model.encoders import ImageEncoder
 from genai_server.engine.model.graph_reader import read_vision_files
 from genai_server.engine.model.weights import packed_encoder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import GraphProto, TensorProto, helper, save
 
-from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.running_server import DEMO
 

@@ -3,7 +3,7 @@
 import onnxruntime
 import pytest
 
-from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.graph_description import DoesNotFit
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from tests.running_server import DEMO, run_python

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.decoder_graph import LowRankPath
+from genai_server.engine.graph_description import LowRankPath
 from genai_server.engine.runners.adapters import AdapterStack, AdapterWeights
 
 PATHS = (LowRankPath("a0", "b0", 3, 5), LowRankPath("a1", "b1", 2, 4))

@@ -15,8 +15,8 @@ from _models.driven import Driven
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
 from genai_server.engine import process
-from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.encoder_worker import AudioWorker
+from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
 from genai_server.engine.host import resources
 from genai_server.engine.kv_cache import buffers, paged_buffers

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.model.files import check_model_directory

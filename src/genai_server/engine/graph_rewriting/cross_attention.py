@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit
-from genai_server.engine.graph_rewriting.nodes import drop_unread, replace
+from genai_server.engine.graph_description import ATTENTION, DecoderGraph, DoesNotFit
+from genai_server.engine.graph_rewriting.onnx_graph import drop_unread, replace
 
 CROSS_ATTENTION = "MultiHeadAttention"
 # Inputs of a MultiHeadAttention.

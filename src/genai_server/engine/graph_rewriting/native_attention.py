@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from genai_server.engine.decoder_graph import PAST, DecoderGraph, DoesNotFit
+from genai_server.engine.graph_description import PAST, DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.graph_rewriting.paged_attention import shared_attributes
 

@@ -8,7 +8,7 @@ only, and needs keys and values of 16 bits.
 import onnx
 from onnx import TensorProto, helper
 
-from genai_server.engine.decoder_graph import DoesNotFit
+from genai_server.engine.graph_description import DoesNotFit
 
 # Begins the names of pools, which have the graph's names of keys and values.
 PAGED = "genai_server.paged."

@@ -3,11 +3,26 @@
 A row is a sequence in the pass. The tokens of all rows are concatenated to one flat row [1, tokens], so each matrix is
 read once for all of them. Only attention, and layers with recurrent states, have to distinguish the rows. On CPUs they
 become operators of genai-server-native, whose inputs say where each row's tokens begin and which KV cache slot the row
-has (native_attention.py, ragged_states.py, low_rank.py). On a device with memory of its own, paged attention replaces
-attention (paged_attention.py).
+has (native_attention.py, lora.py). On a device with memory of its own, paged attention replaces attention
+(paged_attention.py).
+
+The output head computes logits from the hidden states of the last layer. In a small model with a large vocabulary, it
+has a third of the weights, and of a prompt only the logits after its last token are needed. Therefore an input of the
+rewritten graph says for which positions logits are computed. If logits are in a device's memory, most answers need only
+the highest logit, or the `top_k` highest. Therefore such a graph has further outputs with the highest logits, their
+tokens, and the probability of the best token.
+
+Layers with recurrent states are convolutions and linear attention. The operators RaggedConvolution and
+RaggedLinearAttention (native/README.md) read the flat tokens of all rows, and write the state of each row into the
+row's slot. Draft tokens do not change the states, because they may be rejected. A pass with drafts also returns what
+these operators have read, and a session that has only these operators then advances the states by the accepted tokens
+(`state_operators`).
 """
 
-from collections.abc import Iterable
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +31,59 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit
+from genai_server.engine.graph_description import ATTENTION, DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import CROSS_ATTENTION
-from genai_server.engine.graph_rewriting.low_rank import stack_ranks
+from genai_server.engine.graph_rewriting.lora import stack_ranks
 from genai_server.engine.graph_rewriting.native_attention import (
+    COMMITTED,
     NATIVE,
+    SLOTS,
+    STARTS,
     cache,
     native_inputs,
     to_native,
     to_native_cross,
 )
-from genai_server.engine.graph_rewriting.nodes import drop_unread, replace
-from genai_server.engine.graph_rewriting.output_head import find_head
+from genai_server.engine.graph_rewriting.onnx_graph import drop_unread, replace
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.graph_rewriting.paged_attention import paged_inputs, pool, to_paged
-from genai_server.engine.graph_rewriting.ragged_states import StateLayers
+from genai_server.engine.scores import NUM_BEST
 
+LAST_POSITIONS = "genai_server.last_positions"
+_READ_STATES = "genai_server.read_states"
+_PRODUCTS = {"MatMul", "MatMulNBits", "PackedMatMul"}
+# Operators that the model builder puts between the product and the logits: casts, scales and Gemma's soft cap.
+_ELEMENTWISE = {"Cast", "Div", "Mul", "Tanh"}
+# Outputs for the NUM_BEST best tokens of each position: logits, float32 [rows, positions, NUM_BEST], and token ids,
+# int64 of the same shape. The highest come first; of equal ones, the lowest token first (ONNX's operator TopK).
+BEST_LOGITS, BEST_TOKENS = "genai_server.best_logits", "genai_server.best_tokens"
+# The output SHARES, float32 [rows, positions, 1], has the best token's share of softmax(scale · logits). The input
+# SCALES, float32 [positions, 1], has the scale of each position, such as 1 / temperature.
+SCALES, SHARES = "genai_server.scales", "genai_server.shares"
+CONVOLUTION, RECURRENCE = "CausalConvWithState", "LinearAttention"
+_NATIVE_CONVOLUTION, _NATIVE_RECURRENCE = "RaggedConvolution", "RaggedLinearAttention"
+_SWAP = [0, 2, 1]  # of [rows, channels, tokens] and [rows, tokens, channels]
+# What a convolution's attributes must be. ONNX Runtime writes all of them into a graph that it has optimized.
+_PLAIN = {
+    "ndim": 1,
+    "dilation": 1,
+    "channels_last": 0,
+    "input_channels": 0,
+    "input_channel_offset": 0,
+    "state_channels_last": -1,
+    "state_length": 0,
+    "state_update_capacity": 0,
+    "state_window": 0,
+}
+_ACTIVATION = "activation"
+_SILU = {b"silu", b"swish"}
+# Inputs of a LinearAttention: those of the tokens, the state, and the gates.
+_PAST, _DECAY, _RATE = 3, 4, 5
+# Which of the gates each rule has.
+_RULES = {b"linear": (), b"gated": (_DECAY,), b"delta": (_RATE,), b"gated_delta": (_DECAY, _RATE)}
+_MAX_WIDTH = 64
+# The inputs of the operators that are tokens.
+_OF_CONVOLUTION, _OF_RECURRENCE = (0,), (0, 1, 2, 7, 8)
 _value = helper.make_tensor_value_info
 # int64 [K]: the flat positions whose logits are computed.
 WANTED = "genai_server.wanted"
@@ -45,6 +98,241 @@ _ROPE, _POSITIONS = slice(7, 9), 9
 _PRESENT = slice(1, 3)
 # Inputs of the type of the queries: these, keys, values, cosines, sines, a sink for each head, and norms.
 _FLOATS = (0, 1, 2, 7, 8, 11, 14, 15)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The output head of a graph: the nodes that compute logits from hidden states [rows, positions, hidden_size].
+
+    `states` is the name of the hidden states, and `reader` the node that multiplies them with the head's weights.
+    """
+
+    states: str
+    # The product that reads the states. Other nodes may read them, too.
+    reader: onnx.NodeProto
+
+    def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
+        """Insert the node `selection` between the hidden states and the head's matrix product.
+
+        Other nodes that read the hidden states are not changed.
+        """
+        first_reader = next(index for index, node in enumerate(graph.node) if self.states in node.input)
+        for position, name in enumerate(self.reader.input):
+            if name == self.states:
+                self.reader.input[position] = selection.output[0]
+        graph.node.insert(first_reader, selection)
+
+
+def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
+    """Return the output head that computes the graph output `logits`.
+
+    None if the graph has no such head, or if a value between the head's matrix product and the logits is also read by
+    other nodes.
+    """
+    makers: dict[str, onnx.NodeProto] = {output: node for node in graph.node for output in node.output}
+    reads = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
+    node = makers.get(logits)
+    while node is not None and node.op_type in _ELEMENTWISE:
+        node = makers.get(node.input[0])
+        if node is not None and reads.count(node.output[0]) > 1:
+            return None
+    if node is None or node.op_type not in _PRODUCTS or node.input[0] not in makers:
+        return None
+    return Head(node.input[0], node)
+
+
+def read_last(graph: onnx.GraphProto, logits: str) -> bool:
+    """Make the output head compute the logits of only one position of each row, [rows, 1, vocab_size], in place.
+
+    The new input LAST_POSITIONS, int64 [rows, 1, 2], has for each row its number and the index of this position.
+    Returns False, and changes nothing, if the graph has no output head that can be changed.
+    """
+    head = find_head(graph, logits)
+    if head is None:
+        return False
+    graph.input.append(onnx.helper.make_tensor_value_info(LAST_POSITIONS, onnx.TensorProto.INT64, ["rows", 1, 2]))
+    head.read_through(graph, onnx.helper.make_node("GatherND", [head.states, LAST_POSITIONS], [_READ_STATES]))
+    return True
+
+
+def offer_best(graph: onnx.GraphProto, logits: str, excluded: int | None = None) -> None:
+    """Add outputs with the NUM_BEST highest logits of each position, which a device computes from the output `logits`.
+
+    BEST_LOGITS and BEST_TOKENS are [rows, positions, NUM_BEST], the highest logit first. SHARES, [rows, positions, 1],
+    is the probability of the best token: the softmax of the logits multiplied by the new input SCALES, [positions, 1].
+    The token `excluded` is never among the best, unless it is None.
+    """
+    floats, ints = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+
+    def constant(kind: int, *values: float) -> str:
+        name = f"{BEST_LOGITS}.constant{len(graph.initializer)}"
+        graph.initializer.append(onnx.helper.make_tensor(name, kind, [len(values)], values))
+        return name
+
+    def add(operator: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
+        outputs = outputs or [f"{BEST_LOGITS}.{len(graph.node)}"]
+        graph.node.append(onnx.helper.make_node(operator, inputs, outputs, **attributes))
+        return outputs[0]
+
+    as_floats, first = add("Cast", logits, to=floats), constant(ints, 0)
+    if excluded is not None:
+        added = constant(floats, 0.0, -math.inf)
+        mask = add("OneHot", constant(ints, excluded), add("Shape", logits, start=-1), added)
+        as_floats = add("Add", as_floats, mask)
+    add("TopK", as_floats, constant(ints, NUM_BEST), outputs=[BEST_LOGITS, BEST_TOKENS])
+    # The difference is scaled, because low temperatures would magnify the rounding of the logits.
+    below = add("Sub", as_floats, add("Gather", BEST_LOGITS, first, axis=2))
+    shares = add("Softmax", add("Mul", below, SCALES), axis=-1)
+    add("GatherElements", shares, add("Gather", BEST_TOKENS, first, axis=2), outputs=[SHARES], axis=2)
+    describe = onnx.helper.make_tensor_value_info
+    graph.input.append(describe(SCALES, floats, ["positions", 1]))
+    for name, kind, number in ((BEST_LOGITS, floats, NUM_BEST), (BEST_TOKENS, ints, NUM_BEST), (SHARES, floats, 1)):
+        graph.output.append(describe(name, kind, ["rows", "positions", number]))
+
+
+class StateLayers:
+    """Rewrites the layers with recurrent states in a decoder's graph."""
+
+    def __init__(self, graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
+        self._graph, self._folder = graph, decoder.path.parent
+        self._makers = {output: node for node in graph.node for output in node.output}
+        self._readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in graph.node:
+            for name in node.input:
+                self._readers[name].append(node)
+        # Outputs of nodes that are left out.
+        self._dropped: set[str] = set()
+        self._states = {state.past: state for state in (*decoder.conv_states, *decoder.recurrent_states)}
+        self._recurrent = {state.past for state in decoder.recurrent_states}
+        # The states of all slots.
+        self.inputs = [
+            helper.make_tensor_value_info(NATIVE + past, TensorProto.FLOAT, ["slots", *state.shape])
+            for past, state in self._states.items()
+        ]
+        # What the operators read of the flat tokens, [1, T, …].
+        self.read: dict[str, None] = {}
+
+    def replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Return the nodes that replace a node: the node itself if it has no state, or none if another new operator
+        includes it.
+
+        Raises DoesNotFit if an operator with a state has an unknown form.
+        """
+        if node.op_type == CONVOLUTION:
+            return self._convolution(node)
+        if node.op_type == RECURRENCE:
+            return self._recurrence(node)
+        return [] if self._dropped.intersection(node.output) else [node]
+
+    def _convolution(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        tokens, weight, bias, past = [*node.input, "", ""][:4]
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        activation = attributes.pop(_ACTIVATION, b"none")
+        is_plain = all(value == _PLAIN.get(name) for name, value in attributes.items())
+        constants = {value.name: value for value in self._graph.initializer if value.name in (weight, bias)}
+        is_known = past in self._states and past not in self._recurrent and activation in {b"none", *_SILU}
+        if not is_plain or not is_known or len(constants) < (2 if bias else 1):
+            raise DoesNotFit(f"its operator {CONVOLUTION} has a form that the runner does not know")
+        by_tap = self._values(constants[weight]).transpose(2, 1, 0)[:, 0]  # [width, channels]
+        if len(by_tap) > _MAX_WIDTH:
+            raise DoesNotFit(f"its operator {CONVOLUTION} reads more than {_MAX_WIDTH} tokens")
+        out, weights = node.output[0], f"{node.output[0]}.weights"
+        self._graph.initializer.append(_constant(by_tap, weights))
+        if bias:
+            self._graph.initializer.append(_constant(self._values(constants[bias]), f"{out}.bias"))
+            bias = f"{out}.bias"
+        made: list[onnx.NodeProto] = []
+        maker = self._makers.get(tokens)
+        if maker is not None and _is_swap(maker):
+            tokens = maker.input[0]
+        else:
+            made.append(helper.make_node("Transpose", [tokens], [f"{out}.tokens"], perm=_SWAP))
+            tokens = f"{out}.tokens"
+        flat = f"{out}.flat"
+        if is_swapped := [_is_swap(reader) for reader in self._readers[out]] == [True]:
+            flat = self._readers[out][0].output[0]
+            self._dropped.add(flat)
+        inputs = [tokens, weights, NATIVE + past, STARTS, SLOTS, COMMITTED, bias]
+        operator = self._operator(
+            helper.make_node(
+                _NATIVE_CONVOLUTION,
+                inputs if bias else inputs[:-1],
+                [flat],
+                node.name,
+                domain=DOMAIN,
+                silu=int(activation in _SILU),
+            ),
+            _OF_CONVOLUTION,
+        )
+        made.append(operator)
+        if not is_swapped:
+            made.append(helper.make_node("Transpose", [flat], [out], perm=_SWAP))
+        return made
+
+    def _values(self, constant: TensorProto) -> NDArray[Any]:
+        return numpy_helper.to_array(constant, str(self._folder))
+
+    def _recurrence(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        attributes: dict[str, Any] = {"update_rule": b"gated_delta", "state_window": 0, "scale": 0.0}
+        attributes |= {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        given = [*node.input, *[""] * (_RATE + 1 - len(node.input))]
+        gates = _RULES.get(attributes["update_rule"])
+        if gates is None or attributes["state_window"] or given[_PAST] not in self._recurrent:
+            raise DoesNotFit(f"its operator {RECURRENCE} has a form that the runner does not know")
+        optional = [given[index] if index in gates else "" for index in (_DECAY, _RATE)]
+        operator = self._operator(
+            helper.make_node(
+                _NATIVE_RECURRENCE,
+                [*given[:_PAST], NATIVE + given[_PAST], STARTS, SLOTS, COMMITTED, *optional],
+                node.output[:1],
+                node.name,
+                domain=DOMAIN,
+                q_num_heads=attributes["q_num_heads"],
+                kv_num_heads=attributes["kv_num_heads"],
+                scale=attributes["scale"],
+                delta=int(_RATE in gates),
+            ),
+            _OF_RECURRENCE,
+        )
+        return [operator]
+
+    def _operator(self, node: onnx.NodeProto, tokens: tuple[int, ...]) -> onnx.NodeProto:
+        """Add the names of those inputs of a new operator that are tokens, at the indexes `tokens`, to `read`. Returns
+        the operator.
+        """
+        self.read |= dict.fromkeys(name for index, name in enumerate(node.input) if name and index in tokens)
+        return node
+
+
+def _constant(values: NDArray[Any], name: str) -> TensorProto:
+    """Return values as a constant tensor in 32 bits."""
+    return numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
+
+
+def _is_swap(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Transpose" and list(node.attribute[0].ints) == _SWAP
+
+
+def state_operators(model: onnx.ModelProto, decoder: DecoderGraph) -> onnx.ModelProto:
+    """Return a model that has only the operators with recurrent states of a rewritten model.
+
+    Its inputs are the states, STARTS, SLOTS and COMMITTED, and the values that the operators read for each token. A
+    pass of the whole model returns these values under the same names.
+    """
+    nodes = [node for node in model.graph.node if node.op_type in (_NATIVE_CONVOLUTION, _NATIVE_RECURRENCE)]
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    read = list(dict.fromkeys(name for node in nodes for name in node.input if name))
+    integers = {STARTS, SLOTS, COMMITTED}
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT32 if name in integers else TensorProto.FLOAT, None)
+        for name in read
+        if name not in constants
+    ]
+    # ONNX Runtime would leave out operators whose results nothing reads.
+    outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None) for node in nodes]
+    kept = [constants[name] for name in read if name in constants]
+    found = helper.make_graph(nodes, "state_operators", inputs, outputs, kept)
+    return helper.make_model(found, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
 def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.graph_rewriting.native_attention import NATIVE
 from genai_server.options.device import DeviceOptions, device_id
 from genai_server.options.providers import PROVIDERS, provider

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.graph_rewriting import low_rank, native_attention, paged_attention
-from genai_server.engine.graph_rewriting.output_head import SCALES
-from genai_server.engine.graph_rewriting.ragged import ROPE_PLACES, WANTED
+from genai_server.engine.graph_description import DecoderGraph
+from genai_server.engine.graph_rewriting import lora, native_attention, paged_attention
+from genai_server.engine.graph_rewriting.ragged import ROPE_PLACES, SCALES, WANTED
 
 # The first rank of an adapter and the number of its ranks.
 Ranks = tuple[int, int]
@@ -166,8 +165,8 @@ def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, ND
         native_attention.PASTS: np.array([row.num_cached for row in rows], np.int32),
         native_attention.SLOTS: np.array([row.slot for row in rows], np.int32),
         native_attention.COMMITTED: np.array([len(row.tokens) - row.num_drafted for row in rows], np.int32),
-        low_rank.RANKS: np.array([first for first, _ in ranks], np.int32),
-        low_rank.NUM_RANKS: np.array([number for _, number in ranks], np.int32),
+        lora.RANKS: np.array([first for first, _ in ranks], np.int32),
+        lora.NUM_RANKS: np.array([number for _, number in ranks], np.int32),
     }
 
 

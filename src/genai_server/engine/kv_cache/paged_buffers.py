@@ -10,7 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.graph_rewriting.paged_attention import BLOCKS, BOUNDS, PAGED
 from genai_server.engine.kv_cache.layout import Row
 from genai_server.errors import RunnerFailed

@@ -1,6 +1,6 @@
 """Recurrent states, which some layers have for each sequence in a fixed size, in place of a KV cache.
 
-The operators of a pass write the states to the slots (engine/graph_rewriting/ragged_states.py), but leave out draft
+The operators of a pass write the states to the slots (engine/graph_rewriting/ragged.py), but leave out draft
 tokens, because it is not known yet which of them are accepted. Afterwards a session with only these operators reads the
 accepted draft tokens again, from intermediate outputs of the pass. That costs less than saving the states before each
 pass, and less than reading the tokens again with the whole model.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.graph_rewriting.native_attention import COMMITTED, NATIVE, SLOTS, STARTS
 from genai_server.engine.kv_cache.layout import Layout
 

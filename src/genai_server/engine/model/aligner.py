@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
 from genai_server.engine.encoded_inputs import EncodedAudio
+from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.cross_attention import score_heads
 from genai_server.engine.model.graph_reader import read_cross_decoder
 from genai_server.engine.model.session_options import open_encoder

@@ -9,8 +9,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from genai_server.engine.decoder_graph import VisionFiles
 from genai_server.engine.encoded_inputs import EncodedAudio
+from genai_server.engine.graph_description import VisionFiles
 from genai_server.engine.model.graph_reader import EncoderFiles
 from genai_server.engine.model.session_options import NUMPY_TYPES, open_encoder, open_with, session_options
 from genai_server.errors import RunnerFailed, in_one_line

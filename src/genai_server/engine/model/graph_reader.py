@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 import onnx
 
-from genai_server.engine.decoder_graph import ATTENTION, DecoderGraph, DoesNotFit, LayerState, VisionFiles, local_window
+from genai_server.engine.graph_description import (
+    ATTENTION,
+    DecoderGraph,
+    DoesNotFit,
+    LayerState,
+    VisionFiles,
+    local_window,
+)
 from genai_server.engine.graph_rewriting.cross_attention import POSITIONS, find_positions
-from genai_server.engine.graph_rewriting.low_rank import find_paths
+from genai_server.engine.graph_rewriting.lora import find_paths
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed
 from genai_server.engine.model.adapter_file import optional_inputs
 from genai_server.engine.model.files import CONFIG, read_config

@@ -5,15 +5,12 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
+from genai_server.engine.graph_rewriting.cpu_operators import computes_in_half, use_fast_operators, widen
 from genai_server.engine.graph_rewriting.cross_attention import use_known_operators
-from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
-from genai_server.engine.graph_rewriting.output_head import offer_best
+from genai_server.engine.graph_rewriting.onnx_graph import Weights
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, pack_products, why_not_packed
-from genai_server.engine.graph_rewriting.ragged import make_ragged
-from genai_server.engine.graph_rewriting.ragged_states import state_operators
-from genai_server.engine.graph_rewriting.stored_weights import Weights
-from genai_server.engine.graph_rewriting.widening import computes_in_half, widen
+from genai_server.engine.graph_rewriting.ragged import make_ragged, offer_best, state_operators
 from genai_server.engine.model.native_library import native_library
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -35,7 +32,7 @@ def open_session(
 
     The graph is rewritten so that one pass can read tokens of several sequences (engine/graph_rewriting/ragged.py) and,
     with `offers_best`, so that a pass can return the highest logits instead of all
-    (engine/graph_rewriting/output_head.py). `threads` is the number of threads, 0 for one on each physical core that
+    (engine/graph_rewriting/ragged.py). `threads` is the number of threads, 0 for one on each physical core that
     the process may use. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose paths begin
     with it. Raises DoesNotFit if the session cannot run a batch, and ConfigurationError for options that name something
     missing.

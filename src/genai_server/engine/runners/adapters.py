@@ -1,7 +1,7 @@
 """The LoRA adapters of one engine: loading each of them once, and their weights in the batch.
 
 The weights of the adapters that the batch uses are concatenated into one matrix for each input of the graph
-(engine/graph_rewriting/low_rank.py). An adapter has the same range of ranks in all of these matrices. The weights of an
+(engine/graph_rewriting/lora.py). An adapter has the same range of ranks in all of these matrices. The weights of an
 adapter that no sequence uses stay there until their ranks are needed for another adapter. An adapter of rank 0 has no
 effect, and no ranks.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import LowRankPath
+from genai_server.engine.graph_description import LowRankPath
 from genai_server.engine.kv_cache.layout import Ranks
 from genai_server.engine.model.adapter_file import read_adapter_file
 from genai_server.engine.runners.base import Runner

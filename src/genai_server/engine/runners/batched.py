@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.kv_cache.buffers import CpuBuffers, MakeBuffers
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.layout import Layout, Row, lay_out

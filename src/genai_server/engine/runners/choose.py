@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from genai_server.engine.decoder_graph import DoesNotFit
 from genai_server.engine.encoded_inputs import EncodedAudio
 from genai_server.engine.encoder_worker import AudioWorker, EncoderWorker, ImageWorker, Tensors
+from genai_server.engine.graph_description import DoesNotFit
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.files import check_draft_model, check_model_directory, what_is_left_out
 from genai_server.engine.model.graph_reader import MTP, read_decoder_graph

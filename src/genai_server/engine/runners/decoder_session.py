@@ -11,8 +11,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from genai_server.engine.decoder_graph import DecoderGraph
-from genai_server.engine.graph_rewriting.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
+from genai_server.engine.graph_description import DecoderGraph
+from genai_server.engine.graph_rewriting.ragged import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
 from genai_server.engine.kv_cache.buffers import BatchBuffers
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from genai_server.engine.decoder_graph import DecoderGraph
+from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.host.resources import free_gpu_memory
 from genai_server.engine.kv_cache.buffers import buffers_on
 from genai_server.engine.kv_cache.layout import Row, lay_out

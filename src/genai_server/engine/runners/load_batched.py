@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.model.files import session_profile
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.profiling.folder import profile_folder

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
-from genai_server.engine.decoder_graph import VisionFiles
+from genai_server.engine.graph_description import VisionFiles
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file, private_copy
 from genai_server.engine.model.encoders import features_graph
 from genai_server.engine.model.files import check_model_directory, read_config

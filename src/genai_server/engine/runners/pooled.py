@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
-from genai_server.engine.graph_rewriting.output_head import LAST_POSITIONS, read_last
+from genai_server.engine.graph_rewriting.ragged import LAST_POSITIONS, read_last
 from genai_server.engine.model.files import VECTORS, check_model_directory
 from genai_server.engine.model.session_options import (
     EXTERNAL_DATA,

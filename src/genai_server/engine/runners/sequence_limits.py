@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from genai_server.engine.decoder_graph import DecoderGraph, DoesNotFit
+from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
 from genai_server.engine.host.resources import free_gpu_memory
 from genai_server.engine.model.files import check_model_directory

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from genai_server.engine.decoder_graph import LowRankPath
+from genai_server.engine.graph_description import LowRankPath
 from genai_server.engine.graph_rewriting.native_attention import STARTS
-from genai_server.engine.graph_rewriting.nodes import replace
+from genai_server.engine.graph_rewriting.onnx_graph import replace
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 
 # int32 [R]: the first rank of each row's adapter, and the number of its ranks, 0 for none.

@@ -160,7 +160,7 @@ class DecoderGraph:
 
     def in_32_bits(self) -> "DecoderGraph":
         """Return the description of this decoder after its graph was rewritten to compute in 32 bits, which
-        engine/graph_rewriting/widening.py does for decoders in CPU memory.
+        engine/graph_rewriting/cpu_operators.py does for decoders in CPU memory.
         """
         wide: dict[str, Any] = {
             kind: tuple(replace(state, type=np.float32) for state in getattr(self, kind))

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.graph_rewriting.fast_operators import use_fast_operators
+from genai_server.engine.graph_rewriting.cpu_operators import use_fast_operators
 
 
 def graph(products: list[int | None], experts: int | None) -> onnx.GraphProto:

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import GraphProto, TensorProto, helper
 
-from genai_server.engine.decoder_graph import LowRankPath
-from genai_server.engine.graph_rewriting.low_rank import NUM_RANKS, RANKS, find_paths, stack_ranks
+from genai_server.engine.graph_description import LowRankPath
+from genai_server.engine.graph_rewriting.lora import NUM_RANKS, RANKS, find_paths, stack_ranks
 from genai_server.engine.graph_rewriting.native_attention import STARTS
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.model.native_library import native_library
