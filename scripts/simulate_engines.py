@@ -30,7 +30,7 @@ from _models.engine_loop import API, open_loop
 from _models.table import table
 
 from genai_server.engine.abilities import Abilities
-from genai_server.engine.kv_cache.block_changes import CachedBlocks, prefix_digest
+from genai_server.engine.kv_cache.kv_events import CachedBlocks, prefix_digest
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.runners.base import Runner

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from _models.family import VOCABULARY
-from genai_server.engine.kv_cache.row_states import before_checkpoint
+from genai_server.engine.kv_cache.buffers import before_checkpoint
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits

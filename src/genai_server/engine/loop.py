@@ -20,7 +20,7 @@ from genai_server.engine.admission import Admission
 from genai_server.engine.host.supervisor_link import Heartbeat
 from genai_server.engine.interrupts import Interrupts
 from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox, Message, Outbox, Send
-from genai_server.engine.kv_cache.block_changes import CachedBlocks
+from genai_server.engine.kv_cache.kv_events import CachedBlocks
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable

@@ -15,8 +15,7 @@ from msgspec import structs
 from genai_server.engine.host.resources import keep_on
 from genai_server.engine.host.supervisor_link import Heartbeat, SupervisorLink
 from genai_server.engine.ipc.connections import Connections, Listener, listen
-from genai_server.engine.kv_cache.block_changes import CachedBlocks, prefix_digest
-from genai_server.engine.kv_cache.kv_events import KvEventPublisher
+from genai_server.engine.kv_cache.kv_events import CachedBlocks, KvEventPublisher, prefix_digest
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import CONFIG, session_profile
 from genai_server.engine.profiling.folder import profile_folder

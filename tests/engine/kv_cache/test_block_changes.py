@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from genai_server.engine.kv_cache.block_changes import BlockChanges, CachedBlocks, prefix_digest
+from genai_server.engine.kv_cache.kv_events import BlockChanges, CachedBlocks, prefix_digest
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.messages.prefix_cache import BLOCK_TOKENS, prefix_digests

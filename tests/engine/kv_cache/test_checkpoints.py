@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
+from genai_server.engine.kv_cache.buffers import RowStates, before_checkpoint, ends_at_checkpoint
 from genai_server.engine.kv_cache.kv_slots import KvSlots
-from genai_server.engine.kv_cache.row_states import RowStates, before_checkpoint, ends_at_checkpoint
 from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.errors import RunnerFailed
 from tests.engine.kv_cache.no_buffers import NoBuffers

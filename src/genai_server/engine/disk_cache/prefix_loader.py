@@ -13,8 +13,8 @@ from math import inf
 
 from genai_server.engine.disk_cache.segment_file import SlotMemory, root_key, storable
 from genai_server.engine.disk_cache.segment_folder import Segment, SegmentFolder
+from genai_server.engine.kv_cache.buffers import Saved
 from genai_server.engine.kv_cache.kv_slots import KvSlots, Slot
-from genai_server.engine.kv_cache.row_states import Saved
 from genai_server.engine.sequence import Sequence, common_length
 from genai_server.timing import Clock
 

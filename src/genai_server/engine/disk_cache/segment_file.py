@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.kv_cache.row_states import RowStates
+from genai_server.engine.kv_cache.buffers import RowStates
 
 _MAGIC = b"GENAIKV2"
 _LENGTH_BYTES = 4

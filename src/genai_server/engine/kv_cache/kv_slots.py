@@ -7,7 +7,7 @@ only counts and decides; the buffers copy data.
 
 Some models have layers with recurrent states of fixed size in place of a KV cache. As the state for fewer tokens cannot
 be computed from a later one, a prefix is reused up to a state checkpoint, which is a copy of the states
-(engine/kv_cache/row_states.py), or up to its last token.
+(engine/kv_cache/buffers.py), or up to its last token.
 
 Slots share pages of memory. A slot gets pages as tokens are added, and keeps them until another slot needs memory.
 Pages are then freed in this order, within each group the least recently used first: pages behind the cached tokens of a
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
-from genai_server.engine.kv_cache.row_states import RowStates, Saved, is_common_end
+from genai_server.engine.kv_cache.buffers import RowStates, Saved, is_common_end
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvBudget, KvMemory
 from genai_server.engine.sequence import common_length
 from genai_server.timing import Clock

@@ -1,7 +1,7 @@
 """The inputs of a forward pass over several sequences: which tokens it reads, and where their rows and slots are.
 
-The inputs are those of graphs that were rewritten by ragged.py, native_attention.py, ragged_states.py, low_rank.py and
-paged_attention.py in engine/graph_rewriting.
+The inputs are those of graphs that were rewritten by ragged.py, native_attention.py, lora.py and paged_attention.py
+in engine/graph_rewriting.
 """
 
 from collections.abc import Mapping, Sequence

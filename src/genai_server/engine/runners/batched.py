@@ -17,10 +17,16 @@ from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.graph_description import DecoderGraph
-from genai_server.engine.kv_cache.buffers import CpuBuffers, MakeBuffers
+from genai_server.engine.kv_cache.buffers import (
+    CpuBuffers,
+    MakeBuffers,
+    RowStates,
+    before_checkpoint,
+    ends_at_checkpoint,
+    is_common_end,
+)
 from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.layout import Layout, Row, lay_out
-from genai_server.engine.kv_cache.row_states import RowStates, before_checkpoint, ends_at_checkpoint, is_common_end
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.encoders import TokenEmbedder
 from genai_server.engine.model.pass_profile import check_pass_profiles

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.graph_rewriting.ragged import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
-from genai_server.engine.kv_cache.buffers import BatchBuffers
+from genai_server.engine.kv_cache.buffers import BatchBuffers, RowStates
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
-from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.encoders import TokenEmbedder
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.runners.adapters import AdapterStack

@@ -9,10 +9,9 @@ from msgspec import structs
 
 from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.host.resources import free_gpu_memory
-from genai_server.engine.kv_cache.buffers import buffers_on
+from genai_server.engine.kv_cache.buffers import RowStates, buffers_on
 from genai_server.engine.kv_cache.layout import Row, lay_out
 from genai_server.engine.kv_cache.paged_buffers import num_blocks
-from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.encoders import TokenEmbedder
 from genai_server.engine.runners.batched import MAX_POSITIONS
 from genai_server.engine.runners.decoder_session import DecoderSession

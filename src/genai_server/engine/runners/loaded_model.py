@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from genai_server.engine.encoder_worker import EncoderWorker
-from genai_server.engine.kv_cache.block_changes import CachedBlocks
-from genai_server.engine.kv_cache.kv_events import KvEventPublisher
+from genai_server.engine.kv_cache.kv_events import CachedBlocks, KvEventPublisher
 from genai_server.engine.runners.adapters import Adapters
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.scheduling.scheduler_output import Step

@@ -14,7 +14,7 @@ from _models.driven import Driven, Tokens
 from numpy.typing import NDArray
 
 from genai_server.engine.graph_rewriting.native_attention import NATIVE
-from genai_server.engine.kv_cache.row_states import RowStates
+from genai_server.engine.kv_cache.buffers import RowStates
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
