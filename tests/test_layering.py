@@ -138,7 +138,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     # It parses untrusted input, and must not do so in the API process.
     "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler", "text.grammars.grammar"),
     "tokenizers": ("text.tokenizer",),
-    "google": ("engine.model.external_files", "tools.import_triton"),
+    "google": ("engine.model.files", "tools.import_triton"),
     "jinja2": ("text.prompts.chat_template", "text.prompts.template_sandbox"),
     "fastapi": _HTTP,
     "starlette": _HTTP,

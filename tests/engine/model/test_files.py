@@ -14,12 +14,12 @@ import onnx
 import onnx.helper
 import pytest
 
-from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.files import (
     NO_AUDIO,
     TEXT_ONLY,
     check_draft_model,
     check_model_directory,
+    external_files,
     has_chat_template,
     model_info,
     session_profile,

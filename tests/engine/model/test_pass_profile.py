@@ -8,8 +8,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from genai_server.engine.model import pass_profile
-from genai_server.engine.model.pass_profile import check_pass_profiles, profile_pass
+from genai_server.engine.model import session as session_module
+from genai_server.engine.model.session import check_pass_profiles, profile_pass
 from genai_server.errors import RunnerFailed
 from tests.running_server import ROOT
 
@@ -18,9 +18,9 @@ GRAPH = ROOT / "tests" / "built_models" / "whisper" / "encoder.onnx"
 
 @pytest.fixture
 def tried_anew() -> Iterator[None]:
-    pass_profile._functions.cache_clear()
+    session_module._functions.cache_clear()
     yield
-    pass_profile._functions.cache_clear()
+    session_module._functions.cache_clear()
 
 
 def test_a_pass_is_profiled_and_the_next_one_is_not(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_options_keep_their_other_values() -> None:
 
 
 def test_other_run_options_are_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_profile, "_GET_VERBOSITY", pass_profile._GET_SEVERITY)
+    monkeypatch.setattr(session_module, "_GET_VERBOSITY", session_module._GET_SEVERITY)
     with pytest.raises(RunnerFailed, match="cannot read Python's run options"):
         check_pass_profiles()
 
@@ -59,18 +59,18 @@ def test_an_object_of_another_kind_is_refused(tried_anew: None, monkeypatch: pyt
 
 
 def test_a_missing_library_is_named(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_profile, "_LIBRARIES", ("none.so",))
+    monkeypatch.setattr(session_module, "_LIBRARIES", ("none.so",))
     with pytest.raises(RunnerFailed, match="capi has no library with the C API"):
         check_pass_profiles()
 
 
 def test_a_library_that_cannot_be_used_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_profile, "_LIBRARIES", ("__init__.py",))
+    monkeypatch.setattr(session_module, "_LIBRARIES", ("__init__.py",))
     with pytest.raises(RunnerFailed, match="__init__.py cannot be used"):
         check_pass_profiles()
 
 
 def test_an_older_library_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pass_profile, "_API_VERSION", 10_000)
+    monkeypatch.setattr(session_module, "_API_VERSION", 10_000)
     with pytest.raises(RunnerFailed, match="has no version 10000 of the C API"):
         check_pass_profiles()

@@ -11,13 +11,13 @@ from pathlib import Path, PurePosixPath
 
 import onnx
 
-from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.files import (
     CHAT_TEMPLATE,
     CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
     check_model_directory,
+    external_files,
     is_lfs_pointer,
     named_files,
     read_config,

@@ -29,8 +29,7 @@ from genai_server.engine.kv_cache.kv_slots import KvSlots
 from genai_server.engine.kv_cache.layout import Layout, Row, lay_out
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.encoders import TokenEmbedder
-from genai_server.engine.model.pass_profile import check_pass_profiles
-from genai_server.engine.model.session import open_state_operators
+from genai_server.engine.model.session import check_pass_profiles, open_state_operators
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners.adapters import AdapterStack, AdapterWeights, load_weights
 from genai_server.engine.runners.base import Interrupted, Runner

@@ -17,7 +17,7 @@ from genai_server.engine.kv_cache.buffers import BatchBuffers, RowStates
 from genai_server.engine.kv_cache.layout import Layout
 from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.model.encoders import TokenEmbedder
-from genai_server.engine.model.pass_profile import profile_pass
+from genai_server.engine.model.session import profile_pass
 from genai_server.engine.runners.adapters import AdapterStack
 from genai_server.engine.runners.base import INTERRUPTED_MESSAGE, Interrupted
 from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
