@@ -33,7 +33,7 @@ from genai_server.engine.graph_rewriting.ragged import find_head
 from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.weights import prepacked_model
-from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.load_model import load_batched
 from genai_server.hub.architectures import read_source_config, why_not_mobius
 
 DOCUMENT = REPOSITORY / "docs" / "evidence" / "models.md"

@@ -41,10 +41,10 @@ from llguidance import LLMatcher
 from msgspec import structs
 
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.draft_model import DraftModel
+from genai_server.engine.runners.load_model import load_model
+from genai_server.engine.runners.loaded_model import time_passes, warm_up
 from genai_server.engine.runners.sequence_limits import IDLE_CHUNK
-from genai_server.engine.runners.warm_up import time_passes, warm_up
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk

@@ -8,7 +8,7 @@ from _models.driven import Driven
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
-from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.load_model import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
 from tests.running_server import ROOT

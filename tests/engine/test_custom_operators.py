@@ -12,12 +12,12 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai_server.engine.runners.choose import load_model
+from genai_server.engine.runners.load_model import load_model
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.device import check_device
 from tests.engine.model_runners import greedy_logits
-from tests.engine.runners.test_choose import spec
+from tests.engine.runners.test_load_model import spec
 from tests.running_server import DEMO, RunningServer, run_python
 from tests.server_here import run_here
 

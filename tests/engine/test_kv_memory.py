@@ -14,7 +14,7 @@ from genai_server.engine import process
 from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
-from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.load_model import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory

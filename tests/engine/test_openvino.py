@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from genai_server.engine.model.session_options import missing_device
-from genai_server.engine.runners.choose import load_model
+from genai_server.engine.runners.load_model import load_model
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.device import check_device
 from tests.engine.model_runners import greedy
-from tests.engine.runners.test_choose import spec
+from tests.engine.runners.test_load_model import spec
 
 PACKAGE = "onnxruntime_ep_openvino"
 PROMPT = [1, 57, 301, 44, 18, 902, 77, 5]

@@ -19,8 +19,8 @@ from msgspec import structs
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.draft_model import DraftModel
+from genai_server.engine.runners.load_model import load_model
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Acceptance, TextDrafts

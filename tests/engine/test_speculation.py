@@ -11,8 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from genai_server.engine.ipc.mailbox import Connected
-from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.batched import BatchedRunner, DecoderSession
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import AnswerMemory

@@ -278,7 +278,7 @@ def test_an_exception_of_the_library_is_the_reports_error(
     error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import genai_server.engine.runners.choose as choose\n"
+        "import genai_server.engine.runners.load_model as choose\n"
         "def load_model(spec):\n"
         f"    raise {error}\n"
         "choose.load_model = load_model\n",

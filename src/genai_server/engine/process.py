@@ -22,10 +22,9 @@ from genai_server.engine.profiling.folder import profile_folder
 from genai_server.engine.profiling.manifest import about_engine
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.choose import load_model
-from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
+from genai_server.engine.runners.load_model import load_model
+from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair, scores_prompts, warm_up
 from genai_server.engine.runners.sequence_limits import DEVICE_CHUNK, IDLE_CHUNK, on_cpu
-from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
 from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler import PoolingScheduler, Scheduler

@@ -23,7 +23,7 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners.base import open_bare
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.load_model import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler

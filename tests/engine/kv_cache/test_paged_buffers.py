@@ -21,8 +21,7 @@ from genai_server.engine.kv_cache.layout import Layout, Row
 from genai_server.engine.kv_cache.paged_buffers import MemoryDevice, PagedBuffers
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.batched import BatchedRunner, DecoderSession
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens

@@ -3,8 +3,8 @@
 import pytest
 
 from genai_server.engine.runners.base import try_pass
-from genai_server.engine.runners.choose import load_model
-from tests.engine.runners.test_choose import spec
+from genai_server.engine.runners.load_model import load_model
+from tests.engine.runners.test_load_model import spec
 from tests.running_server import ROOT
 
 

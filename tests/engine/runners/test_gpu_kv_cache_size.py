@@ -13,13 +13,13 @@ from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners import gpu_kv_cache_size
-from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.batched import DecoderSession
 from genai_server.engine.runners.gpu_kv_cache_size import with_memory_left
 from genai_server.engine.runners.sequence_limits import allowed
 from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
 from tests.engine.paged_operator import BLOCK, ON_CPU, open_expanded
-from tests.engine.runners.test_choose import spec
+from tests.engine.runners.test_load_model import spec
 from tests.running_server import DEMO
 
 MODEL = check_model_directory(DEMO)

@@ -15,9 +15,8 @@ from _models.driven import Driven
 
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners.base import Interrupted, open_bare
-from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_model
-from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.batched import BatchedRunner, DecoderSession
+from genai_server.engine.runners.load_model import load_model
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler

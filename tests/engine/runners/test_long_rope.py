@@ -9,7 +9,7 @@ import pytest
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
-from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.load_model import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance, model_guidance

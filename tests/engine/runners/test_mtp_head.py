@@ -15,8 +15,8 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.choose import load_model
 from genai_server.engine.runners.draft_model import MAX_KEPT, MtpHead, _States
+from genai_server.engine.runners.load_model import load_model
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, TextDrafts

@@ -11,7 +11,7 @@ from _models.driven import Driven, engine_spec
 
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.load_model import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.scores import Logits
 from tests.requantized import write_experts, write_floats, write_halves, write_requantized

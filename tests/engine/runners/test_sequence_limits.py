@@ -22,7 +22,7 @@ from genai_server.engine.runners.sequence_limits import (
 )
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from tests.engine.hybrids import BUILT
-from tests.engine.runners.test_choose import spec
+from tests.engine.runners.test_load_model import spec
 from tests.running_server import DEMO
 
 GRAPH = read_decoder_graph(DEMO)

@@ -9,16 +9,15 @@ import pytest
 from _models.driven import Driven
 
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_model
-from genai_server.engine.runners.loaded_model import LoadedModel
+from genai_server.engine.runners.load_model import load_model
+from genai_server.engine.runners.loaded_model import LoadedModel, scores_prompts, time_passes, warm_up
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.sequence_limits import with_limit
-from genai_server.engine.runners.warm_up import scores_prompts, time_passes, warm_up
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
-from tests.engine.runners.test_choose import spec
+from tests.engine.runners.test_load_model import spec
 from tests.model_edits import make_pruned_model
 
 

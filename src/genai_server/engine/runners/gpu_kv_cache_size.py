@@ -13,8 +13,7 @@ from genai_server.engine.kv_cache.buffers import RowStates, buffers_on
 from genai_server.engine.kv_cache.layout import Row, lay_out
 from genai_server.engine.kv_cache.paged_buffers import num_blocks
 from genai_server.engine.model.encoders import TokenEmbedder
-from genai_server.engine.runners.batched import MAX_POSITIONS
-from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.batched import MAX_POSITIONS, DecoderSession
 from genai_server.engine.runners.sequence_limits import DEVICE_CHUNK, IDLE_CHUNK, with_limit
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import ModelInfo

@@ -27,14 +27,12 @@ from genai_server.engine.model import native_library, session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.runners import batched as batched_module
-from genai_server.engine.runners import choose
-from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.load_batched import load_batched
-from genai_server.engine.runners.loaded_model import LoadedModel
+from genai_server.engine.runners import load_model
+from genai_server.engine.runners.batched import BatchedRunner, DecoderSession
+from genai_server.engine.runners.load_model import load_batched
+from genai_server.engine.runners.loaded_model import LoadedModel, warm_up
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, ModelDirectoryError, QueueFull, RunnerFailed
@@ -120,7 +118,7 @@ def test_a_draft_model_need_not_be_exact(monkeypatch: pytest.MonkeyPatch, tmp_pa
         batched_module, "_why_not_exact", lambda graph, **_: "it rounds" if graph.path.parent == draft else ""
     )
     given = spec(256, exact=True, kv_cache_bytes=64 * 1024 * 1024)
-    loaded = choose.load_model(msgspec.structs.replace(given, draft_model=str(draft)))
+    loaded = load_model.load_model(msgspec.structs.replace(given, draft_model=str(draft)))
     assert loaded.draft_model is not None
     assert loaded.draft_model.runner.abilities.why_not_exact == "it rounds"
     assert loaded.batching.exact
@@ -137,10 +135,10 @@ def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.M
     monkeypatch.setattr(session_options, "config_entries", noted)
     monkeypatch.setattr(session_options, "usable_cpus", lambda: 1000)
     given = spec(128, kv_cache_bytes=int(8.5 * slot_bytes(128)))
-    alone = choose.load_model(given)
+    alone = load_model.load_model(given)
     assert not any("session.force_spinning_stop" in each for each in entries)
     entries.clear()
-    loaded = choose.load_model(msgspec.structs.replace(given, draft_model=str(DEMO)))
+    loaded = load_model.load_model(msgspec.structs.replace(given, draft_model=str(DEMO)))
     # Threads of one model would take the cores from the other.
     assert {each["session.force_spinning_stop"] for each in entries} == {"1"}
     assert alone.draft_model is None
@@ -164,7 +162,7 @@ def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.M
 def test_draft_model_without_effect_is_reported(
     how: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loaded = choose.load_model(msgspec.structs.replace(spec(128, **how), draft_model=str(DEMO)))
+    loaded = load_model.load_model(msgspec.structs.replace(spec(128, **how), draft_model=str(DEMO)))
     assert loaded.draft_model is None
     assert f"draft_model={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
 
@@ -174,10 +172,10 @@ def test_draft_model_without_effect_takes_no_memory(how: dict[str, Any], monkeyp
     def no_batch(*_: Any) -> None:
         raise DoesNotFit("of its graph")
 
-    monkeypatch.setattr(choose, "load_batched", no_batch)
+    monkeypatch.setattr(load_model, "load_batched", no_batch)
     given = spec(0, kv_cache_bytes=64 * slot_bytes(128), **how)
     alone, drafting = (
-        choose.load_model(msgspec.structs.replace(given, draft_model=draft)) for draft in ("", str(DEMO))
+        load_model.load_model(msgspec.structs.replace(given, draft_model=draft)) for draft in ("", str(DEMO))
     )
     assert drafting.draft_model is None
     assert drafting.main.abilities.memory.num_pages == alone.main.abilities.memory.num_pages
@@ -197,19 +195,19 @@ def incomplete(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("scheduler", ["auto", "generator"])
 def test_incomplete_model_is_refused(scheduler: str, incomplete: Path) -> None:
     with pytest.raises(ModelDirectoryError, match=r"incomplete: missing\.onnx is missing"):
-        choose.load_model(spec(128, model_dir=incomplete, scheduler=scheduler))
+        load_model.load_model(spec(128, model_dir=incomplete, scheduler=scheduler))
 
 
 def test_graph_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     directory = shutil.copytree(DEMO, tmp_path / "broken")
     (directory / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(ModelDirectoryError, match=r"broken/model\.onnx cannot be read as an ONNX graph: "):
-        choose.load_model(spec(128, model_dir=directory))
+        load_model.load_model(spec(128, model_dir=directory))
 
 
 def test_incomplete_draft_model_is_refused(incomplete: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"draft_model=.*missing\.onnx is missing"):
-        choose.load_model(msgspec.structs.replace(spec(128), draft_model=str(incomplete)))
+        load_model.load_model(msgspec.structs.replace(spec(128), draft_model=str(incomplete)))
 
 
 @pytest.mark.parametrize(
@@ -236,8 +234,8 @@ def test_kv_cache_too_small_for_one_request_is_refused() -> None:
         rf"GENAI_KV_CACHE_BYTES={most}: at least {least} are needed for a request: .* 128 tokens \(GENAI_MAX_LENGTH"
     )
     with pytest.raises(ConfigurationError, match=message):
-        choose.load_model(spec(128, kv_cache_bytes=most))
-    assert choose.load_model(spec(128, kv_cache_bytes=least)).batching.num_slots == 1
+        load_model.load_model(spec(128, kv_cache_bytes=most))
+    assert load_model.load_model(spec(128, kv_cache_bytes=least)).batching.num_slots == 1
 
 
 def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,11 +251,11 @@ def test_failed_first_pass_falls_back_unless_batching_is_set(
         raise RunnerFailed("onnxruntime: shapes differ")
 
     monkeypatch.setattr(DecoderSession, "run", failing)
-    loaded = choose.load_model(spec(128))
+    loaded = load_model.load_model(spec(128))
     assert loaded.batch is None
     assert "shapes differ" in (loaded.batching.reason or "")
     with pytest.raises(ConfigurationError, match="GENAI_SCHEDULER=batched: .* shapes differ"):
-        choose.load_model(spec(128, scheduler="batched"))
+        load_model.load_model(spec(128, scheduler="batched"))
 
 
 def test_a_session_that_cannot_be_opened_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +263,7 @@ def test_a_session_that_cannot_be_opened_falls_back(monkeypatch: pytest.MonkeyPa
         raise ValueError("Node (x) has input size 3 not in range")
 
     monkeypatch.setattr(session, "open_with", fail)
-    loaded = choose.load_model(spec(128))
+    loaded = load_model.load_model(spec(128))
     assert loaded.batch is None
     assert loaded.batching.reason == (
         "its graph for a batch cannot be loaded: ValueError: Node (x) has input size 3 not in range"
@@ -287,7 +285,7 @@ def test_unreachable_option_is_refused_before_the_model_loads(device: str, sched
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
     given = spec(128, scheduler=scheduler, device=device, model_dir="/none", options=options)
     with pytest.raises(ConfigurationError, match=message):
-        choose.load_model(given)
+        load_model.load_model(given)
 
 
 def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,8 +336,8 @@ def test_failed_batch_frees_its_weights_before_the_generator(monkeypatch: pytest
 
     monkeypatch.setattr(session, "open_session", on_the_cpu)
     monkeypatch.setattr(paged_buffers, "PagedBuffers", refuse)
-    monkeypatch.setattr(choose, "_generator", generator)
-    loaded = choose.load_model(spec(128, device="cuda", options=check_device({}, "cuda")))
+    monkeypatch.setattr(load_model, "_generator", generator)
+    loaded = load_model.load_model(spec(128, device="cuda", options=check_device({}, "cuda")))
     assert "the device has no memory left" in (loaded.batching.reason or "")
     assert alive == [None]
 
@@ -351,18 +349,18 @@ def test_generator_only_option_is_refused_when_batching() -> None:
 
 def test_warnings_of_the_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     options = check_device({"session": {"inter_op_num_threads": 2}}, "cpu")
-    choose.load_model(spec(128, options=options))
+    load_model.load_model(spec(128, options=options))
     assert "inter_op_num_threads has no effect" in caplog.text
 
 
 def test_batched_runner_counts_the_nodes_of_each_provider() -> None:
-    loaded = choose.load_model(spec(128))
+    loaded = load_model.load_model(spec(128))
     assert list(loaded.batching.nodes) == ["cpu"]
     assert (loaded.batching.nodes["cpu"] or 0) > 40
 
 
 def test_generator_runner_lists_providers_without_node_counts() -> None:
-    loaded = choose.load_model(spec(128, scheduler="generator"))
+    loaded = load_model.load_model(spec(128, scheduler="generator"))
     assert loaded.batching.nodes == {"cpu": None}
 
 
@@ -380,7 +378,9 @@ def test_a_model_answers_with_options_as_without() -> None:
 
     def tokens(options: DeviceOptions) -> list[list[int]]:
         given = spec(128, options=options)
-        return [greedy(each, prompt, 9) for each in (choose.load_model(given).main, choose._generator(given, DEMO))]
+        return [
+            greedy(each, prompt, 9) for each in (load_model.load_model(given).main, load_model._generator(given, DEMO))
+        ]
 
     expected = tokens(DeviceOptions())
     assert len(expected) == 2
@@ -394,11 +394,11 @@ def test_a_global_pool_is_shared_by_all_sessions() -> None:
     script = """
 import sys
 import psutil
-from genai_server.engine.runners.choose import load_model
-from genai_server.engine.runners.warm_up import warm_up
+from genai_server.engine.runners.load_model import load_model
+from genai_server.engine.runners.loaded_model import warm_up
 from genai_server.options.device import check_device
 sys.path.append("scripts")
-from tests.engine.runners.test_choose import spec
+from tests.engine.runners.test_load_model import spec
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
 loaded = load_model(spec(128, options=check_device({"session": pool}, "cpu")))
@@ -416,7 +416,7 @@ print(psutil.Process().num_threads() - before)
 @pytest.mark.parametrize(("scheduler", "name", "num_states"), [("auto", "batched", 4), ("generator", "generator", 0)])
 def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states: int) -> None:
     given = spec(100, model_dir=ROOT / "tests" / "built_models" / "whisper", scheduler=scheduler)
-    loaded = choose.load_model(given)
+    loaded = load_model.load_model(given)
     warm_up(loaded, 16)
     assert loaded.main.abilities.name == name
     is_batched = name == "batched"
@@ -432,7 +432,7 @@ def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states
 
 @pytest.mark.parametrize("name", ["demo", "adapted"])
 def test_a_batch_that_runs_everything_is_loaded_alone(name: str, adapted: Path) -> None:
-    loaded = choose.load_model(spec(128, model_dir=DEMO if name == "demo" else adapted))
+    loaded = load_model.load_model(spec(128, model_dir=DEMO if name == "demo" else adapted))
     assert loaded.generator is loaded.batch is loaded.main
     assert loaded.main.abilities.adapters == (name == "adapted")
     warm_up(loaded, 16)
@@ -443,7 +443,7 @@ def test_batch_that_cannot_take_the_adapters_has_a_generator(
     adapted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(graph_module, "find_paths", lambda *_: ())  # as if the inputs had another form
-    loaded = choose.load_model(spec(128, model_dir=adapted))
+    loaded = load_model.load_model(spec(128, model_dir=adapted))
     assert isinstance(loaded.main, BatchedRunner)
     assert isinstance(loaded.generator, OgGeneratorRunner)
     warm_up(loaded, 16)
@@ -464,7 +464,7 @@ def test_profiles_are_refused_where_passes_have_none(monkeypatch: pytest.MonkeyP
         raise RunnerFailed("onnxruntime 1.24.0 has no version 25 of the C API")
 
     monkeypatch.setattr(batched_module, "check_pass_profiles", cannot)
-    loaded = choose.load_model(spec(128))
+    loaded = load_model.load_model(spec(128))
     warm_up(loaded, 16)
     assert loaded.why_no_profile.endswith("cannot do it: onnxruntime 1.24.0 has no version 25 of the C API")
 
@@ -480,7 +480,7 @@ def test_the_encoder_of_speech_gets_8_bit_weights_where_these_are_faster(
 ) -> None:
     monkeypatch.setattr(resources, "has_vnni", lambda: has_vnni)
     given = spec(100, model_dir=SPEECH, cache_dir=str(tmp_path / "cache"), encoder_weights=weights)
-    found, plain = (choose._audio_encoder(each, SPEECH) for each in (given, spec(100, model_dir=SPEECH)))
+    found, plain = (load_model._audio_encoder(each, SPEECH) for each in (given, spec(100, model_dir=SPEECH)))
     features = {FEATURES: np.random.default_rng(1).standard_normal((1, 80, 3000)).astype(np.float32)}
     for one, own in zip(found(features).states, plain(features).states, strict=True):
         difference = np.abs(one - own).max() / np.abs(own).max()
@@ -493,7 +493,7 @@ def test_the_encoder_runs_as_it_is_without_the_native_operators(
     caplog.set_level("INFO")
     monkeypatch.setattr(resources, "has_vnni", lambda: True)
     monkeypatch.setattr(native_library, "why_not_native", lambda *_: "its kernels are wrong here")
-    encode = choose._audio_encoder(spec(100, cache_dir=str(tmp_path)), SPEECH)
+    encode = load_model._audio_encoder(spec(100, cache_dir=str(tmp_path)), SPEECH)
     assert encode({FEATURES: np.zeros((1, 80, 3000), np.float32)}).states
     assert "the encoder has the model's own weights: its kernels are wrong here" in caplog.text
 
@@ -501,7 +501,7 @@ def test_the_encoder_runs_as_it_is_without_the_native_operators(
 def test_packed_encoder_is_found_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "has_vnni", lambda: True)
     model = model_in_folders(tmp_path / "model")
-    found = choose._packed_encoder(spec(100, model_dir=model, cache_dir=str(tmp_path / "cache")), "vision")
+    found = load_model._packed_encoder(spec(100, model_dir=model, cache_dir=str(tmp_path / "cache")), "vision")
     assert found is not None
     assert found.parent.name == "vision"
     assert "PackedMatMul" in {node.op_type for node in onnx.load(found, load_external_data=False).graph.node}
