@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from _models.driven import Driven
 
-from genai_server.engine.ipc.mailbox import Connected
+from genai_server.engine.api_connections import Connected
 from genai_server.engine.kv_cache.buffers import page_tokens
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.profile_files import ProfileFolder
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from genai_server.engine.ipc.mailbox import Connected
+from genai_server.engine.api_connections import Connected
 from genai_server.engine.loop import EngineLoop
-from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.profile_files import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
 from genai_server.engine.sampling.grammar import Guidance

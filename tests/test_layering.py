@@ -86,22 +86,45 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
     "engine": ("text", "apis", "hub", "media"),
-    "engine.graph_rewriting": ("engine.loop", "engine.process", "engine.host", "engine.ipc", "engine.bare_loop")
+    "engine.graph_rewriting": (
+        "engine.loop",
+        "engine.process",
+        "engine.host",
+        "engine.supervisor_link",
+        "engine.api_connections",
+        "engine.bare_loop",
+    )
     + ("engine.kv_cache", "engine.model", "engine.profiling", "engine.runners", "engine.sampling", "engine.scheduling"),
-    "engine.host": ("engine.graph_rewriting", "engine.ipc", "engine.kv_cache", "engine.bare_loop", "engine.model")
-    + ("engine.profiling", "engine.runners", "engine.sampling", "engine.scheduling", "engine.sequence"),
-    "engine.ipc": ("engine.loop", "engine.process", "engine.bare_loop", "engine.model", "engine.profiling")
+    **dict.fromkeys(
+        ("engine.host", "engine.supervisor_link"),
+        ("engine.graph_rewriting", "engine.api_connections", "engine.kv_cache", "engine.bare_loop", "engine.model")
+        + ("engine.profiling", "engine.runners", "engine.sampling", "engine.scheduling", "engine.sequence"),
+    ),
+    "engine.api_connections": ("engine.loop", "engine.process", "engine.bare_loop", "engine.model", "engine.profiling")
     + ("engine.graph_rewriting", "engine.kv_cache", "engine.runners"),
-    "engine.kv_cache": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop", "engine.model")
+    "engine.kv_cache": ("engine.loop", "engine.process", "engine.api_connections", "engine.bare_loop", "engine.model")
     + ("engine.profiling", "engine.runners", "engine.sampling"),
-    "engine.model": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop", "engine.profiling")
+    "engine.model": ("engine.loop", "engine.process", "engine.api_connections", "engine.bare_loop", "engine.profiling")
     + ("engine.runners", "engine.sampling", "engine.scheduling", "engine.sequence"),
-    "engine.profiling": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop", "engine.model")
+    "engine.profiling": ("engine.loop", "engine.process", "engine.api_connections", "engine.bare_loop", "engine.model")
     + ("engine.graph_rewriting", "engine.sampling"),
-    "engine.runners": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop"),
-    "engine.sampling": ("engine.loop", "engine.process", "engine.ipc", "engine.bare_loop", "engine.profiling")
+    "engine.runners": ("engine.loop", "engine.process", "engine.api_connections", "engine.bare_loop"),
+    "engine.sampling": (
+        "engine.loop",
+        "engine.process",
+        "engine.api_connections",
+        "engine.bare_loop",
+        "engine.profiling",
+    )
     + ("engine.scheduling",),
-    "engine.scheduling": ("engine.loop", "engine.process", "engine.host", "engine.ipc", "engine.bare_loop")
+    "engine.scheduling": (
+        "engine.loop",
+        "engine.process",
+        "engine.host",
+        "engine.supervisor_link",
+        "engine.api_connections",
+        "engine.bare_loop",
+    )
     + ("engine.graph_rewriting", "engine.kv_cache", "engine.model", "engine.profiling", "engine.runners")
     + ("engine.sampling",),
     "text.prompts": ("text.answers", "text.codec", "text.grammars"),

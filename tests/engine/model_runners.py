@@ -12,7 +12,7 @@ from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.profiling.folder import wait_for_next_file_name
+from genai_server.engine.profiling.profile_files import wait_for_next_file_name
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.sequence_limits import BatchLimits

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.ipc.mailbox import Connected
+from genai_server.engine.api_connections import Connected
 from genai_server.messages.admin import (
     AdapterReply,
     AdminCall,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from genai_server.engine.api_connections import Disconnected
 from genai_server.engine.encoder_worker import ImageWorker
-from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.engine_protocol import Accepted, Cancel, Finished, Load, PromptLogprobs, Refused, Tokens
 from genai_server.messages.frames import ErrorInfo

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.interrupts import Interrupts
+from genai_server.engine.loop import Interrupts
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step
 from genai_server.engine.sequence import Sequence

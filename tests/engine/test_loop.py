@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.ipc.mailbox import Connected, Disconnected
+from genai_server.engine.api_connections import Connected, Disconnected
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk, Step

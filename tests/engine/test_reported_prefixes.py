@@ -5,7 +5,7 @@ from pathlib import Path
 
 from simulate_engines import VOCABULARY, EngineSize, PassTimes, TimedRunner
 
-from genai_server.engine.ipc.mailbox import Connected
+from genai_server.engine.api_connections import Connected
 from genai_server.engine.kv_cache.kv_events import CachedBlocks, prefix_digest
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance

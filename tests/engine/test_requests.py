@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.ipc.mailbox import Disconnected
+from genai_server.engine.api_connections import Disconnected
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.sequence import Sequence

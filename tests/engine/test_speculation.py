@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from genai_server.engine.ipc.mailbox import Connected
+from genai_server.engine.api_connections import Connected
 from genai_server.engine.runners.batched import BatchedRunner, DecoderSession
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance

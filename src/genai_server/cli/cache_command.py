@@ -8,7 +8,7 @@ import argparse
 import time
 
 from genai_server.config.sources import load_settings
-from genai_server.engine.disk_cache.segment_folder import clear, stored_models
+from genai_server.engine.disk_cache_files import clear, stored_models
 from genai_server.errors import ConfigurationError
 
 _MIB = 1024 * 1024

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from genai_server.engine.profiling.folder import DEFAULT_PREFIX
+from genai_server.engine.profiling.profile_files import DEFAULT_PREFIX
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.profiling.sessions import ProfileSession
 from genai_server.engine.requests import RequestTable

@@ -9,9 +9,9 @@ from functools import partial
 
 from msgspec import structs
 
+from genai_server.engine.api_connections import Inbox
 from genai_server.engine.encoder_worker import Encoded
-from genai_server.engine.ipc.mailbox import Inbox
-from genai_server.engine.meter import Meter
+from genai_server.engine.metrics import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.loaded_model import RunnerPair

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.encoded_inputs import EncodedAudio, EncodedImage, PromptImages
-from genai_server.engine.host.resources import let_others_go_first
+from genai_server.engine.host import let_others_go_first
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.engine.worker_thread import WorkerThread
 from genai_server.errors import GenaiServerError, InvalidField, RunnerFailed

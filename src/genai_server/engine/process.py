@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from genai_server.engine.host.resources import keep_on
-from genai_server.engine.host.supervisor_link import Heartbeat, SupervisorLink
-from genai_server.engine.ipc.connections import Connections, Listener, listen
+from genai_server.engine.api_connections import Connections, Listener, listen
+from genai_server.engine.host import keep_on
 from genai_server.engine.kv_cache.kv_events import CachedBlocks, KvEventPublisher, prefix_digest
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import CONFIG, session_profile
-from genai_server.engine.profiling.folder import profile_folder
-from genai_server.engine.profiling.manifest import about_engine
+from genai_server.engine.profiling.profile_files import about_engine, profile_folder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.load_model import load_model
@@ -29,6 +27,7 @@ from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model
 from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler import PoolingScheduler, Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.engine.supervisor_link import Heartbeat, SupervisorLink
 from genai_server.errors import in_one_line
 from genai_server.logs import configure_logging
 from genai_server.messages.generation_request import ModelInfo
@@ -41,7 +40,7 @@ from genai_server.system.processes import ignore_group_signals
 from genai_server.system.resources import freeze_existing_objects, in_ranges
 
 if TYPE_CHECKING:
-    from genai_server.engine.disk_cache.disk_cache import DiskCache
+    from genai_server.engine.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
 # The most in one step that also decodes, on the cores of a CPU; and the least that may be set.
@@ -240,7 +239,7 @@ def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
     """Open the prefix cache on disk. Returns None if the settings do not ask for it, or it cannot be used."""
     if spec.prefix_cache_bytes == "0" or is_scripted(spec.device):
         return None
-    from genai_server.engine.disk_cache.disk_cache import open_disk_cache
+    from genai_server.engine.disk_cache import open_disk_cache
 
     return open_disk_cache(spec, runner)
 

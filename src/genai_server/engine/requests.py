@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from genai_server.engine.ipc.mailbox import Outbox
+from genai_server.engine.api_connections import Outbox
 from genai_server.engine.runners.base import Interrupted, Terminated
 from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from genai_server.engine.disk_cache.segment_file import ArrayLayout, root_key, segment_key
-from genai_server.engine.disk_cache.segment_folder import Segment, SegmentFolder
+from genai_server.engine.disk_cache_files import ArrayLayout, Segment, SegmentFolder, root_key, segment_key
 
 ROOT = root_key(None, is_long=False)
 TOKENS, VALUES = 64, 4096

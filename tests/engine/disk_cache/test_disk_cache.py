@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from genai_server.config.sources import engine_spec
-from genai_server.engine.disk_cache import disk_cache
-from genai_server.engine.disk_cache.disk_cache import DiskCache, open_disk_cache
-from genai_server.engine.disk_cache.segment_file import SlotMemory, write_segment
-from genai_server.engine.disk_cache.segment_folder import SegmentFolder
+from genai_server.engine import disk_cache
+from genai_server.engine.disk_cache import DiskCache, open_disk_cache
+from genai_server.engine.disk_cache_files import SegmentFolder, SlotMemory, write_segment
 from genai_server.engine.encoded_inputs import EncodedImage
 from genai_server.engine.kv_cache.buffers import CpuBuffers
 from genai_server.engine.model.files import check_model_directory

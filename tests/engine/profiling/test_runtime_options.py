@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from genai_server.engine.abilities import Abilities
-from genai_server.engine.profiling import folder, manifest
-from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
+from genai_server.engine.profiling import profile_files
+from genai_server.engine.profiling.profile_files import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
@@ -265,7 +265,7 @@ def test_full_disk_ends_profiling_only(tmp_path: Path, monkeypatch: pytest.Monke
     device.run(device.sequences[0])
     if where == "manifest":
         full = OSError(errno.ENOSPC, "No space left on device")
-        monkeypatch.setattr(manifest, "_write", lambda *_: (_ for _ in ()).throw(full))
+        monkeypatch.setattr(profile_files, "_write", lambda *_: (_ for _ in ()).throw(full))
     else:
         monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.touch())
     device.run(device.sequences[0], device.sequences[0])
@@ -321,7 +321,7 @@ def test_profiling_in_a_folder_that_takes_no_files_is_refused(tmp_path: Path, mo
     def refuse(dir: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(dir))
 
-    monkeypatch.setattr(folder, "TemporaryFile", refuse)
+    monkeypatch.setattr(profile_files, "TemporaryFile", refuse)
     device = Device(tmp_path)
     with pytest.raises(Unavailable, match="profiles cannot be written: permission denied"):
         device.profile("1")

@@ -14,11 +14,10 @@ from _models.driven import Driven
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
-from genai_server.engine import process
+from genai_server.engine import host, process
 from genai_server.engine.encoder_worker import AudioWorker
 from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
-from genai_server.engine.host import resources
 from genai_server.engine.kv_cache import buffers, paged_buffers
 from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens
 from genai_server.engine.kv_cache.paged_buffers import MemoryDevice
@@ -478,7 +477,7 @@ SPEECH = ROOT / "tests" / "built_models" / "whisper"
 def test_the_encoder_of_speech_gets_8_bit_weights_where_these_are_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, has_vnni: bool, is_packed: bool
 ) -> None:
-    monkeypatch.setattr(resources, "has_vnni", lambda: has_vnni)
+    monkeypatch.setattr(host, "has_vnni", lambda: has_vnni)
     given = spec(100, model_dir=SPEECH, cache_dir=str(tmp_path / "cache"), encoder_weights=weights)
     found, plain = (load_model._audio_encoder(each, SPEECH) for each in (given, spec(100, model_dir=SPEECH)))
     features = {FEATURES: np.random.default_rng(1).standard_normal((1, 80, 3000)).astype(np.float32)}
@@ -491,7 +490,7 @@ def test_the_encoder_runs_as_it_is_without_the_native_operators(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(resources, "has_vnni", lambda: True)
+    monkeypatch.setattr(host, "has_vnni", lambda: True)
     monkeypatch.setattr(native_library, "why_not_native", lambda *_: "its kernels are wrong here")
     encode = load_model._audio_encoder(spec(100, cache_dir=str(tmp_path)), SPEECH)
     assert encode({FEATURES: np.zeros((1, 80, 3000), np.float32)}).states
@@ -499,7 +498,7 @@ def test_the_encoder_runs_as_it_is_without_the_native_operators(
 
 
 def test_packed_encoder_is_found_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "has_vnni", lambda: True)
+    monkeypatch.setattr(host, "has_vnni", lambda: True)
     model = model_in_folders(tmp_path / "model")
     found = load_model._packed_encoder(spec(100, model_dir=model, cache_dir=str(tmp_path / "cache")), "vision")
     assert found is not None

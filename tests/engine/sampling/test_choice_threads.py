@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.ipc.mailbox import Disconnected
+from genai_server.engine.api_connections import Disconnected
 from genai_server.engine.sampling.continuation import slow_grammars
 from genai_server.engine.sampling.grammar import STEP_SECONDS
 from genai_server.engine.sequence import Sequence

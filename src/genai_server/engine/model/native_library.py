@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from genai_server.engine.host.resources import processor
+from genai_server.engine.host import processor
 from genai_server.options.device import DeviceOptions
 from genai_server.options.providers import CPU
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import onnxruntime
 
-from genai_server.engine.host.resources import has_vnni
+from genai_server.engine.host import has_vnni
 from genai_server.engine.model.native_library import native_library
 from genai_server.errors import ConfigurationError, quoted
 from genai_server.options import session

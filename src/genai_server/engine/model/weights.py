@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from genai_server.engine.graph_rewriting.cpu_operators import use_fast_operators
 from genai_server.engine.graph_rewriting.packed_products import why_not_packed, write_packed_model
-from genai_server.engine.host.resources import processor
+from genai_server.engine.host import processor
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.files import CONFIG, external_files, named_files, read_config
 from genai_server.engine.model.graph_reader import MTP

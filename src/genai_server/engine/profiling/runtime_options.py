@@ -7,8 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder, wait_for_next_file_name
-from genai_server.engine.profiling.manifest import ProfileManifest
+from genai_server.engine.profiling.profile_files import (
+    DEFAULT_PREFIX,
+    ProfileFolder,
+    ProfileManifest,
+    wait_for_next_file_name,
+)
 from genai_server.engine.profiling.sessions import ProfileSession, ProfileSessions
 from genai_server.engine.runners.loaded_model import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Step

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from statistics import median
 
-from genai_server.engine.profiling.manifest import ProfileManifest
+from genai_server.engine.profiling.profile_files import ProfileManifest
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.sequence import Sequence

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import structs
 
 from genai_server.engine.graph_description import DecoderGraph
-from genai_server.engine.host.resources import free_gpu_memory
+from genai_server.engine.host import free_gpu_memory
 from genai_server.engine.kv_cache.buffers import RowStates, buffers_on
 from genai_server.engine.kv_cache.layout import Row, lay_out
 from genai_server.engine.kv_cache.paged_buffers import num_blocks

@@ -19,7 +19,7 @@ from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.files import check_draft_model, check_model_directory, session_profile, what_is_left_out
 from genai_server.engine.model.graph_reader import MTP, read_cross_decoder, read_decoder_graph
-from genai_server.engine.profiling.folder import profile_folder
+from genai_server.engine.profiling.profile_files import profile_folder
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.runner_rules import check_reach, check_runner, never_batched
@@ -375,7 +375,7 @@ def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
 
     `part` is the section of genai_config.json for the encoder.
     """
-    from genai_server.engine.host.resources import has_vnni
+    from genai_server.engine.host import has_vnni
     from genai_server.engine.model.native_library import why_not_native
     from genai_server.engine.model.weights import packed_encoder
 

@@ -31,7 +31,7 @@ from genai_server.messages.generation_request import Batching, GenerationRequest
 from genai_server.timing import Clock
 
 if TYPE_CHECKING:
-    from genai_server.engine.disk_cache.disk_cache import DiskCache
+    from genai_server.engine.disk_cache import DiskCache
     from genai_server.engine.runners.draft_model import DraftModel
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.graph_rewriting.paged_attention import BLOCK_TOKENS
-from genai_server.engine.host.resources import free_gpu_memory
+from genai_server.engine.host import free_gpu_memory
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import MTP, has_head, read_decoder_graph
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory

@@ -1,13 +1,15 @@
 """An engine's threads and memory are kept on a NUMA node, as the kernel reports it."""
 
+import ctypes
 import logging
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from genai_server.engine.host.resources import keep_on
+from genai_server.engine.host import free_gpu_memory, keep_on
 from genai_server.messages.server_status import EngineCores
 from genai_server.system.resources import numa_nodes
 
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 _PROGRAM = """
 import logging, os, sys, threading
 from pathlib import Path
-from genai_server.engine.host.resources import keep_on
+from genai_server.engine.host import keep_on
 from genai_server.messages.server_status import EngineCores
 logging.basicConfig(format="log: %(message)s", level="INFO", stream=sys.stdout)
 may_end = threading.Event()
@@ -78,3 +80,48 @@ def test_what_cannot_be_asked_for_is_logged(
 def test_nothing_happens_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "win32")
     keep_on(EngineCores("9999", 1, 9999))
+
+
+class Runtime:
+    """CUDA's runtime for one GPU; a driver may be too old for it."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+
+    def cudaSetDevice(self, number: int) -> int:
+        return 0 if self._free and number == 0 else 35
+
+    def cudaMemGetInfo(self, free: Any, total: Any) -> int:
+        free._obj.value, total._obj.value = self._free, 2 * self._free
+        return 0
+
+
+def load(monkeypatch: pytest.MonkeyPatch, *found: Runtime | None) -> None:
+    """Let these be the libraries of CUDA 13 and 12."""
+    libraries = iter(found)
+
+    def open_library(name: str) -> Runtime:
+        if (runtime := next(libraries)) is None:
+            raise OSError(name)
+        return runtime
+
+    monkeypatch.setattr(ctypes, "CDLL", open_library)
+
+
+@pytest.mark.parametrize("runtimes", [(Runtime(9), None), (None, Runtime(9)), (Runtime(0), Runtime(9))])
+def test_the_first_runtime_that_the_driver_supports_tells(
+    runtimes: tuple[Runtime | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(monkeypatch, *runtimes)
+    assert free_gpu_memory(0) == 9
+
+
+@pytest.mark.parametrize("runtimes", [(None, None), (Runtime(0), None), (None, Runtime(0))])
+def test_without_a_gpu_nothing_is_known(runtimes: tuple[Runtime | None, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    load(monkeypatch, *runtimes)
+    assert free_gpu_memory(0) is None
+
+
+def test_nothing_is_known_of_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    load(monkeypatch, Runtime(9), Runtime(9))
+    assert free_gpu_memory(1) is None

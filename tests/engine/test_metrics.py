@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.ipc.mailbox import Connected
-from genai_server.engine.meter import Tally
+from genai_server.engine.api_connections import Connected
+from genai_server.engine.metrics import Tally
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.engine_protocol import Cancel, Figures, Histogram
 from tests.engine.bench import Bench

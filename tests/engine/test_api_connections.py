@@ -9,8 +9,15 @@ from queue import SimpleQueue
 import msgspec
 import pytest
 
-from genai_server.engine.ipc.connections import MAX_BACKLOG_BYTES, Connections, Listener, listen
-from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
+from genai_server.engine.api_connections import (
+    MAX_BACKLOG_BYTES,
+    Connected,
+    Connections,
+    Disconnected,
+    Inbox,
+    Listener,
+    listen,
+)
 from genai_server.messages.admin import CancelRequest
 from genai_server.messages.engine_protocol import (
     Cancel,

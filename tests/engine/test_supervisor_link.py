@@ -1,6 +1,6 @@
 """Which heartbeats an engine sends."""
 
-from genai_server.engine.host.supervisor_link import Heartbeat
+from genai_server.engine.supervisor_link import Heartbeat
 from genai_server.messages.launch import BEAT_SECONDS, Beat
 
 
