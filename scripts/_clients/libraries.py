@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -58,10 +57,7 @@ def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]
         command: list[str | Path] = [own if own.exists() else "node", place.folder / program]
     else:
         command = [place.commands / "python", _PROGRAMS / program]
-    ended = run(command, environment, place.folder, _SECONDS)
-    found = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
-    checks = [Check(each["check"], each["why"]) for each in found]
-    return [*checks, Check("the program", ended.why)] if ended.why else checks
+    return run(command, environment, place.folder, _SECONDS).checks
 
 
 # The tests use the Python SDKs of OpenAI and Anthropic; this one stands for a client that is in the environment.

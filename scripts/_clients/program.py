@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from .client import Check
 
 _KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
 _LAST = 300
@@ -31,6 +34,13 @@ class Ended:
             return ""
         last = (self.errors.strip() or self.output.strip()).rpartition("\n")[2][-_LAST:]
         return f"{'its time was over' if self.status is None else f'exit status {self.status}'}: {last}"
+
+    @property
+    def checks(self) -> list[Check]:
+        """The checks of a program that prints a line of JSON for each, and its failure."""
+        found = [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
+        checks = [Check(each["check"], each["why"]) for each in found]
+        return [*checks, Check("the program", self.why)] if self.why else checks
 
 
 def run(command: Sequence[str | Path], environment: Mapping[str, str], folder: Path, seconds: float) -> Ended:

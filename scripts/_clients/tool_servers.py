@@ -58,10 +58,7 @@ def _check(place: Place) -> list[Check]:
             "PYTHONPATH": str(_SCRIPTS),
             "PYTHONWARNINGS": "ignore",
         }
-        ended = run([sys.executable, _PROGRAM], environment, place.folder, _SECONDS)
-    found = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
-    checks = [Check(each["check"], each["why"]) for each in found]
-    return [*checks, Check("the program", ended.why)] if ended.why else checks
+        return run([sys.executable, _PROGRAM], environment, place.folder, _SECONDS).checks
 
 
 TOOL_SERVERS = (

@@ -1,43 +1,17 @@
 """LangChain, with `langchain-ollama`."""
 
-from typing import Any
-
-from langchain_core.messages import HumanMessage
-from langchain_core.tools import StructuredTool
 from langchain_ollama import ChatOllama, OllamaLLM
 
-from _clients.programs.checks import (
-    ANSWER,
-    ASK_FOR_WEATHER,
-    IMAGES_MODEL,
-    IMAGES_URL,
-    MODEL,
-    PARIS,
-    PICTURE,
-    PICTURE_TOKENS,
-    URL,
-    WEATHER,
-    WHAT,
-    City,
-    call,
-    check,
-    equal,
-    get_weather,
-    run,
-)
+from _clients.programs.checks import IMAGES_MODEL, IMAGES_URL, MODEL, URL, check, equal, run
+from _clients.programs.langchain_chat import check_models
 
 model = ChatOllama(model=MODEL, base_url=URL, temperature=0, num_ctx=8192, validate_model_on_init=True)
+check_models(model, ChatOllama(model=IMAGES_MODEL, base_url=IMAGES_URL, num_predict=4))
 
 
-@check("chat")
-def _chat() -> None:
-    answer = model.invoke("say hello")
-    equal((answer.content, answer.usage_metadata["output_tokens"]), ("hello", 5))
-
-
-@check("stream")
-def _stream() -> None:
-    equal("".join(chunk.content for chunk in model.stream("count 5")), "1, 2, 3, 4, 5")
+@check("tokens of an answer")
+def _usage() -> None:
+    equal(model.invoke("say hello").usage_metadata["output_tokens"], 5)
 
 
 @check("text completion")
@@ -45,46 +19,11 @@ def _completion() -> None:
     equal(OllamaLLM(model=MODEL, base_url=URL).invoke("say hello"), "hello")
 
 
-@check("with_structured_output")
-def _structured() -> None:
-    equal(model.with_structured_output(City).invoke(ANSWER), PARIS)
-
-
-@check("with_structured_output by a call")
-def _structured_by_a_call() -> None:
-    structured = model.with_structured_output(City, method="function_calling")
-    equal(structured.invoke(call("City", **PARIS.model_dump())), PARIS)
-
-
 @check("reasoning")
 def _reasoning() -> None:
     thinking = ChatOllama(model=MODEL, base_url=URL, reasoning=True)
     answer = thinking.invoke("say <think>so</think>yes")
     equal((answer.content, answer.additional_kwargs["reasoning_content"]), ("yes", "so"))
-
-
-@check("bind_tools and tool loop")
-def _tools() -> None:
-    tool = StructuredTool.from_function(get_weather)
-    bound = model.bind_tools([tool])
-    messages: list[Any] = [HumanMessage(ASK_FOR_WEATHER)]
-    messages.append(bound.invoke(messages))
-    messages += [tool.invoke(each) for each in messages[-1].tool_calls]
-    equal(len(messages), 3)
-    equal(WEATHER in bound.invoke(messages).content, True)
-
-
-@check("an image")
-def _image() -> None:
-    pictured = ChatOllama(model=IMAGES_MODEL, base_url=IMAGES_URL, num_predict=4)
-
-    def tokens(*images: Any) -> int:
-        return int(
-            pictured.invoke([HumanMessage([*images, {"type": "text", "text": WHAT}])]).usage_metadata["input_tokens"]
-        )
-
-    image = {"type": "image", "base64": PICTURE, "mime_type": "image/png"}
-    equal(tokens(image) - tokens(), PICTURE_TOKENS)
 
 
 run()
