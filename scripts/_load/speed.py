@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
-
-import psutil
+from typing import Any
 
 from genai_server.tools.bench.bench_client import Calibration, run_load, words
 from genai_server.tools.bench.bench_client import Server as Asked
+from genai_server.tools.bench.measurement import Case, answer_figures, spread
 from genai_server.tools.bench.measurement import Figures as RoundFigures
-from genai_server.tools.bench.measurement import answer_figures, spread
 
 from .answers import error_code
 from .gpu import gpu_use
@@ -35,7 +32,6 @@ _SPARE_TOKENS = 32
 _SECONDS = 15.0
 # From a round's begin until its streams decode.
 _SECONDS_TO_THE_MIDDLE = 0.6
-_CORES = ("engine_cores", "api_cores", "load_cores")
 # Words whose tokens are counted, to learn how many tokens a word has.
 _PROBES = (25, 100)
 
@@ -66,15 +62,6 @@ async def prompts_for(port: int) -> Prompts:
     return Prompts(Calibration(counts[0] - per_word * _PROBES[0], per_word), max_length)
 
 
-class _Load(NamedTuple):
-    """Requests at once, with the lengths of prompt and answer in tokens."""
-
-    streams: int
-    prompt_tokens: int
-    output_tokens: int
-    sampling: dict[str, Any]
-
-
 class Speed:
     """Measures one server, which runs `num_slots` requests at once, until `end` (of `time.monotonic`)."""
 
@@ -90,54 +77,47 @@ class Speed:
         """
         if streams > self._num_slots:
             raise Skipped(f"{self._num_slots} requests run at once")
-        load = _Load(streams, _PROMPT_TOKENS, num_tokens, sampling)
+        case = Case("decode", streams, _PROMPT_TOKENS, num_tokens)
         began = time.monotonic()
-        warm, using = await asyncio.gather(self._round(load, "warm"), _use_in_the_middle())
+        warm, using = await asyncio.gather(self._round(case, sampling, "warm"), _use_in_the_middle())
         names = ("decode_tokens_per_second", "tokens_per_second", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
         is_slow = time.monotonic() - began > _SECONDS
-        rounds = [warm] if is_slow else await self._rounds(load, _ROUNDS)
+        rounds = [warm] if is_slow else await self._rounds(case, sampling, _ROUNDS)
         return _medians(rounds, *names) | {"gpu_while_warming": using}
 
     async def prompt(self, prompt_tokens: int) -> Figures:
         """Medians of the time to the first token of a prompt alone. Raises Skipped and Broken."""
         if prompt_tokens + _SPARE_TOKENS > self._prompts.max_length:
             raise Skipped(f"prompt and answer have at most {self._prompts.max_length} tokens")
-        load = _Load(1, prompt_tokens, _TOKENS_AFTER_A_PROMPT, GREEDY)
-        await self._round(load, "warm")
-        return _medians(await self._rounds(load, _PROMPT_ROUNDS), "ttft_p50", "prefill_tokens_per_second")
+        case = Case("prompt", 1, prompt_tokens, _TOKENS_AFTER_A_PROMPT)
+        await self._round(case, GREEDY, "warm")
+        rounds = await self._rounds(case, GREEDY, _PROMPT_ROUNDS)
+        return _medians(rounds, "ttft_p50", "prefill_tokens_per_second")
 
-    async def _rounds(self, load: _Load, number: int) -> list[RoundFigures]:
+    async def _rounds(self, case: Case, sampling: dict[str, Any], number: int) -> list[RoundFigures]:
         """At least one round, and up to `number` of them while there is time."""
         end = min(time.monotonic() + _SECONDS, self._end)
         found: list[RoundFigures] = []
         longest = 0.0
         while len(found) < number and (not found or time.monotonic() + 1.5 * longest < end):
             began = time.monotonic()
-            found.append(await self._round(load, len(found)))
+            found.append(await self._round(case, sampling, len(found)))
             longest = max(longest, time.monotonic() - began)
         return found
 
-    async def _round(self, load: _Load, key: object) -> RoundFigures:
+    async def _round(self, case: Case, sampling: dict[str, Any], key: object) -> RoundFigures:
         """One request on each stream; each key has other prompts. Raises Broken if one fails."""
-        prompts = [self._prompts.text(load.prompt_tokens, key, load, number) for number in range(load.streams)]
-        processes = await asyncio.to_thread(self._processes)
+        keys = [(key, case, *sorted(sampling), number) for number in range(case.streams)]
+        prompts = [self._prompts.text(case.prompt_tokens, *each) for each in keys]
         url = f"http://{HOST}:{self._server.port}"
-        asked = Asked("", url, api_key=None, model=None, body={"ignore_eos": True, **load.sampling})
+        asked = Asked("", url, api_key=None, model=None, body={"ignore_eos": True, **sampling})
         try:
-            before, own, began = _cpu_seconds(processes), time.process_time(), time.perf_counter()
-            outcome = await run_load(asked, prompts, load.output_tokens, load.streams)
-            wall, own = time.perf_counter() - began, time.process_time() - own
+            outcome = await run_load(asked, prompts, case.output_tokens, case.streams)
         finally:
             await asked.close()
-        after = _cpu_seconds(processes)
-        cores = {f"{name}_cores": (after[name] - spent) / wall for name, spent in before.items() if name in after}
         if outcome.errors:
-            raise Broken(f"an answer of {load.streams} is not complete: {outcome.errors[0]}")
-        return answer_figures(outcome.answers, load.streams) | {"load_cores": own / wall, **cores}
-
-    def _processes(self) -> dict[str, psutil.Process]:
-        pids = {"engine": self._server.engine_pid(), "api": self._server.pid}
-        return {name: psutil.Process(pid) for name, pid in pids.items() if pid is not None}
+            raise Broken(f"an answer of {case.streams} is not complete: {outcome.errors[0]}")
+        return answer_figures(outcome.answers, case.streams)
 
 
 async def _use_in_the_middle() -> list[dict[str, str]]:
@@ -145,19 +125,9 @@ async def _use_in_the_middle() -> list[dict[str, str]]:
     return await asyncio.to_thread(gpu_use)
 
 
-def _cpu_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
-    """Processor time up to now; a process that has ended is left out."""
-    found = {}
-    for name, process in processes.items():
-        with suppress(psutil.Error):
-            times = process.cpu_times()
-            found[name] = times.user + times.system
-    return found
-
-
 def _medians(rounds: Sequence[RoundFigures], *names: str) -> Figures:
-    """The medians of the figures with these names, and of the cores at work; `spreads` has all figures."""
+    """The medians of the figures with these names; `spreads` has all figures."""
     figures = {name: spread([each.get(name) for each in rounds]) for name in rounds[0]}
     known = {name: one for name, one in figures.items() if one is not None}
-    shown = {name: known[name].median for name in (*names, *_CORES) if name in known}
+    shown = {name: known[name].median for name in names if name in known}
     return {**shown, "rounds": len(rounds), "spreads": {name: asdict(one) for name, one in known.items()}}
