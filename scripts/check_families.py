@@ -26,6 +26,7 @@ from _models.activations import with_float_activations, with_nudged_norms
 from _models.driven import Driven, engine_spec
 from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, long_rows, prompt
+from _models.export import BUILDER, PATCHED_BUILDER, builder_arguments
 from _models.family import FAMILIES, Family
 
 from genai_server.engine.graph_description import DoesNotFit
@@ -43,7 +44,7 @@ MOBIUS = str(REPOSITORY / "src" / "genai_server" / "hub" / "build_mobius.py")
 # What reads the last layer's output, as onnxruntime-genai's builder and mobius name it.
 LAST_NORMS = ("final_norm", "model.norm")
 # In the order in which they are tried; and how a directory of theirs is marked.
-BUILDERS = {"onnxruntime_genai.models.builder": "", "_models.patched_builder": "-patched", MOBIUS: "-mobius"}
+BUILDERS = {BUILDER: "", PATCHED_BUILDER: "-patched", MOBIUS: "-mobius"}
 # The checks: columns of the table.
 FP32, FLOAT_ACTIVATIONS, INT8_ACTIVATIONS = CHECKS = ("fp32", "int4, activations of 32 bits", "int4")
 HEAD = f"| family | checked with | runner | {' | '.join(CHECKS)} |\n|---|---|---|---|---|---|\n"
@@ -131,9 +132,8 @@ def run_builder(builder: str, family: Family, way: tuple[Path, Path], precision:
     if (target / "genai_config.json").exists():
         return ""
     log = target.with_name(f"{target.name}.log")
-    command = [str(python()), "-m", builder, "-i", str(source), "-o", str(target), "-p", precision, "-e", "cpu"]
-    command += ["-c", str(source.parent / "cache"), "--extra_options", "accuracy_level=4", "block_size=32"]
-    command += family.options
+    command = [str(python()), *builder_arguments(builder, source, target, precision, block_size=32), *family.options]
+    command += ["-c", str(source.parent / "cache")]
     if builder == MOBIUS:
         if (reason := why_not_mobius(read_source_config(source))) is not None:
             return reason

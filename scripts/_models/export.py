@@ -24,17 +24,7 @@ def export(
     builder: str = BUILDER,
 ) -> None:
     """Run a model builder for the CPU; its thousands of lines are shown only when it fails."""
-    command = [sys.executable, "-m", builder, "-i", str(source), "-o", str(target)]
-    command += [
-        "-p",
-        precision,
-        "-e",
-        "cpu",
-        "--extra_options",
-        "accuracy_level=4",
-        f"block_size={block_size}",
-        *options,
-    ]
+    command = [sys.executable, *builder_arguments(builder, source, target, precision, block_size), *options]
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile("w+") as log:
         done = subprocess.run([*command, "-c", cache], stdout=log, stderr=log, env=_environment())
         if done.returncode:
@@ -43,6 +33,12 @@ def export(
     _share_nothing(target / "genai_config.json")
     # The builder writes the tokenizer anew, with a normalizer that would change what users write.
     shutil.copy(source / "tokenizer.json", target)
+
+
+def builder_arguments(builder: str, source: Path, target: Path, precision: str, block_size: int) -> list[str]:
+    """What Python is given to run a model builder for the CPU. Further options of the model may follow."""
+    command = ["-m", builder, "-i", str(source), "-o", str(target), "-p", precision, "-e", "cpu"]
+    return [*command, "--extra_options", "accuracy_level=4", f"block_size={block_size}"]
 
 
 def _share_nothing(path: Path) -> None:

@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from .batches import Batch, Encoder, training_batches
 from .conversations import plain_chat
-from .shared import Budget, Course, Muon, update
+from .shared import Budget, Course, optimizers_of, update
 from .template import SOURCE
 from .text import CONTEXT
 
@@ -96,13 +96,7 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, *, seed: int, budget: B
     kept = [next(validation) for _ in range(8)]
     parameters, pool = list(model.parameters()), ThreadPoolExecutor(budget.threads)
     torch.set_num_threads(1)
-    inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in inner}
-    rest = [p for p in parameters if id(p) not in chosen]
-    optimizers = [
-        torch.optim.AdamW(rest, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
-        *(Muon(inner[n :: budget.threads], lr=PEAK_RATE, momentum=0.95, decay=0.05) for n in range(budget.threads)),
-    ]
+    optimizers = optimizers_of(model, [model.model.layers], PEAK_RATE, decay=0.0, threads=budget.threads)
     course = Course(budget, optimizers, PEAK_RATE, "tokens", evaluate=lambda: report(model, kept, seed))
     for _ in course.steps():
         learned = [next(batches) for _ in range(BATCHES_PER_STEP)]

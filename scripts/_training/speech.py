@@ -24,7 +24,7 @@ from torch.nn import functional
 from transformers import WhisperForConditionalGeneration
 
 from .restore import restore_speech
-from .shared import Budget, Course, Muon, save_weights, update
+from .shared import Budget, Course, optimizers_of, save_weights, update
 from .speech_batches import (
     IGNORED,
     LETTERS,
@@ -196,7 +196,8 @@ def train(
     batches = Ahead(corpus, writer, LESSONS[0][1], Random(seed))
     rng = Random(seed + 1)
     validation = list(make_batches(corpus, writer, Lesson(2, 6.0, 9000, prompts=False), rng))
-    optimizers = _optimizers(model, plan.rate, budget.threads)
+    layers = (model.whole.model.encoder.layers, model.whole.model.decoder.layers)
+    optimizers = optimizers_of(model, layers, plan.rate, decay=0.01, threads=budget.threads)
     course = Course(
         budget, optimizers, plan.rate, "windows", 0.5, evaluate=lambda: report(model, validation), checkpoint=checkpoint
     )
@@ -207,18 +208,6 @@ def train(
         loss = functools.partial(model.loss, spelling_weight=1.0 if at < 0.7 else 0.3, share=1 / len(learned))
         spelling, writing = update(parameters, learned, loss, optimizers, pool)
         course.note(sum(len(batch.features) for batch in learned), spelling=spelling, writing=writing)
-
-
-def _optimizers(model: Listener, rate: float, threads: int) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, shared out over the threads; AdamW for everything else."""
-    parts = (model.whole.model.encoder.layers, model.whole.model.decoder.layers)
-    inner = [p for part in parts for p in part.parameters() if p.ndim == 2 and p.requires_grad]
-    chosen = {id(p) for p in inner}
-    rest = [p for p in model.parameters() if id(p) not in chosen and p.requires_grad]
-    return [
-        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
-        *(Muon(inner[thread::threads], lr=rate, momentum=0.95, decay=0.05) for thread in range(threads)),
-    ]
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

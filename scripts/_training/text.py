@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from .batches import Batch, Encoder, training_batches, validation_batches
 from .conversations import conversation
 from .restore import restore
-from .shared import Budget, Course, update
+from .shared import Budget, Course, optimizers_of, update
 from .template import SOURCE, load_template, render
 
 CONTEXT = 2048
@@ -97,7 +97,9 @@ def train(
     encoder = Encoder(tokenizer, LONGEST)
     batches = training_batches(encoder, random.Random(seed), BATCH_TOKENS)
     validation = validation_batches(encoder, random.Random(seed + 1), 40)
-    optimizers = _optimizers(model, budget.threads)
+    optimizers = optimizers_of(
+        model, [model.model.layers], PEAK_RATE, decay=0.0, threads=budget.threads, inner=_muon_of_pytorch
+    )
     parameters, pool = list(model.parameters()), ThreadPoolExecutor(budget.threads)
     torch.set_num_threads(1)
     course = Course(
@@ -110,16 +112,8 @@ def train(
         course.note(sum(batch.tokens.numel() for batch in learned), loss=loss)
 
 
-def _optimizers(model: LlamaForCausalLM, threads: int) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, shared out over the threads; AdamW for everything else."""
-    inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in inner}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    shares = [inner[thread::threads] for thread in range(threads)]
-    return [
-        torch.optim.AdamW(rest, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
-        *(torch.optim.Muon(s, lr=PEAK_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw") for s in shares),
-    ]
+def _muon_of_pytorch(share: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Muon(share, lr=PEAK_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
 
 
 def _loss(model: LlamaForCausalLM, batch: Batch, total: float) -> tuple[torch.Tensor, list[float]]:

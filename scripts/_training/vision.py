@@ -35,7 +35,7 @@ from .picture_batches import (
     training_chat,
 )
 from .picture_questions import ABILITIES, HELD_OUT, question
-from .shared import Budget, Course, Muon, save_weights
+from .shared import Budget, Course, optimizers_of, save_weights
 from .template import load_template, render
 from .tower import WIDTH, Tower, write_tower
 
@@ -174,7 +174,7 @@ def train(
     encoder = PictureEncoder(tokenizer, Encoder(tokenizer, CONTEXT))
     batches = training_batches(encoder, random.Random(seed), ROWS)
     validation = validation_batches(encoder, random.Random(seed + 1), 2)
-    optimizers = _optimizers(model, rate)
+    optimizers = optimizers_of(model, [model.decoder.layers, model.tower.blocks], rate, decay=0.01)
     course = Course(
         budget,
         optimizers,
@@ -187,17 +187,6 @@ def train(
         batch = next(batches)
         losses = _step(model, batch, encoder.pad, optimizers, speaks=done > tower_alone)
         course.note(len(batch.pictures), **losses)
-
-
-def _optimizers(model: Seer, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for everything else."""
-    inner = [p for part in (model.decoder.layers, model.tower.blocks) for p in part.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in (*inner, *model.whole.model.visual.parameters())}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    return [
-        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
-        Muon(inner, lr=rate, momentum=0.95, decay=0.05),
-    ]
 
 
 def _step(
