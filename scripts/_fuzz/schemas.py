@@ -14,13 +14,18 @@ import json
 import os
 import random
 import re
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from genai_server.engine.model.files import model_info
@@ -50,7 +55,7 @@ class Source:
     # Answers drawn for each schema.
     walks: int
     # Files with a schema each; without files, schemas are drawn.
-    files: Sequence[Path] = ()
+    files: tuple[Path, ...] = ()
     # Whether they are not strict, and followed where possible.
     best_effort: bool = False
 
@@ -141,7 +146,7 @@ def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
         known = sorted(arguments.files.rglob("*.json"))
         files = random.Random(arguments.seed).sample(known, min(arguments.count, len(known)))
         numbers = range(numbers.start, min(numbers.stop, len(files)))
-    source = Source(arguments.seed, arguments.walks, files, arguments.best_effort)
+    source = Source(arguments.seed, arguments.walks, tuple(files), arguments.best_effort)
     answers: Counter[str] = Counter()
 
     def add(checked: Checked) -> None:
@@ -162,65 +167,48 @@ def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
     return found
 
 
-class Worker:
-    """A process and its remaining numbers; it is working on the first of them. The library that follows schemas can end
-    its process.
-    """
-
-    def __init__(self, numbers: Sequence[int], source: Source) -> None:
-        context = get_context("spawn")
-        self.results, theirs = context.Pipe(duplex=False)
-        self.left = list(numbers)
-        self._process = context.Process(target=_check, args=(theirs, self.left, source), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._heard = time.monotonic()
-
-    def receive(self, add: Callable[[Checked], None]) -> bool:
-        """Read the available results; returns whether there may be more."""
-        try:
-            checked = self.results.recv()
-        except EOFError:
-            return False
-        self.left.remove(checked.number)
-        add(checked)
-        self._heard = time.monotonic()
-        return True
-
-    @property
-    def is_held_up(self) -> bool:
-        return time.monotonic() - self._heard > _MAX_SECONDS
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self.results.close()
-
-
 def check_all(numbers: range, source: Source, processes: int, add: Callable[[Checked], None]) -> list[int]:
     """Check the schemas with these numbers; returns those whose process died or hung, and was replaced."""
     died: list[int] = []
+    lock = Lock()
+
+    def check_share(share: Sequence[int]) -> None:
+        for found in _checked(share, source):
+            with lock:
+                died.append(found) if isinstance(found, int) else add(found)
+
     shares = [share for start in range(processes) if (share := numbers[start::processes])]
-    workers = {worker.results: worker for worker in (Worker(share, source) for share in shares)}
-    while workers:
-        ready = [results for results in wait(list(workers), timeout=1.0) if isinstance(results, Connection)]
-        over = [results for results in ready if not workers[results].receive(add)]
-        over += [results for results, worker in workers.items() if results not in ready and worker.is_held_up]
-        for results in over:
-            worker = workers.pop(results)
-            worker.end()
-            if worker.left:
-                died.append(worker.left[0])
-                if worker.left[1:]:
-                    again = Worker(worker.left[1:], source)
-                    workers[again.results] = again
+    with ThreadPoolExecutor(processes) as threads:
+        list(threads.map(check_share, shares))
     return died
 
 
-def _check(results: Connection, numbers: Sequence[int], source: Source) -> None:
-    checker = Checker(source)
-    for number in numbers:
-        results.send(checker.check(number))
+def _checked(share: Sequence[int], source: Source) -> Iterator[Checked | int]:
+    """The result of each schema, or its number if it has ended or held up the process that followed it. The library
+    that follows schemas can do both.
+    """
+    left = list(share)
+    while left:
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            id = process.submit(os.getpid).result()
+            while left:
+                number = left.pop(0)
+                try:
+                    yield process.submit(_check, source, number).result(_MAX_SECONDS)
+                except (BrokenProcessPool, TimeoutError):
+                    with suppress(ProcessLookupError):
+                        os.kill(id, signal.SIGKILL)
+                    yield number
+                    break
+
+
+@cache
+def _checker(source: Source) -> Checker:
+    return Checker(source)
+
+
+def _check(source: Source, number: int) -> Checked:
+    return _checker(source).check(number)
 
 
 def _followed(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
