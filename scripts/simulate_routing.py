@@ -15,7 +15,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 
 from _models.table import table
@@ -222,27 +222,16 @@ POLICIES: dict[str, type[Router]] = {
 }
 
 
-@dataclass
-class Result:
-    """The results of one policy."""
-
-    policy: str
-    num_replicas: int
-    hit_rate: float
-    # Requests that run on the chosen replica for one request in a hundred, and on the mean replica.
-    crowd: float
-    mean_crowd: float
-    # Operations, and microseconds of this script, for each request.
-    work: float
-    micros: float
-    # Bytes each second that the router receives of all replicas' metrics, and of their events.
-    metrics_rate: float
-    events_rate: float
-    index_entries: int = field(default=0)
+HEAD = [
+    *("replicas", "policy", "tokens found in the cache", "other requests, mean and p99"),
+    *("router's operations a request", "metrics, MB/s", "events, MB/s", "blocks in the index"),
+]
 
 
-def simulate(policy: str, requests: Sequence[Request], num_replicas: int, seed: int) -> Result:
-    """Run a trace through one policy."""
+def simulate(policy: str, requests: Sequence[Request], num_replicas: int, seed: int) -> list[str]:
+    """The row of the table for one policy, by which a trace is run. “Other requests” are those that run on the chosen
+    replica, “operations” are the router's hashes and look-ups, and bytes are what the router receives.
+    """
     replicas = [Replica() for _ in range(num_replicas)]
     router = POLICIES[policy](replicas, random.Random(seed))
     ends: list[tuple[float, int]] = []
@@ -265,33 +254,17 @@ def simulate(policy: str, requests: Sequence[Request], num_replicas: int, seed: 
             hits, asked = hits + found, asked + len(request.blocks)
             crowds.append(replicas[index].running)
             running.append(len(ends) / num_replicas)
-    seconds = requests[-1].at - requests[0].at
-    events = sum(one.num_stored * STORED_BYTES + one.num_removed * REMOVED_BYTES for one in replicas)
-    knows = isinstance(router, PrefixRouter)
-    return Result(
-        policy,
-        num_replicas,
-        hits / asked,
-        statistics.quantiles(crowds, n=100)[-1],
-        statistics.mean(running),
-        router.work / len(requests),
-        spent / len(requests) * 1e6,
-        0.0 if policy in ("random", "session") else METRICS_BYTES * num_replicas / SCRAPE_SECONDS,
-        events / seconds if knows else 0.0,
-        router.num_entries if isinstance(router, PrefixRouter) else 0,
-    )
-
-
-COLUMNS = (
-    ("replicas", lambda one: f"{one.num_replicas:,}"),
-    ("policy", lambda one: one.policy),
-    ("tokens found in the cache", lambda one: f"{one.hit_rate:.1%}"),
-    ("other requests, mean and p99", lambda one: f"{one.mean_crowd:.1f}, {one.crowd:.0f}"),
-    ("router's operations a request", lambda one: f"{one.work:,.0f}"),
-    ("metrics, MB/s", lambda one: f"{one.metrics_rate / 1e6:.2f}"),
-    ("events, MB/s", lambda one: f"{one.events_rate / 1e6:.2f}"),
-    ("blocks in the index", lambda one: f"{one.index_entries:,}"),
-)
+    print(f"{num_replicas} replicas, {policy}: {spent / len(requests) * 1e6:.1f} µs a request", file=sys.stderr)
+    metrics = 0.0 if policy in ("random", "session") else METRICS_BYTES * num_replicas / SCRAPE_SECONDS
+    events, entries = 0.0, 0
+    if isinstance(router, PrefixRouter):
+        num_bytes = sum(one.num_stored * STORED_BYTES + one.num_removed * REMOVED_BYTES for one in replicas)
+        events, entries = num_bytes / (requests[-1].at - requests[0].at), router.num_entries
+    return [
+        *(f"{num_replicas:,}", policy, f"{hits / asked:.1%}"),
+        f"{statistics.mean(running):.1f}, {statistics.quantiles(crowds, n=100)[-1]:.0f}",
+        *(f"{router.work / len(requests):,.0f}", f"{metrics / 1e6:.2f}", f"{events / 1e6:.2f}", f"{entries:,}"),
+    ]
 
 
 def main() -> None:
@@ -301,15 +274,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, metavar="N", help="for each replica")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    results = []
+    rows = [HEAD]
     for num_replicas in map(int, arguments.replicas.split(",")):
         chance = random.Random(arguments.seed)
         requests = trace(Workload(), num_replicas, arguments.requests * num_replicas, chance)
-        for policy in POLICIES:
-            results.append(simulate(policy, requests, num_replicas, arguments.seed))
-            print(f"{num_replicas} replicas, {policy}: {results[-1].micros:.1f} µs a request", file=sys.stderr)
-    rows = [[show(one) for _, show in COLUMNS] for one in results]
-    print(table([[name for name, _ in COLUMNS], *rows], markdown=True))
+        rows += [simulate(policy, requests, num_replicas, arguments.seed) for policy in POLICIES]
+    print(table(rows, markdown=True))
 
 
 if __name__ == "__main__":
