@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import traceback
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -38,32 +39,10 @@ from _models.table import table
 from _peers.perplexity import by_echo, by_tool, perplexity, windows
 
 TEXT = REPOSITORY / "docs" / "architecture.md"
-QUESTIONS = (
-    "What is the capital of France?",
-    "Name three colours.",
-    "Write a haiku about the sea.",
-    "Explain photosynthesis in two sentences.",
-    "What is 17 + 25?",
-    "List the planets of the solar system.",
-    "Translate 'good morning' to Spanish.",
-    "Who wrote Hamlet?",
-    "Give me a recipe for pancakes.",
-    "Why is the sky blue?",
-    "Tell me a joke about programmers.",
-    "What does HTTP stand for?",
-    "Grüße aus Köln! Was ist ein Fluss?",
-    "日本の首都はどこですか？",
-    "Кто написал «Войну и мир»?",
-    "¿Cuál es la capital de España?",
-    "🙂🙃 What do these emoji mean?",
-    "Reply with three emoji about food 🍕",
-    "naïve café — “quotes” … ½ × ² €",
-    "Write a Python function that reverses a string.",
-    "Fix: SELECT * FORM users WHERE id = 1;",
-    "Write a bash loop from 1 to 5.",
-    "a",
-    "?!?!?!",
+ASKED: dict[str, Any] = tomllib.loads(
+    (Path(__file__).parent / "_models" / "real_model.toml").read_text(encoding="utf-8")
 )
+QUESTIONS: list[str] = ASKED["questions"]
 # Types of GGUF files that SmolLM2 is also written in. Gemma 3 comes in Q4_K_M.
 TYPES = ("Q4_0", "Q8_0")
 RECORDINGS = "pocketsphinx-testdata"
@@ -106,41 +85,8 @@ _TOOL = {
         },
     },
 }
-_TURNS = (
-    *("My name is Ada.", "What is a prime number?", "Name one.", "Another one.", "Is 91 prime?"),
-    *("Write a sentence about rivers.", "Shorter.", "In capitals.", "What did I ask first?", "Goodbye."),
-)
-# A text, statements about it, and questions with their options.
-_LETTER = (
-    "Dear Sir or Madam, on Monday I ordered two green chairs for 80 euros each. On Thursday a single red chair came, "
-    "with a broken leg. I am furious. Please send the right chairs by Friday, or give me my money back. Anna Berger"
-)
-_STATEMENTS = (
-    *("The customer is angry.", "The customer is satisfied.", "The customer ordered chairs.", "A table was ordered."),
-    *(
-        "The delivered chair was broken.",
-        "The order was complete.",
-        "The sender is called Anna.",
-        "The sender is called Tom.",
-    ),
-    *("The customer wants her money back or the right chairs.", "The customer praises the product."),
-    *("The text is a letter.", "The text is a recipe.", "The chairs cost 80 euros each.", "The chairs were free."),
-    *("The text mentions a day of the week.", "The text is about cars.", "Paris is in France.", "Fire is cold."),
-    *("Two is more than one.", "Water is dry."),
-)
-_CHOICES = (
-    ("What was ordered?", ("chairs", "tables", "lamps")),
-    ("Which colour was ordered?", ("green", "red", "blue")),
-    ("Which team should answer?", ("complaints", "sales", "jobs")),
-    ("What is the capital of France?", ("Paris", "London", "Rome", "Berlin")),
-    ("How does the customer feel?", ("furious", "happy", "bored")),
-    ("Who wrote the letter?", ("Anna Berger", "Tom Miller", "Eva Smith")),
-    ("What kind of text is it?", ("complaint", "recipe", "poem")),
-    ("Which animal barks?", ("dog", "cat", "cow")),
-)
 # Of the options of a question, the one that has more than this is what a greedy chat answers.
 _SURE = 0.5
-_EMOJI = "Repeat exactly: 👩‍👩‍👧‍👦 🇫🇷 🙂🙃 naïve ½"
 
 
 @dataclass
@@ -196,7 +142,7 @@ def check_quick(work: Path, found: Findings) -> None:
         compare_answers(client, file, found)
     with served(work, built) as client:
         check_schema(client, built.name, found, repeats=1)
-        check_chat(client, built.name, found, _TURNS[:3])
+        check_chat(client, built.name, found, ASKED["turns"][:3])
 
 
 def check_smollm2(work: Path, found: Findings, tool: Path | None) -> None:
@@ -212,7 +158,7 @@ def check_smollm2(work: Path, found: Findings, tool: Path | None) -> None:
     for each in (work / "smollm2-fp32", built):
         check_repeats(work, each, found)
     with served(work, built) as client:
-        check_chat(client, built.name, found, _TURNS)
+        check_chat(client, built.name, found, ASKED["turns"])
         check_schema(client, built.name, found, repeats=8)
         check_decisions(client, built.name, found)
         check_emoji(client, built.name, found)
@@ -228,7 +174,7 @@ def check_gemma3(work: Path, found: Findings, tool: Path | None) -> None:
     check_perplexity(work, built, file, found, tool)
     check_repeats(work, built, found, **_GEMMA)
     with served(work, built, **_GEMMA) as client:
-        check_chat(client, built.name, found, _TURNS)
+        check_chat(client, built.name, found, ASKED["turns"])
         check_tools(client, built.name, found)
         check_decisions(client, built.name, found)
         check_emoji(client, built.name, found)
@@ -438,16 +384,17 @@ def check_tools(client: httpx.Client, name: str, found: Findings) -> None:
 
 def check_decisions(client: httpx.Client, name: str, found: Findings) -> None:
     """Decisions are those of chats that ask the same with a schema, wherever the model is sure."""
-    questions: list[dict[str, Any]] = [{"type": "predicate", "instructions": each} for each in _STATEMENTS]
+    questions: list[dict[str, Any]] = [{"type": "predicate", "instructions": each} for each in ASKED["statements"]]
     asked: list[tuple[str, list[Any]]] = [
         (f'Is the following true? {each}\nAnswer {{"answer": true}} or {{"answer": false}}.', [True, False])
-        for each in _STATEMENTS
+        for each in ASKED["statements"]
     ]
-    for text, options in _CHOICES:
+    for choice in ASKED["choices"]:
+        text, options = choice["text"], choice["options"]
         questions.append({"type": "choice", "instructions": text, "choices": [{"value": each} for each in options]})
         lines = [f"Question: {text}", *(f"- {json.dumps(each)}" for each in options)]
-        asked.append(("\n".join([*lines, 'Answer {"answer": …} with one of these.']), list(options)))
-    body = {"model": name, "input": _LETTER, "questions": questions}
+        asked.append(("\n".join([*lines, 'Answer {"answer": …} with one of these.']), options))
+    body = {"model": name, "input": ASKED["letter"], "questions": questions}
     answers = client.post("/v1/decisions", json=body).raise_for_status().json()["answers"]
     sure = equal = 0
     for (prompt, offered), answer in zip(asked, answers, strict=True):
@@ -458,7 +405,7 @@ def check_decisions(client: httpx.Client, name: str, found: Findings) -> None:
         best = max(chances, key=lambda option: chances[option])
         if chances[best] > _SURE:
             sure += 1
-            equal += ask_in_schema(client, f"{_LETTER}\n\n{prompt}", offered) == best
+            equal += ask_in_schema(client, f"{ASKED['letter']}\n\n{prompt}", offered) == best
     said = f"{equal} of {sure}, of {len(asked)} questions"
     found.add(name, f"decisions with a probability above {_SURE} that a chat also makes", said, equal == sure > 0)
 
@@ -476,7 +423,7 @@ def ask_in_schema(client: httpx.Client, text: str, options: list[Any]) -> Any:
 
 def check_emoji(client: httpx.Client, name: str, found: Findings) -> None:
     """Characters of several tokens, streamed."""
-    body = {"messages": [{"role": "user", "content": _EMOJI}], "max_tokens": 64, "temperature": 0}
+    body = {"messages": [{"role": "user", "content": ASKED["emoji"]}], "max_tokens": 64, "temperature": 0}
     whole = client.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]["message"]["content"]
     parts = []
     with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as stream:
