@@ -91,14 +91,16 @@ void add_sums(const Product& p, int64_t panel, int64_t b, int64_t row, int64_t h
   }
 }
 
-void write(const Product& p, int64_t panel, int64_t row, int64_t height, const Totals totals) {
+void write(const Product& p, int64_t panel, int64_t row, int64_t height, const float (*totals)[kPanel]) {
   const int64_t first = panel * kPanel, left = p.outputs - first < kPanel ? p.outputs - first : kPanel;
   for (int64_t r = 0; r < height; ++r)
     for (int64_t i = 0; i < left; i += kSide) {
       const __mmask16 some = left - i < kSide ? (__mmask16)((1 << (left - i)) - 1) : (__mmask16)-1;
       __m512 value = _mm512_load_ps(totals[r] + i);
+      float* out = p.out + (row + r) * p.stride + first + i;
+      if (p.adds) value = _mm512_add_ps(_mm512_maskz_loadu_ps(some, out), value);
       if (p.bias) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(some, p.bias + first + i));
-      _mm512_mask_storeu_ps(p.out + (row + r) * p.stride + first + i, some, value);
+      _mm512_mask_storeu_ps(out, some, value);
     }
 }
 
@@ -111,14 +113,17 @@ void strip(const Product& p, int64_t panel, int64_t row, int64_t end, int64_t he
   alignas(64) Sums sums;
   auto first_of = [=](int group) { return group < groups - 1 ? row + group * kSide : end - height; };
   memset(totals, 0, groups * sizeof *totals);
-  for (int64_t b = 0; b < p.blocks; ++b) {
+  for (int64_t b = p.begin; b < p.end; ++b) {
     unpack(p.weights + (panel * p.blocks + b) * bytes, p.bits, p.block, weights);
     for (int g = 0; g < groups; ++g) {
       sum_group(p.activations + first_of(g) * depth + b * p.block, depth, weights, p.block, step, sums);
       add_sums(p, panel, b, first_of(g), height, sums, totals[g]);
     }
   }
-  for (int g = 0; g < groups; ++g) write(p, panel, first_of(g), height, totals[g]);
+  for (int g = 0; g < groups; ++g) {
+    const int64_t written = row + g * kSide - first_of(g);  // rows of the group before
+    write(p, panel, row + g * kSide, height - written, totals[g] + written);
+  }
 }
 
 void product(const Product& p, int64_t panel, int64_t row, int64_t end) {

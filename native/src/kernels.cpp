@@ -130,16 +130,16 @@ void tile(const Product& p, int64_t panel, int64_t row, int vec) {
   constexpr int kInputs = 32 / BITS;  // of a step
   constexpr int32_t kMiddle = BITS == 8 && kSubtractsMiddle ? 0 : 1 << (BITS - 1);
   const int64_t depth = p.block * p.blocks, outputs = p.outputs;
-  const uint8_t* w = p.weights + panel * kPanel * depth * BITS / 8 + vec * W * 4;
-  const int64_t first_scale = panel * p.blocks * kPanel + vec * W;
+  const uint8_t* w = p.weights + (panel * depth + p.begin * p.block) * kPanel * BITS / 8 + vec * W * 4;
+  const int64_t first_scale = (panel * p.blocks + p.begin) * kPanel + vec * W;
   const float* scales = p.scales + first_scale;
   const float* offsets = p.offsets ? p.offsets + first_scale : nullptr;
-  const int8_t* a = p.activations + row * depth;
+  const int8_t* a = p.activations + row * depth + p.begin * p.block;
   // The outputs are fetched in the meantime, because the stores of sums to the stack would wait behind theirs.
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < VECS; ++v) __builtin_prefetch(p.out + (row + r) * p.stride + panel * kPanel + (vec + v) * W, 1);
   F total[ROWS][VECS] = {};
-  for (int64_t b = 0; b < p.blocks; ++b) {
+  for (int64_t b = p.begin; b < p.end; ++b) {
     I acc[ROWS][VECS];
     for (int r = 0; r < ROWS; ++r)
       for (int v = 0; v < VECS; ++v) acc[r][v] = all(-kMiddle * p.activation_sums[(row + r) * p.blocks + b]);
@@ -173,10 +173,12 @@ void tile(const Product& p, int64_t panel, int64_t row, int vec) {
       float* out = p.out + (row + r) * p.stride + first;
       F value = total[r][v];
       if (left >= W) {
+        if (p.adds) value = load<F>(out) + value;
         if (p.bias) value += load<F>(p.bias + first);
         store(out, value);
       } else {
-        for (int i = 0; i < left; ++i) out[i] = value[i] + (p.bias ? p.bias[first + i] : 0);
+        for (int i = 0; i < left; ++i)
+          out[i] = (p.adds ? out[i] + value[i] : value[i]) + (p.bias ? p.bias[first + i] : 0);
       }
     }
 }
@@ -432,10 +434,6 @@ void activate(const Activation& p, const float* gates, const float* values, floa
 
 // ---- Products in floats --------------------------------------------------------------------------------------------
 
-// Inputs whose products are summed apart before they are added to those before them. Their weights, 64 outputs as
-// floats, stay in the first-level cache.
-constexpr int kInputBlock = 128;
-
 // A quantized weight that lies at `shift` of its word, of 4 or 8 bits. The offset contains that of the middle.
 template <int BITS>
 INLINE F weight_of(I word, int shift, F scale, F offset) {
@@ -480,19 +478,19 @@ void widen(const FloatProduct& p, int64_t panel, int64_t first, int inputs, floa
 template <int ROWS, int VECS>
 INLINE void add_sums(const FloatProduct& p, const F (&acc)[ROWS][VECS], int64_t panel, int64_t row, int64_t first,
                      int inputs, int vec) {
-  const bool is_last = p.bias && first + inputs == p.depth;
+  const bool is_first = first == p.begin, is_last = p.bias && first + inputs == p.end;
   for (int r = 0; r < ROWS; ++r)
     for (int v = 0; v < VECS; ++v) {
       const int64_t output = panel * kPanel + (vec + v) * W, left = p.outputs - output;
       float* out = p.out + (row + r) * p.stride + output;
       F value = acc[r][v];
       if (left >= W) {
-        if (first) value = load<F>(out) + value;
+        if (!is_first) value = load<F>(out) + value;
         if (is_last) value += load<F>(p.bias + output);
         store(out, value);
       } else {
         for (int i = 0; i < left; ++i) {
-          float one = first ? out[i] + value[i] : value[i];
+          float one = is_first ? value[i] : out[i] + value[i];
           out[i] = is_last ? one + p.bias[output + i] : one;
         }
       }
@@ -521,8 +519,8 @@ template <int BITS>
 void row_of_integers(const FloatProduct& p, int64_t panel, int64_t row) {
   constexpr int kInputs = 32 / BITS, kMost = W == 16 ? 4 : 2;
   const float* x = p.activations + row * p.depth;
-  for (int64_t first = 0; first < p.depth; first += kInputBlock) {
-    const int inputs = (int)(p.depth - first < kInputBlock ? p.depth - first : kInputBlock);
+  for (int64_t first = p.begin; first < p.end; first += kInputBlock) {
+    const int inputs = (int)(p.end - first < kInputBlock ? p.end - first : kInputBlock);
     for (int vec = 0; vec < kPanel / W; vec += kMost) {
       const uint8_t* w =
           (const uint8_t*)p.weights + (panel * p.block * p.blocks + first) * kPanel * BITS / 8 + 4 * vec * W;
@@ -565,8 +563,8 @@ void product_of_floats(const FloatProduct& p, int64_t panel, int64_t row, int64_
   if (p.bits <= 8 && end - row == 1)
     return p.bits == 4 ? row_of_integers<4>(p, panel, row) : row_of_integers<8>(p, panel, row);
   alignas(64) float wide[kInputBlock * kPanel];
-  for (int64_t first = 0; first < p.depth; first += kInputBlock) {
-    const int inputs = (int)(p.depth - first < kInputBlock ? p.depth - first : kInputBlock);
+  for (int64_t first = p.begin; first < p.end; first += kInputBlock) {
+    const int inputs = (int)(p.end - first < kInputBlock ? p.end - first : kInputBlock);
     const float* w = wide;
     if (p.bits == 32) w = (const float*)p.weights + (panel * p.depth + first) * kPanel;
     else widen(p, panel, first, inputs, wide);
@@ -580,6 +578,23 @@ void product_of_floats(const FloatProduct& p, int64_t panel, int64_t row, int64_
       int64_t left = end - r, rows = left <= kRowsOfF ? left : left < 2 * kRowsOfF ? (left + 1) / 2 : kRowsOfF;
       rows_of_floats<kRowsOfF>(p, p.activations + r * p.depth + first, w, panel, r, rows, first, inputs);
       r += rows;
+    }
+  }
+}
+
+// ---- Sums of parts of the inputs -----------------------------------------------------------------------------------
+
+void add(const float* sums, const float* bias, int64_t rows, int64_t columns, float* out, int64_t stride) {
+  for (; rows > 0; --rows, sums += kPanel, out += stride) {
+    int64_t i = 0;
+    for (; i + W <= columns; i += W) {
+      F value = load<F>(out + i) + load<F>(sums + i);
+      if (bias) value += load<F>(bias + i);
+      store(out + i, value);
+    }
+    for (; i < columns; ++i) {
+      const float value = out[i] + sums[i];
+      out[i] = bias ? value + bias[i] : value;
     }
   }
 }
@@ -793,7 +808,7 @@ void finish(int size, float top, float sum, const float* acc, const float* sink,
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
 extern const Kernels NAME(ISA);
-const Kernels NAME(ISA) = {TEXT_OF(ISA), quantize, product, product_of_floats, activate, attend, merge,
+const Kernels NAME(ISA) = {TEXT_OF(ISA), quantize, product, product_of_floats, add, activate, attend, merge,
                            finish,       convolve, recur,   low_rank,          12,
 #if defined(__AVX512BF16__)
                            true

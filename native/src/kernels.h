@@ -7,7 +7,10 @@
 
 namespace native {
 
-constexpr int kPanel = 64;     // outputs of one panel of packed weights
+constexpr int kPanel = 64;  // outputs of one panel of packed weights
+// Inputs whose products in floats are summed apart before they are added to those before them. Their weights, 64
+// outputs as floats, stay in the first-level cache.
+constexpr int kInputBlock = 128;
 constexpr int kKeyBlock = 64;  // keys that attention reads at once; blocks begin at multiples of it
 // Keys whose sums are made apart and then merged. Chunks begin at multiples of it, so that the order of all sums of a
 // token depends on its position alone, whether or not threads share its keys.
@@ -29,6 +32,8 @@ struct Product {
   const float* bias;  // [outputs] or null
   float* out;         // [rows][stride]
   int64_t outputs, stride, block, blocks;
+  int64_t begin, end;  // the blocks whose products are added up
+  bool adds;           // to the outputs, in place of writing them; the bias comes last
   int bits;
 };
 
@@ -50,6 +55,7 @@ struct FloatProduct {
   const float *scales, *offsets, *bias;  // as in Product; scales and offsets with 4 and 8 bits only
   float* out;                            // [rows][stride]
   int64_t outputs, stride, depth, block, blocks;
+  int64_t begin, end;  // the inputs whose products are added up; `begin` is a multiple of kInputBlock
 };
 
 // What experts compute of the values of a gate, or of single values, with linear ones.
@@ -133,6 +139,9 @@ struct Kernels {
                    int32_t* sums);
   void (*product)(const Product&, int64_t panel, int64_t first_row, int64_t end_row);
   void (*product_of_floats)(const FloatProduct&, int64_t panel, int64_t first_row, int64_t end_row);
+  // Add the sums of further inputs, [rows][kPanel], to `columns` outputs of each row, and then the bias unless it is
+  // null.
+  void (*add)(const float* sums, const float* bias, int64_t rows, int64_t columns, float* out, int64_t stride);
   // For the outputs of one panel; `values` are read by kSwiglu only.
   void (*activate)(const Activation&, const float* gates, const float* values, float* out);
   void (*attend)(const Attend&);

@@ -4,9 +4,22 @@
 namespace native {
 namespace {
 
+// Multiplications that are worth a task of their own.
+constexpr int64_t kSmallWork = 1 << 16;
+
+// A matrix with fewer panels than kFewPanels is divided by inputs, too, because cores without a panel would have
+// nothing to do. The inputs of a panel become parts, of which all panels have at most kMaxParts. A part is worth a task
+// where it has so many inputs; products of rounded activations take less time.
+constexpr int64_t kFewPanels = 16, kMaxParts = 64, kInputsOfPart = 1024, kRoundedInputsOfPart = 2048;
+// Rows whose sums of a part are kept at once.
+constexpr int64_t kRowsOfPart = 256;
+
 // The size of a packed matrix, and how its products are computed.
 struct MatrixSize {
   int64_t outputs, depth, block, blocks, panels, bits;
+  // How many parts the inputs are divided into. Each part's products are summed apart, and these sums are added in the
+  // order of the parts. So a result depends on the number of parts, and this on the matrix alone.
+  int64_t parts;
   bool rounds;  // activations are rounded to 8 bits
 
   ort::Status open(const char* name, int64_t num_outputs, int64_t num_inputs, int64_t given_block, int64_t given_bits,
@@ -24,15 +37,25 @@ struct MatrixSize {
           "%s: block must be a multiple of 16 up to 32768; given %lld", name, (long long)block);
     blocks = divided_up(depth, block), panels = divided_up(outputs, kPanel);
     CHECK(panels <= (int64_t{1} << 48) / padded(), "%s: N times K is too large", name);
+    parts = 1;
     return nullptr;
   }
+  void divide() {
+    if (panels >= kFewPanels) return;
+    const int64_t worth = depth / (rounds ? kRoundedInputsOfPart : kInputsOfPart);
+    parts = larger(1, smaller(smaller(kMaxParts / panels, worth), units()));
+  }
+  // What a part has a whole number of: blocks of rounded activations, or of kInputBlock inputs.
+  int64_t units() const { return rounds ? blocks : divided_up(depth, kInputBlock); }
+  int64_t begin_of_part(int64_t part) const { return units() * part / parts; }
   int64_t padded() const { return blocks * block; }
   int64_t num_scales() const { return bits > 8 ? 0 : panels * blocks * kPanel; }
   int64_t num_weights() const { return panels * kPanel * padded(); }
   // Rows whose activations stay in the second-level cache.
   int64_t rows_of_a_task() const {
     const int64_t some = g_kernels->rows;
-    return rounds ? larger(divided_up(48, some), 393216 / padded() / some) * some : 1008;
+    if (!rounds) return parts > 1 ? kRowsOfPart : 1008;
+    return larger(divided_up(48, some), 393216 / padded() / some) * some;
   }
 };
 
@@ -96,16 +119,33 @@ struct Matrix {
     return found;
   }
 
+  // The sums of a part of the inputs for a panel and the rows from `first` to `end`. Row r goes to out + r * stride.
+  void sum_part(const Rows& rows, int64_t panel, int64_t part, int64_t first, int64_t end, float* out,
+                int64_t stride) const {
+    multiply(rows, panel, part, first, end, false, nullptr, out, stride);
+  }
+
+  // Add the sums of a further part [rows][kPanel] to a panel's outputs, and the bias after the last part.
+  void add_part(const float* sums, int64_t panel, int64_t part, int64_t first, int64_t end, float* out,
+                int64_t stride) const {
+    const int64_t at = panel * kPanel;
+    g_kernels->add(sums, bias && is_last(part) ? bias + at : nullptr, end - first, smaller(kPanel, size.outputs - at),
+                   out + first * stride + at, stride);
+  }
+
+  // Multiply rows by a part, and add the sums to those of the parts before it. Floats are up to kRowsOfPart rows.
+  void multiply_part(const Rows& rows, int64_t panel, int64_t part, int64_t first, int64_t end, float* out,
+                     int64_t stride) const {
+    if (part == 0 || size.rounds)
+      return multiply(rows, panel, part, first, end, part > 0, is_last(part) ? bias : nullptr, out, stride);
+    alignas(64) float sums[kRowsOfPart * kPanel];
+    sum_part(rows, panel, part, first, end, sums - (first + panel) * kPanel, kPanel);
+    add_part(sums, panel, part, first, end, out, stride);
+  }
+
   // Outputs of a panel for rows from `first` to `end`. Row r goes to out + r * stride.
   void multiply(const Rows& rows, int64_t panel, int64_t first, int64_t end, float* out, int64_t stride) const {
-    if (size.rounds)
-      g_kernels->product({rows.values, rows.scales, rows.sums, reinterpret_cast<const uint8_t*>(weights), scales,
-                          offsets, bias, out, size.outputs, stride, size.block, size.blocks, (int)size.bits},
-                         panel, first, end);
-    else
-      g_kernels->product_of_floats({rows.floats, weights, (int)size.bits, type, scales, offsets, bias, out,
-                                    size.outputs, stride, size.depth, size.block, size.blocks},
-                                   panel, first, end);
+    for (int64_t part = 0; part < size.parts; ++part) multiply_part(rows, panel, part, first, end, out, stride);
   }
 
   // An activation of a panel's outputs, or with kSwiglu of those of two panels: of gates, and of values behind them.
@@ -129,10 +169,82 @@ struct Matrix {
       }
     }
   }
+
+ private:
+  bool is_last(int64_t part) const { return part + 1 == size.parts; }
+
+  // Multiply a part. With `adds`, which needs rounded activations, it is added to the outputs.
+  void multiply(const Rows& rows, int64_t panel, int64_t part, int64_t first, int64_t end, bool adds,
+                const float* added, float* out, int64_t stride) const {
+    const int64_t from = size.begin_of_part(part), to = size.begin_of_part(part + 1);
+    if (size.rounds)
+      g_kernels->product(
+          {rows.values, rows.scales, rows.sums, reinterpret_cast<const uint8_t*>(weights), scales, offsets, added, out,
+           size.outputs, stride, size.block, size.blocks, from, to, adds, (int)size.bits},
+          panel, first, end);
+    else
+      g_kernels->product_of_floats(
+          {rows.floats, weights, (int)size.bits, type, scales, offsets, added, out, size.outputs, stride, size.depth,
+           size.block, size.blocks, from * kInputBlock, smaller(size.depth, to * kInputBlock)},
+          panel, first, end);
+  }
 };
 
-// Multiplications that are worth a task of their own.
-constexpr int64_t kSmallWork = 1 << 16;
+// The product of a few rows with a divided matrix. There are as many tasks as parts of all panels, and each task takes
+// parts of its panel until none is left. The first task of a panel adds its parts to the outputs as long as they follow
+// each other. The sums of other parts are kept apart until all have ended, and are then added in order. So a few
+// threads, which come to the other tasks when no part is left, keep hardly any sums, and many threads have a part each.
+class SharedPanels {
+ public:
+  static int64_t bytes(const MatrixSize& size, int64_t rows) {
+    return size.panels * ((int64_t)sizeof(Panel) + size.parts * rows * kPanel * (int64_t)sizeof(float));
+  }
+
+  SharedPanels(const Matrix& matrix, const Rows& rows, int64_t num_rows, float* out, char* memory)
+      : matrix_(matrix),
+        rows_(rows),
+        num_rows_(num_rows),
+        parts_(matrix.size.parts),
+        out_(out),
+        panels_(reinterpret_cast<Panel*>(memory)),
+        sums_(reinterpret_cast<float*>(panels_ + matrix.size.panels)) {
+    for (int64_t i = 0; i < matrix.size.panels; ++i) panels_[i] = {1, 0, 0};
+  }
+
+  void work(int64_t task) const {
+    const int64_t panel = task / parts_;
+    const bool is_first = task % parts_ == 0;
+    Panel& shared = panels_[panel];
+    auto take = [&]() -> int64_t { return __atomic_fetch_add(&shared.taken, 1, __ATOMIC_RELAXED); };
+    for (int64_t part = is_first ? 0 : take(); part < parts_; part = take()) {
+      if (is_first && part == shared.added) {
+        matrix_.multiply_part(rows_, panel, part, 0, num_rows_, out_, matrix_.size.outputs);
+        ++shared.added;
+      } else {
+        matrix_.sum_part(rows_, panel, part, 0, num_rows_, sums_of(panel, part) - panel * kPanel, kPanel);
+      }
+      if (__atomic_add_fetch(&shared.ended, 1, __ATOMIC_ACQ_REL) < parts_) continue;
+      for (int64_t i = shared.added; i < parts_; ++i)
+        matrix_.add_part(sums_of(panel, i), panel, i, 0, num_rows_, out_, matrix_.size.outputs);
+    }
+  }
+
+ private:
+  // Threads change it, so each panel has a cache line of its own.
+  struct alignas(64) Panel {
+    int64_t taken, ended;  // parts; the first one is the first task's
+    int64_t added;         // parts that the first task has added to the outputs
+  };
+
+  float* sums_of(int64_t panel, int64_t part) const { return sums_ + (panel * parts_ + part) * num_rows_ * kPanel; }
+
+  const Matrix& matrix_;
+  const Rows& rows_;
+  int64_t num_rows_, parts_;
+  float* out_;
+  Panel* panels_;
+  float* sums_;
+};
 
 // See README.md, PackedMatMul.
 class PackedMatMul {
@@ -149,6 +261,7 @@ class PackedMatMul {
                    given.integer("activation_bits", bits <= 8 ? 8 : 32)));
     CHECK(!gated_ || size_.outputs % (2 * kPanel) == 0, "PackedMatMul: N must be a multiple of %d with gated",
           2 * kPanel);
+    if (!gated_) size_.divide();
     return nullptr;
   }
 
@@ -166,7 +279,11 @@ class PackedMatMul {
     TRY(context.output(x.shape, x.rank, &out));
     if (!rows) return nullptr;
     static thread_local Scratch scratch;
-    char* memory = scratch.get(Rows::bytes(size_, rows));
+    const int64_t most = size_.rows_of_a_task();
+    const bool is_shared =
+        size_.parts > 1 && rows <= smaller(most, kRowsOfPart) && rows * depth * size_.outputs > kSmallWork;
+    const int64_t bytes = divided_up(Rows::bytes(size_, rows), 64) * 64;
+    char* memory = scratch.get(bytes + (is_shared ? SharedPanels::bytes(size_, rows) : 0));
     if (!memory) return error(ort::kFail, "PackedMatMul: out of memory");
     const Rows activations(size_, rows, x.as<float>(), memory);
     if (size_.rounds) {
@@ -176,9 +293,12 @@ class PackedMatMul {
           activations.round(size_, row, x.as<float>() + row * depth);
       }));
     }
+    if (is_shared) {
+      const SharedPanels shared(matrix, activations, rows, out, memory + bytes);
+      return context.parallel(size_.panels * size_.parts, [&](int64_t task) { shared.work(task); });
+    }
     // A task has one panel, or two with `gated`.
-    const int64_t most = size_.rows_of_a_task(), groups = size_.panels / (gated_ ? 2 : 1),
-                  tasks = divided_up(rows, most) * groups;
+    const int64_t groups = size_.panels / (gated_ ? 2 : 1), tasks = divided_up(rows, most) * groups;
     auto task = [&](int64_t i) {
       const int64_t first = i / groups * most, end = smaller(rows, first + most), index = i % groups;
       if (gated_)

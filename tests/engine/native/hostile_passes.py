@@ -85,6 +85,8 @@ def valid_product(rng: np.random.Generator) -> Pass:
         rng.random() < 0.3,
     )
     depth, outputs = int(rng.integers(1, 400)), 128 * int(rng.integers(1, 4)) if gated else int(rng.integers(1, 300))
+    if rng.random() < 0.3:  # so many inputs that threads share them
+        depth += 4096
     found.attributes = {"N": outputs, "K": depth, "block": block, "bits": bits, "gated": int(gated)}
     if bits > 8 or rng.random() < 0.3:
         found.attributes["activation_bits"] = 32

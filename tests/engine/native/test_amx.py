@@ -45,12 +45,19 @@ def emulated(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.
 
 
 def product(
-    bits: int, num_outputs: int, block: int, *, more: bool = False, gated: bool = False, threads: int = 2
+    bits: int,
+    num_outputs: int,
+    block: int,
+    *,
+    more: bool = False,
+    gated: bool = False,
+    threads: int = 2,
+    whole_blocks: int = 2,
 ) -> tuple[Any, int]:
     """A session, with offsets and a bias if there are to be `more` inputs, and its number of inputs.
 
-    The inputs end within the third block."""
-    num_inputs = 2 * block + 7
+    The inputs end within the block after the whole ones."""
+    num_inputs = whole_blocks * block + 7
     packed = pack(matrix(bits, num_outputs, num_inputs, block, offsets=more))
     tensors: dict[str, Any] = {"w": packed.weights.reshape(-1), "s": packed.scales}
     if more:
@@ -94,6 +101,14 @@ def test_gated_products_by_tiles_are_those_of_avx512(bits: int, more: bool, emul
     run, num_inputs = product(bits, 4 * PANEL, 32, more=more, gated=True)
     for rows in [*range(5, 41), 64, 130]:
         check(run, num_inputs, rows, emulated, is_by_tiles=True)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_parts_of_the_inputs_by_tiles_are_those_of_avx512(bits: int, emulated: ctypes.CDLL) -> None:
+    """Rows that two groups of tiles have in common are added once."""
+    run, num_inputs = product(bits, 70, 128, more=True, whole_blocks=33)
+    for rows in (3, 5, 16, 17, 37, 64, 65, 100):
+        check(run, num_inputs, rows, emulated, is_by_tiles=rows > FEW_ROWS)
 
 
 def test_rows_are_divided_between_tasks(emulated: ctypes.CDLL) -> None:

@@ -26,6 +26,8 @@ from genai_server.engine.graph_rewriting.packed_weights import (
 
 _FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
 _INPUTS, _OUTPUTS, _BLOCKS = 384, 136, (16, 32, 64, 128)
+# So many inputs that threads share them.
+_MANY_INPUTS = 4096
 # Kernels differ by the number of rows: AMX takes tiles of up to 16 for more than 4.
 _ROWS = (3, 7, 21)
 _HEADS, _CACHE_HEADS, _SIZE, _LENGTH, _PAST, _TOKENS = 6, 2, 32, 160, 100, 9
@@ -47,6 +49,10 @@ def main(instruction_set: str) -> None:
     for bits in (4, 8):
         what = f"a product of {bits} bits and activations of 32"
         _check(what, *_product_of_any(bits, min(_BLOCKS), max(_ROWS), 32), _MAX_FLOAT_ERROR)
+    for activation_bits, max_error in ((8, _MAX_PRODUCT_ERROR), (32, _MAX_FLOAT_ERROR)):
+        what = f"a product of {_MANY_INPUTS} inputs and activations of {activation_bits} bits"
+        found = _product_of_any(4, max(_BLOCKS), max(_ROWS), activation_bits, _MANY_INPUTS)
+        _check(what, *found, max_error)
     for kind, rows in product((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16), _ROWS):
         element = helper.tensor_dtype_to_np_dtype(kind)
         _check(f"a product with weights of type {element}", *_product_of_floats(element, rows), _MAX_FLOAT_ERROR)
@@ -69,16 +75,18 @@ def _product(bits: int, block: int, rows: int) -> tuple[NDArray[Any], NDArray[An
     return _product_of_any(bits, block, rows, 8)
 
 
-def _product_of_any(bits: int, block: int, rows: int, activation_bits: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _product_of_any(
+    bits: int, block: int, rows: int, activation_bits: int, num_inputs: int = _INPUTS
+) -> tuple[NDArray[Any], NDArray[Any]]:
     rng = np.random.default_rng(bits)
-    weights = rng.integers(0, 1 << bits, (_OUTPUTS, _INPUTS), np.uint8)
-    scales, offsets = (rng.random((_OUTPUTS, _INPUTS // block), np.float32) for _ in range(2))
-    packed = pack(QuantizedMatrix(weights, scales, offsets, bits, _INPUTS, block))
+    weights = rng.integers(0, 1 << bits, (_OUTPUTS, num_inputs), np.uint8)
+    scales, offsets = (rng.random((_OUTPUTS, num_inputs // block), np.float32) for _ in range(2))
+    packed = pack(QuantizedMatrix(weights, scales, offsets, bits, num_inputs, block))
     tensors: dict[str, Any] = {"w": packed.weights.reshape(-1), "s": packed.scales, "o": packed.offsets}
-    attributes: dict[str, Any] = {"N": _OUTPUTS, "K": _INPUTS, "block": block, "bits": bits}
+    attributes: dict[str, Any] = {"N": _OUTPUTS, "K": num_inputs, "block": block, "bits": bits}
     attributes["activation_bits"] = activation_bits
     node = helper.make_node(PACKED, ["x", *tensors], ["y"], domain=DOMAIN, **attributes)
-    x = rng.standard_normal((rows, _INPUTS), np.float32)
+    x = rng.standard_normal((rows, num_inputs), np.float32)
     dense = (weights.astype(np.float64) - (1 << (bits - 1))) * np.repeat(scales, block, 1) + np.repeat(
         offsets, block, 1
     )

@@ -1,0 +1,136 @@
+"""Products with matrices of few outputs, whose inputs threads share: the sums of parts, added in order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
+from genai_server.engine.graph_rewriting.packed_weights import PANEL, FloatMatrix, Matrix, QuantizedMatrix, pack
+from tests.engine.native.operator_session import session
+from tests.engine.native.test_operators import activations, matrix
+
+pytestmark = pytest.mark.usefixtures("instruction_set")
+# As in native/src/products.cpp.
+FEW_PANELS, MAX_PARTS, INPUTS_OF_PART, ROUNDED_INPUTS_OF_PART = 16, 64, 1024, 2048
+# Inputs that are not divided: of rounded activations a block, and otherwise so many.
+BLOCK, INPUT_BLOCK = 32, 128
+# Threads share the parts of up to 256 rows, or of fewer with rounded activations.
+ROWS = (1, 5, 37, 64, 150, 300)
+
+
+def borders(num_outputs: int, num_inputs: int, *, is_rounded: bool) -> list[int]:
+    """Where the parts begin, and where the last one ends."""
+    unit, least = (BLOCK, ROUNDED_INPUTS_OF_PART) if is_rounded else (INPUT_BLOCK, INPUTS_OF_PART)
+    panels, units = -(-num_outputs // PANEL), -(-num_inputs // unit)
+    parts = max(1, min(MAX_PARTS // panels, num_inputs // least)) if panels < FEW_PANELS else 1
+    return [min(units * part // parts * unit, num_inputs) for part in range(parts)] + [num_inputs]
+
+
+def product(
+    given: Matrix,
+    num_inputs: int,
+    form: Mapping[str, int],
+    *,
+    bias: NDArray[np.float32] | None = None,
+    threads: int = 2,
+) -> Any:
+    """A session with a product; `form` has those attributes of the operator that are not sizes of the matrix."""
+    packed = pack(given)
+    tensors: dict[str, NDArray[Any] | None] = {"w": packed.weights.reshape(-1), "s": packed.scales}
+    tensors |= {"o": packed.offsets, "b": bias}
+    names = [name if array is not None else "" for name, array in tensors.items()]
+    attributes: dict[str, Any] = {"N": len(given.weights), "K": num_inputs, **form}
+    node = helper.make_node(PACKED, ["x", *names], ["y"], domain=DOMAIN, **attributes)
+    constants = [numpy_helper.from_array(array, name) for name, array in tensors.items() if array is not None]
+    return session([node], [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)], constants, threads)
+
+
+def part_of(given: Matrix, first: int, end: int) -> Matrix:
+    """The weights of some inputs, from a multiple of the block on."""
+    if isinstance(given, FloatMatrix):
+        return FloatMatrix(given.weights[:, first:end])
+    blocks = slice(first // given.block, -(-end // given.block))
+    return given._replace(
+        weights=given.weights[:, blocks.start * given.block : blocks.stop * given.block],
+        scales=given.scales[:, blocks],
+        offsets=None if given.offsets is None else given.offsets[:, blocks],
+        num_inputs=end - first,
+    )
+
+
+FORMS = [
+    {"bits": 4},
+    {"bits": 8},
+    {"bits": 4, "activation_bits": 32},
+    {"bits": 8, "activation_bits": 32},
+    {"bits": 16},
+    {"bits": 32},
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(64, 6200), (100, 4096), (896, 4100)])
+def test_a_result_is_the_sum_of_its_parts_in_order_with_any_rows_and_threads(
+    num_outputs: int, num_inputs: int, form: Mapping[str, int]
+) -> None:
+    bits, is_rounded = form["bits"], form["bits"] <= 8 and "activation_bits" not in form
+    rng = np.random.default_rng(1)
+    bias = rng.standard_normal(num_outputs, np.float32)
+    given: Matrix
+    if bits > 8:
+        weights = rng.standard_normal((num_outputs, num_inputs), np.float32)
+        given = FloatMatrix(weights.astype(np.float16 if bits == 16 else np.float32))
+    else:
+        given = matrix(bits, num_outputs, num_inputs, BLOCK, offsets=True)
+        form = {**form, "block": BLOCK}
+    x = activations(max(ROWS), num_inputs)
+    places = borders(num_outputs, num_inputs, is_rounded=is_rounded)
+    assert len(places) > 2
+    expected: NDArray[np.float32] | None = None
+    for first, end in zip(places, places[1:], strict=False):
+        assert len(borders(num_outputs, end - first, is_rounded=is_rounded)) == 2, "a part is itself divided"
+        run = product(part_of(given, first, end), end - first, form)
+        (sums,) = run.run(None, {"x": np.ascontiguousarray(x[:, first:end])})
+        expected = sums if expected is None else expected + sums
+    assert expected is not None
+    expected += bias
+    for threads in (1, 2, 5):
+        run = product(given, num_inputs, form, bias=bias, threads=threads)
+        for rows in ROWS:
+            (found,) = run.run(None, {"x": x[len(x) - rows :]})
+            assert np.array_equal(found, expected[len(x) - rows :]), (threads, rows)
+
+
+def test_a_block_is_not_divided() -> None:
+    """It has one scale, and one sum of integers."""
+    given = matrix(8, 64, 4096, 4096)
+    x = activations(3, 4096)
+    (found,) = product(given, 4096, {"bits": 8, "block": 4096}).run(None, {"x": x})
+    (expected,) = product(_with_more_outputs(given), 4096, {"bits": 8, "block": 4096}).run(None, {"x": x})
+    assert np.array_equal(found, expected[:, :64])
+
+
+def _with_more_outputs(given: QuantizedMatrix) -> QuantizedMatrix:
+    """The same matrix repeated, which has so many panels that it is not divided."""
+    return given._replace(
+        weights=np.tile(given.weights, (FEW_PANELS, 1)), scales=np.tile(given.scales, (FEW_PANELS, 1))
+    )
+
+
+def test_a_matrix_with_many_outputs_is_not_divided() -> None:
+    given, half = matrix(4, PANEL, 4096, BLOCK), 2048
+    x = activations(3, 2 * half)
+    parts = [
+        product(part_of(given, first, first + half), half, {"bits": 4, "block": BLOCK}).run(
+            None, {"x": np.ascontiguousarray(x[:, first : first + half])}
+        )[0]
+        for first in (0, half)
+    ]
+    (narrow,) = product(given, 2 * half, {"bits": 4, "block": BLOCK}).run(None, {"x": x})
+    (wide,) = product(_with_more_outputs(given), 2 * half, {"bits": 4, "block": BLOCK}).run(None, {"x": x})
+    assert np.array_equal(narrow, parts[0] + parts[1])
+    assert not np.array_equal(wide[:, :PANEL], narrow)
