@@ -21,6 +21,7 @@ from genai_server.engine.model.session_options import (
     library_of,
     missing_device,
     newer_directml,
+    node_shares,
     open_with,
     session_options,
     with_found_libraries,
@@ -277,6 +278,13 @@ def test_parallel_execution_has_threads_of_its_own() -> None:
 
     assert more_threads() == 0
     assert more_threads(execution_mode="parallel") == 3
+
+
+def test_the_share_of_each_provider_is_counted_in_nodes() -> None:
+    shares = node_shares(open_with(MODEL, session_options(checked(), 0), checked()))
+    nodes = len(onnx.load(MODEL, load_external_data=False).graph.node)
+    assert list(shares) == ["cpu"]
+    assert 0.9 * nodes < shares["cpu"] <= nodes  # a few are folded earlier
 
 
 def test_unavailable_cuda_is_refused_with_the_extra_to_install() -> None:
