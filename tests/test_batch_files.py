@@ -16,7 +16,7 @@ from genai_server.batch_files import (
     LineReader,
     ResultFile,
     error_line,
-    first_other_line,
+    first_invalid_line,
     response_line,
 )
 from tests.apis.batches.inputs import jsonl, line
@@ -160,4 +160,4 @@ def test_only_the_user_can_read_results(tmp_path: Path) -> None:
 def test_a_line_that_is_no_result_is_found(tmp_path: Path, content: bytes, number: int | None) -> None:
     path = tmp_path / "results"
     path.write_bytes(content)
-    assert first_other_line(path) == number
+    assert first_invalid_line(path) == number

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from genai_server.errors import MalformedForm
 from genai_server.http.upload import FormParser
-from genai_server.logs import DiscreetFormatter, configure_logging, written_in_thread
+from genai_server.logs import RedactingFormatter, configure_logging, written_in_thread
 from tests.running_server import run_server, wait_until
 
 pytestmark = pytest.mark.usefixtures("untouched_logging")
@@ -72,7 +72,7 @@ def logged(error: BaseException) -> str:
     try:
         raise error
     except BaseException as caught:
-        return DiscreetFormatter().formatException((type(caught), caught, caught.__traceback__))
+        return RedactingFormatter().formatException((type(caught), caught, caught.__traceback__))
 
 
 def test_exception_is_logged_by_frames_and_type_only() -> None:

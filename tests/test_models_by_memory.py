@@ -125,7 +125,7 @@ def test_a_server_whose_model_cannot_fit_does_not_start(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         supervisor.start()
     try:
-        assert supervisor.status().has_nothing
+        assert supervisor.status().no_model_loaded
         (line,) = [record.getMessage() for record in caplog.records]
         assert line == (
             "model 9000 needs about 9200 MiB for its weights, and 20 MiB for keys and values of a short "

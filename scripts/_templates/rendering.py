@@ -21,7 +21,7 @@ from genai_server.apis.messages.translate import Translation as MessagesTranslat
 from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.ollama.translate import Translation as OllamaTranslation
 from genai_server.apis.responses import routes as responses
-from genai_server.apis.responses.items import given_items
+from genai_server.apis.responses.items import to_response_items
 from genai_server.apis.responses.translate import field_names, to_chat
 from genai_server.errors import RequestError
 from genai_server.generation.dependencies import Deadline, RequestContext, Services
@@ -120,7 +120,7 @@ async def _receive() -> Message:
 def _chat(path: str, body: Any, leniency: Leniency) -> tuple[ChatParameters, FieldNames]:
     """The chat that a body becomes, and the body's names for its fields."""
     if path == "/v1/responses":
-        items = given_items(body.input, {})
+        items = to_response_items(body.input, {})
         chat = to_chat(body, items)
         return chat, field_names(chat, items, items, "input")
     if path == "/v1/messages":

@@ -16,7 +16,7 @@ MAX_OPERAND, MAX_COUNT = 12, 200
 PHRASINGS = table("phrasings")
 _THINGS = [thing.strip() for thing in PHRASINGS["things"].replace("\n", " ").split(";")]
 # What stands before and behind a question.
-_BEFORE, _BEHIND = (PHRASINGS[name].split("|") for name in ("before", "behind"))
+_BEFORE, _MIN_TOKENS_AFTER = (PHRASINGS[name].split("|") for name in ("before", "behind"))
 Exchange = tuple[str, str]
 
 
@@ -60,7 +60,7 @@ def _ask(
     """A phrasing with its slots filled, now and then roughened so that the model learns to look at what matters."""
     text = expand(rng.choice(frames), rng)
     if rng.random() < polite:
-        text = _joined(rng.choice(_BEFORE), text) + rng.choice(_BEHIND)
+        text = _joined(rng.choice(_BEFORE), text) + rng.choice(_MIN_TOKENS_AFTER)
     if rng.random() < 0.35:
         text = _roughened(text, rng, drop)
     return fill(text, slots or {})
@@ -231,7 +231,7 @@ def tool_chat(rng: random.Random) -> Conversation:
 def _call(chat: Conversation, task: toolbox.Task, rng: random.Random) -> None:
     question = task.question
     if rng.random() < 0.35:
-        question = _joined(rng.choice(_BEFORE), question) + rng.choice(_BEHIND)
+        question = _joined(rng.choice(_BEFORE), question) + rng.choice(_MIN_TOKENS_AFTER)
     call = {"function": {"name": task.tool["function"]["name"], "arguments": task.arguments}}
     chat.messages += [
         {"role": "user", "content": question},

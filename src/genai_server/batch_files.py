@@ -86,12 +86,12 @@ class LineReader:
 
     def read(self) -> list[BatchLine | LineError] | None:
         """The next lines, as a list of several; None at the end of the file."""
-        found: list[BatchLine | LineError] = []
+        lines: list[BatchLine | LineError] = []
         num_bytes = 0
-        while num_bytes < _PART_BYTES and len(found) < _PART_LINES:
+        while num_bytes < _PART_BYTES and len(lines) < _PART_LINES:
             text = self._file.readline(self._max_body + _AROUND)
             if not text:
-                return found or None
+                return lines or None
             self._number += 1
             num_bytes += len(text)
             is_whole = text.endswith(b"\n") or len(text) < self._max_body + _AROUND
@@ -100,8 +100,8 @@ class LineReader:
             if self._number == 1:
                 text = text.removeprefix(b"\xef\xbb\xbf")  # written by some editors
             if not is_whole or text.strip():
-                found.append(self._parsed(text, is_whole=is_whole))
-        return found
+                lines.append(self._parsed(text, is_whole=is_whole))
+        return lines
 
     def close(self) -> None:
         """Close the file."""
@@ -114,36 +114,38 @@ class LineReader:
     def _parsed(self, text: bytes, *, is_whole: bool) -> BatchLine | LineError:
         try:
             if not is_whole:
-                raise _Wrong("line_too_long", f"the line may have at most {self._max_body + _AROUND} bytes")
+                raise _InvalidLine("line_too_long", f"the line may have at most {self._max_body + _AROUND} bytes")
             return self._request(text)
-        except _Wrong as error:
+        except _InvalidLine as error:
             return LineError(self._number, error.code, error.message, error.param)
 
     def _request(self, text: bytes) -> BatchLine:
         fields = _object(text, "the line", None)
         custom_id = _text(fields, "custom_id")
         if not 0 < len(custom_id) <= MAX_ID:
-            raise _Wrong("invalid_custom_id", f"custom_id must have 1 to {MAX_ID} characters", "custom_id")
+            raise _InvalidLine("invalid_custom_id", f"custom_id must have 1 to {MAX_ID} characters", "custom_id")
         if (method := _text(fields, "method")) != "POST":
-            raise _Wrong("invalid_method", f"method must be POST, given {quoted(method)}", "method")
+            raise _InvalidLine("invalid_method", f"method must be POST, given {quoted(method)}", "method")
         url = _text(fields, "url")
         if url not in ((self._endpoint,) if self._endpoint else ENDPOINTS):
             allowed = f"{self._endpoint}, the batch's endpoint" if self._endpoint else " or ".join(ENDPOINTS)
-            raise _Wrong("invalid_url", f"url must be {allowed}, given {quoted(url)}", "url")
+            raise _InvalidLine("invalid_url", f"url must be {allowed}, given {quoted(url)}", "url")
         if "body" not in fields:
-            raise _Wrong("missing_required_parameter", "body is required", "body")
+            raise _InvalidLine("missing_required_parameter", "body is required", "body")
         raw = bytes(fields["body"])
         if len(raw) > self._max_body:
-            raise _Wrong("body_too_large", f"body may have at most {self._max_body} bytes, given {len(raw)}", "body")
+            raise _InvalidLine(
+                "body_too_large", f"body may have at most {self._max_body} bytes, given {len(raw)}", "body"
+            )
         body = _object(raw, "body", "body")
         for name in _NOT_IN_BATCHES:
             if bytes(body.get(name, b"false")) not in (b"false", b"null"):
-                raise _Wrong("unsupported_parameter", f"body.{name} must not be given in a batch", f"body.{name}")
+                raise _InvalidLine("unsupported_parameter", f"body.{name} must not be given in a batch", f"body.{name}")
         model = None if bytes(body.get("model", b"null")) == b"null" else _text(body, "model", "body.")
         return BatchLine(self._number, custom_id, url, model, raw)
 
 
-class _Wrong(Exception):
+class _InvalidLine(Exception):
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code, self.message, self.param = code, message, param
@@ -154,18 +156,18 @@ def _object(text: bytes, what: str, param: str | None) -> dict[str, msgspec.Raw]
         return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
         code = "invalid_json_line" if param is None else "invalid_type"
-        raise _Wrong(code, f"{what} must be a JSON object", param) from None
+        raise _InvalidLine(code, f"{what} must be a JSON object", param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _Wrong("invalid_json_line", f"{what} is not JSON: {error}", param) from None
+        raise _InvalidLine("invalid_json_line", f"{what} is not JSON: {error}", param) from None
 
 
 def _text(fields: Mapping[str, msgspec.Raw], name: str, prefix: str = "") -> str:
     if name not in fields:
-        raise _Wrong("missing_required_parameter", f"{prefix}{name} is required", f"{prefix}{name}")
+        raise _InvalidLine("missing_required_parameter", f"{prefix}{name} is required", f"{prefix}{name}")
     try:
         return msgspec.json.decode(fields[name], type=str)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _Wrong("invalid_type", f"{prefix}{name} must be a string", f"{prefix}{name}") from None
+        raise _InvalidLine("invalid_type", f"{prefix}{name} must be a string", f"{prefix}{name}") from None
 
 
 def digest(custom_id: str) -> bytes:
@@ -293,10 +295,10 @@ class ResultFile:
 
     def append(self, lines: bytes) -> None:
         """Write complete lines to the disk. If this raises OSError, none of the lines is in the file."""
-        rest = memoryview(lines)
+        remaining = memoryview(lines)
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
             os.fsync(self._file.fileno())
         except OSError:
             self._file.truncate(self.size)
@@ -308,7 +310,7 @@ class ResultFile:
         self._file.close()
 
 
-def first_other_line(path: Path) -> int | None:
+def first_invalid_line(path: Path) -> int | None:
     """The number of the first line of a file that is not a result, counted from 1; None if all lines are results. An
     incomplete result at the end is ignored. Raises OSError.
     """

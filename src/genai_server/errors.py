@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self
 _MAX_REASON = 2000
 
 # How similar a known name must be to be suggested, of 1.
-_ALIKE = 0.6
+_MIN_SIMILARITY = 0.6
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
@@ -42,11 +42,11 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(text: str, names: Iterable[str]) -> str:
     """Return the end of an error message with the known name most similar to the given one; "" if none is
     similar.
     """
-    matches = difflib.get_close_matches(given, list(known), 1, _ALIKE)
+    matches = difflib.get_close_matches(text, list(names), 1, _MIN_SIMILARITY)
     return f"; did you mean {matches[0]}?" if matches else ""
 
 
@@ -235,8 +235,8 @@ class PromptTooLong(InvalidField, code="context_length_exceeded"):
 
     @property
     def facts(self) -> Mapping[str, object]:
-        about = {"tokens": self.tokens, "limit": self.limit, "limited_by": self.limited_by}
-        return about if self.tokens else {}
+        values = {"tokens": self.tokens, "limit": self.limit, "limited_by": self.limited_by}
+        return values if self.tokens else {}
 
 
 class TaskUnsupported(InvalidField, code="unsupported_task"):
@@ -270,8 +270,8 @@ class BodyTooLarge(RequestError, code="body_too_large"):
 class ModelNotFound(RequestError, code="model_not_found"):
     """No model with this name is served. `name` is the name in the request; None if the request names none."""
 
-    def __init__(self, message: str = "", *, name: str | None = None, **about: Any) -> None:
-        super().__init__(message, **about)
+    def __init__(self, message: str = "", *, name: str | None = None, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
         self.name = name
 
     @property
@@ -510,12 +510,12 @@ _JSON = {"'": '"', "True": "true", "False": "false", "None": "null"}
 
 def rule_of(finding: Mapping[str, Any]) -> str:
     """Return what a value must be, for the message of an InvalidField, from one of pydantic's error entries."""
-    about = finding.get("ctx", {})
+    context = finding.get("ctx", {})
     if finding["type"] not in _RULES:
         return str(finding["msg"]).removeprefix("Value error, ")
-    if finding["type"].endswith("too_short") and about["min_length"] == 1:
+    if finding["type"].endswith("too_short") and context["min_length"] == 1:
         return "must not be empty"
     if finding["type"] == "literal_error":
         for python, json in _JSON.items():
-            about = {**about, "expected": about["expected"].replace(python, json)}
-    return _RULES[finding["type"]].format_map(about)
+            context = {**context, "expected": context["expected"].replace(python, json)}
+    return _RULES[finding["type"]].format_map(context)

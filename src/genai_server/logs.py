@@ -30,7 +30,7 @@ _MAX_WAITING, _END_SECONDS = 1000, 1.0
 _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-class DiscreetFormatter(logging.Formatter):
+class RedactingFormatter(logging.Formatter):
     """Formats an exception, and the exceptions that caused it, with their types and locations but without their
     messages.
 
@@ -42,7 +42,7 @@ class DiscreetFormatter(logging.Formatter):
         return "" if ei[1] is None else "\n".join(_traceback_lines(ei[1], set()))
 
 
-class TextFormatter(DiscreetFormatter):
+class TextFormatter(RedactingFormatter):
     """Formats each record as one line, with its `fields` (`extra={"fields": {…}}`) after the message."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -50,7 +50,7 @@ class TextFormatter(DiscreetFormatter):
         return super().formatMessage(record) + "".join(f" {name}={value}" for name, value in fields.items())
 
 
-class JsonFormatter(DiscreetFormatter):
+class JsonFormatter(RedactingFormatter):
     """Formats each record as one line with a JSON object: time, level, logger, message, and the record's
     `fields`.
     """
@@ -94,8 +94,10 @@ def written_in_thread() -> Iterator[None]:
     Lines that do not fit into the queue are dropped, and the next line says how many. If several apps run in one
     process, the thread of the first app writes all lines until that app ends; then they are written without a thread.
     """
-    handler = next((one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler), None)
-    if handler is not None and isinstance(handler.stream, WaitingLines):
+    handler = next(
+        (candidate for candidate in logging.getLogger().handlers if type(candidate) is logging.StreamHandler), None
+    )
+    if handler is not None and isinstance(handler.stream, ThreadedLineStream):
         yield
         return
     try:
@@ -110,7 +112,7 @@ def written_in_thread() -> Iterator[None]:
         words = "standard error was blocked; %d lines of the log were dropped"
         return handler.format(logging.LogRecord(__name__, logging.WARNING, __file__, 0, words, (number,), None)) + "\n"
 
-    stream, lines = handler.stream, WaitingLines(descriptor, dropped)
+    stream, lines = handler.stream, ThreadedLineStream(descriptor, dropped)
     handler.setStream(lines)
     try:
         yield
@@ -119,7 +121,7 @@ def written_in_thread() -> Iterator[None]:
         lines.close()
 
 
-class WaitingLines:
+class ThreadedLineStream:
     """A text stream whose lines a thread writes to a file descriptor. Thread-safe. The caller must close it.
 
     If lines had to be dropped because the thread is too slow, `dropped` returns the line that says how many.
@@ -173,22 +175,22 @@ class WaitingLines:
                     data = data[os.write(self._descriptor, data) :]
 
 
-def _traceback_lines(error: BaseException, seen: set[int]) -> list[str]:
-    """Return the lines of an exception's traceback, after those of the exceptions that caused it. `seen` has the ids of
-    exceptions that were shown already.
+def _traceback_lines(error: BaseException, shown: set[int]) -> list[str]:
+    """Return the lines of an exception's traceback, after those of the exceptions that caused it. `shown` has the ids
+    of exceptions that were shown already.
     """
-    seen.add(id(error))
+    shown.add(id(error))
     lines: list[str] = []
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if earlier is not None and id(earlier) not in seen:
-        lines += [*_traceback_lines(earlier, seen), "which led to"]
+    if earlier is not None and id(earlier) not in shown:
+        lines += [*_traceback_lines(earlier, shown), "which led to"]
     lines.append("Traceback (most recent call last):")
     lines += "".join(traceback.format_tb(error.__traceback__)).splitlines()
     kind = type(error)
     lines.append(f"{kind.__module__}.{kind.__qualname__}")
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            lines += [f"  | {line}" for line in _traceback_lines(inner, seen)]
+            lines += [f"  | {line}" for line in _traceback_lines(inner, shown)]
     return lines
 
 

@@ -13,7 +13,7 @@ Clock = Callable[[], float]
 # The clock of all request times in a process, in seconds.
 request_clock: Clock = time.perf_counter
 # Where the HTTP server leaves the time of the first byte, by `request_clock`, in a message of a WebSocket.
-ARRIVED = "arrived"
+ARRIVAL_KEY = "arrived"
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,10 @@ class Stopwatch:
         A phase that another process has measured may be longer than the time left, because the first token may have
         waited while the engine generated more. So each phase gets at most the time left, and none is negative.
         """
-        left = before
+        remaining = before
         parts = {"receive": self._arrival.receive, "load": self._arrival.load}
         for name, seconds in {**parts, "queue": phases.queue, "prefill": phases.prefill}.items():
-            parts[name] = min(seconds, left)
-            left -= parts[name]
+            parts[name] = min(seconds, remaining)
+            remaining -= parts[name]
         decode = min(phases.decode, total - before)
-        return Breakdown(**parts, prepare=left, decode=decode, deliver=total - before - decode)
+        return Breakdown(**parts, prepare=remaining, decode=decode, deliver=total - before - decode)

@@ -7,14 +7,14 @@ import pytest
 from pydantic import Field, ValidationError
 
 from genai_server.apis import app
-from genai_server.generation.parameters.base import Wire, elements, members
+from genai_server.generation.parameters.base import StrictModel, elements, members
 
 
-class Inner(Wire):
+class Inner(StrictModel):
     number: int
 
 
-class Body(Wire):
+class Body(StrictModel):
     numbers: Annotated[list[int], elements(1000, min_length=1)] = [1]
     inner: Annotated[list[Inner], elements(1000)] | None = None
     weights: Annotated[dict[str, float], Field(max_length=3), members(3)] | None = None
@@ -27,7 +27,7 @@ def _findings(**fields: Any) -> list[tuple[str, tuple[int | str, ...]]]:
     return [(finding["type"], finding["loc"]) for finding in caught.value.errors()]
 
 
-def _bodies(parent: type[Wire]) -> Iterator[type[Wire]]:
+def _bodies(parent: type[StrictModel]) -> Iterator[type[StrictModel]]:
     for child in parent.__subclasses__():
         if child.__module__.startswith("genai_server."):
             yield child
@@ -50,7 +50,7 @@ def _collections(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]
 
 def test_every_list_in_a_body_has_a_limit_and_fails_fast() -> None:
     assert app.__name__  # imports the models of all bodies
-    bodies = set(_bodies(Wire))
+    bodies = set(_bodies(StrictModel))
     lists = [found for body in bodies for found in _collections(body.__pydantic_core_schema__, body.__name__)]
     lists = [(path, schema) for path, schema in lists if schema["type"] != "dict"]
     assert len(lists) > 20
@@ -58,7 +58,7 @@ def test_every_list_in_a_body_has_a_limit_and_fails_fast() -> None:
 
 
 def test_every_checked_object_has_a_limit_that_is_checked_first() -> None:
-    bodies = set(_bodies(Wire))
+    bodies = set(_bodies(StrictModel))
     found = [found for body in bodies for found in _collections(body.__pydantic_core_schema__, body.__name__)]
     checked = {
         path: schema for path, schema in found if schema["type"] == "dict" and schema["values_schema"]["type"] != "any"

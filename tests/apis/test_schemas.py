@@ -11,7 +11,7 @@ from genai_server.apis.messages.schemas import MessagesRequest
 from genai_server.apis.own_chat import ChatRequest
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.tokens import ApplyTemplateRequest, DetokenizeRequest, TokenizeRequest
-from genai_server.generation.parameters.base import OTHER_FIELDS, Wire
+from genai_server.generation.parameters.base import OTHER_FIELDS, StrictModel
 from genai_server.generation.parameters.chat_messages import ImagePart, ImageUrl
 from genai_server.generation.parameters.completion_body import CompletionRequest
 
@@ -22,7 +22,7 @@ def _chat(**fields: Any) -> dict[str, Any]:
     return {"messages": HELLO, **fields}
 
 
-def _refused_field(body: type[Wire], fields: object) -> tuple[int | str, ...]:
+def _refused_field(body: type[StrictModel], fields: object) -> tuple[int | str, ...]:
     with pytest.raises(ValidationError) as caught:
         body.model_validate(fields)
     assert caught.value.error_count() == 1
@@ -45,7 +45,9 @@ def _refused_field(body: type[Wire], fields: object) -> tuple[int | str, ...]:
         (ApplyTemplateRequest, _chat()),
     ],
 )
-def test_null_is_taken_for_other_servers_fields_and_for_no_unknown_one(model: type[Wire], body: dict[str, Any]) -> None:
+def test_null_is_taken_for_other_servers_fields_and_for_no_unknown_one(
+    model: type[StrictModel], body: dict[str, Any]
+) -> None:
     assert model.model_validate(dict.fromkeys(OTHER_FIELDS) | body) == model.model_validate(body)
     assert _refused_field(model, body | {"kv_transfer_params": {}}) == ("kv_transfer_params",)
     assert _refused_field(model, body | {"surprise": None}) == ("surprise",)

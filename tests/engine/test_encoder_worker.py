@@ -15,7 +15,7 @@ from genai_server.engine.encoded_inputs import EncodedAudio, PromptImages
 from genai_server.engine.encoder_worker import Align, AudioWorker, Encoded, ImageWorker, Tensors
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import InvalidField, RunnerFailed
-from genai_server.messages.generation_request import Alignment, GenerationRequest, Image, Sound
+from genai_server.messages.generation_request import Alignment, AudioInput, GenerationRequest, Image
 
 TOKEN, WIDTH = 9, 2
 IMAGE_BYTES = 2 * WIDTH * 4
@@ -168,7 +168,7 @@ class AudioBench:
         """A request with a sound."""
         file = self.folder / f"{value}.npz"
         np.savez(file, audio_features=np.array([value, 0], np.float32))
-        sound = Sound(str(value), path or str(file))
+        sound = AudioInput(str(value), path or str(file))
         request = GenerationRequest("id", [1], 4, 100, sound=sound, alignment=alignment)
         return Sequence(0, (0, 0), request, lambda: 0.0)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.host import free_gpu_memory, keep_on
+from genai_server.engine.host import free_gpu_memory, restrict_to_cores
 from genai_server.messages.server_status import EngineCores
 from genai_server.system.resources import numa_nodes
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 _PROGRAM = """
 import logging, os, sys, threading
 from pathlib import Path
-from genai_server.engine.host import keep_on
+from genai_server.engine.host import restrict_to_cores
 from genai_server.messages.server_status import EngineCores
 logging.basicConfig(format="log: %(message)s", level="INFO", stream=sys.stdout)
 may_end = threading.Event()
 before = threading.Thread(target=may_end.wait)
 before.start()
-keep_on(EngineCores(sys.argv[1], 1, int(sys.argv[2])))
+restrict_to_cores(EngineCores(sys.argv[1], 1, int(sys.argv[2])))
 after = threading.Thread(target=may_end.wait)
 after.start()
 threads = [int(thread.name) for thread in Path("/proc/self/task").iterdir()]
@@ -59,7 +59,7 @@ def test_a_node_that_does_not_exist_costs_one_log_line() -> None:
 def test_cpus_that_the_process_may_not_use_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     allowed = os.sched_getaffinity(0)
     with caplog.at_level(logging.WARNING):
-        keep_on(EngineCores("9999", 1))
+        restrict_to_cores(EngineCores("9999", 1))
     assert caplog.messages == ["the engine cannot be kept on CPUs 9999: invalid argument"]
     assert os.sched_getaffinity(0) == allowed
 
@@ -73,13 +73,13 @@ def test_what_cannot_be_asked_for_is_logged(
     monkeypatch.setattr("os.sched_setaffinity", lambda thread, cpus: None)
     monkeypatch.setattr("platform.machine", lambda: machine)
     with caplog.at_level(logging.INFO):
-        keep_on(EngineCores("0", 1, 1024))
+        restrict_to_cores(EngineCores("0", 1, 1024))
     assert why in caplog.text
 
 
 def test_nothing_happens_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "win32")
-    keep_on(EngineCores("9999", 1, 9999))
+    restrict_to_cores(EngineCores("9999", 1, 9999))
 
 
 class Runtime:

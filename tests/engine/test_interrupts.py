@@ -39,7 +39,7 @@ class Runner:
     def interrupt(self) -> None:
         self._interrupted()
 
-    def lapse(self) -> None:
+    def cancel_interrupt(self) -> None:
         self.num_lapsed += 1
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.engine.sequence import Sequence, common_length
+from genai_server.engine.sequence import Sequence, common_prefix_length
 from genai_server.messages.generation_request import GenerationRequest, Phases
 from genai_server.timing import Clock
 from tests.hand_clock import HandClock
@@ -102,5 +102,5 @@ def test_one_token_takes_no_time_of_decoding(clock: HandClock) -> None:
 def test_the_common_beginning_ends_where_two_prompts_differ(num_common: int) -> None:
     one = list(range(100))
     other = [*one[:num_common], *(-token for token in one[num_common:] if token)]
-    assert common_length(one, other) == common_length(other, one) == num_common
-    assert common_length(one[:num_common], one) == num_common
+    assert common_prefix_length(one, other) == common_prefix_length(other, one) == num_common
+    assert common_prefix_length(one[:num_common], one) == num_common

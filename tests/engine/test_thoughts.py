@@ -13,7 +13,7 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.errors import InvalidField
 from genai_server.messages.admin import EndReasoning, ReasoningEnded
 from genai_server.messages.engine_protocol import Refused
-from genai_server.messages.generation_request import FinishReason, Sampling, ThoughtRules
+from genai_server.messages.generation_request import FinishReason, ReasoningRules, Sampling
 from genai_server.text.answers.reasoning import THINK, ReasoningState
 from genai_server.text.codec import load_text_codec
 from genai_server.text.grammars.grammar import after_reasoning, regex
@@ -25,8 +25,14 @@ pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
 QUESTION = "Count from 1 to 12."
 BUDGET = 20
 END = load_text_codec(DEMO, "cpu").tokenizer.encode(THINK.end(""))
-RULES = ThoughtRules(
-    THINK.opening_pattern, THINK.closing_pattern, is_open=True, are_several=False, end=END, later_end=END, budget=BUDGET
+RULES = ReasoningRules(
+    THINK.opening_pattern,
+    THINK.closing_pattern,
+    is_open=True,
+    allows_several=False,
+    end=END,
+    later_end=END,
+    budget=BUDGET,
 )
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"ignore_eos": True, "max_tokens": 100},

@@ -6,7 +6,7 @@ import pytest
 
 from genai_server.generation.dependencies import Deadline, RequestContext
 from genai_server.http.leniency import Leniency
-from genai_server.http.request_state import begin_request, request_state
+from genai_server.http.request_state import request_state, start_request
 from tests.hand_clock import HandClock
 
 
@@ -14,7 +14,7 @@ from tests.hand_clock import HandClock
 def context(clock: HandClock) -> RequestContext:
     """A request with 60 s left, whose client sends nothing more and does not leave."""
     scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": [], "state": {}}
-    begin_request(scope, clock=clock)
+    start_request(scope, clock=clock)
 
     async def receive() -> Any:
         raise AssertionError

@@ -7,7 +7,7 @@ import pytest
 from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import EngineDied
 from genai_server.generation import answers
-from genai_server.generation.answers import LoopShare, RunningAnswer
+from genai_server.generation.answers import EventLoopBudget, RunningAnswer
 from genai_server.messages.engine_protocol import Finished, Tokens
 from genai_server.messages.generation_request import FinishReason, Phases
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
@@ -81,10 +81,10 @@ def test_other_tasks_run_after_each_time_slice(step: float, turns: int, monkeypa
     async def work() -> None:
         waiting = asyncio.create_task(other())
         await asyncio.sleep(0)  # it starts
-        share = LoopShare()
+        share = EventLoopBudget()
         for _ in range(10):
             clock.now += step
-            await share.give_way()
+            await share.yield_if_due()
         waiting.cancel()
 
     asyncio.run(work())
@@ -97,11 +97,11 @@ def test_suspended_task_has_its_full_share_again(monkeypatch: pytest.MonkeyPatch
     turns: list[int] = []
 
     async def work() -> None:
-        share = LoopShare()
+        share = EventLoopBudget()
         clock.now += 1.0
         share.renew()
         asyncio.get_running_loop().call_soon(turns.append, 1)
-        await share.give_way()
+        await share.yield_if_due()
         assert turns == []
 
     asyncio.run(work())

@@ -20,7 +20,7 @@ from genai_server.errors import (
 from genai_server.generation.dependencies import RequestContext
 from genai_server.generation.engine_requests import EngineRequests
 from genai_server.messages.engine_protocol import Accepted, Finished, Tokens
-from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, Sound, TokenLogprob
+from genai_server.messages.generation_request import AudioInput, FinishReason, GenerationRequest, Phases, TokenLogprob
 from tests.hand_clock import HandClock
 
 REQUEST = GenerationRequest("name", [1, 2, 3], 5, 10)
@@ -135,7 +135,7 @@ async def test_each_request_has_the_time_that_is_left(context: RequestContext, c
 async def test_requests_for_a_window_go_to_one_engine(context: RequestContext) -> None:
     engines = [Engine(feed=fed()) for _ in range(3)]
     requests = requests_to_each(engines, context)
-    first, second = (structs.replace(REQUEST, sound=Sound(digest, "a.npz")) for digest in ("a", "b"))
+    first, second = (structs.replace(REQUEST, sound=AudioInput(digest, "a.npz")) for digest in ("a", "b"))
     for request in (first, first, second):
         await requests.run(request)
     engines[1].is_connected = False
@@ -212,6 +212,6 @@ async def test_the_loss_of_the_engine_is_the_outcome(context: RequestContext) ->
 async def test_an_error_between_requests_is_the_outcome(context: RequestContext) -> None:
     requests = requests_to(Engine(feed=fed()), context)
     await requests.run(REQUEST)
-    with pytest.raises(InvalidField), requests.noting_errors():
+    with pytest.raises(InvalidField), requests.recording_errors():
         raise InvalidField("file", "is wrong")
     assert context.record.answers[0].outcome == "invalid_value"

@@ -12,13 +12,13 @@ from genai_server.engine_client.in_flight import TokenStream
 from genai_server.errors import GenerationFailed, InvalidField, PromptTooLong, RunnerFailed
 from genai_server.generation.dependencies import RequestContext
 from genai_server.generation.next_tokens import (
-    AskedChat,
+    ChatWithOptions,
     Logprobs,
     NextTokens,
     NextTokenScorer,
     OptionScores,
     PromptWithOptions,
-    encode_asked,
+    encode_chats_with_options,
     score_options,
 )
 from genai_server.generation.parameters.base import ResultFields
@@ -206,7 +206,9 @@ async def encoded(context: RequestContext, codec: TextCodec, *answers: str) -> l
     services: Any = None  # for images only
     chat = ChatParameters.model_validate({"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "none"})
     try:
-        return await encode_asked(services, [AskedChat(chat, answers, "questions[0]")], codec, context)
+        return await encode_chats_with_options(
+            services, [ChatWithOptions(chat, answers, "questions[0]")], codec, context
+        )
     finally:
         codec.close()
 

@@ -12,7 +12,7 @@ from genai_server.generation.dependencies import RequestContext
 from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.generation.prompts import encode_alike, encode_chat, infill_tokens, template_variables, with_suffix
-from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, LeftOut, Leniency
+from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency, RemovalRules
 from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import ChatTemplate
@@ -112,7 +112,7 @@ def test_effort_without_effect_is_refused_unless_lenient() -> None:
         _variables("", reasoning_effort="high")
     assert caught.value.param == "reasoning_effort"
     codec = TextCodec({"default": ChatTemplate(USERS)}, ByteTokenizer())
-    leniency = Leniency(LeftOut())
+    leniency = Leniency(RemovalRules())
     body = ChatParameters.model_validate({"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "high"})
     assert template_variables(body, codec, leniency) == {}
     assert leniency.report() == {IGNORED_HEADER: "reasoning_effort"}

@@ -10,8 +10,8 @@ from genai_server.apis.own_chat import ChatRequest
 from genai_server.errors import InvalidField
 from genai_server.generation.generate import reasoning_rules, with_default_budget, with_exclusions
 from genai_server.generation.parameters.chat_messages import ChatParameters
-from genai_server.http.leniency import IGNORED_HEADER, LeftOut, Leniency
-from genai_server.messages.generation_request import ModelInfo, Sampling, ThoughtRules
+from genai_server.http.leniency import IGNORED_HEADER, Leniency, RemovalRules
+from genai_server.messages.generation_request import ModelInfo, ReasoningRules, Sampling
 from genai_server.messages.supervisor_protocol import TaskOwner
 from genai_server.text.answers.reasoning import HARMONY, THINK
 from genai_server.text.codec import TextCodec
@@ -75,7 +75,7 @@ def body(**fields: Any) -> ChatParameters:
 
 async def rules(
     given: ChatParameters, prompt: str = "x", *, dialect: Dialect | None = None, leniency: Leniency | None = None
-) -> ThoughtRules | None:
+) -> ReasoningRules | None:
     codec = TextCodec({"default": ChatTemplate(TEMPLATE)}, ByteTokenizer(), dialect or Dialect(reasoning=THINK))
     context: Any = SimpleNamespace(leniency=leniency or Leniency(), owner=TaskOwner())
     try:
@@ -88,7 +88,7 @@ async def test_a_thought_is_closed_with_the_message_and_as_the_template_writes_i
     found = await rules(body(thinking_token_budget=7, reasoning_budget_message=" So."))
     assert found is not None
     assert (found.budget, bytes(found.end), bytes(found.later_end)) == (7, b" So.</think>\n", b"</think>\n")
-    assert not found.are_several
+    assert not found.allows_several
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_prompts_and_continued_messages_may_end_within_a_thought(
 async def test_channels_may_have_several_thoughts_of_which_a_later_one_leads_to_the_answer() -> None:
     found = await rules(body(), dialect=Dialect(reasoning=HARMONY))
     assert found is not None
-    assert found.are_several
+    assert found.allows_several
     assert bytes(found.end) == b"<|end|><|start|>assistant"
     assert bytes(found.later_end) == bytes(found.end) + b"<|channel|>final<|message|>"
 
@@ -130,7 +130,7 @@ async def test_a_budget_is_refused_without_a_known_format_unless_lenient() -> No
     given = body(thinking_token_budget=7, reasoning_budget_message="So.")
     with pytest.raises(InvalidField, match="thinking_token_budget has no effect with this model"):
         await rules(given, dialect=PLAIN)
-    leniency = Leniency(LeftOut())
+    leniency = Leniency(RemovalRules())
     assert await rules(given, dialect=PLAIN, leniency=leniency) is None
     assert leniency.report() == {IGNORED_HEADER: "thinking_token_budget, reasoning_budget_message"}
     for budget in (0, -1):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from genai_server.config.environment import untrusted_work_environment
-from genai_server.grammar_checker.compiler import CHECK_STACK, ENGINE_STACK, MAX_MEMORY, complaint, in_short
+from genai_server.grammar_checker.compiler import CHECK_STACK, ENGINE_STACK, MAX_MEMORY, complaint, shortened_message
 from genai_server.text.grammars.lark import expression
 from tests.running_server import run_python, wait_until
 
@@ -57,7 +57,7 @@ def test_invalid_grammar_is_refused_with_the_compilers_message(source: str) -> N
     ],
 )
 def test_compiler_message_is_sent_without_stack_and_shortened(words: str, shortened: str) -> None:
-    assert in_short(words) == shortened
+    assert shortened_message(words) == shortened
 
 
 def test_stack_size_applies_only_within_the_context() -> None:

@@ -153,7 +153,7 @@ def test_requests_that_arrive_together_begin_one_by_one_and_keys_take_turns() ->
         turns, order = KeyTurns(), list[str]()
 
         async def begin(name: str, key: bytes | None) -> None:
-            await turns.one_each_iteration(key)
+            await turns.wait_for_turn(key)
             order.append(name)
 
         asked = [*((f"a{number}", ALICE) for number in range(5)), ("b0", BOB), ("n0", None)]
@@ -172,6 +172,6 @@ def test_a_request_that_comes_alone_begins_at_once() -> None:
     async def run() -> None:
         turns = KeyTurns()
         with pytest.raises(StopIteration):
-            turns.one_each_iteration(ALICE).send(None)
+            turns.wait_for_turn(ALICE).send(None)
 
     asyncio.run(run())

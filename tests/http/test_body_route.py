@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from pydantic import field_validator
 
 from genai_server.errors import TooManyValues
-from genai_server.generation.parameters.base import Wire
+from genai_server.generation.parameters.base import StrictModel
 from genai_server.http.body_budget import BodyBudget
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.error_handlers import install_error_handlers
@@ -18,7 +18,7 @@ from genai_server.http.middleware.body import MAX_CONTAINERS, BodyLimits, bracke
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 
 
-class Body(Wire):
+class Body(StrictModel):
     text: str = ""
     number: int
 

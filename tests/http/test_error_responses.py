@@ -33,7 +33,7 @@ from genai_server.http.error_responses import (
 )
 from genai_server.http.error_wording import DEFAULT, Dialect, ErrorParts, FieldNames
 from genai_server.http.leniency import Leniency
-from genai_server.http.request_state import begin_request
+from genai_server.http.request_state import start_request
 from tests.running_server import RunningServer
 
 
@@ -68,7 +68,7 @@ def test_a_refused_request_does_not_hold_its_body() -> None:
         return held
 
     scope: Scope = {"type": "http", "method": "POST", "path": "/v1/messages", "headers": []}
-    begin_request(scope)
+    start_request(scope)
     gc.disable()
     try:
         assert asyncio.run(run())() is None
@@ -103,7 +103,7 @@ def test_a_wrong_value_in_a_query_is_named(scripted: RunningServer) -> None:
 
 def test_retry_after_is_sent_only_for_temporary_errors() -> None:
     scope: dict[str, Any] = {"path": "/v1/chat", "headers": []}
-    begin_request(scope)
+    start_request(scope)
     found = [
         error_response(error, scope).headers.get("retry-after")
         for error in (
@@ -186,7 +186,7 @@ def test_each_status_has_one_of_anthropics_types(status: int, kind: str) -> None
 )
 def test_the_path_determines_the_format(path: str, headers: list[Any], dialect: Dialect | None) -> None:
     scope = {"type": "http", "method": "GET", "path": path, "headers": headers}
-    assert begin_request(scope, dialects=DIALECTS).dialect is (dialect or DEFAULT)
+    assert start_request(scope, dialects=DIALECTS).dialect is (dialect or DEFAULT)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_path_determines_the_format(path: str, headers: list[Any], dialect: 
 )
 def test_each_api_has_its_words_for_a_prompt_that_is_too_long(path: str, expected: tuple[object, ...]) -> None:
     scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": []}
-    begin_request(scope, dialects=DIALECTS)
+    start_request(scope, dialects=DIALECTS)
     error = PromptTooLong("prompt", "is long", tokens=30, limit=20, limited_by="GENAI_X")
     text = json.dumps(error_body(error, scope))
     assert all(str(part) in text for part in expected)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from genai_server.http.error_wording import FieldNames
-from genai_server.http.leniency import IGNORED_HEADER, LeftOut, Leniency, objects_at, remove, replace_media
+from genai_server.http.leniency import IGNORED_HEADER, Leniency, RemovalRules, objects_at, remove, replace_media
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
 
@@ -67,7 +67,7 @@ def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
 
 
 def test_a_request_that_has_ended_does_not_hold_its_body() -> None:
-    leniency = Leniency(LeftOut())
+    leniency = Leniency(RemovalRules())
     names = FieldNames({"field": "outer field"})
     with leniency.with_names(names):
         assert leniency.leave_out("field")
@@ -107,14 +107,14 @@ def _named(index: int, body: list[str]) -> list[str]:
 def test_each_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         for index in range(3):
-            leniency = Leniency(LeftOut(rules=(partial(_named, index),)))
+            leniency = Leniency(RemovalRules(rules=(partial(_named, index),)))
             leniency.apply(["a_second_name"])
             leniency.report()
     assert [record.args for record in caplog.records] == [("a_name[0].x",), ("a_second_name",)]
 
 
 def test_a_long_header_is_cut_after_a_name() -> None:
-    leniency = Leniency(LeftOut(rules=(lambda body: [f"messages[{index}] (image)" for index in range(500)],)))
+    leniency = Leniency(RemovalRules(rules=(lambda body: [f"messages[{index}] (image)" for index in range(500)],)))
     leniency.apply({})
     value = leniency.report()[IGNORED_HEADER]
     assert len(value) < 2100
@@ -122,7 +122,7 @@ def test_a_long_header_is_cut_after_a_name() -> None:
 
 
 def test_any_name_fits_the_header() -> None:
-    leniency = Leniency(LeftOut(rules=(lambda body: ["é" * 5000],)))
+    leniency = Leniency(RemovalRules(rules=(lambda body: ["é" * 5000],)))
     leniency.apply({})
     value = leniency.report()[IGNORED_HEADER]
     assert (value[:8], len(value) < 2100, value.isascii()) == ("\\xe9\\xe9", True, True)

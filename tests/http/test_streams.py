@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from genai_server.errors import EngineDied
-from genai_server.http.request_state import begin_request
+from genai_server.http.request_state import start_request
 from genai_server.http.streams import EventStream
 from tests.running_server import body, free_port, wait_until
 from tests.server_here import run_here
@@ -39,7 +39,7 @@ def served(events: Events, **options: Any) -> Iterator[tuple[str, Source]]:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
-        begin_request(scope)
+        start_request(scope)
         await EventStream(source, events(), **options)(scope, receive, send)
 
     port = free_port()

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from genai_server.generation.parameters.base import ByType, Wire
+from genai_server.generation.parameters.base import StrictModel, TaggedUnion
 from genai_server.generation.parameters.chat_messages import ChatMessage
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency, remove_unknown_keys
@@ -22,17 +22,17 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
 USER = {"role": "user", "content": "say hi"}
 
 
-class Leaf(Wire):
+class Leaf(StrictModel):
     type: Literal["leaf"]
     free: dict[str, Any] | None = None
 
 
-class Branch(Wire):
+class Branch(StrictModel):
     type: Literal["branch"] = "branch"
     leaves: list[Leaf] = []
 
 
-Tree = Annotated[Leaf | Branch, ByType("tree")]
+Tree = Annotated[Leaf | Branch, TaggedUnion("tree")]
 
 
 def test_keys_are_named_once_however_many_objects_have_them() -> None:

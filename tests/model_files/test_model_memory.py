@@ -31,7 +31,7 @@ def test_other_files_of_a_directory_do_not_count(tmp_path: Path) -> None:
 def test_a_model_for_embeddings_has_no_keys_and_values() -> None:
     found = read_model_memory(ROOT / "models" / "demo-embeddings")
     assert found.weights > 1_000_000
-    assert (found.per_token, found.keys_and_values(100)) == (0, 0)
+    assert (found.per_token, found.kv_cache_size(100)) == (0, 0)
 
 
 def test_all_graphs_of_a_model_count() -> None:
@@ -48,8 +48,8 @@ def test_output_matrix_of_a_head_for_drafts_counts() -> None:
 
 def test_sequences_are_no_longer_than_the_context() -> None:
     model = ModelMemory(per_token=10, context_length=100, per_token_in_8_bits=3)
-    assert [model.keys_and_values(5, kind) for kind in ("auto", "fp32", "fp16", "int8")] == [50, 50, 25, 15]
-    assert [model.keys_and_values(tokens) for tokens in (50, 100, 1000)] == [500, 1000, 1000]
+    assert [model.kv_cache_size(5, kind) for kind in ("auto", "fp32", "fp16", "int8")] == [50, 50, 25, 15]
+    assert [model.kv_cache_size(tokens) for tokens in (50, 100, 1000)] == [500, 1000, 1000]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.options.providers import PROVIDERS, meant_devices
+from genai_server.options.providers import PROVIDERS, suggested_devices
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,9 @@ from genai_server.options.providers import PROVIDERS, meant_devices
     ],
 )
 def test_similar_device_is_suggested(given: str, meant: str) -> None:
-    assert meant_devices(given) == f"; did you mean {meant}?"
+    assert suggested_devices(given) == f"; did you mean {meant}?"
 
 
 @pytest.mark.parametrize("given", ["tpu", "rocm", "", "1", "c" * 1_000_000])
 def test_all_devices_are_listed_if_none_is_similar(given: str) -> None:
-    assert meant_devices(given) == f"; known are {', '.join(PROVIDERS)}"
+    assert suggested_devices(given) == f"; known are {', '.join(PROVIDERS)}"

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from genai_server.http.api_keys import ApiKey, ApiKeys, hash_key
 from genai_server.http.middleware.authentication import Authentication
 from genai_server.http.rate_limit import RateLimits
-from genai_server.http.request_state import begin_request, receipt_of
+from genai_server.http.request_state import receipt_of, start_request
 from genai_server.ray_serve.forwarded import READINESS, body_fields, form_fields, prompt_text, with_header
 from genai_server.timing import request_clock
 
@@ -90,7 +90,7 @@ def test_request_counted_by_the_ingress_is_not_counted_again(is_forwarded: bool,
     async def ask() -> None:
         for _ in statuses:
             scope = request.scope() if is_forwarded else {**request.scope(), "state": {}}
-            begin_request(scope)
+            start_request(scope)
             await app(scope, _receive, send)
 
     asyncio.run(ask())

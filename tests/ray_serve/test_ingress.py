@@ -180,7 +180,7 @@ def test_models_are_listed_by_the_first_replica_to_answer() -> None:
 
 
 def test_silent_replica_has_a_503_next_to_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.ray_serve.ingress._ACT", 0.05)
+    monkeypatch.setattr("genai_server.ray_serve.ingress._ADMIN_TIMEOUT", 0.05)
     answers = [ReplicaAnswer("hung", "m", 0, [], b""), ReplicaAnswer("well", "m", 200, JSON, b'{"devices":{}}')]
     answer = _call({"m": Handle(answers=answers)}, "GET", "/v1/admin/runtime_options")
     replicas = answer.json()["replicas"]
@@ -190,7 +190,7 @@ def test_silent_replica_has_a_503_next_to_other_answers(monkeypatch: pytest.Monk
 
 
 def test_metrics_are_those_of_the_replicas_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.ray_serve.ingress._LOOK", 0.05)
+    monkeypatch.setattr("genai_server.ray_serve.ingress._STATE_TIMEOUT", 0.05)
     text = b"# TYPE a gauge\na 1.0\n"
     answers = [ReplicaAnswer("hung", "m", 0, [], b""), ReplicaAnswer("well", "m", 200, [], text)]
     assert 'a{replica="well"} 1.0' in _call({"m": Handle(answers=answers)}, "GET", "/metrics").text

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from genai_server.config.sources import engine_spec
-from genai_server.messages.launch import Beat, EngineLaunch, EngineReport, KeptOptions
+from genai_server.messages.launch import Beat, EngineLaunch, EngineReport, RetainedOptions
 from genai_server.messages.server_status import EngineState, EngineStatus
 from genai_server.supervisor import engine_process
 from genai_server.supervisor.engine_process import (
@@ -217,12 +217,12 @@ def test_the_next_engine_gets_what_an_operator_has_set(monkeypatch: pytest.Monke
     watch = EngineWatch(launch, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
     watch.start()
     process = started.get(timeout=90)
-    assert process.kept == KeptOptions()
+    assert process.kept == RetainedOptions()
     process.may_load.set()
-    process.kept = KeptOptions(terminated=True, profile="slow")
+    process.kept = RetainedOptions(terminated=True, profile="slow")
     process.may_die.set()
     restarted = started.get(timeout=90)
-    assert restarted.kept == KeptOptions(terminated=True, profile="slow")
+    assert restarted.kept == RetainedOptions(terminated=True, profile="slow")
     restarted.may_load.set()
     watch.leave()
     watch.end()

@@ -230,7 +230,7 @@ def test_device_that_cannot_load_fails_and_the_others_serve() -> None:
         assert cuda.error is not None
         assert "uda" in cuda.error
         assert cuda.pid is None
-        assert not supervisor.status().has_nothing
+        assert not supervisor.status().no_model_loaded
 
 
 def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> None:

@@ -34,9 +34,12 @@ def test_words_that_add_an_extra_are_those_of_the_script_or_of_pip(tmp_path: Pat
     (clone / "scripts").mkdir(parents=True)
     (clone / "scripts" / "install").touch()
     found = installation(noted(clone, dir_info={"editable": True}), clone / ".venv")
-    assert found.words_to_add("cpu", "export", python=sys.executable) == [str(clone / "scripts" / "install"), "export"]
+    assert found.install_command("cpu", "export", python=sys.executable) == [
+        str(clone / "scripts" / "install"),
+        "export",
+    ]
     pip = ["/other/python", "-m", "pip", "install", "-e", f"{clone}[cpu,export]"]
-    assert found.words_to_add("cpu", "export", python="/other/python") == pip
+    assert found.install_command("cpu", "export", python="/other/python") == pip
 
 
 def test_clone_in_another_environment_is_installed_by_pip(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_regular_expression_is_refused_or_followed(guidance: Guidance, pattern
 @example("start: a\na: b a | a b | /x/\nb: a | ", 0)
 @example("start: " + "(" * 4000 + '"x"' + ")" * 4000, 0)
 def test_a_lark_grammar_is_refused_or_followed(guidance: Guidance, source: str, seed: int) -> None:
-    follow(lambda: grammar.given_grammar(source, param="grammar"), guidance, seed)
+    follow(lambda: grammar.request_grammar(source, param="grammar"), guidance, seed)
 
 
 @fuzzed

@@ -8,8 +8,8 @@ from genai_server.messages.supervisor_protocol import (
     FindRequests,
     FromToolServers,
     HoldRequest,
+    MatchingRequests,
     ReleaseRequest,
-    RequestsFound,
     ToolRequest,
 )
 from genai_server.tool_servers.servers import HeldRequests, ToolServers, ToolSession
@@ -29,7 +29,7 @@ class ApiProcess:
     def found(self, question: FindRequests) -> list[str]:
         self.session.receive(question)
         answer = self.sent.pop()
-        assert isinstance(answer, RequestsFound)
+        assert isinstance(answer, MatchingRequests)
         return [each.state.unique_id for each in answer.requests]
 
 

@@ -211,7 +211,7 @@ def test_connections_that_a_key_has_not_used_for_longest_end(address: Address, m
 
 @pytest.mark.usefixtures("on_this_machine")
 def test_a_connection_without_use_ends(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "_UNUSED_FOR", 0.0)
+    monkeypatch.setattr(servers, "_IDLE_TIMEOUT", 0.0)
 
     async def main() -> None:
         async with visiting() as servers:

@@ -60,7 +60,7 @@ from genai_server.http.body_budget import BODY_BUDGET, BodyBudget
 from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.authentication import Authentication
 from genai_server.http.middleware.body import BodyLimits, UploadLimits, Uploads, upload_folder
-from genai_server.http.middleware.request_lifetime import OPEN_PATHS, Drain, Drained, RequestLifetime
+from genai_server.http.middleware.request_lifetime import OPEN_PATHS, Drain, DrainMiddleware, RequestLifetime
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.key_usage import FILE_NAME, KeyUsage
@@ -305,7 +305,7 @@ async def _attached(attachment: Attachment) -> AsyncIterator[SupervisorClient]:
     """
 
     async def follow() -> None:
-        while not supervisor.status.has_nothing:
+        while not supervisor.status.no_model_loaded:
             await supervisor.changed()
         attachment.on_nothing_loaded()
 
@@ -343,7 +343,7 @@ def _add_middleware(
     the outermost.
     """
     seconds = settings.body_timeout, settings.upload_timeout
-    app.add_middleware(Drained, drain=drain)
+    app.add_middleware(DrainMiddleware, drain=drain)
     app.add_middleware(
         BodyLimits,
         limit=settings.max_body_bytes,

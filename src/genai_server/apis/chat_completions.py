@@ -68,18 +68,18 @@ from genai_server.generation.tool_loop import (
 from genai_server.http.body_route import lenient_route
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.json_response import JsonObject, built_response, json_response
-from genai_server.http.leniency import LeftOut, replace_media
+from genai_server.http.leniency import RemovalRules, replace_media
 from genai_server.http.streams import STREAMS, EventStream
 from genai_server.http.telemetry.request_record import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.model_files.pooling_model import Task
 
 # Removed from text completions unless GENAI_STRICT is set: vLLM's choice of grammar library and JSON whitespace.
-COMPLETIONS = LeftOut(
+COMPLETIONS = RemovalRules(
     fields=("guided_decoding_backend", "guided_whitespace_pattern", "structured_outputs.whitespace_pattern")
 )
 # Removed from chat completions unless GENAI_STRICT is set: this server does not search the web or fall back to others.
-CHATS = LeftOut(
+CHATS = RemovalRules(
     fields=(*COMPLETIONS.fields, "fallbacks", "web_search_options"),
     values={"verbosity": ("low", "high"), "reasoning.summary": ("concise", "detailed")},
     rules=(lambda body: replace_media(body, FILES, "text", "messages[].content[]"), *HISTORY.rules),
@@ -336,9 +336,9 @@ class ChatCompletionBuilder(ChoicesBuilder):
                 else:
                     calls.append({"index": position, "function": {"arguments": fragment}})
             case ToolCallEnd(index, is_complete) if (answer, index) in self._held:
-                made = self._held.pop((answer, index))
+                tool_call = self._held.pop((answer, index))
                 if is_complete:
-                    call = {"index": self._place(answer, index), **_call(made, is_custom=True)}
+                    call = {"index": self._place(answer, index), **_call(tool_call, is_custom=True)}
                     delta.setdefault("tool_calls", []).append(call)
 
     def _place(self, answer: int, index: int) -> int:
@@ -347,14 +347,14 @@ class ChatCompletionBuilder(ChoicesBuilder):
         """
         if not self._served.tools:
             return index
-        before = sum(each == answer for each, _ in self._places)
+        before = sum(other == answer for other, _ in self._places)
         return self._places.setdefault((answer, index), before)
 
-    def _with_calls(self, found: JsonObject) -> JsonObject:
-        """Convert the field `tool_calls` of `found`, which is a message or a delta, to the format that the client uses.
-        This class returns `found` unchanged.
+    def _with_calls(self, fields: JsonObject) -> JsonObject:
+        """Convert the field `tool_calls` of `fields`, which is a message or a delta, to the format that the client
+        uses. This class returns `fields` unchanged.
         """
-        return found
+        return fields
 
     def _logprobs(self, tokens: list[ScoredToken], *, always: bool = False) -> JsonObject | None:
         if not self._has_logprobs or not (tokens or always):
@@ -369,10 +369,10 @@ class FunctionCallBuilder(ChatCompletionBuilder):
 
     calling = "function_call"
 
-    def _with_calls(self, found: JsonObject) -> JsonObject:
-        if calls := found.pop("tool_calls", None):
-            found["function_call"] = calls[0]["function"]
-        return found
+    def _with_calls(self, fields: JsonObject) -> JsonObject:
+        if calls := fields.pop("tool_calls", None):
+            fields["function_call"] = calls[0]["function"]
+        return fields
 
 
 def message(answer: WholeAnswer, custom_tools: Collection[str] = (), served: ServedTools = NO_TOOLS) -> JsonObject:
@@ -387,28 +387,28 @@ def message(answer: WholeAnswer, custom_tools: Collection[str] = (), served: Ser
         call for call in answer.tool_calls if call not in runs and (call.is_complete or call.name not in custom_tools)
     ]
     content, reasoning = _joined(answer, is_reasoning=False), _joined(answer, is_reasoning=True)
-    found: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+    fields: JsonObject = {"role": "assistant", "content": content, "refusal": None}
     if reasoning:
-        found |= dict.fromkeys(REASONING, reasoning)
+        fields |= dict.fromkeys(REASONING, reasoning)
     if runs:
-        found[RUNS] = [_whole_run(call, answer, served) for call in runs]
+        fields[RUNS] = [_whole_run(call, answer, served) for call in runs]
     if calls:
-        found["content"] = content or None
-        found["tool_calls"] = [_call(call, is_custom=call.name in custom_tools) for call in calls]
-    return found
+        fields["content"] = content or None
+        fields["tool_calls"] = [_call(call, is_custom=call.name in custom_tools) for call in calls]
+    return fields
 
 
 def _joined(answer: WholeAnswer, *, is_reasoning: bool) -> str:
     """The reasoning (`is_reasoning`) or else the text of an answer, in which the texts of all rounds of generation are
     joined.
     """
-    texts, found = RoundTexts(), []
+    texts, parts = RoundTexts(), []
     for block in answer.blocks:
         if isinstance(block, WholeText) and block.is_reasoning == is_reasoning:
-            found.append(texts.text(block.text))
+            parts.append(texts.text(block.text))
         elif isinstance(block, WholeToolResult):
             texts.end_round()
-    return "".join(found)
+    return "".join(parts)
 
 
 def _run(id: str, tool: ServedTool, arguments: str = "") -> JsonObject:
@@ -575,8 +575,8 @@ async def find_run_tools(
     usable = usable_servers(services, context)
     for name in chosen:
         if name not in usable:
-            known = ", ".join(usable) or "none"
-            raise InvalidField(HEADER, f"must name tool servers that this request may use ({known})", given=name)
+            allowed = ", ".join(usable) or "none"
+            raise InvalidField(HEADER, f"must name tool servers that this request may use ({allowed})", given=name)
     if (body.n or 1) > 1:
         raise InvalidField("n", f"must be 1 with the header {HEADER}", given=body.n)
     if body.functions is not None:

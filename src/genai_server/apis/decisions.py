@@ -21,7 +21,7 @@ from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from genai_server.apis.responses.item_schemas import Input, InputImage, InputText
-from genai_server.apis.responses.items import given_items, to_messages
+from genai_server.apis.responses.items import to_messages, to_response_items
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import GenerationFailed, InvalidField
 from genai_server.generation.dependencies import (
@@ -33,13 +33,19 @@ from genai_server.generation.dependencies import (
     choose_engine,
     within,
 )
-from genai_server.generation.next_tokens import AskedChat, NextTokenScorer, OptionScores, encode_asked, score_options
+from genai_server.generation.next_tokens import (
+    ChatWithOptions,
+    NextTokenScorer,
+    OptionScores,
+    encode_chats_with_options,
+    score_options,
+)
 from genai_server.generation.parameters.base import (
-    ByType,
     NonEmptyText,
     ResultFields,
+    StrictModel,
+    TaggedUnion,
     Text,
-    Wire,
     WithoutEffect,
     elements,
     field_error,
@@ -68,19 +74,19 @@ def compact(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
-def _with_texts(given: Any) -> Any:
+def _with_texts(value: Any) -> Any:
     """The field `input` of a body with its JSON objects converted to text. A JSON object is either the whole input or a
     content part of type `input_json`; everything else is unchanged.
     """
-    if isinstance(given, dict):
-        return compact(writable(given))
-    if not isinstance(given, list):
-        return given
+    if isinstance(value, dict):
+        return compact(writable(value))
+    if not isinstance(value, list):
+        return value
     return [
         {**item, "content": [_as_text(part) for part in item["content"]]}
         if isinstance(item, dict) and isinstance(item.get("content"), list)
         else item
-        for item in given
+        for item in value
     ]
 
 
@@ -90,22 +96,22 @@ def _as_text(part: Any) -> Any:
     data = part.get("data")
     if isinstance(data, list) and len(data) > MAX_OBJECTS:
         raise ValueError(f"may have at most {MAX_OBJECTS} objects as the data of a part of type input_json")
-    if not isinstance(data, dict) and not (isinstance(data, list) and all(isinstance(one, dict) for one in data)):
+    if not isinstance(data, dict) and not (isinstance(data, list) and all(isinstance(item, dict) for item in data)):
         raise ValueError("must have an object or a list of objects as the data of each part of type input_json")
     return {"type": "input_text", "text": compact(writable(data))}
 
 
-class JsonPart(Wire):
+class JsonPart(StrictModel):
     """A JSON object or a list of objects, which the model reads as text."""
 
     type: Literal["input_json"]
     data: JsonObject | Annotated[list[JsonObject], elements(MAX_OBJECTS)]
 
 
-Part = Annotated[InputText | InputImage | JsonPart, ByType("part")]
+Part = Annotated[InputText | InputImage | JsonPart, TaggedUnion("part")]
 
 
-class QuestionFields(Wire):
+class QuestionFields(StrictModel):
     """Fields that all types of questions have."""
 
     instructions: NonEmptyText | Annotated[list[Part], elements(MAX_PARTS, min_length=1)]
@@ -118,7 +124,7 @@ class PredicateQuestion(QuestionFields):
     type: Literal["predicate"]
 
 
-class Choice(Wire):
+class Choice(StrictModel):
     """One option of a choice. The text "true" and the boolean true are different options."""
 
     value: NonEmptyText | bool
@@ -132,7 +138,7 @@ class ChoiceQuestion(QuestionFields):
     choices: Annotated[list[Choice], elements(MAX_CHOICES, min_length=2)]
 
 
-class Level(Wire):
+class Level(StrictModel):
     """One level of a score."""
 
     label: NonEmptyText
@@ -170,13 +176,13 @@ def _with_different_options(question: Question) -> Question:
     keys = [key(value) for value, _ in options_of(question)]
     if len(set(keys)) < len(keys):
         field, member = ("choices", "value") if isinstance(question, ChoiceQuestion) else ("levels", "label")
-        number = next(number for number, one in enumerate(keys) if one in keys[:number])
+        number = next(number for number, option_key in enumerate(keys) if option_key in keys[:number])
         rule = f"must differ from the others; given {compact(keys[number][1])} twice"
         raise field_error(f"{field}[{number}].{member}", rule)
     return question
 
 
-CheckedQuestion = Annotated[Annotated[Question, ByType("question")], AfterValidator(_with_different_options)]
+CheckedQuestion = Annotated[Annotated[Question, TaggedUnion("question")], AfterValidator(_with_different_options)]
 
 
 class DecisionRequest(ResultFields, WithoutEffect):
@@ -285,7 +291,7 @@ _JsonText = NonEmptyText | JsonObject | Annotated[list[Any], elements(_MAX_VALUE
 DecisionText = Annotated[_JsonText, AfterValidator(writable)]
 
 
-class SglangQuestion(Wire):
+class SglangQuestion(StrictModel):
     """Fields that all types of questions have."""
 
     id: NonEmptyText
@@ -300,7 +306,7 @@ class SglangYesNo(SglangQuestion):
     no: DecisionText | None = None
 
 
-class SglangOption(Wire):
+class SglangOption(StrictModel):
     """One option of a choice."""
 
     name: NonEmptyText
@@ -326,7 +332,7 @@ class SglangDecisionRequest(ResultFields):
 
     input: DecisionText
     questions: Annotated[
-        list[Annotated[SglangYesNo | SglangChoice | SglangScore, ByType("question")]], elements(400, min_length=1)
+        list[Annotated[SglangYesNo | SglangChoice | SglangScore, TaggedUnion("question")]], elements(400, min_length=1)
     ]
     images: Annotated[list[ImageUrl], elements(128)] | None = None
     temperature: float | None = Field(None, gt=0, le=100)
@@ -348,25 +354,31 @@ class SglangDecisionRequest(ResultFields):
             return value if isinstance(value, str) else as_text(value)
 
         questions: list[JsonObject] = []
-        for one in self.questions:
-            asked: JsonObject = {"type": one.type, "name": one.id, "instructions": text(one.question)}
-            if isinstance(one, SglangChoice):
-                options = [(option.name, option.description) for option in one.options]
-                asked["choices"] = [{"value": name, **_about(given, text)} for name, given in options]
-            elif isinstance(one, SglangScore):
-                asked["levels"] = [{"label": text(level)} for level in one.levels]
+        for question in self.questions:
+            converted: JsonObject = {
+                "type": question.type,
+                "name": question.id,
+                "instructions": text(question.question),
+            }
+            if isinstance(question, SglangChoice):
+                options = [(option.name, option.description) for option in question.options]
+                converted["choices"] = [{"value": name, **_about(description, text)} for name, description in options]
+            elif isinstance(question, SglangScore):
+                converted["levels"] = [{"label": text(level)} for level in question.levels]
             else:
-                asked["type"] = "predicate"
-                details = {"true": one.yes, "false": one.no}
-                lines = [f"\n{name}: {text(given)}" for name, given in details.items() if given is not None]
-                asked["instructions"] += "".join(lines)
-            questions.append(asked)
+                converted["type"] = "predicate"
+                details = {"true": question.yes, "false": question.no}
+                lines = [
+                    f"\n{name}: {text(description)}" for name, description in details.items() if description is not None
+                ]
+                converted["instructions"] += "".join(lines)
+            questions.append(converted)
         parts: list[JsonObject] = [
             {"type": "input_image", "image_url": image.url, "detail": image.detail} for image in self.images or []
         ]
         content = [*parts, {"type": "input_text", "text": text(self.input)}]
-        same = ("temperature", "chat_template_kwargs", *ResultFields.model_fields)
-        fields = {name: getattr(self, name) for name in same}
+        shared = ("temperature", "chat_template_kwargs", *ResultFields.model_fields)
+        fields = {name: getattr(self, name) for name in shared}
         return {"input": [{"role": "user", "content": content}], "questions": questions, **fields}
 
     def answers(self, answers: Sequence[Mapping[str, Any]]) -> JsonObject:
@@ -387,16 +399,16 @@ class SglangDecisionResponse(BaseModel):
     usage: JsonObject
 
 
-def form_of_body(given: Any) -> str:
+def form_of_body(body: Any) -> str:
     """ "sglang" or "openai": the format of a body, which its first question shows."""
-    questions = given.get("questions") if isinstance(given, dict) else None
+    questions = body.get("questions") if isinstance(body, dict) else None
     first = questions[0] if isinstance(questions, list) and questions else None
-    is_other = "question" in first if isinstance(first, dict) else isinstance(given, SglangDecisionRequest)
+    is_other = "question" in first if isinstance(first, dict) else isinstance(body, SglangDecisionRequest)
     return "sglang" if is_other else "openai"
 
 
-def _about(given: Any, text: Any) -> JsonObject:
-    return {} if given is None else {"description": text(given)}
+def _about(description: Any, text: Any) -> JsonObject:
+    return {} if description is None else {"description": text(description)}
 
 
 def _answer(question: SglangQuestion, answer: Mapping[str, Any]) -> JsonObject:
@@ -405,7 +417,7 @@ def _answer(question: SglangQuestion, answer: Mapping[str, Any]) -> JsonObject:
     if isinstance(question, SglangYesNo):
         shares = {"yes": answer["probability"], "no": 1.0 - answer["probability"]}
         return {"type": "yes_no", "probabilities": shares, "label_mass": answer["label_mass"]}
-    shares = {str(one["value"]): one["probability"] for one in answer["probabilities"]}
+    shares = {str(entry["value"]): entry["probability"] for entry in answer["probabilities"]}
     result = "choice" if isinstance(question, SglangChoice) else "score"
     return {"type": result, "probabilities": shares, "label_mass": answer["label_mass"], result: answer[result]}
 
@@ -431,27 +443,27 @@ class Reading:
     @property
     def num_images(self) -> int:
         """The number of images in the question itself, without those of the input."""
-        given = self.question.instructions
-        return 0 if isinstance(given, str) else sum(isinstance(part, InputImage) for part in given)
+        instructions = self.question.instructions
+        return 0 if isinstance(instructions, str) else sum(isinstance(part, InputImage) for part in instructions)
 
     @property
     def parts(self) -> list[JsonObject]:
         """The question as content parts of a chat message. The first and the last part are texts; they may be the same
         part.
         """
-        question, given = self.question, self.question.instructions
+        question, instructions = self.question, self.question.instructions
         text = "Is the following true? " if isinstance(question, PredicateQuestion) else "Question: "
-        found: list[JsonObject] = []
-        for part in [given] if isinstance(given, str) else given:
+        content: list[JsonObject] = []
+        for part in [instructions] if isinstance(instructions, str) else instructions:
             if isinstance(part, InputImage):
                 image = {"url": part.image_url, "detail": part.detail}
-                found += [_text_part(text), {"type": "image_url", "image_url": image}]
+                content += [_text_part(text), {"type": "image_url", "image_url": image}]
                 text = ""
             elif isinstance(part, JsonPart):
                 text += compact(part.data)
             else:
                 text += part if isinstance(part, str) else part.text
-        return [*found, _text_part(text + self._choices)]
+        return [*content, _text_part(text + self._choices)]
 
     @property
     def _choices(self) -> str:
@@ -469,13 +481,13 @@ def readings(body: DecisionRequest) -> list[Reading]:
     """The readings of all questions of a request: one for each question, or two for a choice that is asked in two
     orders.
     """
-    found = []
+    result = []
     for number, question in enumerate(body.questions):
         orders = [[value for value, _ in options_of(question)]]
         if body.order_invariant and isinstance(question, ChoiceQuestion):
             orders = [ascending := sorted(orders[0], key=compact), ascending[::-1]]
-        found += [Reading(number, question, values) for values in orders]
-    return found
+        result += [Reading(number, question, values) for values in orders]
+    return result
 
 
 def _answer_text(value: Value) -> str:
@@ -483,37 +495,37 @@ def _answer_text(value: Value) -> str:
     return json.dumps({"answer": value}, ensure_ascii=False)
 
 
-def asked_chats(body: DecisionRequest, asked: Sequence[Reading]) -> list[AskedChat]:
-    """The chat request for each of the readings `asked`, with reasoning switched off where the model allows it.
+def question_chats(body: DecisionRequest, readings: Sequence[Reading]) -> list[ChatWithOptions]:
+    """The chat request for each of the readings `readings`, with reasoning switched off where the model allows it.
 
     Raises InvalidField if the input has nothing that the model can read.
     """
-    conversation = to_messages(given_items(body.input, {}))
+    conversation = to_messages(to_response_items(body.input, {}))
     if not conversation:
         raise InvalidField("input", "must have an item that the model can read")
     *before, last = conversation if conversation[-1].role == "user" else [*conversation, None]
     fields = {"chat_template_kwargs": body.chat_template_kwargs, "cache_salt": body.cache_salt}
-    found = []
-    for reading in asked:
+    chats = []
+    for reading in readings:
         messages = [*before, {"role": "user", "content": _continued(last, reading.parts)}]
         chat = ChatParameters.model_validate({"messages": messages, "reasoning_effort": "none", **fields})
         answers = [_answer_text(value) for value in reading.values]
-        found.append(AskedChat(chat, answers, f"questions[{reading.number}]", reading.num_images))
-    return found
+        chats.append(ChatWithOptions(chat, answers, f"questions[{reading.number}]", reading.num_images))
+    return chats
 
 
 def _continued(last: ChatMessage | None, question: Sequence[JsonObject]) -> str | list[JsonObject]:
     """The content of a user's message that ends with the question: the content of `last`, the user's last message,
     followed by the question. `last` is None if the input does not end with a message of the user.
     """
-    first, *others = question
+    first, *remaining = question
     content = (None if last is None else last.content) or []
-    given = (
+    last_parts = (
         [_text_part(content)] if isinstance(content, str) else [part.model_dump(exclude_none=True) for part in content]
     )
-    if given and given[-1]["type"] == "text":
-        first = _text_part(f"{given.pop()['text']}\n\n{first['text']}")
-    parts = [*given, first, *others]
+    if last_parts and last_parts[-1]["type"] == "text":
+        first = _text_part(f"{last_parts.pop()['text']}\n\n{first['text']}")
+    parts = [*last_parts, first, *remaining]
     return parts[0]["text"] if len(parts) == 1 else parts
 
 
@@ -530,25 +542,25 @@ def answer(question: Question, scored: Sequence[tuple[Reading, OptionScores]]) -
         for reading, scores in scored
     ]
     values = [value for value, _ in options_of(question)]
-    probabilities = [fmean(one[key(value)] for one in shares) for value in values]
+    probabilities = [fmean(reading_shares[key(value)] for reading_shares in shares) for value in values]
     label_mass = fmean(scores.mass for _, scores in scored)
-    whole: JsonObject = {"type": question.type, "name": question.name, "label_mass": label_mass}
+    result: JsonObject = {"type": question.type, "name": question.name, "label_mass": label_mass}
     if isinstance(question, PredicateQuestion):
-        return whole | {"probability": probabilities[0]}
+        return result | {"probability": probabilities[0]}
     count, highest = len(probabilities), max(probabilities)
-    whole["confidence"] = max(0.0, (count * highest - 1) / (count - 1))
+    result["confidence"] = max(0.0, (count * highest - 1) / (count - 1))
     if isinstance(question, ChoiceQuestion):
-        whole["choice"] = values[probabilities.index(highest)]
-        whole["probabilities"] = [
+        result["choice"] = values[probabilities.index(highest)]
+        result["probabilities"] = [
             {"value": value, "probability": share} for value, share in zip(values, probabilities, strict=True)
         ]
-        return whole
-    whole["score"] = sum(number * share for number, share in enumerate(probabilities))
-    whole["probabilities"] = [
+        return result
+    result["score"] = sum(number * share for number, share in enumerate(probabilities))
+    result["probabilities"] = [
         {"value": number, "label": level.label, "probability": share}
         for number, (level, share) in enumerate(zip(question.levels, probabilities, strict=True))
     ]
-    return whole
+    return result
 
 
 @dataclass(frozen=True)
@@ -578,8 +590,8 @@ async def _decide(services: Services, body: DecisionRequest, context: RequestCon
     asked = readings(body)
     with context.leniency.with_names(_NAMES):
         async with within(context.deadline):
-            asking = await context.in_turn(partial(asked_chats, body, asked), is_long=True)
-            prompts = await encode_asked(services, asking, codec, context)
+            chats = await context.in_turn(partial(question_chats, body, asked), is_long=True)
+            prompts = await encode_chats_with_options(services, chats, codec, context)
     choice = choose_by_prompt(context, choice, prompts[0].head.text, device=body.device, cache_salt=body.cache_salt)
     scorer = NextTokenScorer(services, context, choice, body, param="questions")
     with closing(scorer):
@@ -587,12 +599,12 @@ async def _decide(services: Services, body: DecisionRequest, context: RequestCon
     answers: list[JsonObject] = []
     errors: list[GenerationFailed] = []
     for number, question in enumerate(body.questions):
-        own = [(reading, each) for reading, each in zip(asked, scores, strict=True) if reading.number == number]
-        scored = [(reading, each) for reading, each in own if isinstance(each, OptionScores)]
-        if len(scored) == len(own):
+        results = [(reading, each) for reading, each in zip(asked, scores, strict=True) if reading.number == number]
+        scored = [(reading, each) for reading, each in results if isinstance(each, OptionScores)]
+        if len(scored) == len(results):
             answers.append(answer(question, scored))
         else:
-            errors += [each for _, each in own if isinstance(each, GenerationFailed)][:1]
+            errors += [each for _, each in results if isinstance(each, GenerationFailed)][:1]
             error = {"code": errors[-1].code, "message": errors[-1].message}
             answers.append({"type": "refusal", "name": question.name, "error": error})
     if len(errors) == len(answers):
@@ -613,8 +625,10 @@ async def create_decision(body: AnyDecisionRequest, services: ServicesDep, conte
     """Answer questions about an input by the probabilities of their options, without generating text."""
     if isinstance(body, SglangDecisionRequest):
         request = validated(_OPENAI_FORM, body.openai_form(compact))
-        found = await decide(services, request, context)
-        whole = {"object": "decisions", "model": found.model, "answers": body.answers(found.answers)}
-        return json_response(whole | {"usage": found.usage.to_json()})
-    found = await decide(services, body, context)
-    return json_response({"model": found.model, "answers": found.answers, "usage": found.usage.to_response_json()})
+        decided = await decide(services, request, context)
+        response = {"object": "decisions", "model": decided.model, "answers": body.answers(decided.answers)}
+        return json_response(response | {"usage": decided.usage.to_json()})
+    decided = await decide(services, body, context)
+    return json_response(
+        {"model": decided.model, "answers": decided.answers, "usage": decided.usage.to_response_json()}
+    )

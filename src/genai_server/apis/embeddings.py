@@ -33,15 +33,23 @@ from genai_server.generation.dependencies import (
     choose_engine,
     within,
 )
-from genai_server.generation.parameters.base import NonEmptyText, ResultFields, Text, Wire, elements, field_error
+from genai_server.generation.parameters.base import NonEmptyText, ResultFields, StrictModel, Text, elements, field_error
 from genai_server.generation.parameters.completion_body import Tokens, form_of_texts
 from genai_server.http.body_route import BodyRoute, lenient_route
 from genai_server.http.json_response import JsonObject, built_response, json_response
-from genai_server.http.leniency import LeftOut
+from genai_server.http.leniency import RemovalRules
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, Usage
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 from genai_server.model_files.pooling_model import PoolingModel, Task
-from genai_server.text.pooled_texts import CUT_BY, TRUNCATION, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
+from genai_server.text.pooled_texts import (
+    TRUNCATION,
+    TRUNCATION_FIELD,
+    EncodedText,
+    Pair,
+    PooledTexts,
+    TextLimit,
+    named_prompt,
+)
 from genai_server.timing import Stopwatch, Timings
 
 # Texts of a request, as in OpenAI's API.
@@ -101,7 +109,7 @@ class EmbeddingRequest(PooledFields):
         return list(self.input)
 
 
-class Document(Wire):
+class Document(StrictModel):
     """A document, given as an object with a text."""
 
     text: Text
@@ -131,7 +139,7 @@ class RerankRequest(PooledFields):
 
 
 # Removed from rerank requests: documents are not divided into chunks; one that is too long is truncated or refused.
-RERANKING = LeftOut(fields=("max_chunks_per_doc",), forms={"documents[]": Document})
+RERANKING = RemovalRules(fields=("max_chunks_per_doc",), forms={"documents[]": Document})
 
 
 class ScoreRequest(PooledFields):
@@ -159,13 +167,13 @@ class ScoreRequest(PooledFields):
         return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
 
     @staticmethod
-    def _texts(given: str | list[str]) -> list[str]:
-        return [given] if isinstance(given, str) else given
+    def _texts(value: str | list[str]) -> list[str]:
+        return [value] if isinstance(value, str) else value
 
 
-def _form_of_scoring(given: Any) -> str:
+def _form_of_scoring(body: Any) -> str:
     """The format of a body of /v1/score: "labels" for SGLang's, "pairs" for vLLM's."""
-    has_labels = "label_token_ids" in given if isinstance(given, dict) else isinstance(given, LabelScoreRequest)
+    has_labels = "label_token_ids" in body if isinstance(body, dict) else isinstance(body, LabelScoreRequest)
     return "labels" if has_labels else "pairs"
 
 
@@ -386,9 +394,9 @@ class _PooledRequest:
             )
         require_capacity([len(prompt)])
         data = await self._read(engine, prompt, texts)
-        found = _vectors(data, len(texts))
-        vectors: list[array[float]] = [found[0]] * len(texts)
-        for number, vector in zip(order, found, strict=True):
+        outputs = _vectors(data, len(texts))
+        vectors: list[array[float]] = [outputs[0]] * len(texts)
+        for number, vector in zip(order, outputs, strict=True):
             vectors[number] = vector
         return Pooled(chosen.id, vectors, len(prompt), pooling.normalizes)
 
@@ -396,7 +404,7 @@ class _PooledRequest:
         limit, source = info.max_length, info.limited_by
         cut_to = self.body.truncate_prompt_tokens
         if cut_to is not None and cut_to > limit:
-            raise InvalidField(CUT_BY, "must be at most", limit=limit, limited_by=source, given=cut_to)
+            raise InvalidField(TRUNCATION_FIELD, "must be at most", limit=limit, limited_by=source, given=cut_to)
         return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.remedy)
 
     def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
@@ -446,23 +454,23 @@ class _PooledRequest:
 def _vectors(data: bytes, count: int) -> list["array[float]"]:
     """Split little-endian float32 data into `count` vectors of equal length."""
     size = len(data) // count
-    found = []
+    vectors = []
     for start in range(0, len(data), size):
         vector = array("f", data[start : start + size])
         if sys.byteorder == "big":
             vector.byteswap()
-        found.append(vector)
-    return found
+        vectors.append(vector)
+    return vectors
 
 
 def _shortened(vectors: "Sequence[array[float]]", dimensions: int, *, normalizes: bool) -> "list[array[float]]":
     """Cut each vector to `dimensions` numbers. If the model normalizes vectors, the short ones get length 1 again."""
-    found = []
+    shortened = []
     for vector in vectors:
         short = vector[:dimensions]
         length = math.hypot(*short) if normalizes else 1.0
-        found.append(array("f", [number / length for number in short]) if length else short)
-    return found
+        shortened.append(array("f", [number / length for number in short]) if length else short)
+    return shortened
 
 
 router = VersionedRouter(BodyRoute, "openai", codes=(504,))
@@ -522,8 +530,8 @@ async def score_pairs(body: AnyScoreRequest, services: ServicesDep, context: Req
     """
     if isinstance(body, LabelScoreRequest):
         scored = await label_scores(services, body, context, normalizes=False)
-        whole = {"object": "scoring", "model": scored.model, "scores": scored.probabilities}
-        return json_response(whole | {"usage": scored.usage})
+        response = {"object": "scoring", "model": scored.model, "scores": scored.probabilities}
+        return json_response(response | {"usage": scored.usage})
     pairs = [
         Pair(first, second, _place("text_1", body.text_1, number), _place("text_2", body.text_2, number))
         for number, (first, second) in enumerate(body.pairs)
@@ -532,12 +540,12 @@ async def score_pairs(body: AnyScoreRequest, services: ServicesDep, context: Req
     return json_response(scores_body(context.answer_id("score-"), int(time.time()), pooled))
 
 
-def _place(field: str, given: str | list[str], number: int) -> str:
+def _place(field: str, value: str | list[str], number: int) -> str:
     """Where the text of pair `number` is in the body, such as `text_2[3]`, for error messages.
 
-    `given` is the value of the field `field`. A single text, which belongs to all pairs, has no index.
+    `value` is the value of the field `field`. A single text, which belongs to all pairs, has no index.
     """
-    return field if isinstance(given, str) or len(given) == 1 else f"{field}[{number}]"
+    return field if isinstance(value, str) or len(value) == 1 else f"{field}[{number}]"
 
 
 async def _ranked(body: RerankRequest, services: Services, context: RequestContext, *, shows: bool) -> Response:
@@ -567,8 +575,8 @@ def rerank_body(id: str, pooled: Pooled, *, top_n: int | None, documents: Sequen
         for result in results:
             result["document"] = {"text": documents[result["index"]]}
     meta = {"tokens": {"input_tokens": pooled.num_tokens, "output_tokens": 0}}
-    whole = {"id": id, "object": "list", "model": pooled.model, "results": results}
-    return whole | {"usage": pooled.usage, "meta": meta}
+    body = {"id": id, "object": "list", "model": pooled.model, "results": results}
+    return body | {"usage": pooled.usage, "meta": meta}
 
 
 def scores_body(id: str, created: int, pooled: Pooled) -> JsonObject:
@@ -576,5 +584,5 @@ def scores_body(id: str, created: int, pooled: Pooled) -> JsonObject:
     1970.
     """
     entries = [{"object": "score", "index": index, "score": score} for index, score in enumerate(pooled.scores)]
-    whole = {"id": id, "object": "list", "created": created, "model": pooled.model, "data": entries}
-    return whole | {"usage": pooled.usage}
+    body = {"id": id, "object": "list", "created": created, "model": pooled.model, "data": entries}
+    return body | {"usage": pooled.usage}

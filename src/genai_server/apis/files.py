@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import StoredFileNotFound, UnsupportedEndpoint
-from genai_server.generation.parameters.base import Wire
+from genai_server.generation.parameters.base import StrictModel
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import JsonObject, built_response
 from genai_server.http.middleware.authentication import KeyHolderDep
@@ -25,7 +25,7 @@ MIN_SECONDS = 3600
 Seconds = Annotated[int, Field(ge=MIN_SECONDS, le=MAX_SECONDS)]
 
 
-class ExpiresAfter(Wire):
+class ExpiresAfter(StrictModel):
     """When the server removes a file."""
 
     model_config = ConfigDict(strict=False)
@@ -34,7 +34,7 @@ class ExpiresAfter(Wire):
     seconds: Seconds = Field(description="From 1 hour to 30 days after the file was created.")
 
 
-class FileForm(Wire):
+class FileForm(StrictModel):
     """Body of POST /v1/files."""
 
     model_config = ConfigDict(strict=False)
@@ -153,11 +153,11 @@ async def upload_file(
 @router.get(PATH, response_model=FileList)
 async def list_files(query: Annotated[ListParameters, Query()], files: FilesDep) -> Response:
     """List the caller's files page by page."""
-    found, has_more = await files.store.page(
+    page, has_more = await files.store.page(
         files.owner, after=query.after, limit=query.limit, order=query.order, purpose=query.purpose
     )
     return await built_response(
-        lambda: page_json([file.to_json() for file in found], has_more=has_more), is_long=len(found) > _FEW
+        lambda: page_json([file.to_json() for file in page], has_more=has_more), is_long=len(page) > _FEW
     )
 
 

@@ -36,20 +36,20 @@ async def healthz(request: Request, services: ServicesDep) -> dict[str, Any]:
     the states of these devices are shown.
     """
     settings, models = services.settings, services.models
-    known = models.statuses()
-    status = _whole_status(models, known)
+    statuses = models.statuses()
+    status = _whole_status(models, statuses)
     if request_state(request.scope).access is None:
-        engines = models.engine_statuses(known[0]) if known else []
+        engines = models.engine_statuses(statuses[0]) if statuses else []
         return {"status": status, "devices": {engine.device: {"state": engine.state} for engine in engines}}
-    found = {model.name: model_status(services, model) for model in known}
+    entries = {model.name: model_status(services, model) for model in statuses}
     return {
         "status": status,
         "backend": "onnx-genai",
         "device": settings.device,
-        "model_dir": known[0].path if known else None,
+        "model_dir": statuses[0].path if statuses else None,
         "version": __version__,
-        "devices": found[known[0].name]["devices"] if known else {},
-        "models": found,
+        "devices": entries[statuses[0].name]["devices"] if statuses else {},
+        "models": entries,
     }
 
 
@@ -76,18 +76,18 @@ async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
     """
     in_full = request_state(request.scope).access is not None
     models = services.models
-    known = models.statuses()
-    states = {model.name: _states_in_words(models, model, in_full=in_full) for model in known}
+    statuses = models.statuses()
+    states = {model.name: _states_in_words(models, model, in_full=in_full) for model in statuses}
     body: dict[str, Any] = {"devices": next(iter(states.values()), {})}
-    if len(known) > 1 and in_full:
+    if len(statuses) > 1 and in_full:
         body["models"] = states
     if services.drain.is_draining:
         return JSONResponse({"status": "not ready", "reason": "the server is about to stop", **body}, 503)
-    if any(_takes_work(models, model) for model in known):
+    if any(_takes_work(models, model) for model in statuses):
         return JSONResponse({"status": "ready", **body})
     reasons = [
         f"device {device} is {state}"
-        if len(known) == 1 or not in_full
+        if len(statuses) == 1 or not in_full
         else f"device {device} of model {name} is {state}"
         for name, devices in states.items()
         for device, state in devices.items()
@@ -95,9 +95,9 @@ async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
     return JSONResponse({"status": "not ready", "reason": "; ".join(reasons) or "no model is served", **body}, 503)
 
 
-def _whole_status(models: Catalog, known: Iterable[ModelStatus]) -> str:
+def _whole_status(models: Catalog, statuses: Iterable[ModelStatus]) -> str:
     """The state of the server as one word, by the states of all devices of all models: `ok`, `degraded` or `failed`."""
-    states = [state for model in known for state in _states(models, model)]
+    states = [state for model in statuses for state in _states(models, model)]
     if not any(state in _BROKEN for state in states):
         return OK
     return DEGRADED if any(state in _WORKING for state in states) else FAILED
@@ -131,7 +131,7 @@ def _device_status(models: Catalog, model: ModelStatus, status: EngineStatus) ->
     served = models.served(model)
     engine = None if served is None else served.router.engines[status.device]
     load = Load() if engine is None else engine.load
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "state": status.state,
         "pid": status.pid,
         "restarts": status.restarts,
@@ -143,16 +143,16 @@ def _device_status(models: Catalog, model: ModelStatus, status: EngineStatus) ->
     }
     if engine is not None and engine.is_connected:
         kv_tokens = 0 if engine.figures is None else engine.figures.kv_capacity
-        found["batching"] = {**msgspec.structs.asdict(engine.batching), "kv_tokens": kv_tokens}
+        fields["batching"] = {**msgspec.structs.asdict(engine.batching), "kv_tokens": kv_tokens}
     if engine is not None and engine.figures is not None and engine.figures.disk_cache is not None:
-        found["prefix_disk_cache"] = msgspec.structs.asdict(engine.figures.disk_cache)
+        fields["prefix_disk_cache"] = msgspec.structs.asdict(engine.figures.disk_cache)
     if status.max_length:
-        found |= {"max_length": status.max_length, "limited_by": status.limited_by}
+        fields |= {"max_length": status.max_length, "limited_by": status.limited_by}
     if status.cores is not None:
-        found["cores"] = msgspec.structs.asdict(status.cores)
+        fields["cores"] = msgspec.structs.asdict(status.cores)
     if status.error is not None:
-        found["error"] = status.error
-    return found
+        fields["error"] = status.error
+    return fields
 
 
 def _states_in_words(models: Catalog, model: ModelStatus, *, in_full: bool) -> dict[str, str]:

@@ -232,12 +232,12 @@ class EngineMetrics(Collector):
         """The current load and the counters of each connected engine, keyed by the names of its model and device. The
         web page shows their history.
         """
-        found = {}
+        by_engine = {}
         for labels, engine in self._connected.items():
             figures = engine.figures
             if figures is None:
                 continue
-            found[labels] = {
+            by_engine[labels] = {
                 "running": engine.load.running,
                 "waiting": engine.load.waiting,
                 "slots": self._num_slots(engine),
@@ -250,7 +250,7 @@ class EngineMetrics(Collector):
                 "token_gaps": figures.token_gaps.counts,
                 "token_gap_seconds": round(figures.token_gaps.sum, 4),
             }
-        return found
+        return by_engine
 
     def _of_all(self) -> Iterator[Metric]:
         engines = self._engines
@@ -308,7 +308,7 @@ class EngineMetrics(Collector):
         yield info
 
     def _of_counting(self) -> Iterator[Metric]:
-        figures = {name: one.figures for name, one in self._engines.items() if one.figures is not None}
+        figures = {name: engine.figures for name, engine in self._engines.items() if engine.figures is not None}
         yield self._gauge(
             "kv_cache_usage_perc",
             "Share of the KV cache that running sequences use; 1 is all.",
@@ -479,7 +479,7 @@ class LoadHistory:
     def since(self, since: float) -> list[dict[str, Any]]:
         """The samples of each device after this time, in seconds since 1970."""
         return [
-            {"model": model, "device": device, "samples": [each for each in samples if each["time"] > since]}
+            {"model": model, "device": device, "samples": [sample for sample in samples if sample["time"] > since]}
             for (model, device), samples in self._samples.items()
         ]
 

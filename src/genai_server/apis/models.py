@@ -72,10 +72,10 @@ def read_files(status: ModelStatus) -> ModelFiles:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["model"]
+        config = json.loads(path.read_text(encoding="utf-8"))["model"]
     except (OSError, ValueError, LookupError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 # What taking something besides text is called in `capabilities`.
@@ -89,16 +89,16 @@ router = APIRouter(tags=["models"], responses=error_responses(404))
 @router.get("/models", include_in_schema=False)
 async def list_models(request: Request, services: ServicesDep) -> dict[str, Any]:
     """List models, loaded or not, with their aliases and adapters. Models that failed to load are left out."""
-    found = []
+    models = []
     for status in services.models.usable():
         entry = model_entry(services, status)
         entries = [entry, *({**entry, "id": alias} for alias in status.aliases if alias != ANY_NAME)]
         entries += [adapter_entry(services, status, adapter) for adapter in status.adapters]
-        found += [_in_format(request, services, status, entry) for entry in entries]
+        models += [_in_format(request, services, status, entry) for entry in entries]
     if not speaks_anthropic(request.scope):
-        return {"object": "list", "data": found}
-    ids = [entry["id"] for entry in found] or [None]
-    return {"data": found, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+        return {"object": "list", "data": models}
+    ids = [entry["id"] for entry in models] or [None]
+    return {"data": models, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
 
 @router.get("/v1/models/{model:path}")
@@ -107,11 +107,11 @@ async def get_model(model: str, request: Request, services: ServicesDep) -> dict
     """Get one model or adapter."""
     chosen = services.models.choose(model)
     if chosen.adapter is None:
-        found = model_entry(services, chosen.about)
+        entry = model_entry(services, chosen.about)
     else:
-        found = adapter_entry(services, chosen.about, chosen.adapter)
-    found["id"] = model
-    return _in_format(request, services, chosen.about, found)
+        entry = adapter_entry(services, chosen.about, chosen.adapter)
+    entry["id"] = model
+    return _in_format(request, services, chosen.about, entry)
 
 
 def adapter_entry(services: Services, status: ModelStatus, adapter: Adapter) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _in_format(request: Request, services: Services, status: ModelStatus, entry:
 def _capabilities(codec: TextCodec) -> list[str]:
     """The capabilities of a loaded model, in llama.cpp's and Ollama's terms."""
     takes_tools = codec.writer.takes_tools and codec.dialect.tool_format is not None
-    can = {
+    capabilities = {
         "completion": True,
         "insert": bool(infill_tokens(codec)),
         "tools": takes_tools,
@@ -192,7 +192,7 @@ def _capabilities(codec: TextCodec) -> list[str]:
         },
         "thinking": codec.dialect.reasoning is not None,
     }
-    return [name for name, it_can in can.items() if it_can]
+    return [name for name, is_supported in capabilities.items() if is_supported]
 
 
 def anthropic_entry(entry: Mapping[str, Any], codec: TextCodec | None) -> JsonObject:
@@ -220,22 +220,22 @@ def _anthropic_capabilities(entry: Mapping[str, Any], codec: TextCodec) -> JsonO
     Thinking of type `enabled` is supported if the template has a variable for it. All models that can chat accept the
     type `disabled`, as Anthropic's definition requires.
     """
-    can, chats = entry["capabilities"], entry["chat"]
+    capabilities, chats = entry["capabilities"], entry["chat"]
     variables = codec.writer.thinking
     efforts = variables.efforts if chats else {}
-    thinks = chats and "thinking" in can
+    thinks = chats and "thinking" in capabilities
     is_switched = thinks and bool(efforts or variables.switch_on)
-    no = _support(False)
+    unsupported = _support(False)
     types = {"adaptive": thinks, "between_tools": False, "disabled": chats, "enabled": is_switched}
     return {
-        "batch": no,
-        "citations": no,
-        "code_execution": no,
-        "context_management": no,
+        "batch": unsupported,
+        "citations": unsupported,
+        "code_execution": unsupported,
+        "context_management": unsupported,
         "effort": {**_support(bool(efforts)), **{level: _support(level in efforts) for level in _EFFORTS}},
-        "image_input": _support("vision" in can),
-        "pdf_input": no,
-        "server_tools": {**no, "code_execution": no, "web_search": no},
+        "image_input": _support("vision" in capabilities),
+        "pdf_input": unsupported,
+        "server_tools": {**unsupported, "code_execution": unsupported, "web_search": unsupported},
         "structured_outputs": _support(chats),
         "thinking": {**_support(thinks), "types": {name: _support(is_taken) for name, is_taken in types.items()}},
     }
@@ -280,23 +280,23 @@ async def _listed(
     """The entries of all models that clients may use. A model has an entry for each of its names, including aliases and
     adapters. `entry` creates the entry for one name.
     """
-    found = []
+    entries = []
     for status in services.models.usable():
         if status.task in _TYPES_V0:
             files = await asyncio.to_thread(read_files, status)
-            found += [entry(services, name, status, files) for name in names_of(status)]
-    return found
+            entries += [entry(services, name, status, files) for name in names_of(status)]
+    return entries
 
 
 def _in_v0(services: Services, name: str, status: ModelStatus, files: ModelFiles) -> JsonObject:
     """The entry for a model or alias `name`, which need not be loaded, in the format of /api/v0/models."""
-    known = model_entry(services, status)
-    is_loaded, can = known["state"] == ModelState.READY, known["capabilities"]
-    length = _context_length(services, known, files)
+    entry = model_entry(services, status)
+    is_loaded, capabilities = entry["state"] == ModelState.READY, entry["capabilities"]
+    length = _context_length(services, entry, files)
     return {
         "id": name,
         "object": "model",
-        "type": _VISION_V0 if "vision" in can else _TYPES_V0.get(status.task, status.task.value),
+        "type": _VISION_V0 if "vision" in capabilities else _TYPES_V0.get(status.task, status.task.value),
         "publisher": _publisher(name),
         "arch": files.family,
         "compatibility_type": _COMPATIBILITY,
@@ -304,7 +304,7 @@ def _in_v0(services: Services, name: str, status: ModelStatus, files: ModelFiles
         "state": "loaded" if is_loaded else "not-loaded",
         "max_context_length": length,
         **({"loaded_context_length": length} if is_loaded else {}),
-        "capabilities": ["tool_use"] if "tools" in can else [],
+        "capabilities": ["tool_use"] if "tools" in capabilities else [],
     }
 
 
@@ -312,12 +312,12 @@ def _in_v1(services: Services, name: str, status: ModelStatus, files: ModelFiles
     """The entry for a model or alias `name`, which need not be loaded, in the format of /api/v1/models. Its field
     `format` is null, because LM Studio has no value for ONNX.
     """
-    known = model_entry(services, status)
-    can, length = known["capabilities"], _context_length(services, known, files)
+    entry = model_entry(services, status)
+    capabilities, length = entry["capabilities"], _context_length(services, entry, files)
     more: JsonObject = {}
     if status.task is Task.GENERATE:
         more["architecture"] = files.family or None
-        more["capabilities"] = {"vision": "vision" in can, "trained_for_tool_use": "tools" in can}
+        more["capabilities"] = {"vision": "vision" in capabilities, "trained_for_tool_use": "tools" in capabilities}
     instance = {"id": name, "config": {"context_length": length}}
     return {
         "type": _TYPES_V1[status.task],
@@ -327,20 +327,20 @@ def _in_v1(services: Services, name: str, status: ModelStatus, files: ModelFiles
         "quantization": None,
         "size_bytes": files.size,
         "params_string": None,
-        "loaded_instances": [instance] if known["state"] == ModelState.READY else [],
+        "loaded_instances": [instance] if entry["state"] == ModelState.READY else [],
         "max_context_length": length,
         "format": None,
         **more,
     }
 
 
-def _context_length(services: Services, known: JsonObject, files: ModelFiles) -> int | None:
+def _context_length(services: Services, entry: JsonObject, files: ModelFiles) -> int | None:
     """Maximum number of tokens of prompt and answer together; None if it is unknown until the model is loaded.
 
-    `known` is the model's entry in /v1/models. For a model that is not loaded, `files` has the context length from the
+    `entry` is the model's entry in /v1/models. For a model that is not loaded, `files` has the context length from the
     model's directory.
     """
-    return known.get("max_model_len") or services.settings.within(files.context_length)
+    return entry.get("max_model_len") or services.settings.within(files.context_length)
 
 
 def _publisher(name: str) -> str:

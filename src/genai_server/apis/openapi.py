@@ -44,20 +44,20 @@ def documented(app: FastAPI) -> Callable[[], JsonObject]:
 
     def document() -> JsonObject:
         if app.openapi_schema is None:
-            found = build()
-            _name_operations(found["paths"])
-            schemas: JsonObject = found["components"]["schemas"]
+            openapi = build()
+            _name_operations(openapi["paths"])
+            schemas: JsonObject = openapi["components"]["schemas"]
             for error in _ERRORS:
                 schema = error.model_json_schema(ref_template=f"{REFERENCE}{{model}}")
                 schemas |= {**schema.pop("$defs", {}), error.__name__: schema}
             for model, schema in list(schemas.items()):
                 for field, inner in schema.get("properties", {}).items():
                     _name_enums(inner, f"{model}{_camel(field)}", schemas)
-            for _, _, operation in _operations(found["paths"]):
+            for _, _, operation in _operations(openapi["paths"]):
                 for parameter in operation.get("parameters", ()):
                     name = f"{_camel(operation['operationId'])}{_camel(parameter['name'])}"
                     _name_enums(parameter["schema"], name, schemas)
-            app.openapi_schema = found
+            app.openapi_schema = openapi
         return app.openapi_schema
 
     return document
@@ -77,7 +77,7 @@ def _name_operations(paths: JsonObject) -> None:
     front, or with `_without_version` appended if they have the same tag as the first.
     """
     tags: dict[str, Any] = {}
-    for path, method, operation in sorted(_operations(paths), key=lambda one: not one[0].startswith("/v1/")):
+    for path, method, operation in sorted(_operations(paths), key=lambda entry: not entry[0].startswith("/v1/")):
         # FastAPI's id is the name of the function, the path and the method.
         path_in_id = re.sub(r"\W", "_", path)
         name = operation["operationId"].removesuffix(f"{path_in_id}_{method}").strip("_")

@@ -104,8 +104,13 @@ class ChatBuilder:
                 case ToolCallArguments(index, fragment) if index in self._held:
                     self._held[index].arguments += fragment
                 case ToolCallEnd(index, True) if index in self._held:
-                    made = self._held[index]
-                    call = {"index": index, "id": made.id, "name": made.name, "input": text_of(made.arguments)}
+                    tool_call = self._held[index]
+                    call = {
+                        "index": index,
+                        "id": tool_call.id,
+                        "name": tool_call.name,
+                        "input": text_of(tool_call.arguments),
+                    }
                     event.setdefault("tool_calls", []).append(call)
                 case ToolCallArguments(index, fragment):
                     event.setdefault("tool_calls", []).append({"index": index, "arguments": fragment})
@@ -133,10 +138,10 @@ async def chat(body: ChatRequest, services: ServicesDep, context: RequestContext
     with context.leniency.with_names(FieldNames(body.thinking_names)):
         generation = await generate(services, body, context)
     build = _builder(body, context)
-    (whole,) = await context.run_while_connected(generation.whole())
+    (content,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
     return await built_response(
-        lambda: build.complete(whole, answer.ending, _metrics(generation, body)), is_long=bool(body.logprobs)
+        lambda: build.complete(content, answer.ending, _metrics(generation, body)), is_long=bool(body.logprobs)
     )
 
 

@@ -25,11 +25,11 @@ from genai_server.generation.dependencies import (
     within,
 )
 from genai_server.generation.next_tokens import (
-    AskedChat,
+    ChatWithOptions,
     NextTokens,
     NextTokenScorer,
     OptionScores,
-    encode_asked,
+    encode_chats_with_options,
     log_shares,
     score_options,
 )
@@ -207,10 +207,10 @@ async def _label_scores(
         prompts = await _prompts(body, items, codec, model, context)
     choice = choose_by_prompt(context, choice, prompts[0].head.text, device=body.device, cache_salt=body.cache_salt)
     with closing(NextTokenScorer(services, context, choice, body, param="items")) as scorer:
-        found = await scorer.run(prompts)
+        results = await scorer.run(prompts)
     normalizes = normalizes if body.apply_softmax is None else body.apply_softmax
     probabilities = []
-    for logprobs in found:
+    for logprobs in results:
         if isinstance(logprobs, GenerationFailed):
             raise logprobs
         shares = log_shares(logprobs) if normalizes else logprobs
@@ -233,32 +233,32 @@ async def _prompts(
     """
     add_special = body.add_special_tokens is not False
     query = await _encode(body.query, "query", codec, context, add_special=add_special)
-    places = [f"items[{number}]" for number in range(len(items))]
-    encoding = zip(items, places, strict=True)
+    paths = [f"items[{number}]" for number in range(len(items))]
+    encoding = zip(items, paths, strict=True)
     parts = [await _encode(item, path, codec, context, add_special=False) for item, path in encoding]
-    for name, tokens in (("label_token_ids", body.label_token_ids), ("query", query), *zip(places, parts, strict=True)):
+    for name, tokens in (("label_token_ids", body.label_token_ids), ("query", query), *zip(paths, parts, strict=True)):
         if (largest := max(tokens, default=0)) >= model.vocab_size:
             raise InvalidField(name, "must have token ids below", limit=model.vocab_size, given=largest)
     head = EncodedPrompt([] if body.item_first else query)
     tails = [[*part, *query] for part in parts] if body.item_first else parts
-    found = []
+    prompts = []
     for number, tail in enumerate(tails):
-        wanted = NextTokens(head, tail, body.label_token_ids, len(head.tokens) if number else 0)
-        if not wanted.num_tokens:
+        prompt = NextTokens(head, tail, body.label_token_ids, len(head.tokens) if number else 0)
+        if not prompt.num_tokens:
             raise InvalidField("query", "must have at least one token, together with the item")
-        if wanted.num_tokens >= model.max_length:
+        if prompt.num_tokens >= model.max_length:
             limit, source = model.max_length, model.limited_by
-            raise PromptTooLong(places[number], tokens=wanted.num_tokens, limit=limit, limited_by=source)
-        found.append(wanted)
-    return found
+            raise PromptTooLong(paths[number], tokens=prompt.num_tokens, limit=limit, limited_by=source)
+        prompts.append(prompt)
+    return prompts
 
 
 async def _encode(
-    given: str | list[int], param: str, codec: TextCodec, context: RequestContext, *, add_special: bool
+    value: str | list[int], param: str, codec: TextCodec, context: RequestContext, *, add_special: bool
 ) -> list[int]:
-    if not isinstance(given, str):
-        return given
-    return await codec.encode_text(given, add_special, param=param, owner=context.owner)
+    if not isinstance(value, str):
+        return value
+    return await codec.encode_text(value, add_special, param=param, owner=context.owner)
 
 
 async def _classify(services: Services, body: ClassifyRequest, context: RequestContext) -> ScoredTexts:
@@ -268,20 +268,20 @@ async def _classify(services: Services, body: ClassifyRequest, context: RequestC
     engine.require_capacity(1, param="input", tenant=context.tenant, low_priority=context.low_priority)
     with context.leniency.with_names(_NAMES):
         async with within(context.deadline):
-            asked = await context.in_turn(lambda: [_asked(body, *each) for each in enumerate(body.inputs)])
-            prompts = await encode_asked(services, asked, codec, context)
+            chats = await context.in_turn(lambda: [_asked(body, *entry) for entry in enumerate(body.inputs)])
+            prompts = await encode_chats_with_options(services, chats, codec, context)
     choice = choose_by_prompt(context, choice, prompts[0].head.text, device=body.device, cache_salt=body.cache_salt)
     with closing(NextTokenScorer(services, context, choice, body, param="input")) as scorer:
-        found = await score_options(scorer, prompts, choice.model)
+        results = await score_options(scorer, prompts, choice.model)
     scores = []
-    for one in found:
-        if not isinstance(one, OptionScores):
-            raise one
-        scores.append(one.probabilities)
+    for result in results:
+        if not isinstance(result, OptionScores):
+            raise result
+        scores.append(result.probabilities)
     return ScoredTexts(chosen.id, scores, scorer.usage)
 
 
-def _asked(body: ClassifyRequest, number: int, text: str) -> AskedChat:
+def _asked(body: ClassifyRequest, number: int, text: str) -> ChatWithOptions:
     """The chat request in which the model would choose a label for the text with this number. The prompts for all texts
     begin alike, so that they share a cached prefix.
     """
@@ -295,7 +295,7 @@ def _asked(body: ClassifyRequest, number: int, text: str) -> AskedChat:
         }
     )
     answers = [json.dumps({"answer": label}, ensure_ascii=False) for label in body.labels]
-    return AskedChat(chat, answers, "input" if isinstance(body.input, str) else f"input[{number}]")
+    return ChatWithOptions(chat, answers, "input" if isinstance(body.input, str) else f"input[{number}]")
 
 
 router = VersionedRouter(BodyRoute, "scoring", codes=(504,))
@@ -304,19 +304,22 @@ router = VersionedRouter(BodyRoute, "scoring", codes=(504,))
 @router.post("/v1/generative_scoring", response_model=LabelScoreResponse)
 async def generative_scoring(body: LabelScoreRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """Get the probability of the first of the given tokens after the query and each item."""
-    found = await label_scores(services, body, context, normalizes=True)
-    data = [{"index": n, "object": "score", "score": one[0]} for n, one in enumerate(found.probabilities)]
-    whole = {"id": context.answer_id("generative-scoring-"), "object": "list", "created": int(time.time())}
-    return json_response(whole | {"model": found.model, "data": data, "usage": found.usage})
+    scored = await label_scores(services, body, context, normalizes=True)
+    data = [
+        {"index": n, "object": "score", "score": probabilities[0]}
+        for n, probabilities in enumerate(scored.probabilities)
+    ]
+    response = {"id": context.answer_id("generative-scoring-"), "object": "list", "created": int(time.time())}
+    return json_response(response | {"model": scored.model, "data": data, "usage": scored.usage})
 
 
 @router.post("/v1/classify", response_model=ClassifyResponse)
 async def classify_texts(body: ClassifyRequest, services: ServicesDep, context: RequestContextDep) -> Response:
     """Get the most likely of the given labels for each text."""
-    found = await classify(services, body, context)
+    scored = await classify(services, body, context)
     data = [
-        {"index": n, "label": body.labels[one.index(max(one))], "probs": one, "num_classes": len(one)}
-        for n, one in enumerate(map(list, found.probabilities))
+        {"index": n, "label": body.labels[probs.index(max(probs))], "probs": probs, "num_classes": len(probs)}
+        for n, probs in enumerate(map(list, scored.probabilities))
     ]
-    whole = {"id": context.answer_id("classify-"), "object": "list", "created": int(time.time())}
-    return json_response(whole | {"model": found.model, "data": data, "usage": found.usage})
+    response = {"id": context.answer_id("classify-"), "object": "list", "created": int(time.time())}
+    return json_response(response | {"model": scored.model, "data": data, "usage": scored.usage})

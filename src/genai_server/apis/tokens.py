@@ -141,12 +141,12 @@ async def tokenize(body: TokenizeRequest, services: ServicesDep, context: Reques
     codec = served.codec
     tokens = await context.run_in_time(_tokens(services, body, codec, context))
     max_model_len = served.max_length or services.settings.within(None)
-    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
+    response: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
     if body.with_pieces:
-        found["pieces"] = await asyncio.to_thread(
+        response["pieces"] = await asyncio.to_thread(
             lambda: [_piece(codec.tokenizer.token_bytes(token)) for token in tokens]
         )
-    return json_response(found)
+    return json_response(response)
 
 
 @router.post("/detokenize", response_model=DetokenizeResponse)

@@ -6,7 +6,7 @@ from genai_server import __version__
 from genai_server.cli.commands import add_commands
 from genai_server.cli.parser import SuggestingParser
 from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
-from genai_server.cli.standard_streams import tolerate_characters
+from genai_server.cli.standard_streams import replace_unencodable
 from genai_server.errors import ConfigurationError, GenaiServerError
 
 _INTERRUPTED = 130
@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     The status is 2 for a wrong setting, 1 for a later failure and 130 after Ctrl-C. It is 141 if the reader of the
     output has exited, as in `genai-server doctor | head -1`.
     """
-    tolerate_characters()
+    replace_unencodable()
     try:
         status = _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:  # commands that have something to finish catch it themselves

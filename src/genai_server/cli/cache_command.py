@@ -31,7 +31,7 @@ def run_list(_: argparse.Namespace) -> int:
     models = stored_models(root)
     width = max((len(model.name) for model in models), default=0)
     for model in models:
-        age = _ago(time.time() - model.last_used)
+        age = _age_in_words(time.time() - model.last_used)
         print(f"{model.name:<{width}}  {model.num_bytes / _MIB:8.0f} MiB  {model.num_files:6} files, last used {age}")
     if not models:
         print(f"no prefixes in {root}; GENAI_PREFIX_CACHE_BYTES makes a server keep them")
@@ -54,7 +54,7 @@ def run_clear(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ago(seconds: float) -> str:
+def _age_in_words(seconds: float) -> str:
     for unit, length in (("day", _DAY), ("hour", 3600.0), ("minute", 60.0)):
         if seconds >= length:
             number = int(seconds // length)

@@ -62,5 +62,5 @@ def add_commands(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
 
 def _description(text: str) -> str:
     """Return a module's docstring without the command with which it begins, as the description in --help."""
-    command, mark, rest = text.partition("`: ")
-    return rest[:1].upper() + rest[1:] if mark and command.startswith("`genai-server") else text
+    command, mark, description = text.partition("`: ")
+    return description[:1].upper() + description[1:] if mark and command.startswith("`genai-server") else text

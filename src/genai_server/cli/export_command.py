@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from genai_server.cli.parser import path_of
 from genai_server.cli.pull_command import absolute, add_hub_options, checked_name, fetch_description, print_how_to_serve
-from genai_server.cli.screen import download_progress, say, say_aside, size_in_words
+from genai_server.cli.screen import download_progress, print_to_stderr, say, size_in_words
 from genai_server.config.environment import builder_environment
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
@@ -35,7 +35,7 @@ from genai_server.system.resources import free_memory
 # Below this number of weights, 4 bits cost more quality than they save (docs/export.md).
 _SMALL = 1_000_000_000
 _GIB = 1024**3
-_ABOUT_EXTRA = (
+_EXTRA_HELP = (
     "They take about 1 GB on the disk, and several more where PyTorch comes with libraries for GPUs, as on Linux."
 )
 
@@ -141,8 +141,8 @@ def _prepare_environment(arguments: argparse.Namespace) -> None:
     installation = this_installation()
     if missing and installation.source is not None:
         python = str(arguments.python)
-        command = installation.words_to_add(*builder.extras_for(missing), python=python)
-        say_aside(f"{python} lacks {', '.join(missing)}, which build models. {_ABOUT_EXTRA}")
+        command = installation.install_command(*builder.extras_for(missing), python=python)
+        print_to_stderr(f"{python} lacks {', '.join(missing)}, which build models. {_EXTRA_HELP}")
         if arguments.yes or _agrees(f"install them now (--yes does so without asking), with {in_shell(command)}?"):
             done = subprocess.run(command, stdout=sys.stderr, check=False)
             if done.returncode:
@@ -318,8 +318,8 @@ def _order(arguments: argparse.Namespace, source: Path, folder: Path, gguf: Path
         return _with_quantization(arguments, order)
     order = replace(order, precision=order.precision or "fp32")
     if order.precision not in builder.ENCODER_PRECISIONS:
-        known = ", ".join(builder.ENCODER_PRECISIONS)
-        raise ConfigurationError(f"--precision {order.precision}: an encoder is built in one of {known}")
+        precisions = ", ".join(builder.ENCODER_PRECISIONS)
+        raise ConfigurationError(f"--precision {order.precision}: an encoder is built in one of {precisions}")
     if arguments.extra:
         raise ConfigurationError(f"--extra {arguments.extra[0]}: there are no further options for an encoder")
     return order

@@ -36,10 +36,10 @@ def find(text: str, models: Path | None = None) -> Path:
                 return path
     if _is_file(text):
         raise ConfigurationError(f"{quoted(text)} is a file; {_FILES.get(path_of(text).suffix, _FOLDER)}")
-    meant = ""
+    suggestion = ""
     if text not in SHORT_NAMES:
-        meant = did_you_mean(text, [*(path.name for path in store.models_in(models)), *SHORT_NAMES])
-    raise ConfigurationError(f"no model {quoted(text)} here or in {models}{meant}")
+        suggestion = did_you_mean(text, [*(path.name for path in store.models_in(models)), *SHORT_NAMES])
+    raise ConfigurationError(f"no model {quoted(text)} here or in {models}{suggestion}")
 
 
 def _is_file(text: str) -> bool:
@@ -51,8 +51,8 @@ def _is_file(text: str) -> bool:
 def check_no_other(text: str, model_dir: str | None, models: str) -> None:
     """Raise ConfigurationError if MODEL is given together with --model-dir or GENAI_MODELS."""
     if model_dir or models:
-        others = f"--model-dir {model_dir}" if model_dir else f"GENAI_MODELS={models}"
-        raise ConfigurationError(f"both MODEL={text} and {others} say what is served; leave one of them out")
+        option = f"--model-dir {model_dir}" if model_dir else f"GENAI_MODELS={models}"
+        raise ConfigurationError(f"both MODEL={text} and {option} say what is served; leave one of them out")
 
 
 def fetched(
@@ -97,6 +97,6 @@ def _of_source(models: Path, source: Source) -> Path | None:
         origin = store.read_origin(path)
         if origin is not None and origin.source == source.name:
             folder = in_folder(origin.folder)
-            if not source.include or any(fnmatchcase(path, each) for path in folder for each in source.include):
+            if not source.include or any(fnmatchcase(path, pattern) for path in folder for pattern in source.include):
                 return path
     return None

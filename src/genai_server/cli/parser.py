@@ -20,7 +20,7 @@ _MAX_USAGE = 12
 # What pydantic takes for a bool, and the empty value, which counts as not given.
 _TRUTH_VALUES = frozenset({"", "true", "false", "1", "0", "yes", "no", "on", "off", "y", "n", "t", "f"})
 # Commands of other programs, and those that do the same here.
-_ELSEWHERE = {"list": "models", "ls": "models", "rm": "models remove", "ps": "top", "download": "pull"}
+_EQUIVALENT_COMMANDS = {"list": "models", "ls": "models", "rm": "models remove", "ps": "top", "download": "pull"}
 # Options of other programs that no option here replaces, and what to do instead.
 _WITHOUT_COUNTERPART = {
     "--disable-auto-complete-config": "leave it out: a model directory describes its model; "
@@ -34,7 +34,8 @@ class _HelpFormatter(argparse.HelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = textwrap.dedent(text).strip("\n").split("\n\n")
         return "\n\n".join(
-            each if "\n  " in f"\n{each}" else textwrap.fill(each, width, break_on_hyphens=False) for each in paragraphs
+            paragraph if "\n  " in f"\n{paragraph}" else textwrap.fill(paragraph, width, break_on_hyphens=False)
+            for paragraph in paragraphs
         )
 
 
@@ -51,13 +52,13 @@ class SuggestingParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse all arguments. Ends the program with the usage if an argument is unknown."""
-        words, rest = [*(sys.argv[1:] if args is None else args)], []
+        words, passed_on = [*(sys.argv[1:] if args is None else args)], []
         if self.rest_to and "--" in words:
             end = words.index("--")
-            words, rest = words[:end], words[end + 1 :]
+            words, passed_on = words[:end], words[end + 1 :]
         parsed, unknown = super().parse_known_args(self._completed(words), namespace)
         if self.rest_to:
-            setattr(parsed, self.rest_to, rest)
+            setattr(parsed, self.rest_to, passed_on)
         for action in self._actions:
             # Before 3.12.7 Python takes an argument that may be left out for left out if an option stands before it.
             may_follow = not action.option_strings and action.nargs == argparse.OPTIONAL
@@ -66,10 +67,10 @@ class SuggestingParser(argparse.ArgumentParser):
                 setattr(parsed, action.dest, self._get_values(action, [unknown.pop(0)]))
         if unknown:
             option = unknown[0].partition("=")[0]
-            known = [name for action in self._actions for name in action.option_strings]
+            options = [name for action in self._actions for name in action.option_strings]
             instead = _WITHOUT_COUNTERPART.get(option)
-            meant = f"; {instead}" if instead else did_you_mean(option, known)
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+            suggestion = f"; {instead}" if instead else did_you_mean(option, options)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{suggestion}")
         return parsed, unknown
 
     def _completed(self, arguments: Iterable[str]) -> list[str]:
@@ -87,10 +88,14 @@ class SuggestingParser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            known = [str(choice) for choice in action.choices or ()]
-            same = _ELSEWHERE.get(str(value), "")
-            meant = f"; did you mean {same}?" if same.partition(" ")[0] in known else did_you_mean(str(value), known)
-            raise argparse.ArgumentError(action, error.message + meant) from None
+            choices = [str(choice) for choice in action.choices or ()]
+            equivalent = _EQUIVALENT_COMMANDS.get(str(value), "")
+            suggestion = (
+                f"; did you mean {equivalent}?"
+                if equivalent.partition(" ")[0] in choices
+                else did_you_mean(str(value), choices)
+            )
+            raise argparse.ArgumentError(action, error.message + suggestion) from None
 
     def error(self, message: str) -> NoReturn:
         """End the program with the usage and the message. A long usage is replaced by a hint to use --help."""
@@ -124,7 +129,7 @@ def number_from(low: float, high: float = inf) -> Callable[[str], float]:
         with suppress(ValueError):
             if low <= (number := float(text)) <= high and number < inf:
                 return number
-        wanted = f"{low:g} or more" if high == inf else f"between {low:g} and {high:g}"
-        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+        rule = f"{low:g} or more" if high == inf else f"between {low:g} and {high:g}"
+        raise argparse.ArgumentTypeError(f"{text} is not {rule}")
 
     return parse

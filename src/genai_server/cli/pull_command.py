@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genai_server.cli.parser import path_of
-from genai_server.cli.screen import say, say_aside
+from genai_server.cli.screen import print_to_stderr, say
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import (
@@ -24,7 +24,7 @@ from genai_server.engine.model.files import (
     NO_CHAT_TEMPLATE,
     check_model_directory,
     has_chat_template,
-    what_is_left_out,
+    unsupported_media_message,
 )
 from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed, escaped, quoted
 from genai_server.hub import store
@@ -189,13 +189,13 @@ def _ask_person(models: Sequence[Selection]) -> Selection | None:
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     for number, model in enumerate(models, 1):
-        say_aside(f"{number:3}  {escaped(model.folder)}  ({model.size / _GIB:.2f} GiB)")
+        print_to_stderr(f"{number:3}  {escaped(model.folder)}  ({model.size / _GIB:.2f} GiB)")
     try:
         answer = input(f"which one? 1 to {len(models)}: ").strip()
     except EOFError:
         return None
-    numbers = {str(number): model for number, model in enumerate(models, 1)}
-    return numbers.get(answer)
+    by_number = {str(number): model for number, model in enumerate(models, 1)}
+    return by_number.get(answer)
 
 
 def _fetch(
@@ -251,9 +251,9 @@ def _find_pooling(
     The model's own files are kept. Raises PullFailed for a decoder that generates text, before its weights are
     downloaded, and ConfigurationError for a model that needs no original.
     """
-    with tempfile.TemporaryDirectory() as own:
-        fetch_description(hub, repository, Path(own))
-        if task_of(Path(own)) is Task.RERANK or (Path(own) / MODULES).is_file():
+    with tempfile.TemporaryDirectory() as temporary_folder:
+        fetch_description(hub, repository, Path(temporary_folder))
+        if task_of(Path(temporary_folder)) is Task.RERANK or (Path(temporary_folder) / MODULES).is_file():
             if source.original:
                 raise _no_original_needed(source)
             return
@@ -265,8 +265,8 @@ def _find_pooling(
                 report(f"{name} is fetched from {base.name}, this model's original")
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 hub.fetch(base, file, folder / name)
-        shutil.copytree(folder, own, dirs_exist_ok=True)
-        if task_of(Path(own)) is Task.GENERATE:
+        shutil.copytree(folder, temporary_folder, dirs_exist_ok=True)
+        if task_of(Path(temporary_folder)) is Task.GENERATE:
             raise PullFailed(no_model(repository))
 
 
@@ -308,7 +308,7 @@ def print_how_to_serve(directory: Path) -> None:
         print(f"try it:    genai-server chat {quoted}")
     else:
         print(f"it {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}")
-    if left_out := what_is_left_out(directory):
+    if left_out := unsupported_media_message(directory):
         print(f"it {left_out}")
 
 
@@ -322,6 +322,6 @@ def _former(directory: Path, name: str, selection: Selection) -> store.Origin | 
         return None
     origin = store.read_origin(directory)
     if origin is None or (origin.source, origin.folder) != (name, selection.folder):
-        what = f"{origin.source} {origin.folder}".strip() if origin else "other files"
-        raise ConfigurationError(f"{directory} already holds {what}; genai-server pull {name} --to DIR uses another")
+        content = f"{origin.source} {origin.folder}".strip() if origin else "other files"
+        raise ConfigurationError(f"{directory} already holds {content}; genai-server pull {name} --to DIR uses another")
     return origin

@@ -36,19 +36,19 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def say_aside(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     """Print a line on standard error, which is not part of the command's output, and flush it at once."""
     print(line, file=sys.stderr, flush=True)
 
 
-def say_to_person(line: str) -> None:
+def print_note(line: str) -> None:
     """Print a line that is not part of the command's output: on standard error, or in a terminal on standard
     output.
     """
     if sys.stdout.isatty():
         say(line)
     else:
-        say_aside(line)
+        print_to_stderr(line)
 
 
 def show(*parts: str | tuple[str, str]) -> None:
@@ -117,8 +117,8 @@ def fitted(rows: Rows, width: int) -> list[Table]:
     titles, columns = [cells[0] for cells in turned], list(zip(*turned, strict=True))[1:]
     tables, first = [], 0
     while first < len(columns):
-        left, last = width - max(map(cell_len, titles)), first
-        while last < len(columns) and (left := left - _GAP - max(map(cell_len, columns[last]))) >= 0:
+        remaining, last = width - max(map(cell_len, titles)), first
+        while last < len(columns) and (remaining := remaining - _GAP - max(map(cell_len, columns[last]))) >= 0:
             last += 1
         last = max(last, first + 1)
         part = [[title, *cells] for title, *cells in zip(titles, *columns[first:last], strict=True)]
@@ -198,19 +198,19 @@ def download_progress(selection: Selection, report: Callable[[str], None] = say)
         TimeRemainingColumn(compact=True),
     )
     shown = {file: (number, name) for number, (name, file) in enumerate(selection.files.items(), 1)}
-    here: dict[RemoteFile, int] = {}
+    received: dict[RemoteFile, int] = {}
     with Progress(*columns, console=console, expand=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=0, visible=False)
 
         def watch(file: RemoteFile, size: int) -> None:
             number, name = shown[file]
             title = f"{number}/{len(shown)} {escaped(name)}"
-            if file not in here:  # what was here before has no part in the speed
+            if file not in received:  # what was here before has no part in the speed
                 progress.update(task, total=(progress.tasks[0].total or 0) + file.size - size)
                 if size < file.size and not console.is_terminal:
                     report(f"{title}  {size_in_words(file.size)}")
             else:
-                progress.update(task, advance=size - here[file], description=title, visible=True)
-            here[file] = size
+                progress.update(task, advance=size - received[file], description=title, visible=True)
+            received[file] = size
 
         yield watch

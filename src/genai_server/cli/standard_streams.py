@@ -12,10 +12,10 @@ from contextlib import suppress
 from genai_server.errors import ChatFailed
 
 # Handlers of Python's streams that raise UnicodeError.
-_RAISING = ("strict", "surrogateescape")
+_STRICT_ERROR_HANDLERS = ("strict", "surrogateescape")
 
 
-def tolerate_characters() -> None:
+def replace_unencodable() -> None:
     """Write "?" for characters that the encoding of standard output lacks, instead of raising UnicodeEncodeError.
 
     The encodings stay unchanged, and so does an error handler that PYTHONIOENCODING names. This covers print, Rich and
@@ -23,7 +23,7 @@ def tolerate_characters() -> None:
     raises. A line typed into a terminal with another encoding has "�" for bytes that cannot be decoded.
     """
     for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors in _RAISING:
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in _STRICT_ERROR_HANDLERS:
             stream.reconfigure(errors="replace")
 
 

@@ -13,9 +13,9 @@ from genai_server.config.settings import Settings
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 # Prefixes of variables for API processes and commands only. They hold API keys, headers of OpenTelemetry's exporter,
 # the hub's tokens, and the folder of shared metrics.
-_WITHHELD = ("GENAI_", "OTEL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", SHARED_METRICS)
+_SECRET_PREFIXES = ("GENAI_", "OTEL_", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", SHARED_METRICS)
 # Variables that locate Python, its packages and their libraries, and those that the system needs in every process.
-_OF_PYTHON = (
+_PYTHON_VARIABLES = (
     "PATH",
     "PYTHON",
     "LD_",
@@ -32,7 +32,7 @@ _OF_PYTHON = (
 
 
 # Variables for a program that the operator lets the server start, such as a tool server.
-_OF_PROGRAMS = (
+_PROGRAM_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TEMP", "TMP", "LANG", "LC_"),
     *("USERPROFILE", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA", "SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC"),
 )
@@ -79,17 +79,17 @@ def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 
     Such a process gets its settings on the command line or on standard input.
     """
-    return {name: value for name, value in environ.items() if not name.startswith(_WITHHELD)}
+    return {name: value for name, value in environ.items() if not name.startswith(_SECRET_PREFIXES)}
 
 
 def launched_environment(
-    own: Mapping[str, str], removed: Iterable[str], environ: Mapping[str, str] = os.environ
+    variables: Mapping[str, str], removed: Iterable[str], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The environment variables for a program that a command starts for the user: this process's without `removed`, and
-    with the values in `own`.
+    with the values in `variables`.
     """
     left_out = frozenset(removed)
-    return {name: value for name, value in environ.items() if name not in left_out} | dict(own)
+    return {name: value for name, value in environ.items() if name not in left_out} | dict(variables)
 
 
 def allow_telemetry(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -110,14 +110,14 @@ def untrusted_work_environment(environ: Mapping[str, str] = os.environ) -> dict[
     """The environment variables for a process that handles untrusted input: only those that Python needs, no keys or
     settings.
     """
-    return {name: value for name, value in environ.items() if name.upper().startswith(_OF_PYTHON)}
+    return {name: value for name, value in environ.items() if name.upper().startswith(_PYTHON_VARIABLES)}
 
 
 def program_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment variables for a program that the operator lets the server start, such as a tool server: those
     that every program needs, no keys or settings.
     """
-    return {name: value for name, value in environ.items() if name.upper().startswith(_OF_PROGRAMS)}
+    return {name: value for name, value in environ.items() if name.upper().startswith(_PROGRAM_VARIABLES)}
 
 
 def limit_tokenizer_threads(environ: MutableMapping[str, str] = os.environ) -> None:

@@ -122,10 +122,10 @@ class MediaSettings(SettingsForm):
     @field_validator("max_prepared_bytes")
     @classmethod
     def _has_space_for_the_longest(cls, value: int | Literal["auto"], info: ValidationInfo) -> int | Literal["auto"]:
-        least = _REQUESTS * info.data.get("max_audio_seconds", 0) * BYTES_PER_SECOND
-        if value != AUTO and value < least:
+        minimum = _REQUESTS * info.data.get("max_audio_seconds", 0) * BYTES_PER_SECOND
+        if value != AUTO and value < minimum:
             raise ValueError(
-                f"it must be at least {least}, four times what a recording of GENAI_MAX_AUDIO_SECONDS takes"
+                f"it must be at least {minimum}, four times what a recording of GENAI_MAX_AUDIO_SECONDS takes"
             )
         return value
 

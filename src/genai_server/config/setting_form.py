@@ -12,7 +12,7 @@ from genai_server.errors import quoted
 
 # Fields whose environment variables other servers read, too; those of all others begin with GENAI_. The variables with
 # GENAI_ take precedence over these, because other programs export them: conda sets HOST to the name of a platform.
-_UNPREFIXED = ("host", "port", "workers", "reload")
+_UNPREFIXED_VARIABLES = ("host", "port", "workers", "reload")
 # Former names of fields, which each source may have in place of the present ones.
 FORMER_NAMES = {
     "max_media": "max_images",
@@ -31,12 +31,12 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 def environment_variable(name: str) -> str:
     """The environment variable of a field of `Settings`, as documentation and messages name it."""
-    return name.upper() if name in _UNPREFIXED else f"GENAI_{name.upper()}"
+    return name.upper() if name in _UNPREFIXED_VARIABLES else f"GENAI_{name.upper()}"
 
 
 def environment_variables(name: str) -> tuple[str, ...]:
     """All environment variables of a field of `Settings`, the one that takes precedence first."""
-    return (f"GENAI_{name.upper()}", name.upper()) if name in _UNPREFIXED else (environment_variable(name),)
+    return (f"GENAI_{name.upper()}", name.upper()) if name in _UNPREFIXED_VARIABLES else (environment_variable(name),)
 
 
 def option(name: str) -> str:
@@ -98,7 +98,7 @@ def entries_of_models(text: str, first: str) -> list[tuple[str, str]]:
     return [(model or first, value) if equals else (first, model) for model, equals, value in entries]
 
 
-def one_for_each_model(text: str, models: Sequence[str], example: str, doubled: str) -> str:
+def check_one_per_model(text: str, models: Sequence[str], example: str, doubled: str) -> str:
     """Check a list such as `x,big=y`, which has at most one value for each model, and return it unchanged.
 
     Raises ValueError for a model that is not in `models`, for a missing value, and for a model with two entries. The

@@ -21,14 +21,14 @@ from genai_server.config.setting_form import (
     NotNegative,
     Positive,
     adapter_entries,
+    check_one_per_model,
     entries_of_models,
     listed,
-    one_for_each_model,
     pairs,
     require_distinct,
 )
 from genai_server.errors import quoted
-from genai_server.options.providers import PROVIDERS, meant_devices
+from genai_server.options.providers import PROVIDERS, suggested_devices
 
 DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
@@ -36,7 +36,7 @@ _MAX_NAME = 128
 # Valid names of models.
 MODEL_NAME = rf"[A-Za-z0-9][A-Za-z0-9._/-]{{0,{_MAX_NAME - 1}}}"
 # Characters of a directory's name that a model's name must not have.
-_UNNAMEABLE = re.compile(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._-]")
+_INVALID_NAME_CHARACTERS = re.compile(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._-]")
 # Valid names of adapters, which follow the model's name and a colon in requests.
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Valid aliases: also names that other servers use, such as qwen3:4b, and `*` for all other names.
@@ -323,13 +323,13 @@ class Settings(ServerSettings, MediaSettings):
     @classmethod
     def _are_chat_templates(cls, value: str, info: ValidationInfo) -> str:
         example = "a chat template, such as chatml, ./chat.jinja or big=chatml"
-        return one_for_each_model(value, _named(info), example, "a model has two chat templates")
+        return check_one_per_model(value, _named(info), example, "a model has two chat templates")
 
     @field_validator("draft_model")
     @classmethod
     def _are_draft_models(cls, value: str, info: ValidationInfo) -> str:
         example = "the directory of a draft model, such as ./small or big=./small"
-        return one_for_each_model(value, _named(info), example, "a model has two draft models")
+        return check_one_per_model(value, _named(info), example, "a model has two draft models")
 
     @field_validator("thinking_budget")
     @classmethod
@@ -433,7 +433,7 @@ def _named(info: ValidationInfo) -> list[str]:
 
 def name_of_directory(path: str) -> str:
     """The default name of a model: the name of its directory, without characters that model names must not have."""
-    return _UNNAMEABLE.sub("", os.path.basename(os.path.abspath(path)))[:_MAX_NAME] or "model"
+    return _INVALID_NAME_CHARACTERS.sub("", os.path.basename(os.path.abspath(path)))[:_MAX_NAME] or "model"
 
 
 def device_list(value: str) -> list[str]:
@@ -444,7 +444,7 @@ def device_list(value: str) -> list[str]:
     names = listed(value)
     for name in names:
         if not _DEVICE.fullmatch(name):
-            raise ValueError(f"unknown device {quoted(name)}{meant_devices(name)}")
+            raise ValueError(f"unknown device {quoted(name)}{suggested_devices(name)}")
     require_distinct(names, "a device is named twice")
     return names
 

@@ -29,7 +29,7 @@ from genai_server.options.session import THREADS
 _BUNDLED, _OF_CLONE = Path(__file__).parents[1] / "bundled" / "demo", Path(__file__).parents[3] / "models" / "demo"
 BUNDLED_MODEL = _BUNDLED if _BUNDLED.is_dir() else _OF_CLONE
 # A variable of the scripts that start the server.
-_OF_SCRIPTS = "GENAI_EXTRA"
+_SCRIPT_VARIABLE = "GENAI_EXTRA"
 _DEFAULT_MODEL = str(Settings.model_fields["model_dir"].default)
 # What the pattern of a setting allows.
 _FORMS = {
@@ -69,7 +69,7 @@ def load_settings(
     """
     dotenv_variables = dotenv_values(dotenv) if dotenv is not None else {}
 
-    def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
+    def lookup(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
         names = [name, *([FORMER_NAMES[name]] if name in FORMER_NAMES else [])]
         ranks = zip(*(environment_variables(each) for each in names), strict=True)
         candidates = (
@@ -87,15 +87,15 @@ def load_settings(
         return next(((key, value) for key, value in candidates if value), None)
 
     for name, why in _REMOVED.items():
-        if found := given(name, {}):
-            raise ConfigurationError(f"{found[0]}={quoted(found[1], limit=_MAX_VALUE)}: {why}")
-    path = (given("config", {}) or ("", ""))[1]
+        if match := lookup(name, {}):
+            raise ConfigurationError(f"{match[0]}={quoted(match[1], limit=_MAX_VALUE)}: {why}")
+    path = (lookup("config", {}) or ("", ""))[1]
     in_file = config_file.file_settings(config_file.read_file(path), NAMES, path)
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for name in Settings.model_fields:
-        if found := given(name, in_file):
-            written_as[name], values[name] = found
+        if match := lookup(name, in_file):
+            written_as[name], values[name] = match
     if "model_dir" not in values and BUNDLED_MODEL.is_dir() and not Path(_DEFAULT_MODEL).is_dir():
         values["model_dir"] = str(BUNDLED_MODEL)
     try:
@@ -115,28 +115,30 @@ def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
     `findings` are pydantic's errors about the setting. There are several if the value may have one of several types,
     such as a number or a word like `auto`.
     """
-    first, *others = findings
+    first, *more_findings = findings
     if removed := _REMOVED_VALUES.get((field, str(first.get("input")))):
         return removed
     if first["type"] == "literal_error":
-        known = [str(choice) for choice in get_args(Settings.model_fields[field].annotation)]
-        one_of = f"{', '.join(known[:-1])} or {known[-1]}"
-        return f"must be {one_of}{did_you_mean(str(first['input']), known)}"
+        choices = [str(choice) for choice in get_args(Settings.model_fields[field].annotation)]
+        one_of = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        return f"must be {one_of}{did_you_mean(str(first['input']), choices)}"
     message = _FORMS[field] if first["type"] == "string_pattern_mismatch" and field in _FORMS else rule_of(first)
-    words = [each["ctx"]["expected"].strip("'") for each in others if each["type"] == "literal_error"]
+    words = [finding["ctx"]["expected"].strip("'") for finding in more_findings if finding["type"] == "literal_error"]
     return ", or ".join([message, *words])
 
 
 def engine_spec(settings: Settings, device: str, model_dir: str) -> EngineSpec:
     """The configuration of an engine by the settings alone. The options of the device and model are added later."""
-    given = {name: getattr(settings, name) for name in EngineSpec.__struct_fields__ if EngineSpec.is_setting(name)}
-    others = {
+    from_settings = {
+        name: getattr(settings, name) for name in EngineSpec.__struct_fields__ if EngineSpec.is_setting(name)
+    }
+    derived = {
         "cache_dir": str(settings.cache_path or ""),
         "prefix_cache_dir": str(settings.prefix_cache_path),
         "profile_dir": str(settings.profile_dir),
         "max_length": settings.within(None) or 0,
     }
-    return EngineSpec(device, model_dir, **given | others)
+    return EngineSpec(device, model_dir, **from_settings | derived)
 
 
 def in_typed_names(message: str, options: Mapping[str, object]) -> str:
@@ -148,13 +150,13 @@ def in_typed_names(message: str, options: Mapping[str, object]) -> str:
     typed = {environment_variable(name): option(name) for name in Settings.model_fields if options.get(name)}
     if options.get("model"):
         typed.setdefault(environment_variable("model_dir"), "MODEL")
-    return re.sub(r"\b[A-Z_]+\b", lambda found: typed.get(found[0], found[0]), message)
+    return re.sub(r"\b[A-Z_]+\b", lambda match: typed.get(match[0], match[0]), message)
 
 
 def unserved_tables(settings: Settings) -> list[str]:
     """The names NAME of tables `[models.NAME]` for which no model is configured. Raises ConfigurationError."""
     tables = [source.get("models") for source in _option_tables(settings)]
-    named = {name for each in tables if isinstance(each, dict) for name in each}
+    named = {name for table in tables if isinstance(table, dict) for name in table}
     return sorted(named - settings.served.keys())
 
 
@@ -175,14 +177,14 @@ def device_options(
     """
     chosen = settings.devices if devices is None else devices
     real = [device for device in chosen if not is_scripted(device)]
-    found = config_file.device_options(_option_tables(settings), model or next(iter(settings.served)), real)
-    for device, options in found.items():
+    by_device = config_file.device_options(_option_tables(settings), model or next(iter(settings.served)), real)
+    for device, options in by_device.items():
         threads = options.session.get(THREADS, "0")
         if settings.threads and threads not in ("0", str(settings.threads)):
             raise ConfigurationError(
                 f"[session] {THREADS}={threads}: {environment_variable('threads')} says {settings.threads} for {device}"
             )
-    return found
+    return by_device
 
 
 def unknown_variables(
@@ -193,12 +195,15 @@ def unknown_variables(
 
     Variables in the file `dotenv` are reported as `NAME in FILE`.
     """
-    known = [environment_variable(name) for name in Settings.model_fields]
-    given = {name: f"{name} in {dotenv}" for name in (dotenv_values(dotenv) if dotenv is not None else ())}
-    given |= {name: name for name in environ}
-    accepted = {*chain.from_iterable(map(environment_variables, NAMES)), _OF_SCRIPTS}
-    strange = {name for name in given if name.startswith("GENAI_")} - accepted
-    return {given[name]: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}
+    setting_names = [environment_variable(name) for name in Settings.model_fields]
+    labels = {name: f"{name} in {dotenv}" for name in (dotenv_values(dotenv) if dotenv is not None else ())}
+    labels |= {name: name for name in environ}
+    accepted = {*chain.from_iterable(map(environment_variables, NAMES)), _SCRIPT_VARIABLE}
+    unknown = {name for name in labels if name.startswith("GENAI_")} - accepted
+    return {
+        labels[name]: next(iter(difflib.get_close_matches(name, setting_names, 1, 0.8)), None)
+        for name in sorted(unknown)
+    }
 
 
 def add_options(parser: argparse.ArgumentParser, *, listed: Container[str] = SETTING_GROUPS) -> None:
@@ -220,8 +225,8 @@ def _add_option(group: argparse._ArgumentGroup, name: str, *, is_listed: bool) -
         group.add_argument(option(name), dest=name, nargs="?", const="true", metavar="true|false", help=shown)
         return
     kinds = [get_args(kind) or (kind,) for kind in (field.annotation, *get_args(field.annotation))]
-    choices = [kind for each in kinds for kind in each if isinstance(kind, str)]
-    is_number = any(kind in (int, float) for each in kinds for kind in each)
+    choices = [kind for alternatives in kinds for kind in alternatives if isinstance(kind, str)]
+    is_number = any(kind in (int, float) for alternatives in kinds for kind in alternatives)
     other = "N" if is_number else {"dir": "DIR", "file": "FILE"}.get(name.rpartition("_")[2], "TEXT")
     metavar = "|".join(dict.fromkeys([*([other] if is_number else []), *choices])) or other
     group.add_argument(option(name), dest=name, metavar=metavar, help=shown)

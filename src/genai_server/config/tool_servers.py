@@ -65,8 +65,8 @@ class ToolServer(BaseModel):
         if (self.command is None) == (self.url is None):
             raise ValueError("must have either command or url")
         wrong = ("env", "folder") if self.command is None else ("headers", "private")
-        if given := [field for field in wrong if field in self.model_fields_set]:
-            raise ValueError(f"{given[0]} is only allowed with {'command' if self.command is None else 'url'}")
+        if misplaced := [field for field in wrong if field in self.model_fields_set]:
+            raise ValueError(f"{misplaced[0]} is only allowed with {'command' if self.command is None else 'url'}")
         return self
 
     @property
@@ -117,10 +117,10 @@ def _tool_server(name: str, table: Any, environ: Mapping[str, str]) -> ToolServe
     if not isinstance(table, dict) or "name" in table:
         raise ConfigurationError(f"{table_name}: expected a table without a name, not {quoted(table)}")
     filled = {
-        key: {inner: _filled(value, f"{table_name} {key}.{inner}", environ) for inner, value in given.items()}
-        if key in ("env", "headers") and isinstance(given, dict)
-        else given
-        for key, given in table.items()
+        key: {inner: _filled(value, f"{table_name} {key}.{inner}", environ) for inner, value in entry.items()}
+        if key in ("env", "headers") and isinstance(entry, dict)
+        else entry
+        for key, entry in table.items()
     }
     try:
         return ToolServer.model_validate({**filled, "name": name})

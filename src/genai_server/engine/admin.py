@@ -85,12 +85,12 @@ class AdminCalls:
         Returns the states of all sequences of requests with this name, as they were before.
         """
         sequences = self._requests.named(message.name, is_unique=message.is_unique)
-        found = [sequence.describe() for sequence in sequences]
+        states = [sequence.describe() for sequence in sequences]
         if len(_requests_of(sequences)) == 1:
             for sequence in sequences:
                 self._requests.finish(sequence, FinishReason.CANCELLED)
             self._requests.send_load(terminated=self._options.terminated)
-        return found
+        return states
 
     def _end_reasoning(self, message: admin.EndReasoning) -> admin.ReasoningEnded:
         """Make the answers of the request that the message names stop reasoning and continue with their visible part.
@@ -101,12 +101,12 @@ class AdminCalls:
         """
         sequences = self._requests.named(message.name, is_unique=message.is_unique, tenant=message.tenant)
         trackers = [sequence.reasoning for sequence in sequences if sequence.reasoning is not None]
-        found = [sequence.describe() for sequence in sequences]
+        states = [sequence.describe() for sequence in sequences]
         if len(_requests_of(sequences)) != 1:
-            return admin.ReasoningEnded(message.call, found)
+            return admin.ReasoningEnded(message.call, states)
         for tracker in trackers:
             tracker.end()
-        return admin.ReasoningEnded(message.call, found, len(trackers))
+        return admin.ReasoningEnded(message.call, states, len(trackers))
 
     def _profile_sessions(
         self, message: admin.StartProfile | admin.EndProfile | admin.ListProfiles
@@ -130,11 +130,11 @@ class AdminCalls:
     def _set_runtime_option(self, message: admin.SetRuntimeOption) -> admin.RuntimeOptionsReply:
         whole_device = message.name is None
         concerned = self._requests.accepted
-        found: list[admin.RequestState] = []
+        states: list[admin.RequestState] = []
         if message.name is not None:
             named = self._requests.named(message.name, is_unique=message.is_unique)
             concerned = [sequence for sequence in named if sequence in concerned]
-            found = [sequence.describe() for sequence in concerned]
+            states = [sequence.describe() for sequence in concerned]
         refused = None
         if not whole_device and len(_requests_of(concerned)) != 1:
             pass  # nothing has this name, or the caller must choose one of several requests
@@ -149,7 +149,7 @@ class AdminCalls:
         state = self._options.describe(self._requests.accepted)
         # The load is sent before the reply, so that the reader of the reply finds the new state everywhere.
         self._requests.send_load(terminated=self._options.terminated)
-        return admin.RuntimeOptionsReply(message.call, state, found, refused)
+        return admin.RuntimeOptionsReply(message.call, state, states, refused)
 
     def _terminate(self, sequence: Sequence) -> None:
         """End a sequence with the finish reason "terminated".

@@ -67,25 +67,25 @@ class Admission:
         if submit.more:
             return
         del self._gathered[connection]
-        taken: list[Sequence] = []
+        added: list[Sequence] = []
         try:
             for each in submits:
                 each = self._fitted(each)
                 self._check(each.request)
                 sequence = self._add(connection, each)
-                taken.append(sequence)
+                added.append(sequence)
                 if each.request.adapter is not None:
                     sequence.adapter = self._loaded.adapters.find(each.request.adapter)
                 self._give_guide(sequence)
                 self._give_reasoning(sequence)
                 self._give_inputs(sequence)
         except GenaiServerError as error:
-            for sequence in taken:
+            for sequence in added:
                 self._requests.drop(sequence)
             for each in submits:
                 self._requests.refuse(connection, each.key, error)
             return
-        for sequence in taken:
+        for sequence in added:
             self._accept_prepared(sequence)
 
     def _grammar_compiled(self, sequence: Sequence, compiled: Compiled) -> None:
@@ -95,7 +95,7 @@ class Admission:
         """
         self._guidance.keep(sequence.request.grammar or "", compiled, tenant=sequence.tenant)
         goes_without = isinstance(compiled, str) and not sequence.request.needs_grammar
-        self._one_prepared(sequence, lambda: None if goes_without else self._give_guide(sequence))
+        self._finish_preparation(sequence, lambda: None if goes_without else self._give_guide(sequence))
 
     def _inputs_encoded(self, sequence: Sequence, encoded: Encoded) -> None:
         """Add the images or audio that a worker thread has encoded to a sequence, then accept or refuse the sequence.
@@ -107,9 +107,9 @@ class Admission:
                 raise encoded
             sequence.take(encoded)
 
-        self._one_prepared(sequence, give)
+        self._finish_preparation(sequence, give)
 
-    def _one_prepared(self, sequence: Sequence, give: Callable[[], None]) -> None:
+    def _finish_preparation(self, sequence: Sequence, give: Callable[[], None]) -> None:
         """Count one preparation of a sequence as done, and call `give`, which adds the result to the sequence. The
         sequence is accepted after its last preparation.
 
@@ -187,8 +187,8 @@ class Admission:
     def _check(self, request: GenerationRequest) -> None:
         if self._options.terminated:
             raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to continue')
-        if strange := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
-            raise InvalidField("logit_bias", "must have tokens below", limit=self._vocab_size, given=strange[0])
+        if invalid := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
+            raise InvalidField("logit_bias", "must have tokens below", limit=self._vocab_size, given=invalid[0])
         words = request.sampling.bad_words
         if not all(words) or any(not 0 <= token < self._vocab_size for word in words for token in word):
             raise InvalidField("bad_words", "must have tokens below", limit=self._vocab_size)
@@ -206,8 +206,8 @@ class Admission:
             raise InvalidField(
                 "images" if request.images else "sound", "cannot be read by this model, which reads text only"
             )
-        if strange := [token for token in request.scored_tokens if not 0 <= token < self._vocab_size]:
-            raise InvalidField("scored_tokens", "must have tokens below", limit=self._vocab_size, given=strange[0])
+        if invalid := [token for token in request.scored_tokens if not 0 <= token < self._vocab_size]:
+            raise InvalidField("scored_tokens", "must have tokens below", limit=self._vocab_size, given=invalid[0])
         self._runners.for_request(request).check(request)
 
     def _fitted(self, submit: Submit) -> Submit:
@@ -246,7 +246,7 @@ class Admission:
             # The worker's thread calls this.
             self._guidance.compile(
                 grammar,
-                lambda found: self._inbox.put((0, partial(self._grammar_compiled, sequence, found))),
+                lambda compiled: self._inbox.put((0, partial(self._grammar_compiled, sequence, compiled))),
                 tenant=sequence.tenant,
                 low_priority=sequence.low_priority,
             )
@@ -261,7 +261,7 @@ class Admission:
         rules = sequence.request.thoughts
         if rules is None:
             return
-        if self._guidance.knows_text:
+        if self._guidance.has_tokenizer:
             sequence.reasoning = ReasoningTracker(rules, self._guidance.token_bytes, len(sequence.request.prompt))
         elif rules.budget is not None:
             raise InvalidField(
@@ -275,5 +275,5 @@ class Admission:
         sequence.num_preparations += 1
         # The worker's thread calls this.
         self._encoder.submit(
-            sequence, lambda found: self._inbox.put((0, partial(self._inputs_encoded, sequence, found)))
+            sequence, lambda encoded: self._inbox.put((0, partial(self._inputs_encoded, sequence, encoded)))
         )

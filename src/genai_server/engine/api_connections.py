@@ -120,22 +120,23 @@ class Outbox:
         The report has the numbers of running and waiting requests, and the capacity for more. `accepted` are the
         running and waiting sequences. `terminated` says whether an operator has made the device refuse requests.
         """
-        in_background = [sequence for sequence in accepted if sequence.low_priority]
-        others = [sequence for sequence in accepted if not sequence.low_priority]
+        low_priority = [sequence for sequence in accepted if sequence.low_priority]
+        normal_priority = [sequence for sequence in accepted if not sequence.low_priority]
         running, low_priority_running = (
-            sum(sequence.state is SequenceState.RUNNING for sequence in kind) for kind in (others, in_background)
+            sum(sequence.state is SequenceState.RUNNING for sequence in kind)
+            for kind in (normal_priority, low_priority)
         )
         capacity, present, waiting_tokens = scheduler.capacity, scheduler.present(), scheduler.waiting_tokens()
         is_full = sum(present.values()) >= capacity.requests
         is_full |= capacity.waiting_tokens is not None and sum(waiting_tokens.values()) >= capacity.waiting_tokens
-        own = Counter(sequence.origin[0] for sequence in others)
+        by_connection = Counter(sequence.origin[0] for sequence in normal_priority)
         for connection, last in self._loads.items():
             load = Load(
                 running,
-                len(others) - running,
+                len(normal_priority) - running,
                 low_priority_running,
-                len(in_background) - low_priority_running,
-                len(others) - own[connection],
+                len(low_priority) - low_priority_running,
+                len(normal_priority) - by_connection[connection],
                 terminated,
                 present,
                 waiting_tokens,

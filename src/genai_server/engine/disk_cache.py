@@ -20,7 +20,7 @@ import numpy as np
 
 from genai_server import __version__
 from genai_server.engine.disk_cache_files import Segment, SegmentFolder, SlotMemory, root_key, segment_key, storable
-from genai_server.engine.host import let_others_go_first
+from genai_server.engine.host import lower_cpu_priority
 from genai_server.engine.kv_cache.buffers import CpuBuffers, Saved
 from genai_server.engine.kv_cache.kv_slots import KvSlots, Slot
 from genai_server.engine.model.native_library import library_key
@@ -28,7 +28,7 @@ from genai_server.engine.model.session_options import num_threads
 from genai_server.engine.model.weights import model_key
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.sequence import Sequence, common_length
+from genai_server.engine.sequence import Sequence, common_prefix_length
 from genai_server.messages.engine_protocol import DiskCacheFigures
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_files.pooling_model import Task, task_of
@@ -44,7 +44,7 @@ _PAUSE = 60.0
 # Seconds to wait for a prefix as long as it is unknown how fast the model reads.
 _PATIENCE = 5.0
 # One of this number of prefixes that would be left out is loaded, because the disk may have become faster.
-_TRIED_AGAIN = 8
+_RETRY_INTERVAL = 8
 # Weight of the newest measurement in the moving average.
 _WEIGHT = 0.3
 # The share of a disk's free space that the files may have if the settings leave it to the engine.
@@ -53,7 +53,7 @@ _NO_SLOTS = "prefixes are kept on disk for models that run in a batch on the CPU
 
 
 @dataclass
-class _Seen:
+class _SlotSnapshot:
     """The tokens of a KV cache slot when the storer last checked the slot, and how many of them were stored."""
 
     tokens: list[int]
@@ -99,21 +99,21 @@ class PrefixStorer:
     def store_due(self) -> None:
         """Start to store the prefixes that have been in memory for long enough. Must be called about once a second."""
         now = self._clock()
-        for seen, slot in zip(self._seen, self._slots.slots, strict=True):
-            if slot.tokens is not seen.tokens:
-                common = common_length(slot.tokens, seen.tokens)
+        for snapshot, slot in zip(self._seen, self._slots.slots, strict=True):
+            if slot.tokens is not snapshot.tokens:
+                common = common_prefix_length(slot.tokens, snapshot.tokens)
                 if 2 * common < len(slot.tokens):
-                    seen.since = now
-                seen.tokens, seen.num_stored = slot.tokens, min(seen.num_stored, common)
+                    snapshot.since = now
+                snapshot.tokens, snapshot.num_stored = slot.tokens, min(snapshot.num_stored, common)
             length = max(slot.checkpoints, default=0) if self._memory.has_states else len(slot.tokens)
-            num_unstored = length - seen.num_stored
+            num_unstored = length - snapshot.num_stored
             # Those of low priority would evict the others.
-            is_worth = not slot.low_priority and num_unstored * (now - seen.since) >= _MIN_WORTH
-            if num_unstored >= self._memory.segment_tokens and is_worth and now >= self._paused_until:
-                seen.num_stored, seen.since = length, now
+            is_worthwhile = not slot.low_priority and num_unstored * (now - snapshot.since) >= _MIN_WORTH
+            if num_unstored >= self._memory.segment_tokens and is_worthwhile and now >= self._paused_until:
+                snapshot.num_stored, snapshot.since = length, now
                 root, checkpoints = root_key(slot.salt, is_long=slot.is_long), dict(slot.checkpoints)
-                found = _Prefix(slot, slot.tokens, length, root, checkpoints, self._num_clears)
-                self._thread.submit(self._run, found)
+                prefix = _Prefix(slot, slot.tokens, length, root, checkpoints, self._num_clears)
+                self._thread.submit(self._run, prefix)
 
     def clear(self) -> bool:
         """Remove all stored prefixes of the model. Returns whether there were any."""
@@ -126,7 +126,7 @@ class PrefixStorer:
 
     def _forget(self) -> None:
         now = self._clock()
-        self._seen = [_Seen(slot.tokens, now) for slot in self._slots.slots]
+        self._seen = [_SlotSnapshot(slot.tokens, now) for slot in self._slots.slots]
 
     def _run(self, prefix: _Prefix) -> None:
         try:
@@ -248,7 +248,7 @@ class PrefixLoader:
         sequence.is_loading = True
         for load in self._loads.values():
             if (load.slot.salt, load.slot.is_long) == (slot.salt, slot.is_long) and (
-                common_length(load.tokens, tokens) >= first + self._memory.segment_tokens
+                common_prefix_length(load.tokens, tokens) >= first + self._memory.segment_tokens
             ):
                 load.followers.add(sequence)
                 return True
@@ -331,7 +331,7 @@ class PrefixLoader:
             return 0
         if load.seconds_per_token and memory.bytes_per_token > load.seconds_per_token * (self.bytes_per_second or inf):
             self.num_left_out += 1
-            if self.num_left_out % _TRIED_AGAIN:
+            if self.num_left_out % _RETRY_INTERVAL:
                 return 0
         num_bytes = self._load_segments(load, segments)
         self._folder.touch(segments, states=memory.has_states)
@@ -457,6 +457,6 @@ def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_c
         memory,
         runner.slots,
         loads=ThreadPoolExecutor(1, thread_name_prefix="prefix loader"),
-        stores=ThreadPoolExecutor(1, thread_name_prefix="prefix storer", initializer=let_others_go_first),
+        stores=ThreadPoolExecutor(1, thread_name_prefix="prefix storer", initializer=lower_cpu_priority),
         clock=clock,
     )

@@ -152,7 +152,7 @@ def read_segment(path: Path, parent: str, tokens: Sequence[int], layout: Sequenc
             raise UnusableSegment(f"its header is damaged: {error}") from None
         if (header.parent, header.tokens) != (parent, _packed(tokens)):
             raise UnusableSegment("it belongs to other tokens")
-        num_bytes = sum(one.num_bytes for one in layout)
+        num_bytes = sum(array_layout.num_bytes for array_layout in layout)
         content = bytearray(num_bytes + 1)
         if file.readinto(content) != num_bytes:
             raise UnusableSegment("it has another length")
@@ -160,17 +160,19 @@ def read_segment(path: Path, parent: str, tokens: Sequence[int], layout: Sequenc
     if _checksum(header.parent, header.tokens, [block]) != header.checksum:
         raise UnusableSegment("its checksum is wrong")
     arrays, first = [], 0
-    for one in layout:
-        arrays.append(np.frombuffer(block[first : first + one.num_bytes], one.type).reshape(one.shape))
-        first += one.num_bytes
+    for array_layout in layout:
+        arrays.append(
+            np.frombuffer(block[first : first + array_layout.num_bytes], array_layout.type).reshape(array_layout.shape)
+        )
+        first += array_layout.num_bytes
     return arrays
 
 
 def _checksum(parent: str, tokens: bytes, blocks: Sequence[memoryview]) -> int:
-    found = zlib.crc32(f"{parent} ".encode() + tokens)
+    checksum = zlib.crc32(f"{parent} ".encode() + tokens)
     for block in blocks:
-        found = zlib.crc32(block, found)
-    return found
+        checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _check_owner(file: BinaryIO) -> None:
@@ -300,21 +302,21 @@ class SegmentFolder:
         `root` is the key of the empty prefix (`root_key`). With `states`, only prefixes count whose recurrent states
         are stored, too.
         """
-        found: list[Segment] = []
+        chain: list[Segment] = []
         best: list[Segment] = []
         parent, position = root, 0
         with self._changing:
             self._scan()
             while matching := [
-                one
-                for one in self._children.get(parent, ())
-                if segment_key(parent, tokens[position : position + one.num_tokens]) == one.key
+                segment
+                for segment in self._children.get(parent, ())
+                if segment_key(parent, tokens[position : position + segment.num_tokens]) == segment.key
             ]:
-                for one in sorted(matching, key=lambda one: one.num_tokens):
-                    if not states or one.key in self._with_states:
-                        best = [*found, one]
-                found.append(max(matching, key=lambda one: one.num_tokens))
-                parent, position = found[-1].key, position + found[-1].num_tokens
+                for segment in sorted(matching, key=lambda segment: segment.num_tokens):
+                    if not states or segment.key in self._with_states:
+                        best = [*chain, segment]
+                chain.append(max(matching, key=lambda segment: segment.num_tokens))
+                parent, position = chain[-1].key, position + chain[-1].num_tokens
         return best
 
     def has(self, segment: Segment) -> bool:
@@ -469,12 +471,12 @@ class SegmentFolder:
 
 def stored_models(root: Path) -> list[StoredModel]:
     """Summary of each model that has stored prefixes below the folder `root`, sorted by name."""
-    found: dict[str, list[os.stat_result]] = {}
+    by_model: dict[str, list[os.stat_result]] = {}
     for path, status in _files(root):
-        found.setdefault(path.parent.name, []).append(status)
+        by_model.setdefault(path.parent.name, []).append(status)
     return [
-        StoredModel(name, len(files), sum(one.st_size for one in files), max(one.st_mtime for one in files))
-        for name, files in sorted(found.items())
+        StoredModel(name, len(files), sum(file.st_size for file in files), max(file.st_mtime for file in files))
+        for name, files in sorted(by_model.items())
     ]
 
 

@@ -59,17 +59,17 @@ class PromptImages:
         # Frames, rows and columns of each image that has them.
         self.grids = [image.grid for image in images if image.grid is not None]
         self._features = {image.serial: image.features for image in encoded}
-        for image, found in zip(images, encoded, strict=True):
+        for image, encoded_image in zip(images, encoded, strict=True):
             end = image.start + image.num_tokens
             indices = [index for index in range(image.start, end) if prompt[index] == image_token]
-            if len(indices) != len(found.features):
-                raise ValueError(f"an image has {len(found.features)} features and {len(indices)} tokens")
-            for index, id in zip(indices, found.ids, strict=True):
+            if len(indices) != len(encoded_image.features):
+                raise ValueError(f"an image has {len(encoded_image.features)} features and {len(indices)} tokens")
+            for index, id in zip(indices, encoded_image.ids, strict=True):
                 self.prompt[index] = id
         # Of each token of the prompt, int64 [3, tokens]; None if the positions are those of text.
         self._positions = _positions(len(prompt), images) if self.grids else None
         # Added to the index of an answer's token for its position.
-        self._behind = 0 if self._positions is None else int(self._positions.max()) + 1 - len(prompt)
+        self._answer_offset = 0 if self._positions is None else int(self._positions.max()) + 1 - len(prompt)
 
     def model_tokens(self, tokens: abc.Sequence[int]) -> list[int]:
         """Return `tokens` as the model reads them: its image token replaces the negative ids of features."""
@@ -90,9 +90,9 @@ class PromptImages:
         if self._positions is None:
             return None
         num_known = self._positions.shape[1]
-        known = self._positions[:, first : first + num_tokens]
-        others = np.arange(max(first, num_known), first + num_tokens, dtype=np.int64) + self._behind
-        return np.concatenate([known, np.broadcast_to(others, (3, len(others)))], axis=1)
+        prompt_positions = self._positions[:, first : first + num_tokens]
+        answer_positions = np.arange(max(first, num_known), first + num_tokens, dtype=np.int64) + self._answer_offset
+        return np.concatenate([prompt_positions, np.broadcast_to(answer_positions, (3, len(answer_positions)))], axis=1)
 
 
 def _positions(num_tokens: int, images: abc.Sequence[Image]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.encoded_inputs import EncodedAudio, EncodedImage, PromptImages
-from genai_server.engine.host import let_others_go_first
+from genai_server.engine.host import lower_cpu_priority
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.engine.worker_thread import WorkerThread
 from genai_server.errors import GenaiServerError, InvalidField, RunnerFailed
@@ -58,7 +58,7 @@ class EncoderWorker(ABC, Generic[One]):
         self._cached: OrderedDict[str, One] = OrderedDict()
         # Unfinished requests that have got encoded inputs, with the digests of the inputs.
         self._in_use: list[tuple[Sequence, str]] = []
-        self._thread = WorkerThread("encoder", let_others_go_first)
+        self._thread = WorkerThread("encoder", lower_cpu_priority)
         self._encode = self._thread.submit(open_encoder).result()
 
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
@@ -109,16 +109,16 @@ class EncoderWorker(ABC, Generic[One]):
         """
         if sequence.state is SequenceState.ENDED:
             raise RequestEnded
-        found = self._cached.get(digest)
-        if found is None:
+        encoded = self._cached.get(digest)
+        if encoded is None:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as tensors:
-                found = self._made(digest, dict(tensors), sequence.request)
+                encoded = self._made(digest, dict(tensors), sequence.request)
             self.num_encoded += 1
-            self._cached[digest] = found
+            self._cached[digest] = encoded
         self._cached.move_to_end(digest)
         self._in_use.append((sequence, digest))
         self._drop_unused()
-        return found
+        return encoded
 
     def _num_present(self) -> int:
         """Number of results that unfinished requests use. A result that several requests use counts once for each."""
@@ -167,9 +167,9 @@ class ImageWorker(EncoderWorker[EncodedImage]):
             self.noun, self._nouns = "a sound", "sounds"
         # The token that the model has for all features of images.
         self.image_token = image_token
-        numbers = count()
+        serials = count()
         # Gives each digest a number that no other image has had.
-        self._serial = lru_cache(_MAX_SERIALS)(lambda digest: next(numbers))
+        self._serial = lru_cache(_MAX_SERIALS)(lambda digest: next(serials))
 
     def has_inputs(self, request: GenerationRequest) -> bool:
         return bool(request.images)
@@ -185,10 +185,12 @@ class ImageWorker(EncoderWorker[EncodedImage]):
         if request.sound is not None:
             raise InvalidField("sound", "cannot be read by this model")
         token = self.image_token
-        own = sum(request.prompt[image.start : image.start + image.num_tokens].count(token) for image in request.images)
-        if (given := request.prompt.count(token)) != own:
+        in_images = sum(
+            request.prompt[image.start : image.start + image.num_tokens].count(token) for image in request.images
+        )
+        if (total := request.prompt.count(token)) != in_images:
             raise InvalidField(
-                "prompt", f"has {given - own} tokens that stand for {self._nouns} (id {token}) and belong to none"
+                "prompt", f"has {total - in_images} tokens that stand for {self._nouns} (id {token}) and belong to none"
             )
         if token in request.prediction:
             raise InvalidField("prediction", f"must not have the token {token}, which stands for {self._nouns}")
@@ -252,19 +254,19 @@ class AudioWorker(EncoderWorker[EncodedAudio]):
             raise InvalidField("alignment", "is not supported: this model does not report when tokens are spoken")
 
     def _encode_all(self, sequence: Sequence) -> EncodedAudio:
-        sound = sequence.request.sound
-        assert sound is not None
+        audio = sequence.request.sound
+        assert audio is not None
         # Encoded audio takes much more memory than a prompt, so the queue must not be full of it.
         while sequence.state is not SequenceState.ENDED and self._num_present() >= self._max_ahead:
             time.sleep(_POLL)
-        found = self._encoded(sequence, sound.digest, sound.path)
+        encoded = self._encoded(sequence, audio.digest, audio.path)
         alignment = sequence.request.alignment
         if alignment is None or self._open_aligner is None:
-            return found
+            return encoded
         if self._align is None:
             self._align = self._open_aligner()
-        return replace(found, token_times=self._align(alignment, found))
+        return replace(encoded, token_times=self._align(alignment, encoded))
 
     def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> EncodedAudio:
-        found: EncodedAudio = self._encode(tensors)
-        return found
+        encoded: EncodedAudio = self._encode(tensors)
+        return encoded

@@ -21,7 +21,7 @@ _MPOL_PREFERRED = 1  # linux/mempolicy.h
 _MAX_NODES = 1024
 
 
-def keep_on(cores: EngineCores) -> None:
+def restrict_to_cores(cores: EngineCores) -> None:
     """Bind this process to the CPUs in `cores`, and prefer memory of their NUMA node if `cores` names one.
 
     This must be called before the first session of ONNX Runtime is opened, so that the session's threads inherit both
@@ -109,7 +109,7 @@ def free_gpu_memory(device_id: int) -> int | None:
 _NICENESS = 10
 
 
-def let_others_go_first() -> None:
+def lower_cpu_priority() -> None:
     """Lower the priority of the calling thread, and of threads that it starts from now on.
 
     Does nothing except on Linux, because other systems cannot set the priority of a single thread in this way.

@@ -80,7 +80,7 @@ class Interruptible(Protocol):
         """Interrupt the pass that is in progress, or otherwise the next one. Any thread may call this."""
         ...
 
-    def lapse(self) -> None:
+    def cancel_interrupt(self) -> None:
         """Cancel an interrupt that came too late to interrupt its pass, so that it does not interrupt the next one."""
         ...
 
@@ -125,7 +125,7 @@ class Interrupts:
             alarm.cancel()
             with self._lock:
                 self._step = None
-                self._runner.lapse()
+                self._runner.cancel_interrupt()
 
     def ask(self, connection: int, message: ToEngine) -> None:
         """Interrupt the pass in progress if a message that has just arrived must not wait until its end.
@@ -401,9 +401,9 @@ class EngineLoop:
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)
         self._slow = slow_grammars(step.sequences) if has_grammars else set()
-        for chunk, found in zip(step.chunks, scores, strict=True):
+        for chunk, chunk_scores in zip(step.chunks, scores, strict=True):
             try:
-                self._advance(chunk.sequence, found, chunk.draft)
+                self._advance(chunk.sequence, chunk_scores, chunk.draft)
             except Exception as error:
                 self._requests.failed([chunk.sequence], error)
         return self._clock() - started

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from genai_server.engine.api_connections import Connections, Listener, listen
-from genai_server.engine.host import keep_on
+from genai_server.engine.host import restrict_to_cores
 from genai_server.engine.kv_cache.kv_events import CachedBlocks, KvEventPublisher, prefix_digest
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import CONFIG, session_profile
-from genai_server.engine.profiling.profile_files import about_engine, profile_folder
+from genai_server.engine.profiling.profile_files import profile_folder, session_template
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.load_model import load_model
@@ -60,7 +60,7 @@ def main() -> None:
 
         allow_telemetry()
     if spec.cores is not None:
-        keep_on(spec.cores)
+        restrict_to_cores(spec.cores)
     try:
         listener = listen(launch.address)  # first, because a wrong address shows without the model
         loaded = load_model(spec)
@@ -119,7 +119,7 @@ def serve(
         kept=launch.kept,
         keep=link.send,
         max_rows=spec.profile_max_rows,
-        about=about_engine(spec.device, Path(spec.model_dir), spec.threads, spec.options),
+        about=session_template(spec.device, Path(spec.model_dir), spec.threads, spec.options),
     )
     loop = EngineLoop(
         runners,
@@ -140,13 +140,13 @@ def serve(
         )
     freeze_existing_objects()
     link.on_resize = lambda num_bytes: loop.inbox.put((0, Resize(num_bytes)))
-    link.send(about_loaded(spec, loaded, listener.address))
+    link.send(load_report(spec, loaded, listener.address))
     loop.run_forever()
     for runner in {loaded.generator, loaded.main}:
         runner.end_session()
 
 
-def about_loaded(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineReport:
+def load_report(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineReport:
     """Return the report to the supervisor that the engine has loaded its model and listens at `address`."""
     model = loaded.main.model
     min_bytes, max_bytes = loaded.kv_range if on_cpu(spec) else (0, 0)
@@ -192,8 +192,10 @@ def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
 
 def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
     """Maximum number of prompt tokens that a step may read if it also decodes."""
-    given = spec.prefill_chunk
-    return max(_MIN_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else DEVICE_CHUNK
+    configured = spec.prefill_chunk
+    return (
+        max(_MIN_CHUNK, configured) if configured else _HOST_CHUNK if runner.abilities.uses_host_cores else DEVICE_CHUNK
+    )
 
 
 def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = False) -> Scheduler:

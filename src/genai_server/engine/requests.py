@@ -67,8 +67,8 @@ class RequestTable:
         With `is_unique`, only internal ids count. With a `tenant`, only requests of this tenant (API key) count.
         """
         present = [sequence for sequence in self if tenant in (None, sequence.tenant)]
-        found = [sequence for sequence in present if sequence.request.own_id == name]
-        return found or [sequence for sequence in present if sequence.request.request_id == name and not is_unique]
+        by_own_id = [sequence for sequence in present if sequence.request.own_id == name]
+        return by_own_id or [sequence for sequence in present if sequence.request.request_id == name and not is_unique]
 
     def add(self, sequence: Sequence) -> None:
         """Add a sequence to the table and to the scheduler's queue. Its client receives no message yet. Raises

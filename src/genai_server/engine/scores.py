@@ -73,8 +73,8 @@ class Scores:
 
     def at(self, position: int) -> "Scores":
         """Return the scores of a single position. Positions are counted from 0."""
-        one = slice(position, position + 1)
-        return Scores(self.given[one], self.best and self.best.at(one))
+        single = slice(position, position + 1)
+        return Scores(self.given[single], self.best and self.best.at(single))
 
     def copy(self) -> "Scores":
         """Return a copy of the scores that later passes do not overwrite."""

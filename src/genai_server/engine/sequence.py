@@ -156,7 +156,7 @@ class Sequence:
         """
         return hash((self.cache_salt, *self.prompt))
 
-    def gives_prompt(self, other: "Sequence") -> bool:
+    def provides_prompt_to(self, other: "Sequence") -> bool:
         """Whether `other` should wait until this sequence has read its prompt, and then reuse the prompt's KV cache.
 
         That is so if both have the same prompt and tenant (API key), and `other` is not more urgent.
@@ -288,13 +288,13 @@ class Sequence:
         return Phases(queue=started - self._arrived, prefill=first - started, decode=last - first)
 
 
-def common_length(one: list[int], other: list[int]) -> int:
+def common_prefix_length(first: list[int], second: list[int]) -> int:
     """Return the number of equal tokens at the beginning of two lists."""
-    same, different = 0, min(len(one), len(other)) + 1
-    while different - same > 1:
-        middle = (same + different) // 2
-        if one[same:middle] == other[same:middle]:  # much faster than a Python loop
-            same = middle
+    equal, different = 0, min(len(first), len(second)) + 1
+    while different - equal > 1:
+        middle = (equal + different) // 2
+        if first[equal:middle] == second[equal:middle]:  # much faster than a Python loop
+            equal = middle
         else:
             different = middle
-    return same
+    return equal

@@ -138,14 +138,14 @@ class EngineClient:
         This is the number of this process's current requests, plus the number of other processes' requests in the
         engine's last report.
         """
-        return len(self.in_flight) - self.in_flight.num_background + self.load.others
+        return len(self.in_flight) - self.in_flight.num_low_priority + self.load.others
 
     @property
-    def background_work(self) -> int:
+    def low_priority_work(self) -> int:
         """Number of low-priority requests in the engine: the number in the engine's last report, or the number that
         this process has sent if that is larger.
         """
-        return max(self.in_flight.num_background, self.load.low_priority_running + self.load.low_priority_waiting)
+        return max(self.in_flight.num_low_priority, self.load.low_priority_running + self.load.low_priority_waiting)
 
     def status(self) -> EngineStatus:
         """The engine's status as the supervisor reports it, but STARTING instead of READY while this process is not
@@ -173,11 +173,11 @@ class EngineClient:
         retry_after = load.retry_after or None
         if num_answers > capacity.num_free(load.present, tenant):
             more = f", given {num_answers} more"
-            raise capacity.full_of_requests(f"device {self.device}", load.present, tenant, retry_after, more)
+            raise capacity.request_limit_error(f"device {self.device}", load.present, tenant, retry_after, more)
         num_tokens, free_tokens = sum(lengths), capacity.free_tokens(load.present, load.waiting_tokens, tenant)
         if free_tokens is not None and num_tokens > free_tokens:
             total = sum(load.waiting_tokens.values()) + num_tokens
-            raise capacity.full_of_tokens(f"device {self.device}", total, num_tokens, retry_after)
+            raise capacity.token_limit_error(f"device {self.device}", total, num_tokens, retry_after)
 
     async def run(self) -> None:
         """Stay connected to the engine until cancelled. Then requests that wait for a restarted engine fail."""
@@ -291,8 +291,8 @@ class Router:
         if device is None:
             return list(self.engines.values())
         if device not in self.engines:
-            known = ", ".join(self.engines)
-            raise InvalidField("device", f"must be one of: {known}", given=device)
+            devices = ", ".join(self.engines)
+            raise InvalidField("device", f"must be one of: {devices}", given=device)
         return [self.engines[device]]
 
     def pick(
@@ -347,7 +347,7 @@ def _order(engine: EngineClient, num_missing: int, tenant: str, low_priority: bo
     not. Of idle engines, the one with fewer cached blocks gets a new conversation, so that the caches of all engines
     are used.
     """
-    background = engine.background_work
+    background = engine.low_priority_work
     work = engine.work + background if low_priority else engine.work
     is_full = engine.load.is_full(tenant) and not low_priority
     work_with_missing = work + min(num_missing / TOKENS_PER_REQUEST, MAX_MORE_REQUESTS)

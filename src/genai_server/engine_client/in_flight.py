@@ -135,7 +135,7 @@ class TokenStream:
             self._files = ()
             self._wake()
 
-    def take_untouched(self) -> GenerationRequest | None:
+    def take_unstarted_request(self) -> GenerationRequest | None:
         """Return the request of this answer with the rest of its timeout, so that it can be sent to a restarted engine,
         and discard what was received for it. None if the answer has ended or has a token, or after an earlier call.
         """
@@ -292,10 +292,10 @@ class InFlight:
         return len(self._sent) + len(self._waiting)
 
     @property
-    def num_background(self) -> int:
+    def num_low_priority(self) -> int:
         """Number of unfinished answers to low-priority requests."""
-        sent = sum(one.low_priority for one in self._sent.values())
-        return sent + sum(one.request.low_priority for one in self._waiting.values())
+        sent = sum(entry.low_priority for entry in self._sent.values())
+        return sent + sum(entry.request.low_priority for entry in self._waiting.values())
 
     async def submit(self, *requests: GenerationRequest, files: Sequence[object] = ()) -> list[TokenStream]:
         """Send the requests of one group to the engine, and return a stream for each once the engine has accepted all
@@ -340,10 +340,10 @@ class InFlight:
         now = self._clock()
         for _, items in groupby(list(self._waiting.items()), lambda item: item[1].group):
             group = dict(items)
-            self._send(*_submits({key: one.request.after(now - one.since) for key, one in group.items()}))
-            for key, one in group.items():
+            self._send(*_submits({key: waiting.request.after(now - waiting.since) for key, waiting in group.items()}))
+            for key, waiting in group.items():
                 del self._waiting[key]
-                self._sent[key] = _Sent(one.stream, one.group, one.request.low_priority)
+                self._sent[key] = _Sent(waiting.stream, waiting.group, waiting.request.low_priority)
 
     def lose(self, error: GenerationFailed) -> None:
         """Handle the end of the connection: answers with a token fail with `error`, all others wait for the restarted
@@ -351,7 +351,7 @@ class InFlight:
         """
         lost, self._sent = self._sent, {}
         for key, sent in lost.items():
-            request = None if isinstance(error, ModelUnloaded) else sent.stream.take_untouched()
+            request = None if isinstance(error, ModelUnloaded) else sent.stream.take_unstarted_request()
             if request is None:
                 sent.stream.fail(error)
             else:
@@ -364,14 +364,14 @@ class InFlight:
         Requests whose timeout has passed meanwhile end regularly, as timed out and without tokens.
         """
         now = self._clock()
-        for key, one in list(self._waiting.items()):
-            waited = now - one.since
-            if one.request.timeout is not None and waited >= one.request.timeout:
+        for key, waiting in list(self._waiting.items()):
+            waited = now - waiting.since
+            if waiting.request.timeout is not None and waited >= waiting.request.timeout:
                 del self._waiting[key]
-                one.stream.finish(FinishReason.TIMEOUT)
+                waiting.stream.finish(FinishReason.TIMEOUT)
             elif all or waited >= PATIENCE:
                 del self._waiting[key]
-                one.stream.fail(error)
+                waiting.stream.fail(error)
 
     # An engine drops the requests of a lost connection, and `lose` ends their streams.
 

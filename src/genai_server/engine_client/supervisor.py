@@ -19,7 +19,7 @@ from genai_server.messages.supervisor_protocol import (
     CommandReply,
     EndRequest,
     FromSupervisor,
-    RequestsFound,
+    MatchingRequests,
     SupervisorAddress,
     ToolList,
     ToolOutput,
@@ -170,7 +170,7 @@ class SupervisorClient:
                     reply.set_result(None)
                 else:
                     reply.set_exception(message.error.to_error())
-        elif isinstance(message, ToolList | ToolOutput | ToolServerFailed | RequestsFound | EndRequest):
+        elif isinstance(message, ToolList | ToolOutput | ToolServerFailed | MatchingRequests | EndRequest):
             self.tools.receive(message)
         else:
             self.workers.receive(message)

@@ -87,7 +87,7 @@ class RepetitionDetector:
 _MAX_SHARE = 0.01
 
 
-class LoopShare:
+class EventLoopBudget:
     """Limits how long one task may occupy the event loop without letting other tasks run. A task that reads an answer
     has one.
 
@@ -102,7 +102,7 @@ class LoopShare:
         """Record that the task was suspended, so that other tasks could run."""
         self._since = time.perf_counter()
 
-    async def give_way(self) -> None:
+    async def yield_if_due(self) -> None:
         """Let other tasks run if this one has occupied the event loop for more than 10 ms."""
         if time.perf_counter() - self._since > _MAX_SHARE:
             await asyncio.sleep(0)
@@ -209,7 +209,7 @@ class RunningAnswer(Answer):
         string or of a marker, until it is certain. Raises GenerationFailed after the pieces before the failure, but
         never after a stop string.
         """
-        share = LoopShare()
+        share = EventLoopBudget()
         while (new := await self._next_tokens(share)) is not None:
             if isinstance(new, Progress):
                 self._num_read = new.num_read
@@ -234,10 +234,10 @@ class RunningAnswer(Answer):
         elif parts or tokens:
             yield self._piece(parts, tokens)
 
-    async def _next_tokens(self, share: LoopShare) -> Tokens | Progress | None:
+    async def _next_tokens(self, share: EventLoopBudget) -> Tokens | Progress | None:
         """The engine's next tokens, or its next report of how much of the prompt it has read; None at the end."""
         if self._stream.has_items:
-            await share.give_way()
+            await share.yield_if_due()
         else:
             await self._stream.wait()
             share.renew()
@@ -374,9 +374,9 @@ class Generation:
         arrived: asyncio.Queue[tuple[int, Piece | None | Exception]] = asyncio.Queue()
         readers = [asyncio.ensure_future(_read(index, answer, arrived)) for index, answer in enumerate(self.answers)]
         try:
-            running, share = len(readers), LoopShare()
+            running, share = len(readers), EventLoopBudget()
             while running:
-                await share.give_way()
+                await share.yield_if_due()
                 index, piece = await arrived.get()
                 if isinstance(piece, Exception):
                     raise piece
@@ -388,13 +388,13 @@ class Generation:
 
     async def whole(self) -> list[WholeAnswer]:
         """Read all answers to their ends and return them in order. Raises GenerationFailed if one of them fails."""
-        found = [WholeAnswer() for _ in self.answers]
+        answers = [WholeAnswer() for _ in self.answers]
         async for index, _, piece in self.pieces():
             if piece is not None:
                 for part in piece.parts:
-                    found[index].add(part)
-                found[index].tokens.extend(piece.tokens)
-        return found
+                    answers[index].add(part)
+                answers[index].tokens.extend(piece.tokens)
+        return answers
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -408,8 +408,8 @@ class Generation:
     def usage(self) -> Usage:
         """Total token counts of all answers."""
         tokens = self.num_media_tokens
-        found = usage_of(self.answers, self.num_per_prompt)
-        return replace(found, audio=tokens) if self.medium is Medium.AUDIO else replace(found, images=tokens)
+        total = usage_of(self.answers, self.num_per_prompt)
+        return replace(total, audio=tokens) if self.medium is Medium.AUDIO else replace(total, images=tokens)
 
     def metrics(self) -> dict[str, Any]:
         """Latency and throughput of the first answer, in the format of generation.parameters.base.Metrics, rounded to

@@ -63,16 +63,16 @@ class ServedModel:
     """
 
     def __init__(
-        self, about: ModelStatus, read_status: ReadStatus, load_text: LoadText, fingerprint: Fingerprint
+        self, status: ModelStatus, read_status: ReadStatus, load_text: LoadText, fingerprint: Fingerprint
     ) -> None:
-        self.name = about.name
-        self.devices = about.devices
-        self.router = Router(about.devices, read_status, about.name, about.serial)
+        self.name = status.name
+        self.devices = status.devices
+        self.router = Router(status.devices, read_status, status.name, status.serial)
         # Why the text side cannot be read, if it cannot.
         self.error: str | None = None
         # `system_fingerprint` of its answers; "" until the text side is read.
         self.fingerprint = ""
-        self._about = about
+        self._about = status
         # Text sides by device; empty until they are read.
         self._codecs: Mapping[str, TextCodec] = {}
         self._reading = asyncio.create_task(self._read_text(load_text, fingerprint))
@@ -102,8 +102,8 @@ class ServedModel:
     def _shortest(self) -> ModelInfo | None:
         """The report of the engine with the lowest `max_length`; None before any report."""
         models = [engine.model for engine in self.router.engines.values()]
-        known = [model for model in models if model is not None]
-        return min(known, key=lambda model: model.max_length, default=None)
+        reported = [model for model in models if model is not None]
+        return min(reported, key=lambda model: model.max_length, default=None)
 
     @property
     def codec(self) -> TextCodec:
@@ -132,18 +132,18 @@ class ServedModel:
             codec.close()
 
     async def _read_text(self, load_text: LoadText, fingerprint: Fingerprint) -> None:
-        about = self._about
+        status = self._about
         try:
-            self.fingerprint = await read_files(about.path, partial(fingerprint, about))
-            load = partial(load_text, about.path, about.devices, about.chat_template)
-            self._codecs = await read_files(about.path, load)
+            self.fingerprint = await read_files(status.path, partial(fingerprint, status))
+            load = partial(load_text, status.path, status.devices, status.chat_template)
+            self._codecs = await read_files(status.path, load)
         except ConfigurationError as error:
             self.error = f"cannot be read: {error.message}"
             log.error("the text side of model %s %s", self.name, self.error)
 
 
-async def read_files(path: str, read: Callable[[], T]) -> T:
-    """Call `read`, which reads files of the model in the directory `path`, in a thread. Returns its result.
+async def read_files(path: str, load: Callable[[], T]) -> T:
+    """Call `load`, which reads files of the model in the directory `path`, in a thread. Returns its result.
 
     Every exception becomes a ConfigurationError. Some could not be passed on: a future does not accept StopIteration,
     and SystemExit would end the event loop.
@@ -151,7 +151,7 @@ async def read_files(path: str, read: Callable[[], T]) -> T:
 
     def run() -> T:
         try:
-            return read()
+            return load()
         except ConfigurationError:
             raise
         except BaseException as error:
@@ -177,13 +177,13 @@ _SETTINGS = (
 _LIBRARIES = ("onnxruntime*.dist-info", "genai_server_native*.dist-info")
 
 
-def fingerprint(settings: Settings, about: ModelStatus) -> str:
+def fingerprint(settings: Settings, status: ModelStatus) -> str:
     """The fingerprint of a model as it is served: `fp_` and a hash of what can affect answers.
 
     This is the model's files (name, size and modification time), the versions of the server and its libraries, and
     several settings. Slow, so call it in a thread. Raises ConfigurationError.
     """
-    paths = [path for path in (*Path(about.path).glob("*"), Path(about.chat_template)) if path.is_file()]
+    paths = [path for path in (*Path(status.path).glob("*"), Path(status.chat_template)) if path.is_file()]
     parts = {
         "files": sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths),
         "libraries": sorted(
@@ -191,16 +191,16 @@ def fingerprint(settings: Settings, about: ModelStatus) -> str:
         ),
         "server": __version__,
         "settings": {name: getattr(settings, name) for name in _SETTINGS},
-        "chat_template": about.chat_template,
-        "devices": about.devices,
-        "options": msgspec.to_builtins(device_options(settings, about.name, about.devices)),
+        "chat_template": status.chat_template,
+        "devices": status.devices,
+        "options": msgspec.to_builtins(device_options(settings, status.name, status.devices)),
     }
     return f"fp_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 # Seconds between two looks at what this process is connected to, and between two requests to load a model.
-_LOOK_EVERY = 0.1
-_ASK_EVERY = 1.0
+_UPDATE_INTERVAL = 0.1
+_LOAD_REQUEST_INTERVAL = 1.0
 # Seconds that a request waits for memory, if other models' memory would not suffice for its own.
 PATIENCE = 30.0
 # The name of every model without a configured one until version 0.2, which clients still send.
@@ -208,7 +208,7 @@ FORMER_DEFAULT = "onnx-genai"
 # Written around a name by Ollama's clients: the hub's address and the tag.
 _HUB = re.compile(r"^(https://)?(hf|huggingface)\.co/")
 _TAG = ":latest"
-_CANNOT = {
+_UNSUPPORTED_TASKS = {
     Task.GENERATE: "generates no text",
     Task.EMBED: "makes no embeddings",
     Task.RERANK: "cannot rerank or score texts",
@@ -223,18 +223,18 @@ def plain_name(name: str) -> str:
     return _HUB.sub("", name).removesuffix(_TAG)
 
 
-def names_of(about: ModelStatus) -> list[str]:
+def names_of(status: ModelStatus) -> list[str]:
     """The names by which requests choose a model or one of its adapters."""
-    aliases = [alias for alias in about.aliases if alias != ANY_NAME]
-    return [about.name, *aliases, *(ChosenModel(about, adapter).id for adapter in about.adapters)]
+    aliases = [alias for alias in status.aliases if alias != ANY_NAME]
+    return [status.name, *aliases, *(ChosenModel(status, adapter).id for adapter in status.adapters)]
 
 
 def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsupported:
     """The error for a request that asks a model for a task which it does not support. `able` are the names of the
     models that support it, which the error lists.
     """
-    which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
-    return TaskUnsupported("model", f"{quoted(model)} {_CANNOT[task]}; {which}")
+    alternatives = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
+    return TaskUnsupported("model", f"{quoted(model)} {_UNSUPPORTED_TASKS[task]}; {alternatives}")
 
 
 @dataclass(frozen=True)
@@ -303,28 +303,28 @@ class Catalog:
         """
         await read_files(path, partial(self._load_text, path, devices, chat_template))
 
-    def state(self, about: ModelStatus) -> ModelState:
+    def state(self, status: ModelStatus) -> ModelState:
         """A model's state as this process's clients see it.
 
         The model is ready only once this process can send it requests. It has failed also if its tokenizer or template
         cannot be read.
         """
-        served = self.served(about)
+        served = self.served(status)
         if served is not None and served.error is not None:
             return ModelState.FAILED
-        if about.state == ModelState.READY and (served is None or not served.takes_work):
+        if status.state == ModelState.READY and (served is None or not served.takes_work):
             return ModelState.LOADING
-        return about.state
+        return status.state
 
     def usable(self) -> list[ModelStatus]:
         """The status of the models that requests can use, now or once they are loaded: all that have not failed."""
-        return [about for about in self.statuses() if self.state(about) != ModelState.FAILED]
+        return [status for status in self.statuses() if self.state(status) != ModelState.FAILED]
 
-    def engine_statuses(self, about: ModelStatus) -> list[EngineStatus]:
+    def engine_statuses(self, status: ModelStatus) -> list[EngineStatus]:
         """The status of each engine of a model, loaded or not."""
-        served = self.served(about)
+        served = self.served(status)
         if served is None:
-            return [EngineStatus(device, EngineState.UNLOADED, model=about.name) for device in about.devices]
+            return [EngineStatus(device, EngineState.UNLOADED, model=status.name) for device in status.devices]
         return [engine.status() for engine in served.router.engines.values()]
 
     def attached_engines(self) -> list[EngineClient]:
@@ -333,30 +333,30 @@ class Catalog:
 
     def adapter_ids(self) -> list[str]:
         """The ids by which requests choose the adapters of loaded models. Thread-safe."""
-        loaded = (about for about in self.statuses() if about.state == ModelState.READY)
-        return [f"{about.name}:{adapter.name}" for about in loaded for adapter in about.adapters]
+        loaded = (status for status in self.statuses() if status.state == ModelState.READY)
+        return [f"{status.name}:{adapter.name}" for status in loaded for adapter in status.adapters]
 
-    def served(self, about: ModelStatus) -> ServedModel | None:
+    def served(self, status: ModelStatus) -> ServedModel | None:
         """The engines and the tokenizer of a model; None unless it is loaded, being loaded or being unloaded.
 
         None is also returned until this process has noticed that the model is being loaded.
         """
-        return None if about.state == ModelState.UNLOADED else self._served.get(about.serial)
+        return None if status.state == ModelState.UNLOADED else self._served.get(status.serial)
 
     def find(self, name: str | None, *, param: str = "model") -> ModelStatus:
         """The model with this name or alias, or with its `plain_name`; the first model if `name` is None.
 
         Raises ModelNotFound for the field `param`.
         """
-        models = [about for about in self.statuses() if not about.leaving]
+        models = [status for status in self.statuses() if not status.leaving]
         if name is None and models:
             return models[0]
         for form in _forms(name):
-            if (found := _named(models, form)) is not None:
-                return found
+            if (match := _named(models, form)) is not None:
+                return match
         if not models:
             raise ModelNotFound("no model is served now", param=param, name=name)
-        names = ", ".join(quoted(about.name) for about in models)
+        names = ", ".join(quoted(status.name) for status in models)
         shown = "the model" if name is None else f"model {quoted(name)}"
         is_are = "is" if len(models) == 1 else "are"
         raise ModelNotFound(f"{shown} is not served; {names} {is_are}", param=param, name=name)
@@ -373,18 +373,20 @@ class Catalog:
             if _named(models, form) is not None:
                 return ChosenModel(self.find(form))
             name, _, adapter = form.rpartition(":")
-            if (about := _named(models, name)) is not None:
-                for known in about.adapters:
-                    if known.name == adapter:
-                        return ChosenModel(self.find(name), known)
-                without_adapter = about
+            if (status := _named(models, name)) is not None:
+                for candidate in status.adapters:
+                    if candidate.name == adapter:
+                        return ChosenModel(self.find(name), candidate)
+                without_adapter = status
         if without_adapter is None:
-            adapters = [(about, known) for about in models for known in about.adapters if known.name == id]
+            adapters = [
+                (status, candidate) for status in models for candidate in status.adapters if candidate.name == id
+            ]
             if len(adapters) == 1:
-                ((about, known),) = adapters
-                return ChosenModel(self.find(about.name), known)
+                ((status, candidate),) = adapters
+                return ChosenModel(self.find(status.name), candidate)
             return ChosenModel(self.find(ANY_NAME if id is not None and _named(models, ANY_NAME) is not None else id))
-        names = ", ".join(quoted(known.name) for known in without_adapter.adapters) or "none"
+        names = ", ".join(quoted(candidate.name) for candidate in without_adapter.adapters) or "none"
         raise ModelNotFound(
             f"model {quoted(without_adapter.name)} has no adapter {quoted(adapter)}; its adapters: {names}",
             param="model",
@@ -396,17 +398,17 @@ class Catalog:
 
         Raises ModelNotFound, and TaskUnsupported for a model of another task.
         """
-        able = [about for about in self.statuses() if about.task is task and not about.leaving]
+        able = [status for status in self.statuses() if status.task is task and not status.leaving]
         if id is None and able:
             return ChosenModel(able[0])
         chosen = self.choose(id)
         if chosen.about.task is task:
             return chosen
-        raise task_unsupported(chosen.about.name, task, [about.name for about in able])
+        raise task_unsupported(chosen.about.name, task, [status.name for status in able])
 
     def taking(self, medium: Medium) -> list[str]:
         """Names of the models that take this medium, images or audio, in chats."""
-        return [about.name for about in self.statuses() if about.medium is medium and not about.leaving]
+        return [status.name for status in self.statuses() if status.medium is medium and not status.leaving]
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
         """The clients of engines: of all loaded models or of `model`, on all devices or on `device`.
@@ -415,7 +417,7 @@ class Catalog:
         model is loaded.
         """
         chosen = self.statuses() if model is None else [self.find(model)]
-        loaded = [served for about in chosen if (served := self.served(about)) is not None]
+        loaded = [served for status in chosen if (served := self.served(status)) is not None]
         if not loaded:
             raise NoEngineReady("no model is loaded" if model is None else f"model {model} is not loaded")
         having = [served for served in loaded if device is None or device in served.devices]
@@ -430,13 +432,13 @@ class Catalog:
         removed.
         """
         self._update()
-        about = chosen.about
-        served = self.served(about)
-        is_expected = about.on_demand and self.state(about) != ModelState.FAILED
-        if served is not None and about.state != ModelState.UNLOADING and (served.takes_work or not is_expected):
+        status = chosen.about
+        served = self.served(status)
+        is_expected = status.on_demand and self.state(status) != ModelState.FAILED
+        if served is not None and status.state != ModelState.UNLOADING and (served.takes_work or not is_expected):
             return chosen, served
-        with self._waiting_for(about.name):
-            served = await self.loaded(about.name, seconds)
+        with self._waiting_for(status.name):
+            served = await self.loaded(status.name, seconds)
         return self.choose(chosen.id), served
 
     async def loaded(self, name: str, seconds: float) -> ServedModel:
@@ -449,44 +451,47 @@ class Catalog:
         removed.
         """
         began = time.monotonic()
-        asked, has_asked = began - _ASK_EVERY, False
+        last_asked, has_asked = began - _LOAD_REQUEST_INTERVAL, False
         while True:
             self._update()
-            about = self.find(name)
-            served = self.served(about)
-            if served is not None and self.state(about) in (ModelState.FAILED, ModelState.READY):
+            status = self.find(name)
+            served = self.served(status)
+            if served is not None and self.state(status) in (ModelState.FAILED, ModelState.READY):
                 return served
             now = time.monotonic()
-            if about.is_too_large and has_asked:
-                raise ModelTooLarge(about.shortage)
+            if status.is_too_large and has_asked:
+                raise ModelTooLarge(status.shortage)
             waited = now - began
-            is_short = bool(about.shortage) and waited >= PATIENCE
-            if about.state == ModelState.UNLOADED and (is_short or waited >= seconds):
-                limit = about.shortage or "GENAI_MAX_MODELS"
+            is_short = bool(status.shortage) and waited >= PATIENCE
+            if status.state == ModelState.UNLOADED and (is_short or waited >= seconds):
+                limit = status.shortage or "GENAI_MAX_MODELS"
                 raise ModelsBusy(f"model {name} has not been loaded for {waited:.0f} s ({limit})", retry_after=5)
             if waited >= seconds:
-                raise NoEngineReady(f"model {name} is still {about.state}")
-            if about.state in (ModelState.UNLOADED, ModelState.UNLOADING) and now - asked >= _ASK_EVERY:
-                asked, has_asked = now, True
+                raise NoEngineReady(f"model {name} is still {status.state}")
+            if (
+                status.state in (ModelState.UNLOADED, ModelState.UNLOADING)
+                and now - last_asked >= _LOAD_REQUEST_INTERVAL
+            ):
+                last_asked, has_asked = now, True
                 await self.command(WantModel(name))
-            await asyncio.sleep(_LOOK_EVERY / 2)
+            await asyncio.sleep(_UPDATE_INTERVAL / 2)
 
     async def loads(self) -> AsyncIterator[ServedModel]:
         """Yield each model as soon as this process can send it requests, and again whenever it has been loaded again.
         Never ends.
         """
-        known: set[ServedModel] = set()
+        previous: set[ServedModel] = set()
         while True:
             ready = {served for served in self._served.values() if served.takes_work}
-            for served in ready - known:
+            for served in ready - previous:
                 yield served
-            known = ready
-            await asyncio.sleep(_LOOK_EVERY)
+            previous = ready
+            await asyncio.sleep(_UPDATE_INTERVAL)
 
-    async def gone(self, about: ModelStatus) -> None:
+    async def gone(self, status: ModelStatus) -> None:
         """Wait until a model is removed and its memory is free."""
         while True:
-            if all(other.serial != about.serial for other in self.statuses()):
+            if all(other.serial != status.serial for other in self.statuses()):
                 return
             await self._supervisor.changed()
 
@@ -509,7 +514,7 @@ class Catalog:
 
     def _update(self) -> None:
         """Start to serve models that are now loaded or being loaded, and stop serving all others."""
-        loaded = {about.serial: about for about in self.statuses() if about.state != ModelState.UNLOADED}
+        loaded = {status.serial: status for status in self.statuses() if status.state != ModelState.UNLOADED}
         for serial in self._served.keys() - loaded.keys():
             task = asyncio.create_task(self._served.pop(serial).leave())
             self._leaving.add(task)
@@ -539,10 +544,10 @@ def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
     The name FORMER_DEFAULT, which old clients send, stands for the first model, unless a model has this name, or a
     model has the alias `*`, which takes any name.
     """
-    found = next((about for about in models if name == about.name or name in about.aliases), None)
-    if found is None and name == FORMER_DEFAULT and not any(ANY_NAME in about.aliases for about in models):
+    match = next((status for status in models if name == status.name or name in status.aliases), None)
+    if match is None and name == FORMER_DEFAULT and not any(ANY_NAME in status.aliases for status in models):
         return next(iter(models), None)
-    return found
+    return match
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
 from genai_server.http.middleware.request_lifetime import Drain
-from genai_server.http.request_state import CountAnswers, InTurn, at_once, request_state
+from genai_server.http.request_state import CountAnswers, RunInTurn, at_once, request_state
 from genai_server.http.telemetry.key_usage import KeyUsage
 from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import RequestRecord
@@ -79,8 +79,8 @@ class Services:
 
 async def services(request: Request) -> Services:
     """The app's services. A FastAPI dependency of the routes."""
-    found: Services = request.app.state.services
-    return found
+    app_services: Services = request.app.state.services
+    return app_services
 
 
 # The type of a route's parameter.
@@ -167,7 +167,7 @@ class RequestContext:
     # Whether its priority counts next to those of other keys.
     has_absolute_priority: bool = False
     # Runs what takes long for a long body.
-    in_turn: InTurn = at_once
+    in_turn: RunInTurn = at_once
     # Maximum number of tokens of reasoning, where the body has no budget; None for the model's default.
     thinking_budget: int | None = None
 
@@ -190,16 +190,16 @@ class RequestContext:
         """
         return prefix + self.record.unique_id.removeprefix("req-")
 
-    def cache_salt(self, given: str | None) -> str | None:
+    def cache_salt(self, salt: str | None) -> str | None:
         """The salt for the engine's prefix cache. Only requests with equal salts share cached prefixes.
 
-        It is a digest of the API key, unless keys share prefixes, and of `given`, the `cache_salt` in the body. So it
+        It is a digest of the API key, unless keys share prefixes, and of `salt`, the `cache_salt` in the body. So it
         reveals neither of them. None if there is neither.
         """
         own_cache = None if self.shares_prefixes else self.key_digest
-        if own_cache is None and given is None:
+        if own_cache is None and salt is None:
             return None
-        return _digest(given, own_cache, b"prefix cache")
+        return _digest(salt, own_cache, b"prefix cache")
 
     @property
     def owner(self) -> TaskOwner:
@@ -301,12 +301,12 @@ async def context(request: Request, services: ServicesDep) -> RequestContext:
     on_behalf = state.receipt.on_behalf
     limit = services.settings.request_timeout if on_behalf is None else on_behalf.seconds
     deadline = Deadline(limit, services.clock)
-    given = request.headers.get(HEADER)
-    if given is not None:
+    timeout = request.headers.get(HEADER)
+    if timeout is not None:
         try:
-            seconds = float(given)
+            seconds = float(timeout)
         except ValueError:
-            raise InvalidField(HEADER, "must be a number of seconds", given=given) from None
+            raise InvalidField(HEADER, "must be a number of seconds", given=timeout) from None
         deadline.tighten(seconds, param=HEADER)
     return RequestContext(
         deadline,

@@ -121,12 +121,12 @@ class EngineRequests:
         counted them. A full queue refuses only the first request; the others wait. Raises Unavailable,
         GenerationFailed, DeadlinePassed and RequestCancelled.
         """
-        with self.noting_errors():
+        with self.recording_errors():
             stream = await self._submit(request)
             return await self._read(stream, request, num_counted)
 
     @contextmanager
-    def noting_errors(self) -> Iterator[None]:
+    def recording_errors(self) -> Iterator[None]:
         """Context that records an error in the block as the outcome of the HTTP request, and passes the error on.
 
         A later call of `finish` replaces the outcome.

@@ -38,8 +38,14 @@ from genai_server.generation.prompts import (
     engine_images,
     with_suffix,
 )
-from genai_server.media.images.image_files import ReadImage
-from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, ThoughtRules
+from genai_server.media.images.image_files import PreparedImage
+from genai_server.messages.generation_request import (
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    ReasoningRules,
+    Sampling,
+)
 from genai_server.model_files.pooling_model import Task
 from genai_server.model_files.speech_and_vision import Medium
 from genai_server.text.answers.answer_text import AnswerText
@@ -96,7 +102,7 @@ class _Prepared:
     texts: list[AnswerText]
     echoes: Sequence[EchoedPrompt | None] = ()
     # The images of all prompts.
-    images: Sequence[ReadImage] = ()
+    images: Sequence[PreparedImage] = ()
     # What the answers must match, if anything.
     constraint: Constraint | None = None
 
@@ -139,12 +145,12 @@ async def _generate(
             stream.finish(FinishReason.TIMEOUT)
     else:
         # Submit all requests together: the engine accepts all or none.
-        asked = [
+        requests = [
             structs.replace(request, timeout=context.deadline.seconds_left, progress=is_streamed)
             for request in prepared.requests
         ]
         try:
-            streams = await prepared.engine.in_flight.submit(*asked, files=prepared.images)
+            streams = await prepared.engine.in_flight.submit(*requests, files=prepared.images)
         except InvalidField as error:
             # The engine does not know the body's fields.
             if error.param == "grammar" and prepared.constraint is not None:
@@ -235,7 +241,7 @@ async def _prepare(
 
     # Determine what the answers must match, and check the grammar.
     echoed: list[EchoedPrompt | None] = [None]
-    thoughts: ThoughtRules | None = None
+    thoughts: ReasoningRules | None = None
     requester = context.requester(body.cache_salt)
     if isinstance(body, CompletionRequest):
         echoed = await context.in_turn(partial(echoed_prompts, body, prompts, codec, model.vocab_size))
@@ -252,7 +258,7 @@ async def _prepare(
 
     # Build an engine request, and what reads its tokens, for each answer.
     cache_salt = context.cache_salt(body.cache_salt)
-    asked = [
+    engine_requests = [
         structs.replace(
             nth_choice(request, index),
             images=engine_images(prompt, cache_salt),
@@ -274,7 +280,7 @@ async def _prepare(
     echoes = [echo for echo in echoed for _ in range(num_per_prompt)]
     texts = [_answer_text(body, codec, output_spec, echo, continues=continues) for echo in echoes]
     images = [placed.image for prompt in encoded for placed in prompt.images]
-    return _Prepared(engine, asked, texts, echoes, images, output_spec.constraint)
+    return _Prepared(engine, engine_requests, texts, echoes, images, output_spec.constraint)
 
 
 def _unprepared(
@@ -292,7 +298,9 @@ def _unprepared(
     )
     echoed: list[EchoedPrompt | None] = [None]
     if isinstance(body, CompletionRequest):
-        echoed = [EchoedPrompt(given, []) if body.echo and isinstance(given, str) else None for given in body.prompts]
+        echoed = [
+            EchoedPrompt(prompt, []) if body.echo and isinstance(prompt, str) else None for prompt in body.prompts
+        ]
     echoes = [echo for echo in echoed for _ in range(body.n or 1)]
     texts = [_answer_text(body, codec, OutputSpec(), echo, continues=False) for echo in echoes]
     return _Prepared(engine, [request] * len(texts), texts, echoes)
@@ -322,12 +330,12 @@ def _repetition(body: SamplingFields, text: AnswerText) -> RepetitionDetector | 
 
     Without a rule in the body, only answers that consist of several parts, such as reasoning and text, have one.
     """
-    asked = body.repetition_detection
-    if asked is None:
+    rule = body.repetition_detection
+    if rule is None:
         return RepetitionDetector(None) if text.has_parts and not body.ignore_eos else None
-    if not asked.max_pattern_size:
+    if not rule.max_pattern_size:
         return None
-    return RepetitionDetector(RepetitionRule(max(1, asked.min_pattern_size), asked.max_pattern_size, asked.min_count))
+    return RepetitionDetector(RepetitionRule(max(1, rule.min_pattern_size), rule.max_pattern_size, rule.min_count))
 
 
 def to_generation_request(
@@ -431,12 +439,12 @@ def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
     Tokens that the request excludes are not yet part of the result; `with_exclusions` adds them. Raises InvalidField
     for a `logit_bias` with unknown tokens.
     """
-    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    values = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
     known_tokens(bias, model, "logit_bias")
     # The engine's seeds are non-negative; OpenAI's may be negative.
     seed = None if body.seed is None else body.seed % 2**64
-    return structs.replace(model.defaults, **given, seed=seed, logit_bias=bias)
+    return structs.replace(model.defaults, **values, seed=seed, logit_bias=bias)
 
 
 def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
@@ -502,8 +510,8 @@ def _encoded(words: Sequence[str], tokenizer: Tokenizer, model: ModelInfo) -> li
 
 def _forms(word: str) -> tuple[str, ...]:
     """The word without and with a space in front, which many tokenizers encode to different tokens."""
-    begun = word.lstrip()
-    return (begun, f" {begun}") if begun else (word,)
+    stripped = word.lstrip()
+    return (stripped, f" {stripped}") if stripped else (word,)
 
 
 _BUDGET, _MESSAGE = "thinking_token_budget", "reasoning_budget_message"
@@ -530,7 +538,7 @@ def with_default_budget(body: ChatParameters, default: int | None, codec: TextCo
 
 async def reasoning_rules(
     body: ChatParameters, codec: TextCodec, prompt: list[int], context: RequestContext
-) -> ThoughtRules | None:
+) -> ReasoningRules | None:
     """The rules by which the engine finds and ends the reasoning of an answer to this prompt; None if the format of the
     model's reasoning is unknown.
 
@@ -544,20 +552,20 @@ async def reasoning_rules(
             if value not in (None, 0, _NO_LIMIT) and not context.leniency.leave_out(name):
                 raise InvalidField(name, "has no effect with this model, whose reasoning has no known format")
         return None
-    said: list[int] = []
+    message_tokens: list[int] = []
     if message:
         if reasoning.closing in message:
             raise InvalidField(_MESSAGE, f"must not have {reasoning.closing}, which ends reasoning", given=message)
-        said = await codec.encode_text(
+        message_tokens = await codec.encode_text(
             message, add_special=False, parse_special=False, param=_MESSAGE, owner=context.owner
         )
     written = codec.writer.traits(with_tools=bool(body.tools)).reasoning_end
-    return ThoughtRules(
+    return ReasoningRules(
         reasoning.opening_pattern,
         reasoning.closing_pattern,
         is_open=reasoning_state(body, codec, prompt) is ReasoningState.INSIDE,
-        are_several=reasoning.thoughts_recur,
-        end=[*said, *codec.tokenizer.encode(reasoning.end(written))],
+        allows_several=reasoning.thoughts_recur,
+        end=[*message_tokens, *codec.tokenizer.encode(reasoning.end(written))],
         later_end=codec.tokenizer.encode(reasoning.later_end(written)),
         budget=None if budget == _NO_LIMIT else budget,
     )

@@ -115,29 +115,29 @@ class NextTokenScorer:
         """Token counts of all prompts. A beginning that an earlier prompt has counted is not counted again."""
         return self._requests.usage
 
-    async def run(self, asked: Sequence[NextTokens]) -> list[Logprobs]:
+    async def run(self, questions: Sequence[NextTokens]) -> list[Logprobs]:
         """Ask all questions, and return for each, in order, the log probabilities or the error with which it failed.
 
         Raises Unavailable if the first prompt is refused, DeadlinePassed, SessionTerminated and RequestCancelled.
         """
-        found = [await self._logprobs(asked[0])]
+        results = [await self._logprobs(questions[0])]
         running: set[asyncio.Future[Logprobs]] = set()
-        others: list[asyncio.Future[Logprobs]] = []
+        tasks: list[asyncio.Future[Logprobs]] = []
         try:
-            for one in asked[1:]:
+            for question in questions[1:]:
                 while len(running) >= self._width(len(running)):
                     done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                    for each in done:
-                        each.result()  # raises what ends all
-                others.append(asyncio.ensure_future(self._logprobs(one)))
-                running.add(others[-1])
+                    for task in done:
+                        task.result()  # raises what ends all
+                tasks.append(asyncio.ensure_future(self._logprobs(question)))
+                running.add(tasks[-1])
                 await asyncio.sleep(0)  # it is submitted, and counts as work of the engine
-            found += await asyncio.gather(*others)
+            results += await asyncio.gather(*tasks)
         finally:
-            for each in others:
-                each.cancel()
+            for task in tasks:
+                task.cancel()
         self._requests.finish()
-        return found
+        return results
 
     def _width(self, num_own: int) -> int:
         """Maximum number of this scorer's prompts that the engine may have at a time. It has `num_own` of them now.
@@ -155,15 +155,15 @@ class NextTokenScorer:
         """Cancel all running engine requests."""
         self._requests.close()
 
-    async def _logprobs(self, asked: NextTokens) -> Logprobs:
+    async def _logprobs(self, question: NextTokens) -> Logprobs:
         request = structs.replace(
             self._base,
-            prompt=asked.head.tokens + asked.tail,
-            images=engine_images(asked.head, self._base.cache_salt),
-            scored_tokens=asked.tokens,
+            prompt=question.head.tokens + question.tail,
+            images=engine_images(question.head, self._base.cache_salt),
+            scored_tokens=question.tokens,
         )
         try:
-            answer = await self._requests.run(request, num_counted=asked.num_counted)
+            answer = await self._requests.run(request, num_counted=question.num_counted)
         except (DeadlinePassed, RequestCancelled):  # they end all
             raise
         except GenerationFailed as error:
@@ -233,19 +233,21 @@ async def score_options(
     """
     heads = [prompt.head for prompt in prompts]
     first = {id(head): number for number, head in reversed(list(enumerate(heads)))}
-    asked = [
-        (number, prefix, wanted)
+    questions = [
+        (number, prefix, question)
         for number, prompt in enumerate(prompts)
-        for prefix, wanted in prompt.asked(0 if first[id(prompt.head)] == number else len(prompt.head.tokens)).items()
+        for prefix, question in prompt.asked(0 if first[id(prompt.head)] == number else len(prompt.head.tokens)).items()
     ]
-    _check_lengths(prompts, [(number, wanted) for number, _, wanted in asked], model)
+    _check_lengths(prompts, [(number, question) for number, _, question in questions], model)
     logprobs: list[dict[Prefix, Mapping[int, float]]] = [{} for _ in prompts]
     errors: dict[int, GenerationFailed] = {}
-    for (number, prefix, _), found in zip(asked, await scorer.run([wanted for *_, wanted in asked]), strict=True):
-        if isinstance(found, GenerationFailed):
-            errors.setdefault(number, found)
+    for (number, prefix, _), result in zip(
+        questions, await scorer.run([question for *_, question in questions]), strict=True
+    ):
+        if isinstance(result, GenerationFailed):
+            errors.setdefault(number, result)
         else:
-            logprobs[number][prefix] = found
+            logprobs[number][prefix] = result
     return [
         errors[number] if number in errors else _scores(prompt.options, logprobs[number], temperature)
         for number, prompt in enumerate(prompts)
@@ -296,19 +298,19 @@ def log_shares(logprobs: Mapping[int, float], temperature: float = 1.0) -> dict[
 
 
 def _check_lengths(
-    prompts: Sequence[PromptWithOptions], asked: Sequence[tuple[int, NextTokens]], model: ModelInfo
+    prompts: Sequence[PromptWithOptions], questions: Sequence[tuple[int, NextTokens]], model: ModelInfo
 ) -> None:
     """Raise PromptTooLong for a prompt that exceeds the model's maximum length, and InvalidField for too many tokens in
     total.
 
-    `asked` has questions, each with the index of its prompt. Tokens that several questions share count once.
+    `questions` has questions, each with the index of its prompt. Tokens that several questions share count once.
     """
     total = 0
-    for number, wanted in asked:
-        if wanted.num_tokens >= model.max_length:
+    for number, question in questions:
+        if question.num_tokens >= model.max_length:
             limit, source = model.max_length, model.limited_by
-            raise PromptTooLong(prompts[number].param, tokens=wanted.num_tokens, limit=limit, limited_by=source)
-        total += wanted.num_tokens - wanted.num_counted
+            raise PromptTooLong(prompts[number].param, tokens=question.num_tokens, limit=limit, limited_by=source)
+        total += question.num_tokens - question.num_counted
     if total > MAX_TOKENS:
         raise InvalidField(
             prompts[-1].param.partition("[")[0],
@@ -320,7 +322,7 @@ def _check_lengths(
 
 
 @dataclass(frozen=True)
-class AskedChat:
+class ChatWithOptions:
     """A chat whose answer must be one of several texts, each of which gets a probability."""
 
     chat: ChatParameters
@@ -331,33 +333,33 @@ class AskedChat:
     num_own_images: int = 0
 
 
-async def encode_asked(
-    services: Services, asked: Sequence[AskedChat], codec: TextCodec, context: RequestContext
+async def encode_chats_with_options(
+    services: Services, questions: Sequence[ChatWithOptions], codec: TextCodec, context: RequestContext
 ) -> list[PromptWithOptions]:
     """The prompts of chats that may differ in the end of their last message. Their common beginning is encoded once.
 
     Raises NoChatTemplate and InvalidField if a prompt cannot be encoded. Raises InvalidField for too many images in all
     chats, where common images count once, and for answers that the tokenizer does not distinguish.
     """
-    num_images = sum(1 for message in asked[0].chat.messages for _ in message.media)
-    num_images += sum(one.num_own_images for one in asked[1:])
+    num_images = sum(1 for message in questions[0].chat.messages for _ in message.media)
+    num_images += sum(question.num_own_images for question in questions[1:])
     if num_images > MAX_IMAGES:
         raise InvalidField("messages", "may have at most", limit=f"{MAX_IMAGES} images in total", given=num_images)
-    alike = [number for number, one in enumerate(asked) if not one.num_own_images]
+    alike = [number for number, question in enumerate(questions) if not question.num_own_images]
     encoded: dict[int, tuple[EncodedPrompt, list[int]]] = {}
     if alike:
-        shared = await encode_alike(services, [asked[number].chat for number in alike], codec, context)
+        shared = await encode_alike(services, [questions[number].chat for number in alike], codec, context)
         encoded = {number: (shared.head, tail) for number, tail in zip(alike, shared.tails, strict=True)}
     opening: list[int] | None = None
     prompts = []
-    for number, one in enumerate(asked):
+    for number, question in enumerate(questions):
         if number not in encoded:
-            encoded[number] = await encode_chat(services, one.chat, codec, context), []
+            encoded[number] = await encode_chat(services, question.chat, codec, context), []
         head, tail = encoded[number]
         if opening is None:
-            opening = await _answer_opening(one.chat, [*head.tokens, *tail], codec, context.owner)
-        options = await _encode_answers(one.answers, codec, context.owner, param=one.param)
-        prompts.append(PromptWithOptions(head, [*tail, *opening], options, one.param))
+            opening = await _answer_opening(question.chat, [*head.tokens, *tail], codec, context.owner)
+        options = await _encode_answers(question.answers, codec, context.owner, param=question.param)
+        prompts.append(PromptWithOptions(head, [*tail, *opening], options, question.param))
         await asyncio.sleep(0)  # many options together take long
     return prompts
 
@@ -387,11 +389,11 @@ async def _encode_answers(texts: Sequence[str], codec: TextCodec, owner: TaskOwn
     encode = partial(codec.encode_text, add_special=False, parse_special=False, param=param, owner=owner)
     # Some tokenizers put a space before the first word of a text.
     anchor = await encode(_ANCHOR)
-    found = []
+    encoded = []
     for text in texts:
         tokens = await encode(_ANCHOR + text)
-        found.append(tokens[len(anchor) :] if tokens[: len(anchor)] == anchor else await encode(text))
-    for shorter, longer in pairwise(sorted(found)):
+        encoded.append(tokens[len(anchor) :] if tokens[: len(anchor)] == anchor else await encode(text))
+    for shorter, longer in pairwise(sorted(encoded)):
         if longer[: len(shorter)] == shorter:
             raise InvalidField(param, "has options that the model's tokenizer does not tell apart")
-    return found
+    return encoded

@@ -17,7 +17,7 @@ from genai_server.generation.parameters.chat_messages import AnyTool, ChatParame
 from genai_server.generation.parameters.chat_messages import AnyTool as GivenTool
 from genai_server.generation.parameters.sampling_parameters import SamplingFields, StructuredOutputs
 from genai_server.grammar_checker.checker import GrammarChecker, SaltedCache
-from genai_server.http.request_state import InTurn, at_once
+from genai_server.http.request_state import RunInTurn, at_once
 from genai_server.text.answers.answer_text import AnswerParser, PlainParser
 from genai_server.text.answers.reasoning import ReasoningState
 from genai_server.text.codec import TextCodec
@@ -102,24 +102,24 @@ class Constraint:
         return InvalidField(self.field, f"{self.rule}: {reason}")
 
 
-def structure(wanted: StructuredOutputs | None) -> Constraint | None:
+def structure(options: StructuredOutputs | None) -> Constraint | None:
     """The constraint that the field `structured_outputs` demands; None without the field. Raises InvalidField if no
     grammar can be made of it.
     """
-    if wanted is None:
+    if options is None:
         return None
     with _naming(_STRUCTURE):
-        if wanted.regex is not None:
+        if options.regex is not None:
             rule = "must be a regular expression in the syntax of Rust's regex crate"
-            return Constraint(grammar.regex(wanted.regex), f"{_STRUCTURE}.regex", rule)
-        if wanted.choice is not None:
-            return Constraint(grammar.choice(wanted.choice), f"{_STRUCTURE}.choice", "must be a list of texts")
-        if wanted.grammar is not None:
+            return Constraint(grammar.regex(options.regex), f"{_STRUCTURE}.regex", rule)
+        if options.choice is not None:
+            return Constraint(grammar.choice(options.choice), f"{_STRUCTURE}.choice", "must be a list of texts")
+        if options.grammar is not None:
             rule = "must be a grammar in GBNF or in llguidance's dialect of Lark"
             field = f"{_STRUCTURE}.grammar"
-            return Constraint(grammar.given_grammar(wanted.grammar, param=field), field, rule)
+            return Constraint(grammar.request_grammar(options.grammar, param=field), field, rule)
         return Constraint(
-            grammar.json_schema(_schema(wanted.json_), param=f"{_STRUCTURE}.json"), f"{_STRUCTURE}.json", _SCHEMA
+            grammar.json_schema(_schema(options.json_), param=f"{_STRUCTURE}.json"), f"{_STRUCTURE}.json", _SCHEMA
         )
 
 
@@ -147,30 +147,37 @@ class ChatConstraint:
         """
         if _CALLS in self._loose:  # calls cannot be constrained
             tools = []
-        wanted, reasoning = self._wanted(), self._codec.dialect.reasoning
-        if wanted and reasoning and reasoning.answer_opening and state is not ReasoningState.CLOSED:
-            built = grammar.after_text(reasoning.answer_opening, wanted.grammar, self._codec.opaque_tokens)
-            wanted = replace(wanted, grammar=built)
+        text_constraint, reasoning = self._wanted(), self._codec.dialect.reasoning
+        if text_constraint and reasoning and reasoning.answer_opening and state is not ReasoningState.CLOSED:
+            built = grammar.after_text(reasoning.answer_opening, text_constraint.grammar, self._codec.opaque_tokens)
+            text_constraint = replace(text_constraint, grammar=built)
         forced = self._body.tool_choice not in (None, "none", "auto")
         chosen = _chosen(self._body.tool_choice, tools)
-        parts = [self._part(index, tool, asks=forced or wanted is not None) for index, tool in enumerate(chosen)]
-        held = [tool for tool, _ in parts]
-        whole = wanted
+        parts = [
+            self._part(index, tool, asks=forced or text_constraint is not None) for index, tool in enumerate(chosen)
+        ]
+        functions = [tool for tool, _ in parts]
+        constraint = text_constraint
         if forced:  # the response format applies to text answers only
-            whole = self._calls(held)
-        elif wanted is not None and held:
-            whole = replace(wanted, grammar=grammar.either(self._calls(held).grammar, wanted.grammar))
-        elif held:
+            constraint = self._calls(functions)
+        elif text_constraint is not None and functions:
+            constraint = replace(
+                text_constraint, grammar=grammar.either(self._calls(functions).grammar, text_constraint.grammar)
+            )
+        elif functions:
             is_promised = any(tool.function.strict for tool in chosen)
             # In formats without a marker, no text could precede calls.
             if is_promised or self._form.opening is not None:
-                whole = replace(self._text_or_calls(held, state), is_promised=is_promised, name=_CALLS)
-        if whole is None:
+                constraint = replace(self._text_or_calls(functions, state), is_promised=is_promised, name=_CALLS)
+        if constraint is None:
             return None
-        if reasoning is not None and whole.name != _CALLS:
-            built = grammar.after_reasoning(whole.grammar, reasoning, state, self._codec.opaque_tokens)
-            whole = replace(whole, grammar=built)
-        return replace(whole, parts=(*([wanted] if wanted and not forced else []), *(part for _, part in parts)))
+        if reasoning is not None and constraint.name != _CALLS:
+            built = grammar.after_reasoning(constraint.grammar, reasoning, state, self._codec.opaque_tokens)
+            constraint = replace(constraint, grammar=built)
+        return replace(
+            constraint,
+            parts=(*([text_constraint] if text_constraint and not forced else []), *(part for _, part in parts)),
+        )
 
     def _wanted(self) -> Constraint | None:
         """The constraint of an answer that is not a tool call: its format or structured output; None if nothing is
@@ -178,15 +185,15 @@ class ChatConstraint:
 
         Raises InvalidField if the constraint cannot be enforced.
         """
-        wanted, form = structure(self._body.structured_outputs), self._body.response_format
+        structured, form = structure(self._body.structured_outputs), self._body.response_format
         if form is None or form.type == "text":
-            return wanted
-        if wanted is not None:
+            return structured
+        if structured is not None:
             raise InvalidField(_STRUCTURE, "cannot be combined with", other=_FORMAT)
-        if (given := form.answer_schema) is None:
+        if (named_schema := form.answer_schema) is None:
             return Constraint(grammar.json_object(), _FORMAT, "must be supported")
         schema: Mapping[str, Any]
-        field, schema = f"{_FORMAT}.{given[0]}", given[1]
+        field, schema = f"{_FORMAT}.{named_schema[0]}", named_schema[1]
         is_strict = form.json_schema is not None and bool(form.json_schema.strict)
         is_promised = is_strict or not self._best_effort
         if not is_promised:
@@ -211,17 +218,17 @@ class ChatConstraint:
             elif parameters is not None:
                 parameters = self._relaxed(parameters, function.name, f"tools[{index}].parameters" if asks else None)
                 parameters = parameters if grammar.is_object(parameters) else ANY_OBJECT
-        held = Tool(function.name, parameters, is_promised=is_promised)
-        rule = f"must have supported JSON schemas as their parameters; those of {quoted(held.name)} are not"
-        if lark_of_text(held.schema) is not None:
-            rule = f"must have supported Lark grammars as their formats; that of {quoted(held.name)} is not"
+        definition = Tool(function.name, parameters, is_promised=is_promised)
+        rule = f"must have supported JSON schemas as their parameters; those of {quoted(definition.name)} are not"
+        if lark_of_text(definition.schema) is not None:
+            rule = f"must have supported Lark grammars as their formats; that of {quoted(definition.name)} is not"
         try:
-            built = grammar.arguments(held.schema, param="tools")
+            built = grammar.arguments(definition.schema, param="tools")
         except InvalidField as error:
             reason = error.sentence(None, error.other, error.given).removeprefix("cannot be used: ")
             raise InvalidField("tools", f"{rule}: {reason}") from None
-        return held, Constraint(
-            built, "tools", rule, is_promised=is_promised or held.name in self._loose, name=held.name
+        return definition, Constraint(
+            built, "tools", rule, is_promised=is_promised or definition.name in self._loose, name=definition.name
         )
 
     def _relaxed(self, schema: Mapping[str, Any], name: str, field: str | None) -> Mapping[str, Any]:
@@ -232,16 +239,16 @@ class ChatConstraint:
         response format that is not a schema. If a tool's parameters are not a schema, any value is allowed for them, so
         that the other tools can be used.
         """
-        found, left_out = any_value(schema), [EVERYTHING]
+        enforced, left_out = any_value(schema), [EVERYTHING]
         try:
             if name not in self._loose:
-                found, left_out = relaxed(schema)
+                enforced, left_out = relaxed(schema)
         except InvalidField as error:
             if name == field:
                 raise error.at(field) from None
         if field is not None:
             self.left_out += [(field, f": {word}") for word in left_out]
-        return found
+        return enforced
 
     @property
     def _form(self) -> ToolFormat:
@@ -285,23 +292,23 @@ def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
     return named
 
 
-def _schema(given: Any) -> dict[str, Any]:
-    """The value `given` of the field `json`, which is a JSON schema or the text of one, as a dictionary. The schema
+def _schema(schema: Any) -> dict[str, Any]:
+    """The value `schema` of the field `json`, which is a JSON schema or the text of one, as a dictionary. The schema
     `true` becomes one that allows any value, `false` one that allows none.
 
     Raises InvalidField for any other value.
     """
     field = f"{_STRUCTURE}.json"
-    if isinstance(given, str):
+    if isinstance(schema, str):
         try:
-            given = json.loads(given)
+            schema = json.loads(schema)
         except ValueError as error:
             raise InvalidField(field, f"must be a JSON schema, and is not JSON: {error}") from None
-    if isinstance(given, bool):
-        given = {} if given else {"not": {}}
-    if not isinstance(given, dict):
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    if not isinstance(schema, dict):
         raise InvalidField(field, "must be a JSON schema, an object")
-    return given
+    return schema
 
 
 @contextmanager
@@ -356,7 +363,7 @@ class OutputSpec:
     def shown_tokens(self) -> tuple[str, ...]:
         """Special tokens that the parser must see in the decoded text."""
         formats = (self.dialect.tool_format if self.tools else None, self.dialect.reasoning)
-        return tuple(token for one in formats if one is not None for token in one.shown_tokens)
+        return tuple(token for form in formats if form is not None for token in form.shown_tokens)
 
     def parser(self) -> PlainParser:
         """A new parser for one answer."""
@@ -430,7 +437,12 @@ class CheckedSpecs:
         self._cached: WeakKeyDictionary[TextCodec, SaltedCache[OutputSpec]] = WeakKeyDictionary()
 
     async def of(
-        self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester, in_turn: InTurn = at_once
+        self,
+        body: ChatParameters,
+        codec: TextCodec,
+        prompt: list[int],
+        requester: Requester,
+        in_turn: RunInTurn = at_once,
     ) -> OutputSpec:
         """The output spec of a chat, whose encoded prompt is `prompt`, with a grammar that compiles.
 
@@ -450,7 +462,7 @@ class CheckedSpecs:
         return spec
 
     async def _build(
-        self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester, in_turn: InTurn
+        self, body: ChatParameters, codec: TextCodec, prompt: list[int], requester: Requester, in_turn: RunInTurn
     ) -> OutputSpec:
         best_effort, loose = self._best_effort, frozenset[str]()
         complain = partial(self._grammars.complaint, requester=requester)

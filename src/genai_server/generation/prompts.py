@@ -19,7 +19,7 @@ from genai_server.generation.parameters.chat_messages import AnyTool, ChatMessag
 from genai_server.generation.parameters.completion_body import CompletionRequest
 from genai_server.http.leniency import Leniency
 from genai_server.media.audio.recordings import require_decoder
-from genai_server.media.images.image_files import ReadImage
+from genai_server.media.images.image_files import PreparedImage
 from genai_server.media.images.reader import ImageSource
 from genai_server.messages.generation_request import Image, ModelInfo
 from genai_server.messages.supervisor_protocol import TaskOwner
@@ -47,18 +47,18 @@ class EchoedPrompt:
         """
         if len(following) != len(self.tokens) - 1:
             return []
-        found, offset = [], 0
+        tokens, offset = [], 0
         for token in [ScoredToken(self.tokens[0], None), *following]:
-            found.append(structs.replace(token, offset=min(offset, len(self.text))))
+            tokens.append(structs.replace(token, offset=min(offset, len(self.text))))
             offset += len(token.text)
-        return found
+        return tokens
 
 
 @dataclass(frozen=True)
 class PlacedImage:
     """An image of a prompt, and the index of the first prompt token that stands for it."""
 
-    image: ReadImage
+    image: PreparedImage
     start: int
 
 
@@ -87,23 +87,24 @@ async def encode_prompts(
     if isinstance(body, ChatParameters):
         return [await encode_chat(services, body, codec, context)]
     encoded = []
-    for given in body.prompts:
-        if isinstance(given, str):
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
             add_special = body.add_special_tokens is not False
-            given = await codec.encode_text(given, add_special=add_special, owner=context.owner)
+            prompt = await codec.encode_text(prompt, add_special=add_special, owner=context.owner)
             await asyncio.sleep(0)  # many short prompts together take long
         if codec.vision is not None:
-            _check_that_no_token_is_of_images(given, codec.vision, codec.placeholder)
-        encoded.append(EncodedPrompt(given))
+            _check_no_image_tokens(prompt, codec.vision, codec.placeholder)
+        encoded.append(EncodedPrompt(prompt))
     return encoded
 
 
-def _check_that_no_token_is_of_images(prompt: Sequence[int], model: VisionModel, placeholder: int) -> None:
-    if found := [token for token in (model.image_token_id, placeholder) if token in prompt]:
+def _check_no_image_tokens(prompt: Sequence[int], model: VisionModel, placeholder: int) -> None:
+    if reserved := [token for token in (model.image_token_id, placeholder) if token in prompt]:
         noun = f"{model.medium}s"
         raise InvalidField(
             "prompt",
-            f"must not have token {found[0]}, which stands for {noun}: send {noun} in messages to /v1/chat/completions",
+            f"must not have token {reserved[0]}, which stands for {noun}: "
+            f"send {noun} in messages to /v1/chat/completions",
         )
 
 
@@ -150,8 +151,8 @@ async def encode_alike(
     if first.tokens[num_common:] == encoded[0]:
         return AlikePrompts(EncodedPrompt(first.tokens[:num_common], first.images), encoded)
     # The tokenizer does not encode the end of a text on its own as it does within the text.
-    others = [await encode_chat(services, chat, codec, context) for chat in chats[1:]]
-    return AlikePrompts(EncodedPrompt([], first.images), [prompt.tokens for prompt in (first, *others)])
+    other_prompts = [await encode_chat(services, chat, codec, context) for chat in chats[1:]]
+    return AlikePrompts(EncodedPrompt([], first.images), [prompt.tokens for prompt in (first, *other_prompts)])
 
 
 async def encode_messages(
@@ -175,35 +176,35 @@ async def encode_messages(
         return [message.for_template() for message in messages], tools
 
     plain, tools = await context.in_turn(to_objects, is_long=len(messages) > FEW_MESSAGES)
-    taken = None if codec.vision is None else codec.vision.medium
+    supported_medium = None if codec.vision is None else codec.vision.medium
     sources = _sources(messages)
-    for medium, given in sources.items():
-        if given and medium is not taken:
+    for medium, parts in sources.items():
+        if parts and medium is not supported_medium:
             _leave_out(plain, medium, codec, context.leniency, services.models.taking(medium))
     tokens, written = await codec.encode_chat(plain, tools, variables, owner=context.owner)
     context.leniency.convert(written.converted)
     context.leniency.note(written.left_out)
-    if taken is None or codec.vision is None or not sources[taken]:
+    if supported_medium is None or codec.vision is None or not sources[supported_medium]:
         return EncodedPrompt(tokens)
-    if taken is Medium.AUDIO:
-        require_decoder(sources[taken][0].param)
-    images = await services.images.read(codec.vision, sources[taken], context.requester(cache_salt))
+    if supported_medium is Medium.AUDIO:
+        require_decoder(sources[supported_medium][0].param)
+    images = await services.images.read(codec.vision, sources[supported_medium], context.requester(cache_salt))
     return _with_images(tokens, codec.placeholder, [images[number] for number in written.media])
 
 
 def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]:
     """The images and audio of the messages, by medium."""
-    found: dict[Medium, list[ImageSource]] = {Medium.IMAGE: [], Medium.AUDIO: []}
+    sources: dict[Medium, list[ImageSource]] = {Medium.IMAGE: [], Medium.AUDIO: []}
     for number, message in enumerate(messages):
         for index, part in message.media:
             field = f"messages[{number}].content[{index}]"
             if part.type == "image_url":
                 url, is_small = part.image_url.url, part.image_url.detail == "low"
-                found[Medium.IMAGE].append(ImageSource(url, is_small, f"{field}.image_url.url"))
+                sources[Medium.IMAGE].append(ImageSource(url, is_small, f"{field}.image_url.url"))
             else:
                 url = f"data:;base64,{part.input_audio.data}"
-                found[Medium.AUDIO].append(ImageSource(url, False, f"{field}.input_audio.data"))
-    return found
+                sources[Medium.AUDIO].append(ImageSource(url, False, f"{field}.input_audio.data"))
+    return sources
 
 
 def _leave_out(
@@ -214,21 +215,21 @@ def _leave_out(
     A strict request raises InvalidField if they are in the user's last message, which the model is asked to read. The
     error names `able`, the models that take them.
     """
-    asked = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     reads = "text only" if codec.vision is None else f"text and {codec.vision.medium}s"
     for number, message in enumerate(messages):
         for index, part in enumerate(message["content"] if isinstance(message.get("content"), list) else ()):
             if part["type"] != _PART_TYPES[medium]:
                 continue
             field = f"messages[{number}].content[{index}]"
-            leave_out = leniency.leave_out if number == asked else leniency.leave_out_of_history
+            leave_out = leniency.leave_out if number == last_user else leniency.leave_out_of_history
             if not leave_out(field, f" ({medium})"):
-                which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
-                raise InvalidField(field, f"is {_NOUNS[medium]}, and this model reads {reads}; {which} read it")
+                alternatives = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
+                raise InvalidField(field, f"is {_NOUNS[medium]}, and this model reads {reads}; {alternatives} read it")
             part.update(type="text", text=f"[{medium} left out: this model reads {reads}]")
 
 
-def _with_images(tokens: list[int], placeholder: int, images: Sequence[ReadImage]) -> EncodedPrompt:
+def _with_images(tokens: list[int], placeholder: int, images: Sequence[PreparedImage]) -> EncodedPrompt:
     """The prompt with the tokens of an image in place of each placeholder token."""
     expanded: list[int] = []
     placed: list[PlacedImage] = []
@@ -247,7 +248,7 @@ def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
     different salts share no images.
     """
 
-    def digest(image: ReadImage) -> str:
+    def digest(image: PreparedImage) -> str:
         return blake2b(f"{cache_salt}\n{image.digest}".encode(), person=b"image").hexdigest()
 
     return [
@@ -288,18 +289,18 @@ def echoed_prompts(
 
     `encoded` are the tokens of the prompts. Raises InvalidField for tokens outside the model's vocabulary.
     """
-    found = []
-    for given, tokens in zip(body.prompts, encoded, strict=True):
+    echoed = []
+    for prompt, tokens in zip(body.prompts, encoded, strict=True):
         unknown = next((token for token in tokens if token >= vocab_size), None)
         if unknown is not None:
             raise InvalidField(
                 "prompt", f"must have ids below {vocab_size}, the model's vocabulary size", given=unknown
             )
-        text = given if isinstance(given, str) else codec.decode(tokens, param="prompt")
-        found.append(
+        text = prompt if isinstance(prompt, str) else codec.decode(tokens, param="prompt")
+        echoed.append(
             EchoedPrompt(text, [codec.tokenizer.token_bytes(token) for token in tokens]) if body.echo else None
         )
-    return found
+    return echoed
 
 
 def template_variables(body: ChatParameters, codec: TextCodec, leniency: Leniency) -> dict[str, Any]:
@@ -361,8 +362,8 @@ def infill_tokens(codec: TextCodec) -> list[int]:
     """The three tokens that precede prefix, suffix and middle in a fill-in-the-middle prompt; empty if there are
     none.
     """
-    known = codec.opaque_tokens
-    return next(([known[name] for name in names] for names in _FAMILIES if known.keys() >= set(names)), [])
+    token_ids = codec.opaque_tokens
+    return next(([token_ids[name] for name in names] for names in _FAMILIES if token_ids.keys() >= set(names)), [])
 
 
 async def with_suffix(body: CompletionRequest, codec: TextCodec, owner: TaskOwner) -> CompletionRequest:
@@ -379,12 +380,12 @@ async def with_suffix(body: CompletionRequest, codec: TextCodec, owner: TaskOwne
     before, between, after = marks
     suffix = await codec.encode_text(body.suffix or "", add_special=False, param="suffix", owner=owner)
     prompts = []
-    for given in body.prompts:
-        prefix = given
-        if isinstance(given, str):
-            prefix = await codec.encode_text(given, add_special=False, owner=owner)
+    for prompt in body.prompts:
+        prefix = prompt
+        if isinstance(prompt, str):
+            prefix = await codec.encode_text(prompt, add_special=False, owner=owner)
         tokens = [before, *prefix, between, *suffix, after]
-        is_framed = isinstance(given, str) and body.add_special_tokens is not False
+        is_framed = isinstance(prompt, str) and body.add_special_tokens is not False
         prompts.append(codec.tokenizer.framed(tokens) if is_framed else tokens)
     ends = [codec.opaque_tokens[name] for name in _ENDS if name in codec.opaque_tokens]
     stop_token_ids = [*(body.stop_token_ids or []), *marks, *ends]

@@ -45,7 +45,7 @@ T = TypeVar("T")
 _BETWEEN = "__"
 # The limits of an answer's tokens, of which at most one is given.
 _LIMITS = ("max_tokens", "max_completion_tokens")
-_TOO_MANY = "the call was not run: the limit of tool calls is reached"
+_TOO_MANY_CALLS = "the call was not run: the limit of tool calls is reached"
 # Headers that belong to the connection, to the protocol, or say what host is asked.
 _OWN_HEADERS = frozenset(
     ("accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host")
@@ -142,14 +142,14 @@ def address_of(
     """
     if not url or not is_at(url, services.settings.allowed_mcp_hosts):
         return None
-    given = {name.lower(): value for name, value in (headers or {}).items()}
-    given |= {"authorization": f"Bearer {token}"} if token else {}
-    for name, value in given.items():
+    sent_headers = {name.lower(): value for name, value in (headers or {}).items()}
+    sent_headers |= {"authorization": f"Bearer {token}"} if token else {}
+    for name, value in sent_headers.items():
         if name in _OWN_HEADERS or not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"must not have {quoted(name)}")
         if not (value.isascii() and value.isprintable()):
             raise ValueError("must be of printable ASCII characters")
-    return ServerAddress(url, given)
+    return ServerAddress(url, sent_headers)
 
 
 async def find_tools(
@@ -170,30 +170,32 @@ async def find_tools(
         ended.set()
 
     client, tenant = services.tools.client, context.tenant
-    listing = asyncio.gather(*(client.tools(each.server, each.address, tenant=tenant) for each in selected))
+    listing = asyncio.gather(
+        *(client.tools(selection.server, selection.address, tenant=tenant) for selection in selected)
+    )
 
     async def listed() -> list[list[ToolInfo]]:
         return await listing
 
-    held = client.hold(_described(context, chosen), end)
+    handle = client.hold(_described(context, chosen), end)
     try:
-        found = await context.run_in_time(_unless(ended, listed))
+        tool_lists = await context.run_in_time(_run_unless_set(ended, listed))
     finally:
-        client.release(held)
-    if found is None:
+        client.release(handle)
+    if tool_lists is None:
         context.deadline.require_end(ended_for[0])
-    assert found is not None
+    assert tool_lists is not None
     return [
         ServedTool(
-            each.server,
+            selection.server,
             info,
-            each.wants_approval(info)
-            or (each.address is None and services.tools.servers[each.server].needs_approval(info.name)),
-            each.address,
+            selection.wants_approval(info)
+            or (selection.address is None and services.tools.servers[selection.server].needs_approval(info.name)),
+            selection.address,
         )
-        for each, infos in zip(selected, found, strict=True)
+        for selection, infos in zip(selected, tool_lists, strict=True)
         for info in infos
-        if each.allows(info)
+        if selection.allows(info)
     ]
 
 
@@ -219,7 +221,7 @@ def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_T
     return ToolRequest(state, model.about.name, record.device)
 
 
-async def _unless(ended: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+async def _run_unless_set(ended: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
     """Run the coroutine that `work` returns, and return its result. If the event `ended` is set first, cancel it and
     return None.
     """
@@ -235,9 +237,11 @@ async def _unless(ended: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T
 
 def with_tools(chat: Chat, tools: Iterable[ServedTool]) -> Chat:
     """A chat whose answer may also call these tools. A function of the chat with the same name replaces a tool."""
-    own = {tool.function.name for tool in chat.tools or ()}
+    own_names = {tool.function.name for tool in chat.tools or ()}
     more = [
-        Tool.model_validate({"type": "function", "function": tool.function}) for tool in tools if tool.name not in own
+        Tool.model_validate({"type": "function", "function": tool.function})
+        for tool in tools
+        if tool.name not in own_names
     ]
     listed = list(chat.listed_tools)
     both = chat.model_copy(update={"tools": [*(chat.tools or ()), *more] or None})
@@ -252,8 +256,8 @@ def served_tools(tools: Iterable[ServedTool], chat: ChatParameters, approved: It
 
     `approved` are the ids of tool calls in the conversation that the client has approved.
     """
-    own = {tool.function.name for tool in chat.tools or ()}
-    return ServedTools({tool.name: tool for tool in tools if tool.name not in own}, frozenset(approved))
+    own_names = {tool.function.name for tool in chat.tools or ()}
+    return ServedTools({tool.name: tool for tool in tools if tool.name not in own_names}, frozenset(approved))
 
 
 def unanswered(messages: Sequence[ChatMessage]) -> list[str]:
@@ -333,8 +337,8 @@ class ToolLoop(Answer):
         self._held = self._services.tools.client.hold(_described(self._context, self._model), self._end_for)
         try:
             if self._tools.approved:
-                await self._context.run_while_connected(_unless(self._stopped, self._run_approved))
-            generation = await _unless(self._stopped, lambda: self._generate(self._chat))
+                await self._context.run_while_connected(_run_unless_set(self._stopped, self._run_approved))
+            generation = await _run_unless_set(self._stopped, lambda: self._generate(self._chat))
             if generation is None:
                 self._context.deadline.require_end(self._reason)
             assert generation is not None
@@ -367,9 +371,9 @@ class ToolLoop(Answer):
 
             # Its calls that the server runs. The client runs, or approves, the others.
             self._services.tools.client.update(self._held, _described(self._context, self._model, self.usage))
-            ours = [index for index, call in enumerate(calls) if self._tools.of(call.id, call.name) is not None]
+            served_calls = [index for index, call in enumerate(calls) if self._tools.of(call.id, call.name) is not None]
             results: dict[int, ToolOutput] = {}
-            async for index, result in self._run([(index, calls[index]) for index in ours]):
+            async for index, result in self._run([(index, calls[index]) for index in served_calls]):
                 results[index] = result
                 yield Piece([ToolResult(num_calls + index, result.text, result.is_error)], [])
             if len(results) < len(calls) or self._stopped.is_set():
@@ -462,7 +466,7 @@ class ToolLoop(Answer):
         if self._calls_left is not None:
             self._calls_left -= 1
             if self._calls_left < 0:
-                return ToolOutput(0, _TOO_MANY, is_error=True)
+                return ToolOutput(0, _TOO_MANY_CALLS, is_error=True)
         tool = self._tools.tools[call.name]
         return await self._services.tools.client.run(
             tool.server,
@@ -482,11 +486,13 @@ class ToolLoop(Answer):
                 messages += pending
                 pending = []
             messages.append(message)
-            for each in message.tool_calls or ():
-                tool = self._tools.of(each.id, each.function.name)
-                if each.id not in self._tools.approved or tool is None:
+            for tool_call in message.tool_calls or ():
+                tool = self._tools.of(tool_call.id, tool_call.function.name)
+                if tool_call.id not in self._tools.approved or tool is None:
                     continue
-                call = WholeToolCall(each.id, each.function.name, each.function.arguments, is_complete=True)
+                call = WholeToolCall(
+                    tool_call.id, tool_call.function.name, tool_call.function.arguments, is_complete=True
+                )
                 result = await self._approved_result(call)
                 pending.append(_result_message(call, result))
                 self._before += [
@@ -523,7 +529,7 @@ class ToolLoop(Answer):
             return False
         while True:
             try:
-                generation = await _unless(self._stopped, lambda: self._generate(chat, while_connected=False))
+                generation = await _run_unless_set(self._stopped, lambda: self._generate(chat, while_connected=False))
                 break
             except PromptTooLong:
                 self._reason = FinishReason.LENGTH
@@ -537,7 +543,7 @@ class ToolLoop(Answer):
                     self._reason = FinishReason.TIMEOUT
                     return False
                 pause = min(error.retry_after or 1, seconds)
-                await _unless(self._stopped, partial(asyncio.sleep, pause))
+                await _run_unless_set(self._stopped, partial(asyncio.sleep, pause))
         if generation is None:
             return False
         self._spent += self._round.usage
@@ -576,8 +582,8 @@ class ToolLoop(Answer):
         if self._rounds_left < 1 or (self._calls_left is not None and self._calls_left < 1):
             # The prompt keeps the tools, and with them its cached prefix.
             listed = list(chat.listed_tools)
-            others = [tool for tool in chat.tools or () if tool.function.name not in self._tools.tools]
-            chat = chat.model_copy(update={"tools": others or None, "tool_choice": None})
+            client_tools = [tool for tool in chat.tools or () if tool.function.name not in self._tools.tools]
+            chat = chat.model_copy(update={"tools": client_tools or None, "tool_choice": None})
             chat.list_tools(listed)
         return chat
 

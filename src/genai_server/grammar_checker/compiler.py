@@ -59,16 +59,16 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str:
         # The first mask may take a second, too; each copy of the matcher includes what it has computed.
         matcher.compute_bitmask()
     except BaseException as error:  # a panic of the library is not an Exception
-        return in_short(str(error))
+        return shortened_message(str(error))
     return reason(matcher) if matcher.is_error() else matcher
 
 
 def reason(matcher: LLMatcher) -> str:
     """Return the reason why a matcher cannot continue."""
-    return in_short(matcher.get_error())
+    return shortened_message(matcher.get_error())
 
 
-def in_short(words: str) -> str:
+def shortened_message(words: str) -> str:
     """Return an error message of llguidance, cut to a maximum length and without the backtrace that the message of a
     panic contains.
     """
@@ -81,7 +81,7 @@ def complaint(grammar: str) -> str | None:
     Random answers of a few tokens are generated with a valid grammar, as an engine would do. Errors that depend on a
     model's tokens are only found in the engine.
     """
-    matcher = compile_grammar(_stand_in(grammar), grammar)
+    matcher = compile_grammar(_placeholder_tokenizer(grammar), grammar)
     if isinstance(matcher, LLMatcher):
         _follow(matcher)
         return None
@@ -90,7 +90,7 @@ def complaint(grammar: str) -> str | None:
         return None
     # The message quotes an internal grammar around a regular expression.
     expression = _EXPRESSION_ERROR.search(messages[0])
-    return in_short(expression[0] if expression else messages[0])
+    return shortened_message(expression[0] if expression else messages[0])
 
 
 @contextmanager
@@ -124,17 +124,17 @@ def _follow(matcher: LLMatcher) -> None:
             answer.consume_token(chance.choice(tokens or [allowed.bit_length() - 1]))
 
 
-def _stand_in(grammar: str) -> LLTokenizer:
+def _placeholder_tokenizer(grammar: str) -> LLTokenizer:
     """Return a tokenizer of single bytes with the special tokens and token ids that a grammar names. It takes the place
     of the model's tokenizer, which is not known here.
     """
     ids = [int(number) for listed in _IDS.findall(grammar) for number in re.findall(r"\d{1,9}", listed)]
     largest = max((number for number in ids if number <= _MAX_ID), default=0)
-    return _stand_in_tokenizer(tuple(sorted(set(_NAMES.findall(grammar)))[:_MAX_NAMES]), largest)
+    return _cached_tokenizer(tuple(sorted(set(_NAMES.findall(grammar)))[:_MAX_NAMES]), largest)
 
 
 @lru_cache(4)
-def _stand_in_tokenizer(names: tuple[str, ...], largest: int) -> LLTokenizer:
+def _cached_tokenizer(names: tuple[str, ...], largest: int) -> LLTokenizer:
     special = [b"<end>", *(name.encode() for name in names)]
     return byte_tokenizer(special, [_END], max(_END + len(special), largest + 1))
 
@@ -173,7 +173,7 @@ def _answer(question: dict[str, Any], data: bytes) -> dict[str, Any]:
     try:
         return {"error": complaint(question["grammar"])}
     except BaseException as error:  # a panic of the library is not an Exception
-        return {"error": in_short(f"the compiler fails: {error}")}
+        return {"error": shortened_message(f"the compiler fails: {error}")}
 
 
 if __name__ == "__main__":

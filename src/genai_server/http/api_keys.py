@@ -28,7 +28,7 @@ MIN_KEY_LENGTH = 16
 # What operators see in place of a name for requests with the admin key. No API key can have this name.
 ADMIN_KEY_NAME = "(admin)"
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_OF_NAMES = "letters, digits, dots, dashes and underscores"
+_NAME_CHARACTERS = "letters, digits, dots, dashes and underscores"
 # Visible characters that have no special meaning in key lists and headers.
 _KEY = re.compile(r"[!-+\--9;-~]+")
 _LINE = re.compile(r"(?P<name>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})(?P<words>(\s+\S+)*)")
@@ -94,16 +94,16 @@ class ApiKeys:
     def __iter__(self) -> Iterator[ApiKey]:
         return iter(self._keys)
 
-    def find(self, given: str) -> ApiKey | None:
+    def find(self, text: str) -> ApiKey | None:
         """The API key with this text; None if there is none. The duration of a call does not reveal how much of a wrong
         text is right.
         """
-        digest = hash_key(given)
-        found = None
+        digest = hash_key(text)
+        match = None
         for key in self._keys:
             if hmac.compare_digest(digest, key.digest):
-                found = key
-        return found
+                match = key
+        return match
 
     def reread(self) -> None:
         """Reload the key file. If the file is invalid, the keys remain unchanged and the reason is logged."""
@@ -133,9 +133,9 @@ def load_keys(settings: Settings) -> ApiKeys:
     keys = ApiKeys(listed, Path(settings.api_key_file) if settings.api_key_file else None)
     if settings.admin_api_key:
         _check_strength("GENAI_ADMIN_API_KEY", settings.admin_api_key)
-        if (same := keys.find(settings.admin_api_key)) is not None:
+        if (match := keys.find(settings.admin_api_key)) is not None:
             raise ConfigurationError(
-                f"GENAI_ADMIN_API_KEY: it must differ from all API keys, but is the key of {same.name}"
+                f"GENAI_ADMIN_API_KEY: it must differ from all API keys, but is the key of {match.name}"
             )
     for name in ("max_concurrent_per_key", "rate_per_key"):
         if getattr(settings, name) and not keys.required:
@@ -158,12 +158,12 @@ def line_of(name: str, key: str, concurrent: int | None = None, rate: int | None
     None, the limit in the settings applies. Raises ConfigurationError for an invalid name or limit.
     """
     if not NAME.fullmatch(name):
-        raise ConfigurationError(f"the name of a key must have 1 to 64 {_OF_NAMES}; given {quoted(name)}")
+        raise ConfigurationError(f"the name of a key must have 1 to 64 {_NAME_CHARACTERS}; given {quoted(name)}")
     limits = {"concurrent": concurrent, "rate": rate}
-    own = [f"{limit}={number}" for limit, number in limits.items() if number is not None]
-    if wrong := next((limit for limit in own if not _LIMIT.fullmatch(limit)), None):
+    parts = [f"{limit}={number}" for limit, number in limits.items() if number is not None]
+    if wrong := next((limit for limit in parts if not _LIMIT.fullmatch(limit)), None):
         raise ConfigurationError(f"a limit of a key must have at most 6 digits; given {wrong}")
-    return " ".join([name, f"sha256:{hash_key(key).hex()}", *own])
+    return " ".join([name, f"sha256:{hash_key(key).hex()}", *parts])
 
 
 def append_line(path: Path, name: str, line: str) -> None:
@@ -187,13 +187,13 @@ def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="replace")).digest()
 
 
-def _check_strength(what: str, key: str) -> None:
-    """Raise ConfigurationError if a key is too short or has invalid characters. `what` names the key in the message,
+def _check_strength(label: str, key: str) -> None:
+    """Raise ConfigurationError if a key is too short or has invalid characters. `label` names the key in the message,
     which never shows it.
     """
     if len(key) < MIN_KEY_LENGTH or not _KEY.fullmatch(key):
         raise ConfigurationError(
-            f"{what} must have at least {MIN_KEY_LENGTH} characters, all of them visible ASCII "
+            f"{label} must have at least {MIN_KEY_LENGTH} characters, all of them visible ASCII "
             f"except comma and colon; given {len(key)} (genai-server key generates one)"
         )
 
@@ -203,7 +203,7 @@ def _from_list(text: str) -> Iterator[ApiKey]:
         name, colon, key = entry.rpartition(":")
         name = name if colon else f"key-{n}"
         if not NAME.fullmatch(name):
-            raise ConfigurationError(f"GENAI_API_KEYS: the name of entry {n} must have 1 to 64 {_OF_NAMES}")
+            raise ConfigurationError(f"GENAI_API_KEYS: the name of entry {n} must have 1 to 64 {_NAME_CHARACTERS}")
         _check_strength(f"GENAI_API_KEYS: key {name}", key)
         yield ApiKey(name, hash_key(key))
 
@@ -227,7 +227,7 @@ def _from_file(path: Path) -> Iterator[ApiKey]:
                 "followed by concurrent=N or rate=N if the key has limits of its own, thinking_budget=N if it has a "
                 f"budget of reasoning, and {_ABSOLUTE} if its priority counts next to other keys"
             )
-        own = {limit[1]: int(limit[2]) for limit in limits if limit}
+        limit_values = {limit[1]: int(limit[2]) for limit in limits if limit}
         digest = bytes.fromhex(entry["digest"])
-        limits_of_key = own.get("concurrent"), own.get("rate")
-        yield ApiKey(entry["name"], digest, *limits_of_key, _ABSOLUTE in words, own.get("thinking_budget"))
+        limits_of_key = limit_values.get("concurrent"), limit_values.get("rate")
+        yield ApiKey(entry["name"], digest, *limits_of_key, _ABSOLUTE in words, limit_values.get("thinking_budget"))

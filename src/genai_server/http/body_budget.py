@@ -29,9 +29,9 @@ class _Pool:
     def add(self, key: Hashable, num_bytes: int) -> None:
         """Count `num_bytes` more bytes of a key's bodies; a negative number counts fewer."""
         self.total += num_bytes
-        held = self.held.pop(key, 0) + num_bytes
-        if held:
-            self.held[key] = held
+        key_bytes = self.held.pop(key, 0) + num_bytes
+        if key_bytes:
+            self.held[key] = key_bytes
 
     def num_keys(self, key: Hashable) -> int:
         """The number of API keys that hold bytes, counting `key` in any case."""
@@ -131,15 +131,15 @@ class BodyBudget:
         excess = pool.total + new - old - pool.limit
         if excess <= 0 or pool.total == old:
             return
-        held, num_keys = pool.held.get(body.key, 0), pool.num_keys(body.key)
+        key_bytes, num_keys = pool.held.get(body.key, 0), pool.num_keys(body.key)
         share = pool.limit // num_keys
-        if held + new - old <= share:
+        if key_bytes + new - old <= share:
             self._take_back(pool, body.key, excess, share)
             return
-        own = f"of which each of {num_keys} API keys has a share of {share}, and this one holds {held}"
+        details = f"of which each of {num_keys} API keys has a share of {share}, and this one holds {key_bytes}"
         raise BodiesTooLarge(
             f"the bodies of all requests together may have at most {pool.limit} bytes ({self._setting}), "
-            f"{f'and {pool.total} are there' if num_keys == 1 else own}; try again"
+            f"{f'and {pool.total} are there' if num_keys == 1 else details}; try again"
         )
 
     def _take_back(self, pool: _Pool, key: Hashable, num_bytes: int, share: int) -> None:

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from genai_server.config.settings import Settings
 from genai_server.http.error_responses import from_findings, malformed
-from genai_server.http.leniency import Change, LeftOut, Leniency
+from genai_server.http.leniency import Change, Leniency, RemovalRules
 from genai_server.http.request_state import request_state
 from genai_server.http.upload import form_object
 
@@ -58,7 +58,7 @@ class BodyRoute(APIRoute):
 
 
 def lenient_route(
-    left_out: LeftOut,
+    left_out: RemovalRules,
     *,
     convert: Change | None = None,
     caps: bool = False,
@@ -89,7 +89,7 @@ def lenient_route(
     return LenientRoute
 
 
-def history_route(left_out: LeftOut, *, convert: Change | None = None) -> type[BodyRoute]:
+def history_route(left_out: RemovalRules, *, convert: Change | None = None) -> type[BodyRoute]:
     """A class of routes that remove fields only from the conversation history in a body, as the table `left_out`
     describes, and validate everything else strictly.
 
@@ -172,11 +172,11 @@ def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
-        found = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
-        raise from_findings(found, body) from None
+        findings = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
+        raise from_findings(findings, body) from None
 
 
 def _as_json(scope: Scope) -> Scope:
     """A copy of the scope in which the content type of the request is JSON."""
-    others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}

@@ -62,8 +62,10 @@ def _methods(app: FastAPI, request: Request) -> list[str]:
     """
     documented = app.openapi()["paths"].get(request.scope["path"])
     if documented is not None:
-        found = {method.upper() for method in documented}
+        methods = {method.upper() for method in documented}
     else:
         scopes = {method: {**request.scope, "method": method} for method in _METHODS}
-        found = {m for m, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in app.routes)}
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # http/middleware/request_lifetime.py
+        methods = {
+            m for m, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in app.routes)
+        }
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))  # http/middleware/request_lifetime.py

@@ -48,7 +48,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
 }
 # Default headers of all responses: browsers do not guess the content type, do not cache possibly private answers, and
 # do not show the server in a frame of another site.
-FOR_BROWSERS = {
+BROWSER_HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
     "content-security-policy": "frame-ancestors 'none'",

@@ -73,18 +73,18 @@ class FieldNames:
 
     def name(self, path: str) -> str:
         """The client's name for the field at a path of the chat request."""
-        known = path
-        while known and known not in self.table:
-            known = known[: max(known.rfind("."), known.rfind("["), 0)]
-        return self.table[known] + path[len(known) :] if known else path
+        prefix = path
+        while prefix and prefix not in self.table:
+            prefix = prefix[: max(prefix.rfind("."), prefix.rfind("["), 0)]
+        return self.table[prefix] + path[len(prefix) :] if prefix else path
 
     def param(self, path: str) -> str:
         """The client's name for the field at a path, without a remark, as the `param` of an error."""
         return self.name(path).partition(" (")[0]
 
-    def value(self, path: str, given: str | None) -> str | None:
+    def value(self, path: str, text: str | None) -> str | None:
         """What the client sent for the field at a path, as JSON.
 
-        That is `given`, the value in the chat request, unless the translation has changed it. None if `given` is None.
+        That is `text`, the value in the chat request, unless the translation has changed it. None if `text` is None.
         """
-        return quoted(self.values[path]) if given is not None and path in self.values else given
+        return quoted(self.values[path]) if text is not None and path in self.values else text

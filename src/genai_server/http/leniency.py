@@ -1,11 +1,11 @@
 """Removes parts of a request that have no effect instead of refusing the request, and reports them in headers and the
 log.
 
-Each API has a table of such fields, a LeftOut, which a Leniency applies to each request. A part of the conversation
-history may also be converted to another form, which a second header reports. Unknown keys of the history are removed
-and reported as well, because clients send back messages that they received from other programs and servers, with keys
-of an SDK (`parsed`), of another server (`opts`) or of a newer version of an API. Only what a request itself asks for is
-strict.
+Each API has a table of such fields, a RemovalRules, which a Leniency applies to each request. A part of the
+conversation history may also be converted to another form, which a second header reports. Unknown keys of the history
+are removed and reported as well, because clients send back messages that they received from other programs and servers,
+with keys of an SDK (`parsed`), of another server (`opts`) or of a newer version of an API. Only what a request itself
+asks for is strict.
 """
 
 import logging
@@ -43,14 +43,14 @@ _NAMEABLE = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _MAX_NAMED = 32
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Indexes, versions and limits in a report, which differ between requests.
-_VARYING = re.compile(r"\[\d+\]|_\d{8}\b|\d+")
+_VARYING_PARTS = re.compile(r"\[\d+\]|_\d{8}\b|\d+")
 # Reports that this process has logged, up to a maximum number, because clients choose some of the names.
 _logged: set[str] = set()
 _MAX_LOGGED = 500
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class RemovalRules:
     """A table of what an API's lenient endpoints remove from a body. Its attributes are applied in the order in which
     they are declared.
     """
@@ -66,16 +66,16 @@ class LeftOut:
 
     def remove_from(self, body: Any) -> list[str]:
         """Remove from a body everything that the table describes. Returns the locations of what was removed."""
-        found = remove(body, *self.fields)
+        locations = remove(body, *self.fields)
         for path, values in self.values.items():
             parent, _, name = path.rpartition(".")
             if any(_is_one_of(value.get(name), values) for _, value in objects_at(body, parent)):
-                found += remove(body, path)
+                locations += remove(body, path)
         for rule in self.rules:
-            found += rule(body)
+            locations += rule(body)
         for path, form in self.forms.items():
-            found += remove_unknown_keys(body, path, form)
-        return found
+            locations += remove_unknown_keys(body, path, form)
+        return locations
 
 
 def _is_one_of(value: object, values: Iterable[object]) -> bool:
@@ -90,9 +90,9 @@ class Leniency:
 
     def __init__(
         self,
-        left_out: LeftOut | None = None,
+        left_out: RemovalRules | None = None,
         *,
-        history: LeftOut | None = None,
+        history: RemovalRules | None = None,
         convert: Change | None = None,
         caps: bool = False,
     ) -> None:
@@ -164,11 +164,11 @@ class Leniency:
         """
         self._converted += map(self._named, locations)
 
-    def convert_value(self, path: str, given: object, remark: str) -> None:
-        """Report that the prompt uses another value for the field at `path` of the chat request than `given`, the
+    def convert_value(self, path: str, value: object, remark: str) -> None:
+        """Report that the prompt uses another value for the field at `path` of the chat request than `value`, the
         client's value. `remark` says which.
         """
-        self.convert([(path, f" {self.names.value(path, quoted(given))}{remark}")])
+        self.convert([(path, f" {self.names.value(path, quoted(value))}{remark}")])
 
     def cap(self, path: str, tokens: int) -> bool:
         """Report that the maximum number of tokens of an answer, given in the field at `path`, is reduced to `tokens`.
@@ -190,7 +190,7 @@ class Leniency:
         Each kind of field that was left out is also logged, once in a process.
         """
         for name in self._left_out:
-            kind = _VARYING.sub("", name)
+            kind = _VARYING_PARTS.sub("", name)
             if kind not in _logged and len(_logged) < _MAX_LOGGED:
                 _logged.add(kind)
                 log.info("left out of a request: %s (GENAI_STRICT=true refuses such requests)", name)
@@ -201,7 +201,7 @@ class Leniency:
 def _as_header(names: Iterable[str]) -> str:
     text = ", ".join(dict.fromkeys(names)).encode("ascii", "backslashreplace").decode()
     # Clients choose some of the names, such as ids of items: no line break may begin another header.
-    text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    text = _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
     if len(text) <= _MAX_CHARACTERS:
         return text
     start = text[:_MAX_CHARACTERS]
@@ -223,8 +223,11 @@ def history_of(body: Any, field: str) -> JsonObject:
     messages = body.get(field) if isinstance(body, dict) else None
     if not isinstance(messages, list):
         return {}
-    last = max((n for n, one in enumerate(messages) if isinstance(one, dict) and one.get("role") == "user"), default=-1)
-    return {field: [{} if n == last else one for n, one in enumerate(messages)]}
+    last = max(
+        (n for n, message in enumerate(messages) if isinstance(message, dict) and message.get("role") == "user"),
+        default=-1,
+    )
+    return {field: [{} if n == last else message for n, message in enumerate(messages)]}
 
 
 def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
@@ -232,37 +235,37 @@ def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
 
     In a path such as `tools[].name`, `[]` stands for each element of a list. The empty path is the body itself.
     """
-    found = [("", body)]
+    objects = [("", body)]
     for part in path.split(".") if path else []:
         field = part.removesuffix("[]")
-        found = [
+        objects = [
             (f"{location}.{field}".removeprefix("."), value[field])
-            for location, value in found
+            for location, value in objects
             if isinstance(value, dict) and field in value
         ]
         if part.endswith("[]"):
             # A body is limited to 50,000 objects; lists may hold many more other values.
-            found = [
+            objects = [
                 (f"{location}[{index}]", element)
-                for location, value in found
+                for location, value in objects
                 if isinstance(value, list)
                 for index, element in enumerate(value)
                 if isinstance(element, dict)
             ]
-    yield from ((location, value) for location, value in found if isinstance(value, dict))
+    yield from ((location, value) for location, value in objects if isinstance(value, dict))
 
 
 def remove(body: Any, *paths: str) -> list[str]:
     """Remove the fields at these paths from a body, wherever they are present. Returns the locations of the removed
     fields, without those whose value was null.
     """
-    found = []
+    locations = []
     for path in paths:
         parent, _, field = path.rpartition(".")
         for location, value in objects_at(body, parent):
             if value.pop(field, None) is not None:
-                found.append(f"{location}.{field}".removeprefix("."))
-    return found
+                locations.append(f"{location}.{field}".removeprefix("."))
+    return locations
 
 
 def remove_tools(
@@ -271,15 +274,15 @@ def remove_tools(
     """Remove from a body the tools whose `type` is accepted by `is_removed`, unless `but` accepts the tool. Returns the
     location and type of each removed tool.
     """
-    found = {
+    matches = {
         location: tool
         for location, tool in objects_at(body, "tools[]")
         if isinstance(tool.get("type"), str) and is_removed(tool["type"]) and not but(tool)
     }
-    if found:
-        removed = [id(tool) for tool in found.values()]
+    if matches:
+        removed = [id(tool) for tool in matches.values()]
         body["tools"] = [tool for tool in body["tools"] if id(tool) not in removed]
-    return [f"{location} ({tool['type']})" for location, tool in found.items()]
+    return [f"{location} ({tool['type']})" for location, tool in matches.items()]
 
 
 def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: str) -> list[str]:
@@ -289,14 +292,14 @@ def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: s
     Content parts at these paths are replaced if their `type` is in `kinds`, which maps the type to the name of the
     medium. The new part has the type `text_type`.
     """
-    found = []
+    locations = []
     for location, part in (located for path in paths for located in objects_at(body, path)):
         kind = part.get("type")
         if isinstance(kind, str) and kind in kinds:
             part.clear()
             part.update(type=text_type, text=f"[{kinds[kind]} left out: this model reads text only]")
-            found.append(f"{location} ({kinds[kind]})")
-    return found
+            locations.append(f"{location} ({kinds[kind]})")
+    return locations
 
 
 def remove_unknown_keys(body: Any, path: str, form: Any) -> list[str]:
@@ -320,17 +323,17 @@ def _remove(value: JsonObject, location: str, form: Any) -> Iterator[str]:
     model = _model_of(value, form)
     if model is None:
         return
-    known = _fields(model)
-    for key in [key for key in value if key not in known]:
+    fields = _fields(model)
+    for key in [key for key in value if key not in fields]:
         if value.pop(key) is not None:
             yield f"{location}.{nameable(key, '(a key)')}"
     for key, inner in value.items():
         if isinstance(inner, dict):
-            yield from _remove(inner, f"{location}.{key}", known[key])
-        elif isinstance(inner, list) and _models(known[key]):
+            yield from _remove(inner, f"{location}.{key}", fields[key])
+        elif isinstance(inner, list) and _models(fields[key]):
             for element in inner:
                 if isinstance(element, dict):
-                    yield from _remove(element, f"{location}.{key}[]", known[key])
+                    yield from _remove(element, f"{location}.{key}[]", fields[key])
 
 
 def _model_of(value: JsonObject, form: Any) -> type[BaseModel] | None:
@@ -369,6 +372,10 @@ def _types(model: type[BaseModel]) -> frozenset[Any]:
     field = model.model_fields.get("type")
     if field is None:
         return frozenset()
-    literals = [one for one in (field.annotation, *get_args(field.annotation)) if get_origin(one) is Literal]
-    found = {value for literal in literals for value in get_args(literal)}
-    return frozenset(found | (set() if field.is_required() else {None}))
+    literals = [
+        annotation
+        for annotation in (field.annotation, *get_args(field.annotation))
+        if get_origin(annotation) is Literal
+    ]
+    types = {value for literal in literals for value in get_args(literal)}
+    return frozenset(types | (set() if field.is_required() else {None}))

@@ -106,12 +106,12 @@ class RateLimits:
         finally:
             usage.reading -= 1
 
-    def _check_concurrent(self, key: ApiKey, running: int, usage: _Usage, what: str, more: int = 1) -> None:
+    def _check_concurrent(self, key: ApiKey, running: int, usage: _Usage, noun: str, more: int = 1) -> None:
         limit = self._concurrent if key.concurrent is None else key.concurrent
         if limit and running + more > limit:
-            given = f", given {more} more" if more > 1 else ""
+            suffix = f", given {more} more" if more > 1 else ""
             raise RateLimitExceeded(
-                f"too many concurrent {what}: this key may have {limit}, and has {running}{given}",
+                f"too many concurrent {noun}: this key may have {limit}, and has {running}{suffix}",
                 retry_after=_whole(usage.seconds / limit),
             )
 

@@ -65,7 +65,7 @@ class Receipt:
     on_behalf: OnBehalf | None = None
 
 
-class InTurn(Protocol):
+class RunInTurn(Protocol):
     """A function that runs a job over all of a request's content, such as all its messages or schemas, in such a way
     that long jobs of one API key do not delay other keys.
     """
@@ -80,8 +80,8 @@ class InTurn(Protocol):
 
 
 async def at_once(job: Callable[[], T], *, is_long: bool = False) -> T:
-    """Run a job at once in the calling thread, and return its result. An InTurn for callers that have no other requests
-    to delay.
+    """Run a job at once in the calling thread, and return its result. A RunInTurn for callers that have no other
+    requests to delay.
     """
     return job()
 
@@ -123,7 +123,7 @@ class KeyTurns:
                 return
         self._is_taken = False
 
-    async def one_each_iteration(self, key: Hashable) -> None:
+    async def wait_for_turn(self, key: Hashable) -> None:
         """Wait until a request with this key has the turn. Each turn lasts for one iteration of the event loop.
 
         Without this, hundreds of requests of one key that arrive together would all run before the next request of
@@ -197,18 +197,18 @@ class HttpRequestState:
 
     async def in_turn(self, job: Callable[[], T], *, is_long: bool = False) -> T:
         """Run a job that goes through the whole request, and return its result. A long job runs in a thread, where API
-        keys take turns; see InTurn.
+        keys take turns; see RunInTurn.
         """
         return await self.parse(job, num_bytes=_SHORT + 1 if is_long else self.num_body_bytes)
 
 
 def request_state(scope: Scope) -> HttpRequestState:
-    """The state of the request with this scope, which `begin_request` has created."""
+    """The state of the request with this scope, which `start_request` has created."""
     state: HttpRequestState = scope["state"][_KEY]
     return state
 
 
-def begin_request(
+def start_request(
     scope: Scope, model: str = "", clock: Clock = request_clock, dialects: Sequence[Dialect] = ()
 ) -> HttpRequestState:
     """Create the state of a request, and store it in the request's ASGI scope, in place of everything else that the
@@ -219,9 +219,9 @@ def begin_request(
     otherwise a new one.
     """
     receipt = receipt_of(scope.get("state", {}))
-    given = Headers(scope=scope).get("x-request-id", "")
+    header = Headers(scope=scope).get("x-request-id", "")
     unique_id = f"req-{secrets.token_hex(12)}"
-    request_id = given if _PLAIN_NAME.fullmatch(given) else unique_id
+    request_id = header if _PLAIN_NAME.fullmatch(header) else unique_id
     arrival = Arrival(clock, receipt.arrived)
     record = RequestRecord(scope, request_id, unique_id, model, arrival, time.time() - arrival.elapsed)
     record.is_low_priority = receipt.on_behalf is not None
@@ -238,8 +238,8 @@ def with_receipt(receipt: Receipt) -> dict[str, Any]:
 
 def receipt_of(state: Mapping[str, Any]) -> Receipt:
     """The receipt that the caller of the app has left in the state of the scope; an empty one if there is none."""
-    found: Receipt = state.get(_RECEIPT, Receipt())
-    return found
+    receipt: Receipt = state.get(_RECEIPT, Receipt())
+    return receipt
 
 
 def request_id_headers(scope: Scope) -> dict[str, str]:

@@ -44,10 +44,10 @@ class FormParser:
     """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        given = headers.get("content-type", "")
-        kind, options = parse_options_header(given)
+        content_type = headers.get("content-type", "")
+        kind, options = parse_options_header(content_type)
         if kind != FORM.encode() or not options.get(b"boundary"):
-            shown = f"given {quoted(given[:_MAX_SHOWN])}" if given else "and its type is not given"
+            shown = f"given {quoted(content_type[:_MAX_SHOWN])}" if content_type else "and its type is not given"
             raise MalformedForm(f"the body must be a form (content-type: multipart/form-data; boundary=…), {shown}")
         self.pending = bytearray()
         self.fields: list[tuple[str, str]] = []
@@ -159,25 +159,25 @@ def form_object(upload: Upload) -> dict[str, Any]:
     Raises InvalidField for a field that is given twice, and for a text in the field `file`, because a client must not
     name a path.
     """
-    found: dict[str, Any] = {} if upload.file is None else {FILE: upload.file}
-    for given, value in upload.fields:
-        name, bracket, _ = given.partition("[")
+    form: dict[str, Any] = {} if upload.file is None else {FILE: upload.file}
+    for field, value in upload.fields:
+        name, bracket, _ = field.partition("[")
         if not value:
             continue
         if name == FILE and upload.file is None:
-            raise InvalidField(FILE, f"must be given as {FILE}, with the content of a file", given=given[:_MAX_SHOWN])
-        if given.endswith("[]"):
-            values = found.setdefault(name, [])
+            raise InvalidField(FILE, f"must be given as {FILE}, with the content of a file", given=field[:_MAX_SHOWN])
+        if field.endswith("[]"):
+            values = form.setdefault(name, [])
             if isinstance(values, list):
                 values.append(value)
                 continue
-        if bracket and (member := given[len(name) + 1 : -1]) and given.endswith("]"):
-            members = found.setdefault(name, {})
+        if bracket and (member := field[len(name) + 1 : -1]) and field.endswith("]"):
+            members = form.setdefault(name, {})
             if isinstance(members, dict) and member not in members:
                 members[member] = value
                 continue
-        if name in found:
+        if name in form:
             remedy = "" if bracket else f"; the values of a list are given as {name}[]"
             raise InvalidField(name, f"may be given once{remedy}")
-        found[name] = value
-    return found
+        form[name] = value
+    return form

@@ -15,17 +15,17 @@ from genai_server.model_files.config_files import CONFIG, read_object
 
 _NO_CODE = "its configuration is code in its repository, which is not run (--extra hf_remote=true runs it)"
 _TWO_ROPES = "its layers have two kinds of rope, which the model builder cannot read"
-_BY_LAYER = "the size of its heads differs between layers, which the model builder cannot read"
+_HEAD_SIZES_DIFFER = "the size of its heads differs between layers, which the model builder cannot read"
 _LONG_ROPE = "its experts come with a rope of short and long factors, which the model builder does not support"
 # Architectures that the builder knows and cannot build on any device.
 _FAULTS = {
     "Gemma3ForConditionalGeneration": _TWO_ROPES,
-    "Gemma4ForConditionalGeneration": _BY_LAYER,
-    "Gemma4UnifiedForConditionalGeneration": _BY_LAYER,
+    "Gemma4ForConditionalGeneration": _HEAD_SIZES_DIFFER,
+    "Gemma4UnifiedForConditionalGeneration": _HEAD_SIZES_DIFFER,
     "PhiMoEForCausalLM": _LONG_ROPE,
 }
 # Architectures whose configurations Transformers does not have.
-_REMOTE = {
+_REMOTE_ARCHITECTURES = {
     "ChatGLMForConditionalGeneration",
     "ChatGLMModel",
     "InternLM2ForCausalLM",
@@ -74,17 +74,17 @@ def known_architectures(builder_source: str) -> frozenset[str]:
 
 
 def check_architecture(
-    config: Mapping[str, Any], known: Collection[str], *, precision: str, device: str, options: Collection[str] = ()
+    config: Mapping[str, Any], supported: Collection[str], *, precision: str, device: str, options: Collection[str] = ()
 ) -> None:
     """Raise ConfigurationError, with the reason, if onnxruntime-genai's model builder cannot build a model.
 
-    `config` is the model's config.json, and `known` the architectures that the builder supports. `precision`, `device`
-    and `options` (further options of the builder, as `NAME=VALUE`) are those of the build.
+    `config` is the model's config.json, and `supported` the architectures that the builder supports. `precision`,
+    `device` and `options` (further options of the builder, as `NAME=VALUE`) are those of the build.
     """
     architecture = _architecture(config)
     if architecture is None:
         return
-    reason = _why_not(architecture, config, known, precision, device, options)
+    reason = _why_not(architecture, config, supported, precision, device, options)
     if reason is not None:
         raise ConfigurationError(f"{architecture} cannot be built for {device} in {precision}: {reason}")
 
@@ -92,14 +92,14 @@ def check_architecture(
 def _why_not(
     architecture: str,
     config: Mapping[str, Any],
-    known: Collection[str],
+    supported: Collection[str],
     precision: str,
     device: str,
     options: Collection[str],
 ) -> str | None:
-    if known and architecture not in known:
+    if supported and architecture not in supported:
         return "the model builder of this onnxruntime-genai does not know this architecture"
-    if architecture in _REMOTE and "hf_remote=true" not in options:
+    if architecture in _REMOTE_ARCHITECTURES and "hf_remote=true" not in options:
         return _NO_CODE
     if architecture == "GraniteMoeHybridForCausalLM":
         if config.get("num_local_experts"):

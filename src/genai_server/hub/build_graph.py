@@ -202,8 +202,8 @@ class GgufWeights:
         If gguf_blocks.py cannot convert the GGUF type, the weights are rounded to 8 bits. Raises SystemExit if the
         blocks do not have the values of the unpacked matrix.
         """
-        tensor, order, whole = self._found[weight.untyped_storage().data_ptr()]
-        first = weight.storage_offset() // whole.shape[1]
+        tensor, order, matrix = self._found[weight.untyped_storage().data_ptr()]
+        first = weight.storage_offset() // matrix.shape[1]
         kind = tensor.tensor_type.name
         parts = []
         for start in range(first, first + len(weight), _ROWS):
@@ -212,7 +212,7 @@ class GgufWeights:
                 parts.append(gguf_blocks.eight_bits(self._values(tensor, order, rows)))
                 continue
             parts.append(gguf_blocks.read(kind, self._rows(tensor, order, rows)))
-            if not is_equal(parts[-1].values(), whole[rows]):
+            if not is_equal(parts[-1].values(), matrix[rows]):
                 raise SystemExit(f"{tensor.name} of the file is not what Transformers made of it")
         if gguf_blocks.form(kind) is None:
             self.rounded[kind] += 1
@@ -250,7 +250,7 @@ def load_weights(model: Any, original: Any, weights: Any, *arguments: Any) -> An
     return loaded
 
 
-def make_attention_input_proj(model: Any, original: Any, _weights: Any, *arguments: Any, **others: Any) -> None:
+def make_attention_input_proj(model: Any, original: Any, _weights: Any, *arguments: Any, **kwargs: Any) -> None:
     """Replacement for the builder's method that writes the projections to queries, keys and values. It first clears the
     names of the key and the value that the builder has kept from the previous layer.
 
@@ -258,7 +258,7 @@ def make_attention_input_proj(model: Any, original: Any, _weights: Any, *argumen
     files of mixed types (Q4_K_M) have layers of both kinds.
     """
     model.attention_attrs |= {"k_path": "", "v_path": ""}
-    original(model, *arguments, **others)
+    original(model, *arguments, **kwargs)
 
 
 def is_qkv_projection_packable(model: Any, original: Any, weights: Any, layer_id: int, attention: Any) -> bool:
@@ -269,17 +269,17 @@ def is_qkv_projection_packable(model: Any, original: Any, weights: Any, layer_id
     return len(forms) == 1 and bool(original(model, layer_id, attention))
 
 
-def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *parts: Any, **others: Any) -> Any:
+def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *parts: Any, **kwargs: Any) -> Any:
     """Replacement for the builder's method that joins several matrices into one: the result has these matrices in
     `parts`.
     """
-    joined = original(model, *parts, **others)
+    joined = original(model, *parts, **kwargs)
     joined.parts = [part.weight for part in parts]
     return joined
 
 
 def make_matmul_float(
-    model: Any, original: Any, weights: Any, matmul: Any, name: str, root_input: str, **others: Any
+    model: Any, original: Any, weights: Any, matmul: Any, name: str, root_input: str, **kwargs: Any
 ) -> str:
     """Replacement for the builder's method: write a matrix product with blocks of quantized weights, or with the 16-bit
     weights of a GGUF file. Returns the name of its node.
@@ -287,10 +287,10 @@ def make_matmul_float(
     parts = getattr(matmul, "parts", [matmul.weight])
     if None not in map(weights.form, parts):
         blocks = gguf_blocks.concatenated([weights.blocks(part) for part in parts])
-        return str(model.make_matmul_nbits(as_quantized(blocks), name, root_input, **others))
+        return str(model.make_matmul_nbits(as_quantized(blocks), name, root_input, **kwargs))
     if weights.keeps_floats and matmul.weight.dtype in _HALVES:
-        return make_widened(model, matmul.weight, name, root_input, **others)
-    return str(original(model, matmul, name, root_input, **others))
+        return make_widened(model, matmul.weight, name, root_input, **kwargs)
+    return str(original(model, matmul, name, root_input, **kwargs))
 
 
 def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: Any, basename: str, lm_head: Any) -> str:
@@ -298,7 +298,7 @@ def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: An
     16-bit weights of a GGUF file. Returns the name of its output.
     """
     if weights.form(embedding) is None and weights.keeps_floats and embedding.dtype in _HALVES:
-        return look_up_widened(model, embedding, basename)
+        return make_widened_lookup(model, embedding, basename)
     if weights.form(embedding) is None:
         return str(original(model, embedding, basename, lm_head))
     is_tied = lm_head is not None and lm_head.weight.data_ptr() == embedding.data_ptr()
@@ -333,22 +333,22 @@ def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
     return quantized
 
 
-def make_widened(model: Any, weight: Any, name: str, root_input: str, **others: Any) -> str:
+def make_widened(model: Any, weight: Any, name: str, root_input: str, **kwargs: Any) -> str:
     """Write a matrix product whose weights are stored in 16 bits, and converted to 32 bits when the graph is loaded.
     Returns the name of the product's node.
     """
     stem = name[1:].replace("/", ".") + ".weight"
     model.make_initializer(weight.T, stem)
-    cast, output = f"{name}/Cast", "logits" if others.get("logits") else f"{name}/output_0"
+    cast, output = f"{name}/Cast", "logits" if kwargs.get("logits") else f"{name}/output_0"
     shape = [weight.shape[1], weight.shape[0]]
     model.make_cast(cast, stem, dtype=onnx_ir.DataType.FLOAT, shape=shape)
     model.make_node("MatMul", inputs=[root_input, f"{cast}/output_0"], outputs=[output], name=name)
-    sequence = others.get("seq_dim", "sequence_length")
+    sequence = kwargs.get("seq_dim", "sequence_length")
     model.make_value(output, model.io_dtype, shape=model.make_hidden_state_shape(seq_dim=sequence, last_dim=shape[1]))
     return name
 
 
-def look_up_widened(model: Any, embedding: Any, basename: str) -> str:
+def make_widened_lookup(model: Any, embedding: Any, basename: str) -> str:
     """Write an embedding lookup with 16-bit weights. Returns the name of its output in 32 bits."""
     gather, cast, shape = f"{basename}/Gather", f"{basename}/Cast", model.make_hidden_state_shape()
     model.make_initializer(embedding, "model.embed_tokens.weight")

@@ -53,7 +53,7 @@ _PRECISIONS_OF_MOBIUS = ("int4", "int8", "fp32")
 # Values of a row that have one scale in 8 bits or 4 on CPUs; larger blocks lose more (docs/performance.md).
 BLOCK_SIZE = 32
 # Architectures that the builder can read with corrections only.
-_CORRECTED = ("Gemma3ForCausalLM",)
+_CORRECTED_ARCHITECTURES = ("Gemma3ForCausalLM",)
 # The answers of a decoder that reranks, if its directory does not name them.
 _YES, _NO = "yes", "no"
 # Files that the builder rewrites in another form; the original ones are kept instead.
@@ -71,7 +71,7 @@ _SAMPLING: dict[str, dict[str, float]] = {
 }
 _OTHER_SAMPLING: dict[str, float] = {"temperature": 0.7, "top_p": 0.95}
 # What Transformers writes into a generation_config.json that it made up.
-_DERIVED = "_from_model_config"
+_FROM_MODEL_CONFIG = "_from_model_config"
 # Files that describe how the vectors of tokens become one, or logits become a score.
 _POOLING = (CONFIG, *MODULE_FILES)
 # Types of models that the builder misspells, as onnxruntime-genai has them.
@@ -195,19 +195,19 @@ def missing_modules(python: Path, needed: Sequence[str] = _NEEDED) -> list[str]:
     return done.stdout.split()
 
 
-def choose(build: Build, python: Path, wanted: str, *, unchecked: bool = False) -> Build:
+def choose(build: Build, python: Path, builder: str, *, unchecked: bool = False) -> Build:
     """Choose the model builder for a build, and return the build with this choice.
 
-    `wanted` is one of BUILDERS, `python` the interpreter that will run the builder. The source needs to contain only
+    `builder` is one of BUILDERS, `python` the interpreter that will run the builder. The source needs to contain only
     the files that describe the model. With `unchecked`, models that a builder is not known to support are built, too.
     Raises ConfigurationError, with the reason, if no builder can be used.
     """
-    if wanted != MOBIUS:
+    if builder != MOBIUS:
         try:
             if not unchecked:
                 check_source(build, python)
         except ConfigurationError:
-            if wanted == GENAI or _why_not_with_mobius(build, unchecked=False) is not None:
+            if builder == GENAI or _why_not_with_mobius(build, unchecked=False) is not None:
                 raise
         else:
             return build
@@ -224,8 +224,8 @@ def _why_not_with_mobius(build: Build, *, unchecked: bool) -> str | None:
     if build.gguf is not None or build.quantization is not None:
         return "it does not keep weights that are quantized already"
     if build.device != "cpu" or build.precision not in _PRECISIONS_OF_MOBIUS:
-        given = f"given {build.device} and {build.precision}"
-        return f"it builds for the device cpu in {', '.join(_PRECISIONS_OF_MOBIUS)}; {given}"
+        chosen = f"given {build.device} and {build.precision}"
+        return f"it builds for the device cpu in {', '.join(_PRECISIONS_OF_MOBIUS)}; {chosen}"
     if build.extra:
         return f"it has no further options; given {build.extra[0]}"
     return None if unchecked else why_not_mobius(read_source_config(build.source))
@@ -312,7 +312,7 @@ def _arguments(build: Build, cache: str) -> list[str]:
         program = [str(_PROGRAM), "--gguf", str(build.gguf)]
     elif build.has_eight_bit_ends:
         program = [str(_PROGRAM), "--eight-bit-ends"]
-    elif set(_CORRECTED) & set(read_source_config(build.source).get("architectures") or ()):
+    elif set(_CORRECTED_ARCHITECTURES) & set(read_source_config(build.source).get("architectures") or ()):
         program = [str(_PROGRAM)]
     files = ["-i", str(build.source), "-o", str(build.target), "-c", cache]
     precision = build.precision if build.gguf is None else "fp32"
@@ -343,7 +343,7 @@ def _add_sampling(build: Build) -> None:
     """
     try:
         generation = read_object(build.source / GENERATION)
-        if generation and not generation.get(_DERIVED):
+        if generation and not generation.get(_FROM_MODEL_CONFIG):
             return
     except ModelDirectoryError:
         return
@@ -371,10 +371,10 @@ def _add_pooling(build: Build) -> None:
         (build.target / path.parent.name).mkdir(exist_ok=True)
         shutil.copy(path, build.target / path.parent.name)
     if build.task is Task.RERANK and not (build.source / MODULES).is_file():
-        _add_yes_and_no(build.target)
+        _add_yes_no_tokens(build.target)
 
 
-def _add_yes_and_no(target: Path) -> None:
+def _add_yes_no_tokens(target: Path) -> None:
     """Configure a reranking model so that its score is the logit of the token "yes" minus the logit of the token "no",
     as in Qwen3-Reranker.
 

@@ -91,7 +91,7 @@ class Hub:
         # No compression: a range of bytes could not be requested otherwise.
         headers = build_hf_headers(token=self._token) | {"accept-encoding": "identity"}
         url = hf_hub_url(repository.name, file.path, revision=repository.commit, endpoint=self.endpoint)
-        with _Watched(partial, file, watch) as out, self._translated_errors(repository.name, repository.commit):
+        with _ProgressFile(partial, file, watch) as out, self._translated_errors(repository.name, repository.commit):
             http_get(url, out, resume_size=out.tell(), headers=headers, expected_size=file.size)
 
     @contextmanager
@@ -143,7 +143,7 @@ class Hub:
         return f"{self.endpoint} does not accept the token ({'--token' if self._token else 'HF_TOKEN'})"
 
 
-class _Watched(io.BufferedWriter):
+class _ProgressFile(io.BufferedWriter):
     """A file to which a download is appended, and which reports its size after each write.
 
     `write` raises PullFailed if the file becomes larger than the hub lists, because a response without a length may be
@@ -251,19 +251,19 @@ def _remove_other_files(folder: Path, selection: Selection) -> None:
     """Remove the files in a folder that do not belong to the selection, such as those of an attempt with another
     revision.
     """
-    ours = {folder / name for name in selection.files}
-    ours |= {_partial(folder / name, file) for name, file in selection.files.items()}
+    expected = {folder / name for name in selection.files}
+    expected |= {_partial(folder / name, file) for name, file in selection.files.items()}
     for path in [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]:
-        if path not in ours:
+        if path not in expected:
             path.unlink()
 
 
 def _check_space(folder: Path, missing: dict[str, RemoteFile]) -> None:
-    have = sum(_size(_partial(folder / name, file)) for name, file in missing.items())
-    need = sum(file.size for file in missing.values()) - have
+    present = sum(_size(_partial(folder / name, file)) for name, file in missing.items())
+    needed = sum(file.size for file in missing.values()) - present
     free = shutil.disk_usage(folder).free
-    if need > free:
-        raise PullFailed(f"the download needs {need / _MIB:.0f} MiB, and {folder} has {free / _MIB:.0f} MiB free")
+    if needed > free:
+        raise PullFailed(f"the download needs {needed / _MIB:.0f} MiB, and {folder} has {free / _MIB:.0f} MiB free")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-_COPIED = ("*.json", "*.txt", "*.model", "*/config.json")
+_COPIED_FILES = ("*.json", "*.txt", "*.model", "*/config.json")
 _LEFT_OUT = ("model.safetensors.index.json",)
 # The first opset with attention as one operator. Gelu is one since 20.
 _OPSET = 23
@@ -184,7 +184,7 @@ def export(model: Any, path: Path, names: list[str], output: str) -> None:
 
 def copy(source: Path, target: Path) -> None:
     """Copy the files of the tokenizer and the files that describe the pooling to the directory `target`."""
-    for pattern in _COPIED:
+    for pattern in _COPIED_FILES:
         for path in source.glob(pattern):
             if path.name not in _LEFT_OUT and path.is_file():
                 path_in_target = target / path.relative_to(source)

@@ -168,8 +168,8 @@ def _with_minimum(codes: Bytes, scales: Floats, minima: Floats) -> tuple[Bytes, 
 
 
 def _q2_k(blocks: Bytes) -> tuple[Bytes, Floats, Floats]:
-    packed, scale, least = blocks[:, :16], _halves(blocks, 80), _halves(blocks, 82)
-    return _with_minimum(_fields(blocks[:, 16:80], 32, 2), scale * (packed & 15), -least * (packed >> 4))
+    packed, scale, minimum = blocks[:, :16], _halves(blocks, 80), _halves(blocks, 82)
+    return _with_minimum(_fields(blocks[:, 16:80], 32, 2), scale * (packed & 15), -minimum * (packed >> 4))
 
 
 def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:

@@ -69,14 +69,14 @@ def fetch_beginning(hub: Hub, repository: Repository, file: RemoteFile, folder: 
 
     def stop(size: int) -> None:
         if size >= _BEGINNING:
-            raise _EnoughFetched
+            raise _PrefixComplete
 
     try:
         hub.fetch(repository, file, path, stop)
-    except _EnoughFetched:
+    except _PrefixComplete:
         os.truncate(path, file.size)
     return path
 
 
-class _EnoughFetched(Exception):
+class _PrefixComplete(Exception):
     """Raised to end a download after the beginning of the file has arrived."""

@@ -61,8 +61,8 @@ def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | 
         return None
     try:
         if method not in _READERS:
-            known = ", ".join(_READERS)
-            raise _Unsupported(f"export reads {known}; export the original model instead")
+            methods = ", ".join(_READERS)
+            raise _Unsupported(f"export reads {methods}; export the original model instead")
         quantization = _READERS[method](section)
         _check(quantization, config)
     except _Unsupported as reason:

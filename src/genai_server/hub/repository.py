@@ -100,7 +100,7 @@ Choose = Callable[[Sequence["Selection"]], "Selection | None"]
 
 
 def select_model(
-    repository: Repository, include: Sequence[str] = (), device: str = "", choose: Choose = lambda found: None
+    repository: Repository, include: Sequence[str] = (), device: str = "", choose: Choose = lambda candidates: None
 ) -> Selection:
     """Return the files of the only onnxruntime-genai model in a repository or, if there is none, of its only encoder.
 
@@ -120,11 +120,11 @@ def select_model(
     fitting = for_device(models, device) if device else []
     if len(fitting) == 1:
         return fitting[0]
-    if (meant := choose(fitting or models)) is not None:
-        return meant
+    if (selected := choose(fitting or models)) is not None:
+        return selected
     sizes = {model.folder: model.size for model in fitting or models}
-    which = f"several models for {device}" if fitting else f"no model for {device}" if device else "several models"
-    raise PullFailed(_variants(f"{repository.name} has {which}", repository, sizes))
+    problem = f"several models for {device}" if fitting else f"no model for {device}" if device else "several models"
+    raise PullFailed(_variants(f"{repository.name} has {problem}", repository, sizes))
 
 
 def for_device(models: Sequence[Selection], device: str) -> list[Selection]:
@@ -183,9 +183,9 @@ def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFi
     """Return those of `files` that belong to the model in `folder`. Files of models in its subfolders are left out;
     `folders` has the folders of all models.
     """
-    inside, others = f"{folder}/" if folder else "", tuple(f"{other}/" for other in folders if other != folder)
+    inside, other_folders = f"{folder}/" if folder else "", tuple(f"{other}/" for other in folders if other != folder)
     return _selection(
-        folder, [file for file in files if file.path.startswith(inside) and not file.path.startswith(others)]
+        folder, [file for file in files if file.path.startswith(inside) and not file.path.startswith(other_folders)]
     )
 
 
@@ -260,18 +260,21 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
     (graph,) = names
     texts = [file for file in repository.files if "/" not in file.path and _matches(file.path, _NEXT_TO_GRAPHS)]
     modules = [file for file in repository.files if _MODULE_FOLDER.fullmatch(file.path)]
-    others = tuple(name for name in graphs if name != graph)
-    return _selection("", [*texts, *modules, *(f for f in repository.files if _is_of_graph(f.path, graph, others))])
+    other_graphs = tuple(name for name in graphs if name != graph)
+    return _selection(
+        "", [*texts, *modules, *(f for f in repository.files if _is_of_graph(f.path, graph, other_graphs))]
+    )
 
 
-def _is_of_graph(path: str, graph: str, others: tuple[str, ...]) -> bool:
+def _is_of_graph(path: str, graph: str, other_graphs: tuple[str, ...]) -> bool:
     """Whether the file at `path` is the graph `graph` or may contain its weights. Some tools name such files after the
-    graph, others after a tensor, so every file beside it counts that does not belong to one of the graphs `others`.
+    graph, others after a tensor, so every file beside it counts that does not belong to one of the graphs
+    `other_graphs`.
     """
     if path.startswith(graph):
         return True
     is_beside = _folder(path) == _folder(graph) != ""
-    return is_beside and not path.startswith(others) and not _matches(path, _NEXT_TO_GRAPHS)
+    return is_beside and not path.startswith(other_graphs) and not _matches(path, _NEXT_TO_GRAPHS)
 
 
 def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:

@@ -47,11 +47,11 @@ def place_of(models: Path, source: str) -> Path:
     return models / source.rstrip("/").rpartition("/")[2]
 
 
-def staging(directory: Path, what: str = "pull") -> Path:
+def staging(directory: Path, purpose: str = "pull") -> Path:
     """Return the path of the hidden folder, next to a model directory, in which files for the directory are prepared.
-    `what` says what the folder is for, and is the end of its name.
+    `purpose` says what the folder is for, and is the end of its name.
     """
-    return directory.parent / f".{directory.name}.{what}"
+    return directory.parent / f".{directory.name}.{purpose}"
 
 
 @contextmanager
@@ -161,8 +161,8 @@ def remove(models: Path, name: str) -> int:
     if directory.is_dir():
         folders.append(directory)
     if not folders:
-        known = ", ".join(path.name for path in models_in(models)) or "none"
-        raise ConfigurationError(f"there is no model {quoted(name)} in {models}; it has: {known}")
+        names = ", ".join(path.name for path in models_in(models)) or "none"
+        raise ConfigurationError(f"there is no model {quoted(name)} in {models}; it has: {names}")
     size = sum(size_of(path) for path in folders)
     try:
         for path in folders:

@@ -33,7 +33,7 @@ _CLASSES: Any = MODEL_FOR_CAUSAL_LM_MAPPING
 # The type of tokens that structure a prompt.
 _CONTROL = 3
 # The tokenizers for which a file names the rule that splits text.
-_BY_RULE = "gpt2"
+_TOKENIZER_WITH_RULE = "gpt2"
 # Llama 3's rope, which a GGUF file has as factors only.
 _LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -110,7 +110,11 @@ def check(gguf: GGUFReader, path: Path) -> str:
         refuse("its rope has short and long factors, which Transformers leaves out")
     rule = value(gguf, "tokenizer.ggml.pre", "default")
     has_own = (path.parent / _TOKENIZER).is_file()
-    if value(gguf, "tokenizer.ggml.model") == _BY_RULE and rule not in gguf_tokenizers.RULES and not has_own:
+    if (
+        value(gguf, "tokenizer.ggml.model") == _TOKENIZER_WITH_RULE
+        and rule not in gguf_tokenizers.RULES
+        and not has_own
+    ):
         refuse(
             f"the rule by which its tokenizer splits text is not known here ({rule}); "
             f"put {' and '.join(_TOKENIZER_FILES[:2])} of the original model next to it"
@@ -185,7 +189,7 @@ def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
     if wrong := [mark for mark in marks if tokenizer.convert_tokens_to_ids(mark) != tokens.index(mark)]:
         refuse(f"Transformers does not know {wrong[0]}, which its chat template has, for one token")
     tokenizer.save_pretrained(target)
-    if value(gguf, "tokenizer.ggml.model") == _BY_RULE:
+    if value(gguf, "tokenizer.ggml.model") == _TOKENIZER_WITH_RULE:
         saved = json.loads((target / _TOKENIZER).read_text(encoding="utf-8"))
         gguf_tokenizers.RULES[value(gguf, "tokenizer.ggml.pre", "default")].apply(saved)
         (target / _TOKENIZER).write_text(json.dumps(saved, ensure_ascii=False, indent=2), encoding="utf-8")
@@ -197,10 +201,10 @@ def check_weights(gguf: GGUFReader, model: Any, loading: dict[str, Any]) -> None
     """
     if missing := sorted(loading["missing_keys"]):
         refuse(f"it lacks weights, such as {missing[0]}")
-    have = sum(parameter.numel() for parameter in model.parameters())
+    num_read = sum(parameter.numel() for parameter in model.parameters())
     expected = sum(int(tensor.n_elements) for tensor in gguf.tensors if tensor.name != _ROPE_FACTORS)
-    if have != expected:
-        refuse(f"Transformers reads {have} of its {expected} weights")
+    if num_read != expected:
+        refuse(f"Transformers reads {num_read} of its {expected} weights")
 
 
 if __name__ == "__main__":

@@ -75,15 +75,15 @@ class Capacity(Struct, frozen=True):
         """
         if self.waiting_tokens is None:
             return None
-        num_tenants, own = _num_tenants(present, tenant), present.get(tenant, 0)
+        num_tenants, num_own = _num_tenants(present, tenant), present.get(tenant, 0)
         is_free = not waiting_tokens and sum(present.values()) < self.running
-        if is_free or (num_tenants > 1 and own < max(1, self.running // num_tenants)):
+        if is_free or (num_tenants > 1 and num_own < max(1, self.running // num_tenants)):
             return None
         equal_share = self.waiting_tokens // num_tenants
         free = self.waiting_tokens - sum(waiting_tokens.values())
         return max(0, free, equal_share - waiting_tokens.get(tenant, 0))
 
-    def full_of_requests(
+    def request_limit_error(
         self, device: str, present: Mapping[str, int], tenant: str, retry_after: int | None, more: str = ""
     ) -> QueueFull:
         """The error for one more request of a tenant when the device has its maximum number of requests.
@@ -92,25 +92,26 @@ class Capacity(Struct, frozen=True):
         space; None if unknown. `more` is added to the message.
         """
         num_tenants = _num_tenants(present, tenant)
-        own = f", {present.get(tenant, 0)} of them of this key" if num_tenants > 1 else ""
+        tenant_note = f", {present.get(tenant, 0)} of them of this key" if num_tenants > 1 else ""
         equal_share = (
-            f"; the equal share of each of {num_tenants} keys is {self.requests // num_tenants}" if own else ""
+            f"; the equal share of each of {num_tenants} keys is {self.requests // num_tenants}" if tenant_note else ""
         )
         return QueueFull(
-            f"{sum(present.values())} requests are on {device} already{own}: {self.limited_by} lets {self.running} run "
-            f"and GENAI_MAX_QUEUE lets {self.waiting} wait{equal_share}{more}",
+            f"{sum(present.values())} requests are on {device} already{tenant_note}: "
+            f"{self.limited_by} lets {self.running} run and "
+            f"GENAI_MAX_QUEUE lets {self.waiting} wait{equal_share}{more}",
             retry_after=retry_after,
         )
 
-    def full_of_tokens(self, device: str, num_tokens: int, own: int, retry_after: int | None) -> QueueFull:
-        """The error for a request whose prompt of `own` tokens may not wait, because all waiting prompts would then
+    def token_limit_error(self, device: str, num_tokens: int, length: int, retry_after: int | None) -> QueueFull:
+        """The error for a request whose prompt of `length` tokens may not wait, because all waiting prompts would then
         have `num_tokens`, more than the limit.
 
         `retry_after` is the number of seconds after which there may be space; None if unknown.
         """
         return QueueFull(
-            f"the prompts of the requests that wait for {device} would have {num_tokens} tokens with this one's {own}: "
-            f"GENAI_MAX_QUEUE_TOKENS lets {self.waiting_tokens} wait",
+            f"the prompts of the requests that wait for {device} would have {num_tokens} tokens with this one's "
+            f"{length}: GENAI_MAX_QUEUE_TOKENS lets {self.waiting_tokens} wait",
             retry_after=retry_after,
         )
 

@@ -77,7 +77,7 @@ class Image(Struct, frozen=True):
     grid: tuple[int, int, int] | None = None
 
 
-class Sound(Struct, frozen=True):
+class AudioInput(Struct, frozen=True):
     """A window of a recording, preprocessed for a model that transcribes audio."""
 
     # Equal for equal windows. Requests with different salts have different digests.
@@ -110,7 +110,7 @@ class TranscriptRules(Struct, frozen=True):
     max_first: int
 
 
-class ThoughtRules(Struct, frozen=True):
+class ReasoningRules(Struct, frozen=True):
     """How the engine recognizes reasoning ("thoughts") in the text of an answer, and how many tokens the reasoning may
     have.
     """
@@ -121,7 +121,7 @@ class ThoughtRules(Struct, frozen=True):
     # Whether the answer begins within a thought.
     is_open: bool
     # Whether an answer may have several thoughts, anywhere; otherwise it may have one, at its beginning.
-    are_several: bool
+    allows_several: bool
     # Tokens that close the first thought whose tokens are used up, and those for each later one.
     end: list[int]
     later_end: list[int]
@@ -192,14 +192,14 @@ class GenerationRequest(Struct, frozen=True):
     # In the order of their tokens in the prompt.
     images: list[Image] = []
     # Only for models for speech, which need one.
-    sound: Sound | None = None
+    sound: AudioInput | None = None
     transcript: TranscriptRules | None = None
     # Only with audio, and only if `ModelInfo.aligns`.
     alignment: Alignment | None = None
     # With log probabilities, these tokens' follow the most likely ones of each token.
     scored_tokens: list[int] = []
     # How the engine finds and ends thoughts; None for a model whose thoughts have no known format.
-    thoughts: ThoughtRules | None = None
+    thoughts: ReasoningRules | None = None
 
     @property
     def own_id(self) -> str:

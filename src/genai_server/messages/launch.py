@@ -3,7 +3,7 @@ streams.
 
 Standard input carries `EngineLaunch` and then commands. It stays open as long as the supervisor lives, so the engine
 exits when it ends. Standard output carries one `EngineReport` when the model is loaded or has failed to load.
-Heartbeats (`Beat`) and `KeptOptions`, the values that a restarted engine must get again, are sent before and after
+Heartbeats (`Beat`) and `RetainedOptions`, the values that a restarted engine must get again, are sent before and after
 that.
 """
 
@@ -86,7 +86,7 @@ class EngineSpec(Struct, frozen=True):
         return name in cls.__struct_fields__[2:num_settings]
 
 
-class KeptOptions(Struct, frozen=True, tag=True):
+class RetainedOptions(Struct, frozen=True, tag=True):
     """The runtime options that an operator has set for a device, so that a restarted engine gets the values of its
     predecessor.
     """
@@ -109,7 +109,7 @@ class EngineLaunch(Struct, frozen=True, tag=True):
     secret: str = ""
     # The supervisor's folder, which the engine removes if the supervisor dies; "" for none.
     folder: str = ""
-    kept: KeptOptions = KeptOptions()
+    kept: RetainedOptions = RetainedOptions()
 
 
 class Resize(Struct, frozen=True, tag=True):
@@ -165,7 +165,7 @@ class Beat(Struct, frozen=True, tag=True):
 
 
 FromSupervisor = EngineLaunch | Resize | Unload
-FromEngine = EngineReport | Beat | KeptOptions
+FromEngine = EngineReport | Beat | RetainedOptions
 
 
 def launch_decoder() -> FrameDecoder[FromSupervisor]:

@@ -86,8 +86,8 @@ def event_target(
         return None
     rank = status.serial * num_devices + status.devices.index(device)
     host, _, port = address.rpartition(":")
-    own = f"{host}:{int(port) + rank}" if "*" in host else address
-    return KvEventTarget(own, topic.replace("{model}", status.name), rank, status.name)
+    engine_address = f"{host}:{int(port) + rank}" if "*" in host else address
+    return KvEventTarget(engine_address, topic.replace("{model}", status.name), rank, status.name)
 
 
 _DIGEST_BYTES = 8

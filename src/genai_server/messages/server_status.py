@@ -54,9 +54,9 @@ class EngineCores(Struct, frozen=True):
     def in_words(self) -> str:
         """The cores for people, as in `32 threads on CPUs 0-31,64-95 of NUMA node 0`."""
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        several = "," in self.cpus or "-" in self.cpus
+        is_plural = "," in self.cpus or "-" in self.cpus
         of = "" if self.node is None else f" of NUMA node {self.node}"
-        return f"{threads} on CPU{'s' * several} {self.cpus}{of}"
+        return f"{threads} on CPU{'s' * is_plural} {self.cpus}{of}"
 
 
 class EngineStatus(Struct, frozen=True):
@@ -129,7 +129,7 @@ class ServerStatus(Struct, frozen=True, tag=True):
     # The first one is for requests that name no model.
     models: list[ModelStatus] = []
     # Whether no device could load its model when the server started.
-    has_nothing: bool = False
+    no_model_loaded: bool = False
 
 
 # What an API process knows without a supervisor.

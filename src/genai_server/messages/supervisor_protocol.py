@@ -253,7 +253,7 @@ class ReleaseRequest(Struct, frozen=True, tag=True):
 class FindRequests(Struct, frozen=True, tag=True):
     """Ask for the reported requests of all API processes that match all given fields, and end them if `end` is given.
 
-    Answered by `RequestsFound`.
+    Answered by `MatchingRequests`.
     """
 
     id: int
@@ -265,7 +265,7 @@ class FindRequests(Struct, frozen=True, tag=True):
     end: FinishReason | None = None
 
 
-class RequestsFound(Struct, frozen=True, tag=True):
+class MatchingRequests(Struct, frozen=True, tag=True):
     """The requests that match a `FindRequests`."""
 
     id: int
@@ -280,7 +280,7 @@ class EndRequest(Struct, frozen=True, tag=True):
 
 
 ToToolServers = ListTools | RunTool | StopTool | HoldRequest | ReleaseRequest | FindRequests
-FromToolServers = ToolList | ToolOutput | ToolServerFailed | RequestsFound | EndRequest
+FromToolServers = ToolList | ToolOutput | ToolServerFailed | MatchingRequests | EndRequest
 
 
 # commands

@@ -34,18 +34,18 @@ class ModelMemory:
     # Bytes of the keys and values of one token in 8 bits, with their scales.
     per_token_in_8_bits: int = 0
 
-    def with_draft_model(self, other: "ModelMemory") -> "ModelMemory":
-        """Return the memory of this model and its draft model (speculative decoding) together. `other` is the memory of
+    def with_draft_model(self, draft: "ModelMemory") -> "ModelMemory":
+        """Return the memory of this model and its draft model (speculative decoding) together. `draft` is the memory of
         the draft model, whose KV cache holds the same number of tokens.
         """
         return replace(
             self,
-            weights=self.weights + other.weights,
-            per_token=self.per_token + other.per_token,
-            per_token_in_8_bits=self.per_token_in_8_bits + other.per_token_in_8_bits,
+            weights=self.weights + draft.weights,
+            per_token=self.per_token + draft.per_token,
+            per_token_in_8_bits=self.per_token_in_8_bits + draft.per_token_in_8_bits,
         )
 
-    def keys_and_values(self, num_tokens: int, cache_type: str = "fp32") -> int:
+    def kv_cache_size(self, num_tokens: int, cache_type: str = "fp32") -> int:
         """Return the KV cache size in bytes for a sequence of `num_tokens` tokens, or for the model's context length if
         that is shorter.
 
@@ -82,8 +82,8 @@ def read_model_memory(directory: Path) -> ModelMemory:
         return ModelMemory()
     graphs = [directory / name for name in names]
     size = sum(map(_size_with_weights, graphs)) + shared
-    found = ModelMemory() if pools else _keys_and_values(config)
-    return replace(found, weights=int(LOADED * size))
+    memory = ModelMemory() if pools else _kv_cache_memory(config)
+    return replace(memory, weights=int(LOADED * size))
 
 
 def _graphs(config: Any) -> list[str]:
@@ -92,8 +92,15 @@ def _graphs(config: Any) -> list[str]:
         return [name for value in config for name in _graphs(value)]
     if not isinstance(config, dict):
         return []
-    own = config.get("filename")
-    named = [own] if isinstance(own, str) and own.endswith(".onnx") and ".." not in own and own[0] not in "/\\" else []
+    filename = config.get("filename")
+    named = (
+        [filename]
+        if isinstance(filename, str)
+        and filename.endswith(".onnx")
+        and ".." not in filename
+        and filename[0] not in "/\\"
+        else []
+    )
     return named + [name for value in config.values() for name in _graphs(value)]
 
 
@@ -130,7 +137,7 @@ def _mentions(graph: Path, name: bytes) -> bool:
         return False
 
 
-def _keys_and_values(config: dict[str, Any]) -> ModelMemory:
+def _kv_cache_memory(config: dict[str, Any]) -> ModelMemory:
     """Return the KV cache sizes of one token and the model's context length, from `config`, the contents of
     genai_config.json. The size of the weights is left at 0.
 

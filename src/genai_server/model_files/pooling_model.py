@@ -114,12 +114,12 @@ class PoolingModel(Struct, frozen=True):
 
     def summary(self) -> str:
         """Return a phrase for the operator: what the model returns, and the maximum length of texts in tokens."""
-        most = f"at most {self.max_tokens} tokens"
+        limit = f"at most {self.max_tokens} tokens"
         if self.task is Task.RERANK:
-            return f"scores {'from 0 to 1' if self.has_sigmoid else 'without bounds'}, pairs of {most}"
-        made = [f"pooling {' and '.join(self.modes)}" if self.modes else "pooled by the graph"]
-        made += ["normalized"] if self.normalizes else []
-        return f"vectors of {self.dimensions} numbers ({', '.join(made)}), texts of {most}"
+            return f"scores {'from 0 to 1' if self.has_sigmoid else 'without bounds'}, pairs of {limit}"
+        properties = [f"pooling {' and '.join(self.modes)}" if self.modes else "pooled by the graph"]
+        properties += ["normalized"] if self.normalizes else []
+        return f"vectors of {self.dimensions} numbers ({', '.join(properties)}), texts of {limit}"
 
     def lengths(self) -> str:
         """Return a phrase that lists the vector lengths (numbers of dimensions) that a request may ask for."""
@@ -221,7 +221,7 @@ def _task(directory: Path) -> Task:
 
 def _read(directory: Path, task: Task) -> PoolingModel:
     config, genai = read_object(directory / CONFIG), read_object(directory / GENAI_CONFIG)
-    tokenizer, own = read_object(directory / TOKENIZER_CONFIG), read_object(directory / PROMPTS)
+    tokenizer, sentence_config = read_object(directory / TOKENIZER_CONFIG), read_object(directory / PROMPTS)
     pad_token = config.get("pad_token_id", genai.get("model", {}).get("pad_token_id"))
     pad_token = 0 if pad_token is None else int(pad_token)
     model = PoolingModel(
@@ -233,7 +233,11 @@ def _read(directory: Path, task: Task) -> PoolingModel:
         has_types="token_type_ids" in (tokenizer.get("model_input_names") or ["token_type_ids"]),
         head_size=_head_size(config, genai),
         num_heads=_num_heads(config, genai),
-        **(_embedding(directory, config, own) if task is Task.EMBED else _reranker(directory, config, own)),
+        **(
+            _embedding(directory, config, sentence_config)
+            if task is Task.EMBED
+            else _reranker(directory, config, sentence_config)
+        ),
     )
     if not 0 < model.max_tokens < _MAX_TOKENS or not 0 < model.vocab_size < _MAX_TOKENS:
         raise ValueError("max_seq_length or vocab_size")
@@ -243,7 +247,7 @@ def _read(directory: Path, task: Task) -> PoolingModel:
     return model
 
 
-def _embedding(directory: Path, config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _embedding(directory: Path, config: Mapping[str, Any], sentence_config: Mapping[str, Any]) -> dict[str, Any]:
     modules = _modules(directory)
     pooling = next((read_object(directory / path / CONFIG) for kind, path in modules if kind == "Pooling"), {})
     modes = _pooling_modes(pooling) if pooling else ()
@@ -253,8 +257,8 @@ def _embedding(directory: Path, config: Mapping[str, Any], own: Mapping[str, Any
         if kind not in ("Transformer", "Pooling", "Normalize"):
             # The graph must contain that module; without a mode, the graph's vector is used.
             modes, dimensions = (), int(read_object(directory / path / CONFIG).get("out_features", dimensions))
-    prompts = {str(name): str(text) for name, text in (own.get("prompts") or {}).items()}
-    default = own.get("default_prompt_name")
+    prompts = {str(name): str(text) for name, text in (sentence_config.get("prompts") or {}).items()}
+    default = sentence_config.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise ValueError(f"default_prompt_name {quoted(default)}")
     shorter = tuple(int(length) for length in config.get("matryoshka_dimensions") or ())
@@ -279,10 +283,10 @@ def _pooling_modes(pooling: Mapping[str, Any]) -> tuple[str, ...]:
     return modes
 
 
-def _reranker(directory: Path, config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _reranker(directory: Path, config: Mapping[str, Any], sentence_config: Mapping[str, Any]) -> dict[str, Any]:
     nested = config.get("sentence_transformers") or {}
     activation = (
-        own.get("activation_fn")
+        sentence_config.get("activation_fn")
         or nested.get("activation_fn")
         or config.get("sbert_ce_default_activation_function")
         or "Sigmoid"

@@ -128,16 +128,16 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
     start = token("<|startoftranscript|>")
     is_multilingual = generation.get("is_multilingual", end != _ENGLISH_END)
     # They lie between the start and the tasks, in both orders of these.
-    between = range(start + 1, min(tasks))
-    languages = {name.strip("<|>"): id for name, id in added.items() if id in between} if is_multilingual else {}
+    language_ids = range(start + 1, min(tasks))
+    languages = {name.strip("<|>"): id for name, id in added.items() if id in language_ids} if is_multilingual else {}
     vocabulary = tokenizer["model"]["vocab"]
-    never = generation.get("suppress_tokens")
-    if never is None:
-        never = _non_speech_tokens(vocabulary)
+    suppressed = generation.get("suppress_tokens")
+    if suppressed is None:
+        suppressed = _non_speech_tokens(vocabulary)
     limit = int(model.get("vocab_size") or _MAX_TOKENS)
-    if strange := [id for id in never if not 0 <= int(id) < limit]:
+    if invalid := [id for id in suppressed if not 0 <= int(id) < limit]:
         raise ModelDirectoryError(
-            f"{directory / GENERATION} suppresses the token {strange[0]}, which is not among the model's {limit}"
+            f"{directory / GENERATION} suppresses the token {invalid[0]}, which is not among the model's {limit}"
         )
     first_timestamp = token(FIRST_TIME)
     special = {id for name, id in added.items() if id < first_timestamp and name.startswith("<|")} - {end}
@@ -153,7 +153,7 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
         first_timestamp,
         languages,
         int(model["context_length"]),
-        sorted(special.union(map(int, never)) - {end}),
+        sorted(special.union(map(int, suppressed)) - {end}),
     )
 
 
@@ -177,8 +177,8 @@ def _non_speech_tokens(vocabulary: Mapping[str, int]) -> list[int]:
         tokens |= {vocabulary[text] for text in _spelled(symbol) if text in vocabulary}
     for note in _NOTES:
         for text in _spelled(note):
-            known = (text[:length] for length in range(len(text), 1, -1) if text[:length] in vocabulary)
-            tokens |= {vocabulary[first] for first in list(known)[:1]}
+            prefixes = (text[:length] for length in range(len(text), 1, -1) if text[:length] in vocabulary)
+            tokens |= {vocabulary[first] for first in list(prefixes)[:1]}
     tokens |= {vocabulary[text] for text in map(_byte_level, _STARTS) if text in vocabulary}
     return sorted(tokens)
 
@@ -197,8 +197,8 @@ def _characters() -> list[str]:
     character in Latin-1 if that is printable, otherwise a character from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)]
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + unprintable.index(byte)) for byte in range(256)]
 
 
 BYTE_CHARACTERS = _characters()

@@ -58,9 +58,9 @@ def _stub(graph: onnx.GraphProto) -> bytes:
         # The processor makes tensors of the graph's type. numpy has no such numbers; the engine converts them.
         if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-    made = onnx.helper.make_graph([], "without weights", list(graph.input), list(graph.output), initializer=constants)
+    stub = onnx.helper.make_graph([], "without weights", list(graph.input), list(graph.output), initializer=constants)
     opset = onnx.helper.make_opsetid("", 21)
-    content: bytes = onnx.helper.make_model(made, opset_imports=[opset], ir_version=10).SerializeToString()
+    content: bytes = onnx.helper.make_model(stub, opset_imports=[opset], ir_version=10).SerializeToString()
     return content
 
 

@@ -45,34 +45,34 @@ def read_text(text: str, written_as: str) -> dict[str, Any]:
     the text comes from.
     """
     try:
-        found = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except ValueError as error:
         raise ConfigurationError(f"{written_as}: is not TOML: {error}") from None
-    if strange := sorted(found.keys() - {*SECTIONS, *_SCOPES}):
-        raise ConfigurationError(f"{written_as}: {strange[0]}: unknown{nearest(strange[0], (*SECTIONS, *_SCOPES))}")
-    return found
+    if unknown := sorted(tables.keys() - {*SECTIONS, *_SCOPES}):
+        raise ConfigurationError(f"{written_as}: {unknown[0]}: unknown{nearest(unknown[0], (*SECTIONS, *_SCOPES))}")
+    return tables
 
 
-def file_settings(tables: Mapping[str, Any], known: Sequence[str], path: str) -> dict[str, str]:
+def file_settings(tables: Mapping[str, Any], setting_names: Sequence[str], path: str) -> dict[str, str]:
     """Return the settings in the configuration file by name, with each value as the text that an environment variable
     would have.
 
-    `tables` has the file's contents, `known` the names of all settings; `path` is for messages. Raises
+    `tables` has the file's contents, `setting_names` the names of all settings; `path` is for messages. Raises
     ConfigurationError for an unknown name, and for a value that is a list or a table.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for name, value in tables.items():
         if name in (*SECTIONS, *_SCOPES, *_OTHERS):
             continue
-        if name not in known:
-            names = (*known, *SECTIONS, *_SCOPES, *_OTHERS)
+        if name not in setting_names:
+            names = (*setting_names, *SECTIONS, *_SCOPES, *_OTHERS)
             raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}: unknown setting{nearest(name, names)}")
         if name == "config":
             raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={quoted(value)}: a file cannot name another")
         if not isinstance(value, str | int | float | bool):
             raise ConfigurationError(f"{path or DEFAULT_FILE}: {name}={quoted(value)}: expected one value")
-        found[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    return found
+        settings[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return settings
 
 
 def device_options(
@@ -86,14 +86,14 @@ def device_options(
     merged: dict[str, dict[str, Any]] = {device: {} for device in devices}
     for device, tables in ((device, tables) for tables in sources for device in devices):
         for scope in _scopes(tables, model, device):
-            own = {name: scope[name] for name in SECTIONS if name in scope}
-            merged[device] = merge(merged[device], own)
-    found = {device: check_device(merged[device], device) for device in devices}
-    used = {provider.name for options in found.values() for provider in options.providers}
-    given = {name for tables in merged.values() for name in tables.get("provider", {})}
-    if unused := sorted(given - used):
+            sections = {name: scope[name] for name in SECTIONS if name in scope}
+            merged[device] = merge(merged[device], sections)
+    checked = {device: check_device(merged[device], device) for device in devices}
+    used = {provider.name for options in checked.values() for provider in options.providers}
+    configured = {name for tables in merged.values() for name in tables.get("provider", {})}
+    if unused := sorted(configured - used):
         raise ConfigurationError(f"[provider.{unused[0]}]: none of the devices {', '.join(devices)} uses it")
-    return found
+    return checked
 
 
 def _scopes(tables: Mapping[str, Any], model: str, device: str) -> list[Mapping[str, Any]]:
@@ -101,26 +101,26 @@ def _scopes(tables: Mapping[str, Any], model: str, device: str) -> list[Mapping[
 
     Raises ConfigurationError if one of them has an unknown key.
     """
-    own = _part(tables, "models", model)
-    found = [tables]
-    for scoped in (tables, own):
-        if scoped is own:
-            found.append(own)
-        found += [_part(scoped, "devices", name) for name in dict.fromkeys((device.partition(":")[0], device))]
-    for scope in found[1:]:
-        if strange := sorted(scope.keys() - {*SECTIONS, *_SCOPES}):
+    model_table = _part(tables, "models", model)
+    scopes = [tables]
+    for scoped in (tables, model_table):
+        if scoped is model_table:
+            scopes.append(model_table)
+        scopes += [_part(scoped, "devices", name) for name in dict.fromkeys((device.partition(":")[0], device))]
+    for scope in scopes[1:]:
+        if unknown := sorted(scope.keys() - {*SECTIONS, *_SCOPES}):
             raise ConfigurationError(
-                f"[devices.…] or [models.…]: {strange[0]}: unknown{nearest(strange[0], (*SECTIONS, *_SCOPES))}"
+                f"[devices.…] or [models.…]: {unknown[0]}: unknown{nearest(unknown[0], (*SECTIONS, *_SCOPES))}"
             )
-    return found
+    return scopes
 
 
 def _part(tables: Mapping[str, Any], scope: str, name: str) -> Mapping[str, Any]:
     parts = tables.get(scope, {})
-    found = parts.get(name, {}) if isinstance(parts, Mapping) else parts
-    if not isinstance(found, Mapping):
-        raise ConfigurationError(f"[{scope}.{name}]: expected a table, not {quoted(found)}")
-    return found
+    table = parts.get(name, {}) if isinstance(parts, Mapping) else parts
+    if not isinstance(table, Mapping):
+        raise ConfigurationError(f"[{scope}.{name}]: expected a table, not {quoted(table)}")
+    return table
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

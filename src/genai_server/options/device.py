@@ -65,17 +65,17 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
     for name in options.session:
         if _misses(_SESSION_ROWS[name], runner):
             return f"[session] {name} reaches only {_where(_SESSION_ROWS[name].reach)}"
-    for given in options.providers:
-        known = PROVIDERS.get(given.name)
-        if known is None:
+    for ep in options.providers:
+        definition = PROVIDERS.get(ep.name)
+        if definition is None:
             continue
-        if known.genai is None and runner is Reach.GENERATOR:
-            return f"provider {given.name} reaches only {_where(Reach.BATCHED)}"
-        rows = names(known.rows)
-        for key in given.options:
+        if definition.genai is None and runner is Reach.GENERATOR:
+            return f"provider {ep.name} reaches only {_where(Reach.BATCHED)}"
+        rows = names(definition.rows)
+        for key in ep.options:
             if _misses(rows[key], runner):
                 why = f": {rows[key].why}" if rows[key].why else ""
-                return f"[provider.{given.name}] {key} reaches only {_where(rows[key].reach)}{why}"
+                return f"[provider.{ep.name}] {key} reaches only {_where(rows[key].reach)}{why}"
     return None
 
 
@@ -91,15 +91,15 @@ def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
 def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
     """Return the options without those that have no effect if `runner` runs the model."""
     providers = []
-    for given in options.providers:
-        known = provider(given.name)
-        if known.genai is None and runner is Reach.GENERATOR:
+    for ep in options.providers:
+        definition = provider(ep.name)
+        if definition.genai is None and runner is Reach.GENERATOR:
             continue
-        rows = names(known.rows)
+        rows = names(definition.rows)
         effective = {
-            key: value for key, value in given.options.items() if key not in rows or not _misses(rows[key], runner)
+            key: value for key, value in ep.options.items() if key not in rows or not _misses(rows[key], runner)
         }
-        providers.append(msgspec.structs.replace(given, options=effective))
+        providers.append(msgspec.structs.replace(ep, options=effective))
     effective = {name: value for name, value in options.session.items() if not _misses(_SESSION_ROWS[name], runner)}
     return msgspec.structs.replace(options, session=effective, providers=providers)
 
@@ -108,8 +108,8 @@ def device_id(options: DeviceOptions) -> int:
     """Return the device's number among devices of its kind: the option `device_id` of the first execution provider, 0
     by default.
     """
-    given = next((one.options for one in options.providers), {})
-    return int(given.get("device_id", "0"))
+    ep_options = next((ep.options for ep in options.providers), {})
+    return int(ep_options.get("device_id", "0"))
 
 
 def _misses(row: Row, runner: Reach) -> bool:
@@ -126,33 +126,33 @@ def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
     `sections` may have the tables `session`, `provider` and `providers`. Raises ConfigurationError, whose message names
     section, key and value; for an unknown key it suggests the most similar known one.
     """
-    given = flat(_table(sections.get("session", {}), "[session]"))
+    session_options = flat(_table(sections.get("session", {}), "[session]"))
     tables = {
         name: _table(table, f"[provider.{name}]")
         for name, table in _table(sections.get("provider", {}), "[provider]").items()
     }
-    libraries = _libraries(given.pop(session.LIBRARIES, []))
+    libraries = _libraries(session_options.pop(session.LIBRARIES, []))
     warnings: list[str] = []
-    for name in [name for name in given if name in DEPRECATED]:
+    for name in [name for name in session_options if name in DEPRECATED]:
         if device.partition(":")[0] not in _CUDA_DEVICES:
             raise ConfigurationError(
-                f"[session] {name}={quoted(given[name])}: it is an option of cuda, not of {device}"
+                f"[session] {name}={quoted(session_options[name])}: it is an option of cuda, not of {device}"
             )
-        value = str(given.pop(name))
+        value = str(session_options.pop(name))
         tables["cuda"] = {name: DEPRECATED[name].get(value, value)} | tables.get("cuda", {})
         warnings.append(f"[session] {name} is deprecated: write it in [provider.cuda]")
     options = DeviceOptions(
-        session=_read(given, _SESSION_ROWS),
-        entries=_read(given, _ENTRY_ROWS),
-        run=_read(given, _RUN_ROWS),
+        session=_read(session_options, _SESSION_ROWS),
+        entries=_read(session_options, _ENTRY_ROWS),
+        run=_read(session_options, _RUN_ROWS),
         custom_op_libraries=libraries,
         providers=_providers(sections.get("providers"), tables, device),
         warnings=warnings,
     )
-    if given:
-        name, value = next(iter(given.items()))
-        known = {*possible(_SESSION_ROWS), *possible(_ENTRY_ROWS), *possible(_RUN_ROWS), session.LIBRARIES}
-        raise ConfigurationError(f"[session] {name}={quoted(value)}: unknown option{nearest(name, known)}")
+    if session_options:
+        name, value = next(iter(session_options.items()))
+        supported = {*possible(_SESSION_ROWS), *possible(_ENTRY_ROWS), *possible(_RUN_ROWS), session.LIBRARIES}
+        raise ConfigurationError(f"[session] {name}={quoted(value)}: unknown option{nearest(name, supported)}")
     _check_together(options, warnings)
     return options
 
@@ -163,13 +163,13 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     ONNX Runtime's option names contain dots, which TOML reads as nested tables unless they are quoted. `prefix` is put
     in front of each name.
     """
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            flattened |= flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
+            flattened[prefix + name] = value
+    return flattened
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
@@ -178,29 +178,29 @@ def _table(value: Any, where: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _read(given: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
-    """Remove those options from `given`, the table [session], that `rows` describes, and return their values as text,
+def _read(table: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
+    """Remove those options from `table`, the table [session], that `rows` describes, and return their values as text,
     by ONNX Runtime's names.
 
     Raises ConfigurationError for an invalid value.
     """
-    found: dict[str, str] = {}
-    for name in [name for name in given if name in rows]:
-        row, value = rows[name], given.pop(name)
-        _add(found, row, name, value, "[session]")
-    return found
+    options: dict[str, str] = {}
+    for name in [name for name in table if name in rows]:
+        row, value = rows[name], table.pop(name)
+        _add(options, row, name, value, "[session]")
+    return options
 
 
-def _add(found: dict[str, str], row: Row, name: str, value: Value, where: str) -> None:
-    """Add to `found` the options of ONNX Runtime that are set by the configured option `name` with this value.
+def _add(options: dict[str, str], row: Row, name: str, value: Value, where: str) -> None:
+    """Add to `options` the options of ONNX Runtime that are set by the configured option `name` with this value.
 
-    Raises ConfigurationError if the value is invalid, or if `found` already has one of these options. `where` is the
+    Raises ConfigurationError if the value is invalid, or if `options` already has one of these options. `where` is the
     section of the configuration, which the message names.
     """
-    meant = row.options(value_text(row, name, value, where))
-    if twice := sorted(meant.keys() & found.keys()):
-        raise ConfigurationError(f"{where} {name}={quoted(value)}: {twice[0]} is given twice")
-    found.update(meant)
+    added = row.options(value_text(row, name, value, where))
+    if repeated := sorted(added.keys() & options.keys()):
+        raise ConfigurationError(f"{where} {name}={quoted(value)}: {repeated[0]} is given twice")
+    options.update(added)
 
 
 def value_text(row: Row, name: str, value: Value, where: str) -> str:
@@ -241,7 +241,7 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
         raise ConfigurationError(
             f"providers={quoted(order)}: {CPU} must be last, since it leaves nothing to the others"
         )
-    read = {name: provider_options(name, table) for name, table in tables.items()}
+    checked = {name: provider_options(name, table) for name, table in tables.items()}
     for name in order:
         if name not in PROVIDERS and not any(tables.get(name, {}).get(source) for source in _SOURCES):
             raise ConfigurationError(
@@ -250,9 +250,9 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
             )
     if kind in PROVIDERS and kind != CPU and kind not in order:
         raise ConfigurationError(f"providers={quoted(order)}: {kind} is missing, and device {device} runs on it")
-    found = [read.get(name, ProviderOptions(name)) for name in order if name != CPU]
+    providers = [checked.get(name, ProviderOptions(name)) for name in order if name != CPU]
     family = _NVIDIA if kind in _NVIDIA else (kind,)
-    return [_with_index(one, index) if index and one.name in family else one for one in found]
+    return [_with_index(provider, index) if index and provider.name in family else provider for provider in providers]
 
 
 def on_providers(options: DeviceOptions, device: str) -> DeviceOptions:
@@ -284,20 +284,20 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
     """
     where = f"[provider.{name}]"
     sources = {source: str(table[source]) for source in _SOURCES if table.get(source)}
-    given = flat({key: value for key, value in table.items() if key not in _SOURCES})
+    configured = flat({key: value for key, value in table.items() if key not in _SOURCES})
     if name not in PROVIDERS:
         if not sources:
             raise ConfigurationError(f"{where}: unknown provider{nearest(name, PROVIDERS)}")
-        return ProviderOptions(name, {key: str(value) for key, value in given.items()}, **sources)
+        return ProviderOptions(name, {key: str(value) for key, value in configured.items()}, **sources)
     rows = names(PROVIDERS[name].rows)
-    found: dict[str, str] = {}
-    for key, value in given.items():
+    options: dict[str, str] = {}
+    for key, value in configured.items():
         row = rows.get(key)
         if row is None:
             why = f"unknown option{nearest(key, possible(rows))}" if rows else f"{name} has no options of its own"
             raise ConfigurationError(f"{where} {key}={quoted(value)}: {why}")
-        _add(found, row, key, value, where)
-    return ProviderOptions(name, found, **sources)
+        _add(options, row, key, value, where)
+    return ProviderOptions(name, options, **sources)
 
 
 def _check_together(options: DeviceOptions, warnings: list[str]) -> None:

@@ -148,10 +148,10 @@ _DEVICE_TYPE = re.compile(rf"{_HARDWARE}|(HETERO|MULTI|AUTO|BATCH):{_HARDWARE}(,
 
 def _device_type() -> Kind:
     def read(value: Value) -> str:
-        found = str(value).upper()
-        if not _DEVICE_TYPE.fullmatch(found):
+        text = str(value).upper()
+        if not _DEVICE_TYPE.fullmatch(text):
             raise ValueError
-        return found
+        return text
 
     return Kind("CPU, GPU, GPU.0, NPU or a combination such as AUTO:GPU,CPU", read)
 
@@ -298,7 +298,7 @@ _NICKNAMES = {
 _MAX_NAME = 40
 
 
-def meant_devices(name: str) -> str:
+def suggested_devices(name: str) -> str:
     """Return the end of an error message about an unknown device: `; did you mean …?` with the most similar names, or a
     list of the known devices.
     """
@@ -306,10 +306,12 @@ def meant_devices(name: str) -> str:
     index = name.strip()[len(letters) :]
     number = f":{index}" if 1 <= len(index) <= 3 else ""
     kind = letters.rstrip(" :_-")[:_MAX_NAME]
-    by_library = {known: p.name for p in PROVIDERS.values() for known in (p.genai or "", p.onnxruntime)}
-    libraries = {known.lower(): {ours: ""} for known, ours in by_library.items() if known}
-    near = difflib.get_close_matches(kind, PROVIDERS, n=1, cutoff=0.7)
-    meant = libraries.get(kind) or _NICKNAMES.get(kind) or dict.fromkeys(near, "")
-    if not meant:
+    by_library = {library_name: p.name for p in PROVIDERS.values() for library_name in (p.genai or "", p.onnxruntime)}
+    libraries = {
+        library_name.lower(): {server_name: ""} for library_name, server_name in by_library.items() if library_name
+    }
+    similar = difflib.get_close_matches(kind, PROVIDERS, n=1, cutoff=0.7)
+    suggestions = libraries.get(kind) or _NICKNAMES.get(kind) or dict.fromkeys(similar, "")
+    if not suggestions:
         return f"; known are {', '.join(PROVIDERS)}"
-    return f"; did you mean {' or '.join(f'{device}{number}{whose}' for device, whose in meant.items())}?"
+    return f"; did you mean {' or '.join(f'{device}{number}{whose}' for device, whose in suggestions.items())}?"

@@ -7,7 +7,7 @@ Runtime 1.31. Triton's names for the same options are those of its ONNX Runtime 
 """
 
 from genai_server.options.providers import CAPTURE_RUNS, CAPTURES_AFTER_WARM_UP, CUDA_PLUGIN
-from genai_server.options.table import Reach, Row, anything, arenas, choice, flag, number, number_or_other, text
+from genai_server.options.table import Reach, Row, anything, arenas, choice, flag, number, number_or_default, text
 
 THREADS = "intra_op_num_threads"
 SPINNING = "session.intra_op.allow_spinning"
@@ -42,7 +42,7 @@ SESSION: tuple[Row, ...] = (
     Row(LEVEL, choice("disabled", "basic", "extended", "all", also=_LEVELS)),
     Row(
         "level",
-        number_or_other(_TRITONS_LEVELS, "0"),
+        number_or_default(_TRITONS_LEVELS, "0"),
         means={key: {LEVEL: name} for key, name in _TRITONS_LEVELS.items()},
     ),
     Row(ARENA, flag(), also=("enable_mem_arena",)),

@@ -54,10 +54,10 @@ def number(minimum: int = 0, maximum: int | None = None) -> Kind:
     def read(value: Value) -> str:
         if isinstance(value, bool | float):
             raise ValueError
-        found = int(value)
-        if not minimum <= found <= (math.inf if maximum is None else maximum):
+        parsed = int(value)
+        if not minimum <= parsed <= (math.inf if maximum is None else maximum):
             raise ValueError
-        return str(found)
+        return str(parsed)
 
     return Kind(f"a whole number from {minimum}" + ("" if maximum is None else f" to {maximum}"), read)
 
@@ -71,17 +71,17 @@ def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
     """Return the kind of a value that is one of `names`, in upper or lower case. `also` maps other accepted spellings
     to these names.
     """
-    known = {name.lower(): name for name in names} | {key.lower(): name for key, name in (also or {}).items()}
+    spellings = {name.lower(): name for name in names} | {key.lower(): name for key, name in (also or {}).items()}
     shown = ", ".join(names) + ("" if not also else f" (or {', '.join(also)})")
-    return Kind(f"one of {shown}", lambda value: known[str(value).lower()])
+    return Kind(f"one of {shown}", lambda value: spellings[str(value).lower()])
 
 
-def number_or_other(known: Collection[str], other: str) -> Kind:
-    """Return the kind of a whole number for which only the numbers in `known` have a meaning. Any other number becomes
-    `other`, as in Triton.
+def number_or_default(valid: Collection[str], default: str) -> Kind:
+    """Return the kind of a whole number for which only the numbers in `valid` have a meaning. Any other number becomes
+    `default`, as in Triton.
     """
-    read = number(-_MAX_SIZE, _MAX_SIZE).read
-    return Kind("a whole number", lambda value: found if (found := read(value)) in known else other)
+    read_number = number(-_MAX_SIZE, _MAX_SIZE).read
+    return Kind("a whole number", lambda value: parsed if (parsed := read_number(value)) in valid else default)
 
 
 def text() -> Kind:
@@ -177,9 +177,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     candidates = sorted(known)
     lower = {candidate.lower(): candidate for candidate in candidates}
-    found = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     # A name's beginning or end alone is a common mistake, although few letters match.
-    found = found or [one for one in lower if one.endswith(name.lower()) or one.startswith(name.lower())][:1]
-    if found:
-        return f"; did you mean {lower[found[0]]}?"
+    matches = (
+        matches
+        or [spelling for spelling in lower if spelling.endswith(name.lower()) or spelling.startswith(name.lower())][:1]
+    )
+    if matches:
+        return f"; did you mean {lower[matches[0]]}?"
     return f"; known are {', '.join(candidates)}" if len(candidates) <= 12 else ""

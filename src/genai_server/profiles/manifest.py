@@ -126,15 +126,15 @@ def find_manifests(root: Path) -> list[Manifest]:
     no such folder.
     """
     list(root.iterdir())
-    found = []
+    manifests = []
     for path in [*root.glob(f"*{SUFFIX}"), *root.glob(f"*/*{SUFFIX}")]:
         try:
             manifest = read_manifest(path)
         except OSError:  # removed in the meantime, or not readable
             continue
         if manifest is not None:
-            found.append(manifest)
-    return sorted(found, key=lambda manifest: (manifest.session.started, manifest.session.id))
+            manifests.append(manifest)
+    return sorted(manifests, key=lambda manifest: (manifest.session.started, manifest.session.id))
 
 
 def _is_plain(name: str) -> bool:

@@ -66,8 +66,8 @@ class Kernel:
         """Number of the decoder layer, from the node's name, as 3 in /model/layers.3/attn; None for nodes outside the
         layers.
         """
-        found = _LAYER.search(self.node)
-        return int(found[1]) if found else None
+        match = _LAYER.search(self.node)
+        return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,9 @@ def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
     Raises OSError if the file cannot be read, and ValueError if it is incomplete or no profile.
     """
     events = read_events(path)
-    found = _runs_of_events(events)
+    runs = _runs_of_events(events)
     lasting = [event for event in events if event.ph == "X" and event.name != _RUN]
-    return [(run, [event for event in lasting if _is_within(event.ts, run)]) for run in found]
+    return [(run, [event for event in lasting if _is_within(event.ts, run)]) for run in runs]
 
 
 def read_runs(path: Path) -> list[ForwardPass]:
@@ -228,18 +228,20 @@ def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
     Only kernels of the same thread are nested. `kernels` must be sorted by start, and those with equal starts by
     duration, the longest first.
     """
-    found: list[Kernel] = []
+    nested: list[Kernel] = []
     open_ones: dict[int, list[int]] = {}
     for kernel in kernels:
         around = open_ones.setdefault(kernel.thread, [])
-        while around and found[around[-1]].start + found[around[-1]].duration < kernel.start + max(1, kernel.duration):
+        while around and nested[around[-1]].start + nested[around[-1]].duration < kernel.start + max(
+            1, kernel.duration
+        ):
             around.pop()
         if around:
-            outer = found[around[-1]]
-            found[around[-1]] = replace(outer, self_time=max(0, outer.self_time - kernel.duration))
-        found.append(replace(kernel, depth=len(around)))
-        around.append(len(found) - 1)
-    return found
+            outer = nested[around[-1]]
+            nested[around[-1]] = replace(outer, self_time=max(0, outer.self_time - kernel.duration))
+        nested.append(replace(kernel, depth=len(around)))
+        around.append(len(nested) - 1)
+    return nested
 
 
 def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
@@ -251,7 +253,7 @@ def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
     """
     try:
         main = stats["main_thread"]
-        shared = sum(int(other["num_run"]) for other in stats["sub_threads"].values())
+        shared = sum(int(thread["num_run"]) for thread in stats["sub_threads"].values())
         wait = int(main["Wait"]) + int(main["WaitRevoke"])
         return ThreadUse(int(main["Run"]), wait, max(0, shared - shared_before)), shared
     except (TypeError, KeyError, AttributeError, ValueError):
@@ -302,11 +304,11 @@ def find_session(root: Path, session: str | None = None) -> Manifest | None:
         raise ProfileNotFound(f"there is no folder {root}; it is made when a profile is written") from None
     except OSError as error:
         raise ProfileNotFound(f"{root}: {error.strerror}") from None
-    found = [manifest for manifest in manifests if session in (None, manifest.session.id)]
-    if session is not None and not found:
-        known = ", ".join(manifest.session.id for manifest in manifests) or "none"
-        raise ProfileNotFound(f"no session {quoted(session)} in {root}; it has: {known}", param="session")
-    return found[-1] if found else None
+    matches = [manifest for manifest in manifests if session in (None, manifest.session.id)]
+    if session is not None and not matches:
+        ids = ", ".join(manifest.session.id for manifest in manifests) or "none"
+        raise ProfileNotFound(f"no session {quoted(session)} in {root}; it has: {ids}", param="session")
+    return matches[-1] if matches else None
 
 
 def read_session(manifest: Manifest) -> Profile:
@@ -316,8 +318,8 @@ def read_session(manifest: Manifest) -> Profile:
     for record in manifest.passes:
         for run in _runs(manifest.path.parent / record.file, unread):
             start = round((record.started - manifest.session.started) * 1e6) + run.start
-            found = replace(run, start=start, phase=record.phase, num_tokens=record.num_tokens, record=record)
-            passes.append(found)
+            forward_pass = replace(run, start=start, phase=record.phase, num_tokens=record.num_tokens, record=record)
+            passes.append(forward_pass)
     profiled = None if manifest.end is None else manifest.end.profiled
     return _profile(Profile(manifest.session.id, manifest.path.parent, passes, manifest.session, unread, profiled))
 
@@ -347,8 +349,10 @@ def _profile(profile: Profile) -> Profile:
     if not profile.passes:
         reason = "; ".join(f"{name}: {why}" for name, why in list(profile.unread.items())[:3])
         raise ProfileNotFound(f"{profile.name} has no profile of a forward pass{f' ({reason})' if reason else ''}")
-    first = min(one.start for one in profile.passes)
-    return replace(profile, passes=[replace(one, start=one.start - first) for one in profile.passes])
+    first = min(forward_pass.start for forward_pass in profile.passes)
+    return replace(
+        profile, passes=[replace(forward_pass, start=forward_pass.start - first) for forward_pass in profile.passes]
+    )
 
 
 def _runs(path: Path, unread: dict[str, str]) -> Iterator[ForwardPass]:
@@ -362,8 +366,8 @@ def _begun(path: Path) -> int | None:
     """Return when the recording of a file began, from the file's name, in microseconds since 1970; None if the name has
     no time.
     """
-    found = _STAMP.search(path.name)
-    if found is None:
+    match = _STAMP.search(path.name)
+    if match is None:
         return None
-    moment = datetime.strptime(found[1], "%Y-%m-%d_%H-%M-%S")
-    return round((moment - datetime(1970, 1, 1)).total_seconds()) * 1_000_000 + int(found[2]) * 1000
+    moment = datetime.strptime(match[1], "%Y-%m-%d_%H-%M-%S")
+    return round((moment - datetime(1970, 1, 1)).total_seconds()) * 1_000_000 + int(match[2]) * 1000

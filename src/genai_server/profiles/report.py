@@ -159,9 +159,9 @@ class Report(Struct, frozen=True):
 def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
     """Return the report on a profile. Decode tokens that took more than `slow_at` times the median are slow."""
     passes = profile.passes
-    decodes = [(index, one) for index, one in enumerate(passes) if one.phase == DECODE]
+    decodes = [(index, forward_pass) for index, forward_pass in enumerate(passes) if forward_pass.phase == DECODE]
     nodes = _nodes(passes)
-    phases = [_phase(name, passes) for name in dict.fromkeys(one.phase for one in passes)]
+    phases = [_phase(name, passes) for name in dict.fromkeys(forward_pass.phase for forward_pass in passes)]
     slow = _slow_tokens(decodes, slow_at)
     return Report(
         name=profile.name,
@@ -174,26 +174,26 @@ def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
         layers=_shares(passes, _layer_name),
         nodes_by_time=_shares(passes, lambda kernel: kernel.node),
         threads=_threads(passes),
-        median_decode_us=round(median(one.duration for _, one in decodes)) if decodes else None,
+        median_decode_us=round(median(forward_pass.duration for _, forward_pass in decodes)) if decodes else None,
         slow_at=slow_at,
         slow_tokens=slow,
         nodes=list(nodes),
-        passes=[_pass_time(one, nodes) for one in passes],
+        passes=[_pass_time(forward_pass, nodes) for forward_pass in passes],
     )
 
 
 def _phase(name: str, passes: Iterable[ForwardPass]) -> PhaseTime:
-    own = [one for one in passes if one.phase == name]
-    read = [one.num_tokens for one in own if one.num_tokens is not None]
-    records = [one.record for one in own if one.record is not None]
+    in_phase = [forward_pass for forward_pass in passes if forward_pass.phase == name]
+    token_counts = [forward_pass.num_tokens for forward_pass in in_phase if forward_pass.num_tokens is not None]
+    records = [forward_pass.record for forward_pass in in_phase if forward_pass.record is not None]
     seconds = sum(record.seconds for record in records)
     return PhaseTime(
         phase=name,
-        passes=len(own),
-        tokens=sum(read) if len(read) == len(own) else None,
-        total_us=sum(one.duration for one in own),
-        median_us=round(median(one.duration for one in own)),
-        other_us=sum(one.other_time for one in own),
+        passes=len(in_phase),
+        tokens=sum(token_counts) if len(token_counts) == len(in_phase) else None,
+        total_us=sum(forward_pass.duration for forward_pass in in_phase),
+        median_us=round(median(forward_pass.duration for forward_pass in in_phase)),
+        other_us=sum(forward_pass.other_time for forward_pass in in_phase),
         cores=sum(record.cpu_seconds for record in records) / seconds if seconds else None,
     )
 
@@ -201,59 +201,59 @@ def _phase(name: str, passes: Iterable[ForwardPass]) -> PhaseTime:
 def _shares(passes: Sequence[ForwardPass], name: Callable[[Kernel], str]) -> list[TimeShare]:
     calls: Counter[str] = Counter()
     times: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in passes:
-        for kernel in one.kernels:
+    for forward_pass in passes:
+        for kernel in forward_pass.kernels:
             calls[name(kernel)] += 1
-            times[name(kernel)][one.phase] += kernel.self_time
+            times[name(kernel)][forward_pass.phase] += kernel.self_time
     shares = [TimeShare(key, calls[key], by_phase.total(), dict(by_phase)) for key, by_phase in times.items()]
     return sorted(shares, key=lambda share: -share.total_us)
 
 
 def _threads(passes: Iterable[ForwardPass]) -> list[ThreadShare]:
-    found: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
-    for kernel in (kernel for one in passes for kernel in one.kernels):
+    by_operator: dict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for kernel in (kernel for forward_pass in passes for kernel in forward_pass.kernels):
         if (use := kernel.threads) is not None:
-            found[kernel.operator].append((use.num_shared > 0, kernel.self_time, use.run, use.wait))
-    sums = {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
-    shares = [ThreadShare(name, len(found[name]), *columns) for name, columns in sums.items()]
+            by_operator[kernel.operator].append((use.num_shared > 0, kernel.self_time, use.run, use.wait))
+    sums = {name: [sum(column) for column in zip(*rows, strict=True)] for name, rows in by_operator.items()}
+    shares = [ThreadShare(name, len(by_operator[name]), *columns) for name, columns in sums.items()]
     return sorted(shares, key=lambda share: -share.total_us)
 
 
 def _slow_tokens(decodes: Sequence[tuple[int, ForwardPass]], slow_at: float) -> list[SlowToken]:
     if not decodes:
         return []
-    times = [_node_times(one) for _, one in decodes]
+    times = [_node_times(forward_pass) for _, forward_pass in decodes]
     usual = {name: median(each[name] for each in times) for name in {name for each in times for name in each}}
-    typical = median(one.duration for _, one in decodes)
+    typical = median(forward_pass.duration for _, forward_pass in decodes)
     slow = [
         SlowToken(
             index=index,
-            request_id=one.record.request_id if one.record else None,
-            token=one.record.token if one.record else None,
-            file=one.file,
-            duration_us=one.duration,
-            ratio=one.duration / typical,
-            because=_excess(one, own, usual),
+            request_id=forward_pass.record.request_id if forward_pass.record else None,
+            token=forward_pass.record.token if forward_pass.record else None,
+            file=forward_pass.file,
+            duration_us=forward_pass.duration,
+            ratio=forward_pass.duration / typical,
+            because=_excess(forward_pass, node_times, usual),
         )
-        for (index, one), own in zip(decodes, times, strict=True)
-        if one.duration > slow_at * typical > 0
+        for (index, forward_pass), node_times in zip(decodes, times, strict=True)
+        if forward_pass.duration > slow_at * typical > 0
     ]
     return sorted(slow, key=lambda token: -token.ratio)
 
 
-def _excess(one: ForwardPass, own: Counter[str], usual: dict[str, float]) -> list[NodeExcess]:
-    operators = {kernel.node: kernel.operator for kernel in one.kernels}
-    found = [
+def _excess(forward_pass: ForwardPass, node_times: Counter[str], usual: dict[str, float]) -> list[NodeExcess]:
+    operators = {kernel.node: kernel.operator for kernel in forward_pass.kernels}
+    excesses = [
         NodeExcess(name, operators.get(name, ""), spent, excess)
-        for name, spent in own.items()
+        for name, spent in node_times.items()
         if (excess := round(spent - usual[name])) > 0
     ]
-    return sorted(found, key=lambda node: -node.excess_us)[:_MAX_REASONS]
+    return sorted(excesses, key=lambda node: -node.excess_us)[:_MAX_REASONS]
 
 
-def _node_times(one: ForwardPass) -> Counter[str]:
-    times: Counter[str] = Counter({OTHER: one.other_time})
-    for kernel in one.kernels:
+def _node_times(forward_pass: ForwardPass) -> Counter[str]:
+    times: Counter[str] = Counter({OTHER: forward_pass.other_time})
+    for kernel in forward_pass.kernels:
         times[kernel.node] += kernel.self_time
     return times
 
@@ -261,7 +261,7 @@ def _node_times(one: ForwardPass) -> Counter[str]:
 def _nodes(passes: Iterable[ForwardPass]) -> dict[NodeName, int]:
     """Return an index for each node of the graph, in the order in which the nodes first ran."""
     names: dict[NodeName, int] = {}
-    for kernel in (kernel for one in passes for kernel in one.kernels):
+    for kernel in (kernel for forward_pass in passes for kernel in forward_pass.kernels):
         names.setdefault(_name(kernel), len(names))
     return names
 
@@ -274,19 +274,21 @@ def _layer_name(kernel: Kernel) -> str:
     return "outside the layers" if kernel.layer is None else f"layer {kernel.layer}"
 
 
-def _pass_time(one: ForwardPass, nodes: dict[NodeName, int]) -> PassTime:
-    record = one.record
+def _pass_time(forward_pass: ForwardPass, nodes: dict[NodeName, int]) -> PassTime:
+    record = forward_pass.record
     return PassTime(
-        file=one.file,
+        file=forward_pass.file,
         request_id=record.request_id if record else None,
-        phase=one.phase,
+        phase=forward_pass.phase,
         token=record.token if record else None,
-        num_tokens=one.num_tokens,
-        start_us=one.start,
-        duration_us=one.duration,
-        other_us=one.other_time,
+        num_tokens=forward_pass.num_tokens,
+        start_us=forward_pass.start,
+        duration_us=forward_pass.duration,
+        other_us=forward_pass.other_time,
         cpu_us=round(record.cpu_seconds * 1e6) if record else None,
-        kernels=[(nodes[_name(kernel)], kernel.start, kernel.duration, kernel.depth) for kernel in one.kernels],
+        kernels=[
+            (nodes[_name(kernel)], kernel.start, kernel.duration, kernel.depth) for kernel in forward_pass.kernels
+        ],
     )
 
 
@@ -303,19 +305,21 @@ def find(session: Session | None, phases: Sequence[PhaseTime], slow: Sequence[Sl
     `session` describes how the profile was recorded (None without a manifest), `phases` has the times of prefill and
     decode, and `slow` the slow tokens.
     """
-    found = [] if session is None else list(_of_session(session, phases))
+    findings = [] if session is None else list(_of_session(session, phases))
     total = sum(phase.total_us for phase in phases)
-    other = sum(phase.other_us for phase in phases)
-    if total and other > _MAX_OTHER * total:
-        found.append(f"{_percent(other, total)} of the time is in no kernel: the model is small for its many operators")
+    other_us = sum(phase.other_us for phase in phases)
+    if total and other_us > _MAX_OTHER * total:
+        findings.append(
+            f"{_percent(other_us, total)} of the time is in no kernel: the model is small for its many operators"
+        )
     for phase in phases:
         if phase.phase == PREFILL and phase.total_us > _MAX_PREFILL * total and phase.total_us < total:
-            found.append(f"{_percent(phase.total_us, total)} of the time is the prompt ({phase.tokens} tokens)")
+            findings.append(f"{_percent(phase.total_us, total)} of the time is the prompt ({phase.tokens} tokens)")
     if slow and slow[0].because:
         worst = slow[0]
         times, node = f"{worst.ratio:.1f} times the median", worst.because[0].name
-        found.append(f"the slowest token, {worst.name}, took {times}, most in {node}")
-    return found
+        findings.append(f"the slowest token, {worst.name}, took {times}, most in {node}")
+    return findings
 
 
 def _of_session(session: Session, phases: Sequence[PhaseTime]) -> Iterator[str]:
@@ -331,5 +335,5 @@ def _of_session(session: Session, phases: Sequence[PhaseTime]) -> Iterator[str]:
         yield f"only {at_work:.2f} cores were at work where {session.threads} could be: other processes used the rest"
 
 
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f} %"
+def _percent(part: int, total: int) -> str:
+    return f"{100 * part / total:.0f} %"

@@ -21,7 +21,7 @@ _SHORT_NAME = 16
 # Minimum width of a terminal that shows the operators of slow nodes.
 _WIDE = 120
 
-_PLACE = "{{report}}"
+_PLACEHOLDER = "{{report}}"
 _INLINE = re.compile(r"<(?:script|style)>(.*?)</(?:script|style)>", re.DOTALL)
 
 
@@ -37,7 +37,9 @@ def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | R
     A table is a list of rows, the first of which has the titles, and has at most `max_rows` other rows. Request ids are
     shortened (`short_names`). On a narrow terminal, slow nodes are listed without their operators.
     """
-    names = short_names({one.request_id for one in report.passes if one.request_id is not None})
+    names = short_names(
+        {forward_pass.request_id for forward_pass in report.passes if forward_pass.request_id is not None}
+    )
     slow = _slow(report, max_rows, names, with_operators=width >= _WIDE)
     return [*_beginning(report), *slow, *_shares_of_all(report, max_rows), *_unread(report)]
 
@@ -72,7 +74,7 @@ def _unread(report: Report) -> list[str | Rows]:
 
 
 def _heading(report: Report) -> str:
-    requests = {one.request_id for one in report.passes} - {None}
+    requests = {forward_pass.request_id for forward_pass in report.passes} - {None}
     of = f" of {_count(len(requests), 'request')}" if requests else ""
     share = 100 * (1 - report.other_us / report.total_us) if report.total_us else 0
     lines = [report.name]
@@ -87,8 +89,8 @@ def _heading(report: Report) -> str:
     )
     if report.profiled is not None and (step := report.profiled.step_ms) is not None:
         lines.append(f"a profiled decode step took {step:.2f} ms (median, with all costs of profiling)")
-        if (other := report.profiled.other_step_ms) is not None:
-            lines[-1] += f", an unprofiled one {other:.2f} ms"
+        if (other_ms := report.profiled.other_step_ms) is not None:
+            lines[-1] += f", an unprofiled one {other_ms:.2f} ms"
     return "\n".join(lines)
 
 
@@ -166,30 +168,30 @@ def _ms(microseconds: float) -> str:
     return f"{microseconds / 1000:.2f}"
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "–"
+def _percent(part: float, total: float) -> str:
+    return f"{100 * part / total:.1f} %" if total else "–"
 
 
 def _maybe(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def _count(number: int, singular: str, plural: str | None = None) -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def as_page(report: Report) -> str:
     """Return the HTML page of a report. The page contains the report as JSON, which its script shows."""
     data = msgspec.json.encode(report).decode()
     # Names of nodes and requests must not close the element that contains them.
-    return _template().replace(_PLACE, data.replace("<", "\\u003c"))
+    return _template().replace(_PLACEHOLDER, data.replace("<", "\\u003c"))
 
 
 @cache
 def inline_hashes() -> tuple[str, ...]:
     """Return the hashes of the page's script and style, in the format of a Content-Security-Policy."""
-    found = _INLINE.findall(_template())
-    return tuple(f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}" for text in found)
+    texts = _INLINE.findall(_template())
+    return tuple(f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}" for text in texts)
 
 
 def _template() -> str:

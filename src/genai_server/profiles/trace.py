@@ -65,8 +65,8 @@ def write_trace(profile: Profile, out: IO[bytes]) -> int:
 
     Raises OSError and ValueError if a file of the profile has changed since the profile was read.
     """
-    about = {} if profile.session is None else {"otherData": msgspec.to_builtins(profile.session)}
-    head = msgspec.json.encode({"displayTimeUnit": "ms"} | about)
+    metadata = {} if profile.session is None else {"otherData": msgspec.to_builtins(profile.session)}
+    head = msgspec.json.encode({"displayTimeUnit": "ms"} | metadata)
     out.write(head[:-1] + b',"traceEvents":[')
     count = 0
     for event in _events(profile):
@@ -79,61 +79,79 @@ def write_trace(profile: Profile, out: IO[bytes]) -> int:
 def _events(profile: Profile) -> Iterator[_Event]:
     tracks = _Tracks()
     by_file: dict[str, list[tuple[int, ForwardPass]]] = defaultdict(list)
-    for index, one in enumerate(profile.passes):
-        by_file[one.file].append((index, one))
+    for index, forward_pass in enumerate(profile.passes):
+        by_file[forward_pass.file].append((index, forward_pass))
     for file, passes in by_file.items():
         runs = events_of_runs(profile.folder / file)
-        for (index, one), (run, events) in zip(passes, runs, strict=True):
-            yield from _of_pass(index, one, [run, *events], tracks)
+        for (index, forward_pass), (run, events) in zip(passes, runs, strict=True):
+            yield from _of_pass(index, forward_pass, [run, *events], tracks)
 
 
-def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks) -> Iterator[_Event]:
+def _of_pass(index: int, forward_pass: ForwardPass, events: list[Event], tracks: _Tracks) -> Iterator[_Event]:
     """Yield the trace's events for one forward pass, the pass with the index `index` in the profile. Events that name
     new processes and threads come first.
 
     `events` are the events of this pass in the file that ONNX Runtime has written; the first one is the pass itself.
     """
     run = events[0]
-    name, position = _track(index, one)
-    pid = tracks.process("profile" if one.record is None else f"request {one.record.request_id}")
-    others = {tid: number for number, tid in enumerate(sorted({event.tid for event in events} - {run.tid}), 2)}
+    name, position = _track(index, forward_pass)
+    pid = tracks.process("profile" if forward_pass.record is None else f"request {forward_pass.record.request_id}")
+    thread_numbers = {tid: number for number, tid in enumerate(sorted({event.tid for event in events} - {run.tid}), 2)}
     within: dict[int, list[int]] = defaultdict(list)
     for event in sorted(events, key=lambda event: (event.ts, event is not run, -event.dur)):
-        track = name if event.tid == run.tid else f"{name}, thread {others[event.tid]}"
-        tid = tracks.thread(pid, track, position * _MAX_THREADS + others.get(event.tid, 0))
+        track = name if event.tid == run.tid else f"{name}, thread {thread_numbers[event.tid]}"
+        tid = tracks.thread(pid, track, position * _MAX_THREADS + thread_numbers.get(event.tid, 0))
         yield from tracks.fresh
         tracks.fresh.clear()
-        begin = event.ts - run.ts + one.start
+        start = event.ts - run.ts + forward_pass.start
         if event is run:
-            yield _Event(name, "X", pid, tid, begin, _fit(within[tid], begin, one.duration), event.cat, _about(one))
+            yield _Event(
+                name,
+                "X",
+                pid,
+                tid,
+                start,
+                _fit(within[tid], start, forward_pass.duration),
+                event.cat,
+                _about(forward_pass),
+            )
         else:
-            yield _Event(event.name, "X", pid, tid, begin, _fit(within[tid], begin, event.dur), event.cat, event.args)
+            yield _Event(event.name, "X", pid, tid, start, _fit(within[tid], start, event.dur), event.cat, event.args)
 
 
-def _track(index: int, one: ForwardPass) -> tuple[str, int]:
+def _track(index: int, forward_pass: ForwardPass) -> tuple[str, int]:
     """Return the name of the thread that shows a forward pass in the trace, and its position among the threads of its
     request.
     """
-    if one.record is None:
+    if forward_pass.record is None:
         return f"pass {index}", index
-    return ("prompt", 0) if one.phase == PREFILL else (f"token {one.record.token}", one.record.token + 1)
+    return (
+        ("prompt", 0)
+        if forward_pass.phase == PREFILL
+        else (f"token {forward_pass.record.token}", forward_pass.record.token + 1)
+    )
 
 
-def _fit(ends: list[int], begin: int, duration: int) -> int:
+def _fit(ends: list[int], start: int, duration: int) -> int:
     """Return the duration of an event, shortened so that it does not outlast the events around it. It begins at
-    `begin`.
+    `start`.
 
     `ends` has the ends of these events; the new event's end is appended. All times are in microseconds. After rounding
     to whole microseconds, an event may seem to outlast the one around it, and viewers reject such traces.
     """
-    while ends and ends[-1] <= begin:
+    while ends and ends[-1] <= start:
         ends.pop()
-    end = min([begin + duration, *ends])
+    end = min([start + duration, *ends])
     ends.append(end)
-    return end - begin
+    return end - start
 
 
-def _about(one: ForwardPass) -> dict[str, Any]:
+def _about(forward_pass: ForwardPass) -> dict[str, Any]:
     """Return what the trace shows about a forward pass: file, phase, tokens and time outside kernels."""
-    known = {"file": one.file, "phase": one.phase, "tokens read": one.num_tokens, "not in kernels (µs)": one.other_time}
-    return known if one.record is None else known | {"position": one.record.position}
+    args = {
+        "file": forward_pass.file,
+        "phase": forward_pass.phase,
+        "tokens read": forward_pass.num_tokens,
+        "not in kernels (µs)": forward_pass.other_time,
+    }
+    return args if forward_pass.record is None else args | {"position": forward_pass.record.position}

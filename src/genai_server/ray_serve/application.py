@@ -16,7 +16,7 @@ from genai_server import __version__
 from genai_server.config.settings import Settings
 from genai_server.config.sources import NAMES, load_settings
 from genai_server.errors import ConfigurationError
-from genai_server.http.middleware.request_lifetime import LAST_WORDS
+from genai_server.http.middleware.request_lifetime import CANCELLED_SEND_TIMEOUT
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.ray_serve.ingress import Ingress
 from genai_server.ray_serve.model_choice import ModelNames
@@ -24,7 +24,7 @@ from genai_server.ray_serve.ray_internals import with_version
 from genai_server.ray_serve.replica import Replica
 
 # Settings of Serve's proxies, which neither ingress nor replicas read.
-OF_SERVE = frozenset({"host", "port", "tls_cert", "tls_key"})
+SERVE_SETTINGS = frozenset({"host", "port", "tls_cert", "tls_key"})
 _ROUTER = "genai_server.ray_serve.ray_internals.PrefixRouter"
 # Calls other than generations that a full replica still takes: admin calls, and reading.
 _SPARE_CALLS = 32
@@ -134,11 +134,11 @@ def _bounds(replicas: str) -> tuple[int, int]:
 
 
 def _deployment(settings: Settings, model: str, replicas: str) -> Any:
-    own = settings_of(settings, model)
+    model_settings = settings_of(settings, model)
     kinds = {device.partition(":")[0] for device in settings.devices}
     deployment = with_version(
         serve.deployment(Replica, name=re.sub(r"[^\w.-]", "-", model)),
-        _version(own),
+        _version(model_settings),
         **scaling(replicas, settings.max_batch_size),
         # All that the replica itself does not refuse, so that its own queue is the limit.
         max_ongoing_requests=settings.max_batch_size + settings.max_queue + _SPARE_CALLS,
@@ -153,7 +153,7 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
             request_router_kwargs={"imbalanced_threshold": max(1, settings.max_batch_size // 2), "do_eviction": True},
         ),
     )
-    return deployment.bind(own)
+    return deployment.bind(model_settings)
 
 
 def _version(settings: Settings) -> str:
@@ -163,13 +163,13 @@ def _version(settings: Settings) -> str:
     key file and the configuration file are included.
     """
     files = [Path(name) for name in (settings.api_key_file, settings.config) if name]
-    parts = [__version__.encode(), settings.model_dump_json(exclude=set(OF_SERVE)).encode()]
+    parts = [__version__.encode(), settings.model_dump_json(exclude=set(SERVE_SETTINGS)).encode()]
     parts += [file.read_bytes() for file in files if file.is_file()]
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
 
 def _time_to_stop(settings: Settings) -> float:
-    return settings.drain_timeout + LAST_WORDS
+    return settings.drain_timeout + CANCELLED_SEND_TIMEOUT
 
 
 def _absolute(path: str) -> str:

@@ -30,14 +30,16 @@ async def ask_replicas(
     """
     ends = time.monotonic() + seconds
     calls = await asyncio.gather(*(_calls(handle, request, named, seconds) for handle in handles))
-    asked = {task: call for replica_calls in calls for task, call in replica_calls.items()}
-    waiting, answers = set(asked), dict[asyncio.Task[Any], ReplicaAnswer]()
+    calls_by_task = {task: call for replica_calls in calls for task, call in replica_calls.items()}
+    waiting, answers = set(calls_by_task), dict[asyncio.Task[Any], ReplicaAnswer]()
     try:
         while waiting and not any(map(is_enough, answers.values())):
-            left = max(0.0, ends - time.monotonic())
-            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            seconds_left = max(0.0, ends - time.monotonic())
+            done, waiting = await asyncio.wait(waiting, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                answers |= {task: _silence(asked[task], seconds) for task in waiting if asked[task].is_meant}
+                answers |= {
+                    task: _silence(calls_by_task[task], seconds) for task in waiting if calls_by_task[task].is_recipient
+                }
                 break
             answered = {task: task.result() for task in done if not task.cancelled() and task.exception() is None}
             # Replicas that are not meant answer None.
@@ -45,14 +47,14 @@ async def ask_replicas(
     finally:
         for task in waiting:
             task.cancel()
-    return [answers[task] for task in asked if task in answers]
+    return [answers[task] for task in calls_by_task if task in answers]
 
 
 @dataclass(frozen=True)
 class _Call:
     replica: str
     model: str
-    is_meant: bool
+    is_recipient: bool
 
 
 async def _calls(

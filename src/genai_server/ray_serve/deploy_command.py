@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises ConfigurationError.
     """
-    given = vars(arguments)
-    settings = load_settings(given)
+    options = vars(arguments)
+    settings = load_settings(options)
     configure_logging(settings.log_level, settings.log_format)
     if importlib.util.find_spec("ray") is None:
         raise ConfigurationError(f"Ray is not installed; install it: {this_installation().extra_command('ray')}")
@@ -81,14 +81,14 @@ def configuration(settings: Settings, replicas: str) -> str:
     """
     import yaml
 
-    from genai_server.ray_serve.application import OF_SERVE, max_replicas
+    from genai_server.ray_serve.application import SERVE_SETTINGS, max_replicas
 
     max_replicas(replicas)
     plain = Settings.model_validate({})
     changed = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in settings.model_dump().items()
-        if value != getattr(plain, name) and name not in _SECRETS | OF_SERVE
+        if value != getattr(plain, name) and name not in _SECRETS | SERVE_SETTINGS
     }
     application = {
         "name": _NAME,

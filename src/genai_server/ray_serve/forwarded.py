@@ -20,7 +20,7 @@ FORWARDED = ("method", "scheme", "path", "raw_path", "query_string", "headers", 
 # Maximum number of characters of a prompt that the request router compares.
 _MAX_COMPARED = 16_384
 # Bytes of a form that are read at once.
-_FED = 256 * 1024
+_FORM_CHUNK_BYTES = 256 * 1024
 # The fields of all APIs that have a prompt's texts.
 _PROMPT_FIELDS = ("system", "instructions", "messages", "prompt", "input")
 
@@ -82,8 +82,8 @@ def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     """Return the fields of a form without its file, empty if the body is no form. The replica then refuses it."""
     try:
         form = FormParser(headers)
-        for start in range(0, len(body), _FED):
-            form.feed(body[start : start + _FED])
+        for start in range(0, len(body), _FORM_CHUNK_BYTES):
+            form.feed(body[start : start + _FORM_CHUNK_BYTES])
             form.pending.clear()  # the file would be in memory twice
     except RequestError:
         return {}
@@ -105,9 +105,9 @@ def prompt_text(fields: Mapping[str, Any]) -> str:
 def with_header(message: Message, name: str, value: str) -> Message:
     """Return the start message of a response with one header replaced. An empty value removes the header."""
     encoded = name.encode("latin-1")
-    others = [header for header in message["headers"] if header[0].lower() != encoded]
+    remaining = [header for header in message["headers"] if header[0].lower() != encoded]
     added = [(encoded, value.encode("latin-1"))] if value else []
-    return {**message, "headers": [*others, *added]}
+    return {**message, "headers": [*remaining, *added]}
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -97,18 +97,18 @@ log = logging.getLogger(__name__)
 
 # Seconds for replicas to report what their apps know, and to carry out an admin call. A call of one named replica has
 # more, because no other waits for it, and an engine replies only after its longest pass.
-_LOOK = 5.0
-_ACT = 10.0
-_ACT_ALONE = 25.0
+_STATE_TIMEOUT = 5.0
+_ADMIN_TIMEOUT = 10.0
+_SINGLE_ADMIN_TIMEOUT = 25.0
 # For how many seconds an answer about the replicas' health is kept.
 _HEALTH_LASTS = 1.0
 # Whether the ingress itself lives: Serve replaces replicas.
 _LIVENESS = "/livez"
 _HEALTH = frozenset({"/health", "/readyz"})
 # What every replica is asked for.
-_OF_ALL = frozenset({"/healthz", metrics.HISTORY_PATH})
+_ALL_REPLICAS_PATHS = frozenset({"/healthz", metrics.HISTORY_PATH})
 # What one replica of each model is asked for.
-_OF_MODELS = frozenset({"/v1/models", "/models", "/api/tags", "/api/ps", "/api/v0/models", "/api/v1/models"})
+_EACH_MODEL_PATHS = frozenset({"/v1/models", "/models", "/api/tags", "/api/ps", "/api/v0/models", "/api/v1/models"})
 _MODEL_PATHS = ("/v1/models/", "/models/", "/api/v0/models/")
 # Texts for these are no prompts, and leave no prefix in a cache.
 _NO_PROMPTS = ("embed", "rerank", "score", "tokenize")
@@ -210,17 +210,17 @@ class _IngressApp:
             await _send(_ALIVE, send)
         elif path in _HEALTH:
             await _send(await self._state(), send)
-        elif is_metrics or path in _OF_ALL or matches(_ADMIN, scope):
-            seconds = _ACT if matches(_ADMIN, scope) else _LOOK
-            answers = await self._ask_all(request, seconds if named is None else _ACT_ALONE, named=named)
+        elif is_metrics or path in _ALL_REPLICAS_PATHS or matches(_ADMIN, scope):
+            seconds = _ADMIN_TIMEOUT if matches(_ADMIN, scope) else _STATE_TIMEOUT
+            answers = await self._ask_all(request, seconds if named is None else _SINGLE_ADMIN_TIMEOUT, named=named)
             await _send(merged_metrics(answers) if is_metrics else merged(answers), send)
         elif named is not None:
             raise InvalidField(
                 REPLICA_HEADER, "is for admin calls, /metrics and /healthz; the request router chooses otherwise"
             )
-        elif matches(_ABOUT_MODELS, scope):
-            meant = self._replicas if path in _OF_MODELS else [self._model(scope, fields)]
-            await _send(joined(await asyncio.gather(*(self._ask_one(request, model) for model in meant))), send)
+        elif matches(_MODEL_LIST_ROUTES, scope):
+            model_names = self._replicas if path in _EACH_MODEL_PATHS else [self._model(scope, fields)]
+            await _send(joined(await asyncio.gather(*(self._ask_one(request, model) for model in model_names))), send)
         else:
             await self._pass_on(request, self._model(scope, fields), scope, send)
 
@@ -285,7 +285,7 @@ class _IngressApp:
 
     async def _ask_one(self, request: ForwardedRequest, model: str) -> ReplicaAnswer:
         """Return the answer of the model's replica that answers first. Raises NoEngineReady if none is running."""
-        answers = await ask_replicas([self._replicas[model]], request, _LOOK, is_enough=_is_success)
+        answers = await ask_replicas([self._replicas[model]], request, _STATE_TIMEOUT, is_enough=_is_success)
         if not answers:
             raise NoEngineReady(f"no replica of {model} is running")
         return _best(answers)
@@ -313,7 +313,7 @@ class _IngressApp:
         """
         checked, state = self._health
         if state is None or time.monotonic() - checked > _HEALTH_LASTS:
-            state = _best(await self._ask_all(READINESS, _LOOK, is_enough=_is_success))
+            state = _best(await self._ask_all(READINESS, _STATE_TIMEOUT, is_enough=_is_success))
             self._health = time.monotonic(), state
         return state
 
@@ -325,7 +325,11 @@ _ADMIN: list[BaseRoute] = [
 ]
 # A replica that is started later would not have what these bring.
 _FIXED: list[BaseRoute] = [*model_admin.router.routes, *ollama.pull_router.routes]
-_ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama.models_router.routes, *models.lm_studio_router.routes]
+_MODEL_LIST_ROUTES: list[BaseRoute] = [
+    *models.router.routes,
+    *ollama.models_router.routes,
+    *models.lm_studio_router.routes,
+]
 _ALIVE = ReplicaAnswer("", "", HTTPStatus.OK, [(b"content-type", b"application/json")], b'{"status":"ok"}')
 
 
@@ -341,8 +345,8 @@ def _request(scope: Scope, body: bytes, fields: Mapping[str, Any]) -> ForwardedR
     record = request_state(scope).record
     has_prompt = not any(word in scope["path"] for word in _NO_PROMPTS)
     parts = {name: scope[name] for name in FORWARDED if name in scope}
-    others = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name.lower() != _REQUEST_ID]
-    parts["headers"] = [*others, (_REQUEST_ID, record.request_id.encode())]
+    headers = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name.lower() != _REQUEST_ID]
+    parts["headers"] = [*headers, (_REQUEST_ID, record.request_id.encode())]
     return ForwardedRequest(parts, body, prompt_text(fields) if has_prompt else "", record.began_at)
 
 

@@ -26,19 +26,21 @@ def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
     `replica`, and the additional field `replicas` has the status and body of each replica. The field `status` of
     /healthz is `failed` if it is so for all replicas, and `degraded` if a replica is degraded or has failed.
     """
-    failures = [one for one in answers if one.status >= HTTPStatus.BAD_REQUEST]
-    successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]
-    serious = [one for one in failures if one.status != HTTPStatus.NOT_FOUND]
+    failures = [answer for answer in answers if answer.status >= HTTPStatus.BAD_REQUEST]
+    successes = [answer for answer in answers if answer.status < HTTPStatus.BAD_REQUEST]
+    serious = [answer for answer in failures if answer.status != HTTPStatus.NOT_FOUND]
     chosen = [*serious, *successes, *failures][0]
     if chosen.content_type != _JSON:
         return chosen
     body = _fields(chosen)
-    if {_fields(one).get("status") for one in successes} & {DEGRADED, FAILED}:  # of /healthz
-        body["status"] = FAILED if all(_fields(one).get("status") == FAILED for one in successes) else DEGRADED
+    if {_fields(answer).get("status") for answer in successes} & {DEGRADED, FAILED}:  # of /healthz
+        body["status"] = FAILED if all(_fields(answer).get("status") == FAILED for answer in successes) else DEGRADED
     for name in _LISTS:
         if isinstance(body.get(name), list) and chosen in successes:
-            body[name] = [entry for one in successes for entry in _entries(one, name)]
-    body["replicas"] = {one.replica: {"model": one.model, "status": one.status, "body": _body(one)} for one in answers}
+            body[name] = [entry for answer in successes for entry in _entries(answer, name)]
+    body["replicas"] = {
+        answer.replica: {"model": answer.model, "status": answer.status, "body": _body(answer)} for answer in answers
+    }
     return _with_body(chosen, body)
 
 
@@ -46,13 +48,13 @@ def joined(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
     """Merge the answers of one replica per model: concatenate their lists, as a server with all models would
     return them.
     """
-    failure = next((one for one in answers if one.status >= HTTPStatus.BAD_REQUEST), None)
+    failure = next((answer for answer in answers if answer.status >= HTTPStatus.BAD_REQUEST), None)
     if failure is not None or len(answers) == 1:
         return failure or answers[0]
     body = _fields(answers[0])
     for name in _LISTS:
         if isinstance(body.get(name), list):
-            body[name] = [entry for one in answers for entry in _fields(one)[name]]
+            body[name] = [entry for answer in answers for entry in _fields(answer)[name]]
             if "last_id" in body:  # Anthropic's form
                 body["last_id"] = _fields(answers[-1])["last_id"]
     return _with_body(answers[0], body)
@@ -63,7 +65,7 @@ def merged_metrics(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
     If no replica returns metrics, the first failure is returned.
     """
-    successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]
+    successes = [answer for answer in answers if answer.status < HTTPStatus.BAD_REQUEST]
     if not successes:
         return answers[0]
     registry = CollectorRegistry()
@@ -80,11 +82,11 @@ class _Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
-        for one in self._answers:
-            for family in text_string_to_metric_families(one.body.decode()):
+        for answer in self._answers:
+            for family in text_string_to_metric_families(answer.body.decode()):
                 merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
-                    merged.add_sample(sample.name, {**sample.labels, "replica": one.replica}, sample.value)
+                    merged.add_sample(sample.name, {**sample.labels, "replica": answer.replica}, sample.value)
         return families.values()
 
 

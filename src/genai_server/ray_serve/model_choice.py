@@ -62,13 +62,13 @@ class ModelNames:
         returned without checks, because its replicas check the name and the task.
         """
         served = list(self.settings.served)
-        able = [name for name in served if task in (None, self.tasks[name])]
+        suitable = [name for name in served if task in (None, self.tasks[name])]
         if len(served) == 1 or not isinstance(id, str):
-            return (able or served)[0]
+            return (suitable or served)[0]
         model = self._named(id)
-        if model not in able:
+        if model not in suitable:
             assert task is not None
-            raise task_unsupported(model, task, able)
+            raise task_unsupported(model, task, suitable)
         return model
 
     def _named(self, id: str) -> str:

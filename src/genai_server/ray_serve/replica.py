@@ -40,8 +40,8 @@ class Replica:
         texts = await asyncio.to_thread(check_models, settings)
         context = serve.get_replica_context()
         # Replicas of one machine write no sessions into each other's folders; a dead one's successor has its rank.
-        own = settings.profile_dir / context.deployment / f"replica-{context.rank.rank}"
-        settings = settings.model_copy(update={"profile_dir": own})
+        profile_dir = settings.profile_dir / context.deployment / f"replica-{context.rank.rank}"
+        settings = settings.model_copy(update={"profile_dir": profile_dir})
         self._id = context.replica_tag
         self._model = context.deployment
         # Requests that the app answers; those whose client has left may end a little later.

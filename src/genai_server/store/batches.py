@@ -41,14 +41,14 @@ class StoredBatch:
     @property
     def endpoint(self) -> str:
         """The path to which the requests of the batch are sent, such as `/v1/chat/completions`."""
-        found: str = self.value["endpoint"]
-        return found
+        path: str = self.value["endpoint"]
+        return path
 
     @property
     def expires(self) -> int:
         """The time until which the requests of the batch are run, in seconds since 1970."""
-        found: int = self.value["expires_at"]
-        return found
+        expires_at: int = self.value["expires_at"]
+        return expires_at
 
 
 class BatchStore:
@@ -82,14 +82,14 @@ class BatchStore:
 
         def read(rows: sqlite3.Connection) -> list[JsonObject]:
             start = start_of(rows, "batches", after, owner, "desc")
-            found = rows.execute(
+            batches = rows.execute(
                 "SELECT value FROM batches WHERE owner = ? AND key < ? ORDER BY key DESC LIMIT ?",
                 (owner, start, limit + 1),
             )
-            return [json.loads(value) for (value,) in found]
+            return [json.loads(value) for (value,) in batches]
 
-        found = await self._database.read(owner, read)
-        return found[:limit], len(found) > limit
+        batches = await self._database.read(owner, read)
+        return batches[:limit], len(batches) > limit
 
     async def cancel(self, id: str, owner: str) -> JsonObject:
         """Mark a batch for cancellation by the API process that runs it, and return it in OpenAI's format.
@@ -113,10 +113,10 @@ class BatchStore:
         """All batches of all owners that have not ended, oldest first."""
 
         def read(rows: sqlite3.Connection) -> list[StoredBatch]:
-            found = rows.execute(f"SELECT {_COLUMNS} FROM batches WHERE is_open ORDER BY key")
+            batches = rows.execute(f"SELECT {_COLUMNS} FROM batches WHERE is_open ORDER BY key")
             return [
                 StoredBatch(id, owner, input, output, errors, keeps, json.loads(value))
-                for id, owner, input, output, errors, keeps, value in found
+                for id, owner, input, output, errors, keeps, value in batches
             ]
 
         return await self._database.read("", read)

@@ -260,8 +260,8 @@ class Database:
 
     def _work(self) -> None:
         self._ended.set_running_or_notify_cancel()  # from now on `close` cannot cancel it
-        while (taken := self._next()) is not None:
-            owner, job = taken
+        while (next_job := self._next()) is not None:
+            owner, job = next_job
             began = self._clock()
             # False if the request has stopped waiting for the job.
             if job.done.set_running_or_notify_cancel():
@@ -338,22 +338,22 @@ class Database:
         return rows
 
 
-def check_version(rows: sqlite3.Connection, known: Set[int]) -> int:
+def check_version(rows: sqlite3.Connection, accepted: Set[int]) -> int:
     """The version of the database file behind the connection `rows`, 0 if the file is new. Raises ValueError if the
-    version is not in `known`.
+    version is not in `accepted`.
     """
     (version,) = rows.execute("PRAGMA user_version").fetchone()
-    if version not in known:
-        supported = sorted(known - {0})
+    if version not in accepted:
+        supported = sorted(accepted - {0})
         versions = f"version{'s' if len(supported) > 1 else ''} {' and '.join(map(str, supported))}"
         raise ValueError(f"it has version {version}, but this server supports {versions}")
     return int(version)
 
 
-def why_unusable(path: Path, known: Set[int]) -> str | None:
+def why_unusable(path: Path, accepted: Set[int]) -> str | None:
     """Why the server could not use the database file at this path, in words; None if it could. Nothing is changed.
 
-    `known` are the versions that the server can open.
+    `accepted` are the versions that the server can open.
     """
     try:
         with TemporaryFile(dir=path.parent):  # SQLite has files of its own beside it
@@ -362,7 +362,7 @@ def why_unusable(path: Path, known: Set[int]) -> str | None:
             return None
         uri = f"{path.absolute().as_uri()}?mode=rw"
         with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT, isolation_level=None)) as rows:
-            check_version(rows, known)
+            check_version(rows, accepted)
             rows.execute("BEGIN IMMEDIATE")
             rows.execute("ROLLBACK")
     except ValueError as error:

@@ -81,8 +81,8 @@ class FileStore:
         self.uploads = folder / "uploads"
         # This process's folder in `uploads`, to which uploads are written before they are added; set once it exists.
         self.own_uploads = self.uploads
-        for one in (folder, self._contents, self.locks, self.uploads):
-            one.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (folder, self._contents, self.locks, self.uploads):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._limits = limits
 
     def content(self, id: str) -> Path:
@@ -111,10 +111,10 @@ class FileStore:
 
     async def get(self, id: str, owner: str) -> StoredFile:
         """The file of this owner with this id. Raises StoredFileNotFound."""
-        found = await self.database.read(owner, lambda rows: find(rows, id, owner))
-        if found is None:
+        file = await self.database.read(owner, lambda rows: find(rows, id, owner))
+        if file is None:
             raise _not_found(id)
-        return found
+        return file
 
     async def page(
         self, owner: str, *, after: str | None, limit: int, order: str, purpose: str | None
@@ -128,16 +128,16 @@ class FileStore:
 
         def read(rows: sqlite3.Connection) -> list[StoredFile]:
             start = start_of(rows, "files", after, owner, order)
-            found = rows.execute(
+            files = rows.execute(
                 f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND writer = '' AND purpose = COALESCE(?, purpose)"
                 f" AND COALESCE(expires, ?) > ? AND key {'<' if order == 'desc' else '>'} ?"
                 f" ORDER BY key {order} LIMIT ?",
                 (owner, purpose, 2**62, int(time.time()), start, limit + 1),
             )
-            return [StoredFile(*row) for row in found]
+            return [StoredFile(*row) for row in files]
 
-        found = await self.database.read(owner, read)
-        return found[:limit], len(found) > limit
+        files = await self.database.read(owner, read)
+        return files[:limit], len(files) > limit
 
     async def delete(self, id: str, owner: str) -> None:
         """Delete a file of this owner. Raises StoredFileNotFound, and InvalidField while the file is the input of a
@@ -163,8 +163,8 @@ class FileStore:
         """The name of the setting whose limit is reached, if the owner's batches may not write more results because the
         stored files take too many bytes; otherwise "".
         """
-        _, own, total = _used(rows, owner)
-        if own >= self._limits.per_owner:
+        _, own_bytes, total = _used(rows, owner)
+        if own_bytes >= self._limits.per_owner:
             return "GENAI_FILES_BYTES_PER_KEY"
         return "GENAI_FILES_BYTES" if total >= self._limits.total else ""
 
@@ -184,12 +184,12 @@ class FileStore:
         # Listed first: what is added in between is known.
         listed = await asyncio.to_thread(_old_enough, self._contents)
         if listed:
-            known = await self.database.read("", lambda rows: {id for (id,) in rows.execute("SELECT id FROM files")})
-            orphans = set(listed) - known
+            stored = await self.database.read("", lambda rows: {id for (id,) in rows.execute("SELECT id FROM files")})
+            orphans = set(listed) - stored
             await asyncio.to_thread(_remove, *(self.content(id) for id in orphans))
 
     def _insert(self, rows: sqlite3.Connection, file: StoredFile) -> None:
-        number, own, total = _used(rows, file.owner)
+        number, own_bytes, total = _used(rows, file.owner)
         counted = max(file.size, MIN_COUNTED)
         if number >= self._limits.files:
             raise InvalidField(
@@ -197,11 +197,11 @@ class FileStore:
                 f"cannot be stored: an API key may have at most {self._limits.files} files, and has {number}; delete "
                 "some",
             )
-        if own + counted > self._limits.per_owner:
+        if own_bytes + counted > self._limits.per_owner:
             raise InvalidField(
                 "file",
                 f"cannot be stored: the files of an API key may have at most {self._limits.per_owner} bytes together "
-                f"(GENAI_FILES_BYTES_PER_KEY), and have {own}; delete some",
+                f"(GENAI_FILES_BYTES_PER_KEY), and have {own_bytes}; delete some",
                 given=counted,
             )
         if total + counted > self._limits.total:
@@ -250,9 +250,9 @@ def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str
 
 def _used(rows: sqlite3.Connection, owner: str) -> tuple[int, int, int]:
     """The number of an owner's files, their bytes, and the bytes of all owners' files."""
-    number, own = rows.execute(f"SELECT COUNT(*), {_COUNTED} FROM files WHERE owner = ?", (owner,)).fetchone()
+    number, own_bytes = rows.execute(f"SELECT COUNT(*), {_COUNTED} FROM files WHERE owner = ?", (owner,)).fetchone()
     (total,) = rows.execute(f"SELECT {_COUNTED} FROM files").fetchone()
-    return number, own, total
+    return number, own_bytes, total
 
 
 def _not_found(id: str) -> StoredFileNotFound:
@@ -275,9 +275,9 @@ def _remove(*paths: Path) -> None:
 
 def _old_enough(folder: Path) -> list[str]:
     latest = time.time() - _ORPHAN_AGE
-    found = []
+    names = []
     for entry in os.scandir(folder):
         with suppress(OSError):  # it has just been removed
             if _CONTENT.fullmatch(entry.name) and entry.stat().st_mtime < latest:
-                found.append(entry.name)
-    return found
+                names.append(entry.name)
+    return names

@@ -221,20 +221,20 @@ class Records:
         """
         if (record := _use(rows, key)) is None:
             return None
-        beyond, start = (">", -1) if order == "asc" else ("<", 2**62)
+        comparison, start = (">", -1) if order == "asc" else ("<", 2**62)
         if after is not None:
             position = _position(rows, record, key.owner, after)
             if position is None:
                 raise no_such_item(after)
             start = position
-        found = rows.execute(
-            f"SELECT id, json FROM parts WHERE record = ? AND kind = ? AND place {beyond} ?"
+        parts = rows.execute(
+            f"SELECT id, json FROM parts WHERE record = ? AND kind = ? AND place {comparison} ?"
             f" ORDER BY place {order} LIMIT ?",
             (record, ITEM, start, limit + 1),
         )
         items: list[tuple[str, JsonObject | msgspec.Raw]] = []
         size = 0
-        for id, part in found:
+        for id, part in parts:
             if len(items) == limit or (items and size + len(part) > MAX_PAGE_BYTES):
                 return Page(items, has_more=True)
             items.append((id, msgspec.Raw(part)))
@@ -304,18 +304,18 @@ class Records:
         of times that each item is used. Raises InvalidField if the items, counted that often, have more than
         `max_bytes`.
         """
-        found: dict[str, bytes] = {}
+        items: dict[str, bytes] = {}
         size = 0
         for id, times in wanted.items():
             row = rows.execute(
                 "SELECT json FROM parts WHERE owner = ? AND id = ? ORDER BY record DESC LIMIT 1", (owner or "", id)
             ).fetchone()
             if row is not None:
-                found[id] = row[0]
+                items[id] = row[0]
                 size += times * len(row[0])
                 if size > max_bytes:
                     raise references_too_large(max_bytes)
-        return found
+        return items
 
     def set_value(
         self, rows: sqlite3.Connection, key: Key, change: Callable[[JsonObject], JsonObject]

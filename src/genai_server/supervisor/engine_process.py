@@ -21,8 +21,8 @@ from genai_server.messages.launch import (
     EngineLaunch,
     EngineReport,
     FromSupervisor,
-    KeptOptions,
     Resize,
+    RetainedOptions,
     Unload,
     report_decoder,
 )
@@ -100,7 +100,7 @@ class EngineProcess:
             Path(launch.address).unlink(missing_ok=True)
         # The newest heartbeat, and what the next engine must be started with.
         self.beat = Beat()
-        self.kept: KeptOptions = launch.kept
+        self.kept: RetainedOptions = launch.kept
         self._device = launch.spec.device
         self._launch = encode_frame([launch])
         self._killed_because: str | None = None
@@ -215,7 +215,7 @@ class EngineProcess:
                 match message:
                     case Beat():
                         self.beat = message
-                    case KeptOptions():
+                    case RetainedOptions():
                         self.kept = message
                     case EngineReport():
                         yield message

@@ -132,88 +132,88 @@ class MemoryBudget:
         """Divide the memory for KV caches among the engines of the loaded models. Does nothing if no engine was added,
         loaded or removed since the last call.
         """
-        engines = [(other.about, engine) for other in loaded for engine in other.engines]
-        known = [(about.serial, engine.status.device, engine.kv_range) for about, engine in engines]
-        if known == self._divided or self._settings.kv_cache_bytes:
+        engines = [(model.about, engine) for model in loaded for engine in model.engines]
+        inputs = [(status.serial, engine.status.device, engine.kv_range) for status, engine in engines]
+        if inputs == self._divided or self._settings.kv_cache_bytes:
             return
-        self._divided = known
+        self._divided = inputs
         total = int(_KV_SHARE * max(0, self._available(loaded)))
-        ranges = [engine.kv_range or self._expected_range(about, engine, total) for about, engine in engines]
+        ranges = [engine.kv_range or self._expected_range(status, engine, total) for status, engine in engines]
         for (_, engine), share in zip(engines, divided(total, ranges), strict=True):
             engine.resize(share)
 
-    def weights(self, about: ModelStatus) -> int:
+    def weights(self, status: ModelStatus) -> int:
         """Return the bytes of memory that all engines of a model need besides their KV caches."""
-        return len(about.devices) * RUNTIME + self._num_host_engines(about) * self._memory(about).weights
+        return len(status.devices) * RUNTIME + self._num_host_engines(status) * self._memory(status).weights
 
-    def weights_of_engine(self, about: ModelStatus) -> int:
+    def weights_of_engine(self, status: ModelStatus) -> int:
         """Return the bytes of memory that one engine of a model needs on a CPU besides its KV cache."""
-        return RUNTIME + self._memory(about).weights
+        return RUNTIME + self._memory(status).weights
 
-    def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:
+    def _figures(self, status: ModelStatus, loaded: Collection[MemoryModel]) -> str:
         """Return a sentence for operators with the memory that a model needs and the memory that is free."""
-        weights, engines = self.weights(about), self._num_host_engines(about)
-        needed = engines * self._kv_needed(about, REQUIRED_TOKENS)
+        weights, engines = self.weights(status), self._num_host_engines(status)
+        needed = engines * self._kv_needed(status, REQUIRED_TOKENS)
         next_to = ""
         if loaded:
             reserved = sum(map(self._reserved, loaded))
-            names = ", ".join(other.about.name for other in loaded)
+            names = ", ".join(model.about.name for model in loaded)
             next_to = f" next to {names}, which keep {_mib(reserved)} of it"
         return (
-            f"model {about.name} needs about {_mib(weights)} for its weights, and {_mib(needed)} for keys and values "
+            f"model {status.name} needs about {_mib(weights)} for its weights, and {_mib(needed)} for keys and values "
             f"of a short sequence; {_mib(self._available(loaded))} are free{next_to} "
             "(GENAI_MAX_MODELS=0 loads it in any case)"
         )
 
-    def _expected_range(self, about: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:
+    def _expected_range(self, status: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:
         """Return the expected minimum and maximum KV cache size, in bytes, of an engine that has not loaded yet. Both
         are 0 if the engine uses a device's own memory. `total` is the memory for all KV caches.
         """
-        if not _is_on_host(engine.status.device) or not self._memory(about).per_token:
+        if not _is_on_host(engine.status.device) or not self._memory(status).per_token:
             return 0, 0
-        return self._kv_needed(about, REQUIRED_TOKENS), total
+        return self._kv_needed(status, REQUIRED_TOKENS), total
 
     def _fits(
-        self, model: MemoryModel, kept: Collection[MemoryModel], ended: Collection[MemoryModel], num_tokens: int
+        self, model: MemoryModel, staying: Collection[MemoryModel], ended: Collection[MemoryModel], num_tokens: int
     ) -> bool:
-        """Whether a model fits next to the `kept` models when the `ended` models are unloaded.
+        """Whether a model fits next to the `staying` models when the `ended` models are unloaded.
 
         There must be memory for sequences of `num_tokens`.
         """
-        about = model.about
-        available = self._available([*kept, *ended]) + sum(self.weights(other.about) for other in ended)
-        if not kept and num_tokens == REQUIRED_TOKENS:
-            return self._can_run(about, available)
-        available -= self.weights(about)
-        needed = self._num_host_engines(about) * self._kv_needed(about, num_tokens)
-        return available >= 0 and sum(map(self._reserved, kept)) + needed <= _KV_SHARE * available
+        status = model.about
+        available = self._available([*staying, *ended]) + sum(self.weights(other.about) for other in ended)
+        if not staying and num_tokens == REQUIRED_TOKENS:
+            return self._can_run(status, available)
+        available -= self.weights(status)
+        needed = self._num_host_engines(status) * self._kv_needed(status, num_tokens)
+        return available >= 0 and sum(map(self._reserved, staying)) + needed <= _KV_SHARE * available
 
-    def _can_run(self, about: ModelStatus, num_bytes: int) -> bool:
+    def _can_run(self, status: ModelStatus, num_bytes: int) -> bool:
         """Whether a model can run with `num_bytes` of memory, if no other model used any of it."""
-        needed = self._num_host_engines(about) * self._kv_needed(about, REQUIRED_TOKENS)
-        return self.weights(about) + needed <= num_bytes
+        needed = self._num_host_engines(status) * self._kv_needed(status, REQUIRED_TOKENS)
+        return self.weights(status) + needed <= num_bytes
 
     def _available(self, loaded: Collection[MemoryModel]) -> int:
         """Return the bytes that can be KV caches or other models: the free memory plus the current KV caches, minus the
         weights that models are still loading.
         """
         return self._movable(loaded) - sum(
-            self.weights(other.about) for other in loaded if other.state == ModelState.LOADING
+            self.weights(model.about) for model in loaded if model.state == ModelState.LOADING
         )
 
     def _movable(self, loaded: Collection[MemoryModel]) -> int:
         """Return the bytes that are free, plus those of the loaded models' KV caches."""
-        return self._free() + sum(engine.kv_bytes for other in loaded for engine in _host_engines(other))
+        return self._free() + sum(engine.kv_bytes for model in loaded for engine in _host_engines(model))
 
     def _reserved(self, model: MemoryModel) -> int:
         """Return the bytes that the KV caches of a loaded model need at least."""
-        about = model.about
+        status = model.about
         return sum(
-            engine.kv_range[0] if engine.kv_range else self._kv_needed(about, WANTED_TOKENS)
+            engine.kv_range[0] if engine.kv_range else self._kv_needed(status, WANTED_TOKENS)
             for engine in _host_engines(model)
         )
 
-    def _kv_needed(self, about: ModelStatus, num_tokens: int) -> int:
+    def _kv_needed(self, status: ModelStatus, num_tokens: int) -> int:
         """Return the KV cache size, in bytes, that one engine needs at least.
 
         That is the size in the settings if they have one, otherwise the size for a sequence of the configured maximum
@@ -223,17 +223,17 @@ class MemoryBudget:
         if settings.kv_cache_bytes:
             return settings.kv_cache_bytes
         length = num_tokens if isinstance(settings.max_length, str) else settings.max_length
-        return self._memory(about).keys_and_values(length, settings.kv_cache_type)
+        return self._memory(status).kv_cache_size(length, settings.kv_cache_type)
 
-    def _memory(self, about: ModelStatus) -> ModelMemory:
+    def _memory(self, status: ModelStatus) -> ModelMemory:
         """Return the estimated memory of a model, including its draft model."""
-        memory: ModelMemory = self._read_once(Path(about.path), about.serial)
-        return memory.with_draft_model(self._read_once(Path(about.draft_model), 0)) if about.draft_model else memory
+        memory: ModelMemory = self._read_once(Path(status.path), status.serial)
+        return memory.with_draft_model(self._read_once(Path(status.draft_model), 0)) if status.draft_model else memory
 
     @staticmethod
-    def _num_host_engines(about: ModelStatus) -> int:
+    def _num_host_engines(status: ModelStatus) -> int:
         """Return how many of a model's engines use the host's memory."""
-        return sum(map(_is_on_host, about.devices))
+        return sum(map(_is_on_host, status.devices))
 
 
 def divided(total: int, ranges: Sequence[tuple[int, int]]) -> list[int]:

@@ -39,8 +39,8 @@ class ManagedModel:
     The caller holds the supervisor's lock, except for `end`, which waits for processes.
     """
 
-    def __init__(self, about: ModelStatus, create: CreateEngines, now: float) -> None:
-        self.about = about
+    def __init__(self, status: ModelStatus, create: CreateEngines, now: float) -> None:
+        self.about = status
         self.engines: Sequence[EngineWatch] = ()
         self.last_used = now
         # Since when it has been ready without a break; infinite while it is not.
@@ -81,11 +81,13 @@ class ManagedModel:
         """Return the status of the model's engines for API processes, including engines that could not be
         created.
         """
-        about, statuses = self.about, [engine.status for engine in self.engines]
+        model_status, statuses = self.about, [engine.status for engine in self.engines]
         if not statuses and self._failed:
             statuses = [
-                EngineStatus(device, EngineState.FAILED, error=self._failed, model=about.name, serial=about.serial)
-                for device in about.devices
+                EngineStatus(
+                    device, EngineState.FAILED, error=self._failed, model=model_status.name, serial=model_status.serial
+                )
+                for device in model_status.devices
             ]
         if self._unloading_until is None:
             return statuses
@@ -207,8 +209,8 @@ class ModelPool:
         """Return the model with this name or alias. Raises ModelNotFound, which names `param`."""
         wanted = self._models.get(name) or next((model for model in self if name in model.about.aliases), None)
         if wanted is None or wanted.about.leaving:
-            known = ", ".join(self._models) or "none"
-            raise ModelNotFound(f"no model {quoted(name)} is served; known models: {known}", param=param)
+            names = ", ".join(self._models) or "none"
+            raise ModelNotFound(f"no model {quoted(name)} is served; known models: {names}", param=param)
         return wanted
 
     def add(self, model: ManagedModel) -> None:
@@ -240,8 +242,8 @@ class ModelPool:
         if target is None and not any(alias in model.about.aliases for model in self):
             raise ModelNotFound(f"there is no alias {quoted(alias)}", param="alias")
         for model in self:
-            others = [other for other in model.about.aliases if other != alias]
-            model.change(aliases=[*others, alias] if model is target else others)
+            aliases = [existing for existing in model.about.aliases if existing != alias]
+            model.change(aliases=[*aliases, alias] if model is target else aliases)
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
         """Offer an adapter of a model to requests. Raises ModelNotFound and InvalidField."""
@@ -342,7 +344,7 @@ class ModelPool:
         Idle models are unloaded first, then models in use that have had their turn, if requests have waited long
         enough.
         """
-        self._wanted = {name: one for name, one in self._wanted.items() if now - one.last < WANT_SECONDS}
+        self._wanted = {name: demand for name, demand in self._wanted.items() if now - demand.last < WANT_SECONDS}
         waiting = [self._models[name] for name in self._wanted if name in self._models]
         waiting = [model for model in waiting if model.state == ModelState.UNLOADED]
         free = self._max_loaded - len(self._loaded)

@@ -56,14 +56,14 @@ def _until_unused(supervisor: Supervisor, folder: Path, first: int) -> None:
 
     `first` is the process id of the server's first process.
     """
-    never = threading.Event()
+    timer = threading.Event()
     try:
         parent = psutil.Process(first)
     except psutil.NoSuchProcess:
         parent = None
     last_used = time.monotonic()
     while True:
-        never.wait(_CHECK_INTERVAL)
+        timer.wait(_CHECK_INTERVAL)
         now = time.monotonic()
         if supervisor.num_api_processes:
             last_used = now

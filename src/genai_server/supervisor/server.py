@@ -244,7 +244,7 @@ class _ApiProcess(asyncio.Protocol):
             self._decoder.max_bytes = MAX_TASK_FRAME_BYTES
             self._server.add(self)
         elif isinstance(message, Ask):
-            task = asyncio.create_task(self._obey(message))
+            task = asyncio.create_task(self._run_command(message))
             self._commands.add(task)
             task.add_done_callback(self._commands.discard)
         elif isinstance(message, ListTools | RunTool | StopTool | HoldRequest | ReleaseRequest | FindRequests):
@@ -252,5 +252,5 @@ class _ApiProcess(asyncio.Protocol):
         elif not isinstance(message, Hello):
             self._session.receive(message)
 
-    async def _obey(self, ask: Ask) -> None:
+    async def _run_command(self, ask: Ask) -> None:
         self.send(await self._server.reply(ask))

@@ -66,19 +66,19 @@ def cores_of_devices(devices: Sequence[str], nodes: Sequence[Node], quota: float
     """
     named = [device for device in devices if device.startswith(f"{CPU}:")]
     parts: list[tuple[Core, ...]]
-    numbers: list[int | None] = [None] * len(named)
+    node_numbers: list[int | None] = [None] * len(named)
     if not named:
         return {}
     if len(nodes) > 1:
-        numbers = [int(device.partition(":")[2]) for device in named]
+        node_numbers = [int(device.partition(":")[2]) for device in named]
         by_number = {node.number: node.cores for node in nodes}
-        for device, number in zip(named, numbers, strict=True):
+        for device, number in zip(named, node_numbers, strict=True):
             if number not in by_number:
-                known = ", ".join(f"{CPU}:{node.number}" for node in nodes)
+                allowed = ", ".join(f"{CPU}:{node.number}" for node in nodes)
                 raise ConfigurationError(
-                    f"{device}: this process may use no core of NUMA node {number}; it may use those of {known}"
+                    f"{device}: this process may use no core of NUMA node {number}; it may use those of {allowed}"
                 )
-        parts = [by_number[number] for number in numbers if number is not None]
+        parts = [by_number[number] for number in node_numbers if number is not None]
     elif nodes and 1 < len(named) <= len(nodes[0].cores):
         parts = _divided(nodes[0].cores, len(named))
     else:
@@ -89,7 +89,7 @@ def cores_of_devices(devices: Sequence[str], nodes: Sequence[Node], quota: float
             max(1, math.floor(min(len(part), quota / len(named)))),
             number,
         )
-        for device, part, number in zip(named, parts, numbers, strict=True)
+        for device, part, number in zip(named, parts, node_numbers, strict=True)
     }
 
 
@@ -134,13 +134,15 @@ def _divided(cores: Sequence[Core], number: int) -> list[tuple[Core, ...]]:
     """
     parts: list[list[Core]] = [[] for _ in range(number)]
     for kind in sorted({core.kind for core in cores}):
-        alike = [core for core in cores if core.kind == kind]
+        same_kind = [core for core in cores if core.kind == kind]
         # The smallest parts so far take the cores that remain.
         order = sorted(range(number), key=lambda part: len(parts[part]))
-        sizes = {part: len(alike) // number + (place < len(alike) % number) for place, part in enumerate(order)}
+        sizes = {
+            part: len(same_kind) // number + (position < len(same_kind) % number) for position, part in enumerate(order)
+        }
         first = 0
         for part in range(number):
-            parts[part] += alike[first : first + sizes[part]]
+            parts[part] += same_kind[first : first + sizes[part]]
             first += sizes[part]
     return [tuple(part) for part in parts]
 
@@ -166,7 +168,7 @@ class Supervisor:
         planned_cores(settings.devices)
         self.folder = Path(tempfile.mkdtemp(prefix="genai-server-", dir=found_in))
         self._found_in = found_in or self.folder
-        self._has_nothing = False
+        self._no_model_loaded = False
         self._settings = settings
         self._tool_servers = tool_servers(settings)
         self._secret = secrets.token_hex(32)
@@ -241,7 +243,7 @@ class Supervisor:
     def status(self) -> ServerStatus:
         """Return the status that is published to API processes."""
         with self._lock:
-            return ServerStatus(self._secret, self.statuses(), self._models.statuses(), self._has_nothing)
+            return ServerStatus(self._secret, self.statuses(), self._models.statuses(), self._no_model_loaded)
 
     def statuses(self) -> list[EngineStatus]:
         """Return the status of all engines, in the order of the configuration."""
@@ -255,8 +257,8 @@ class Supervisor:
 
     def _advise(self) -> None:
         """Log the advice to run an engine on each NUMA node, if one engine has the cores of several nodes."""
-        about = next(iter(self._models)).about
-        if advice := advice_for_nodes(about.devices, numa_nodes(), self._budget.weights_of_engine(about)):
+        status = next(iter(self._models)).about
+        if advice := advice_for_nodes(status.devices, numa_nodes(), self._budget.weights_of_engine(status)):
             log.info("%s", advice)
 
     def _execute(self, command: Command) -> None:
@@ -316,28 +318,28 @@ class Supervisor:
                 self._publish()
 
     def _managed_model(self, name: str, path: str, devices: Sequence[str], *, on_demand: bool = False) -> ManagedModel:
-        about = new_status(name, path, devices, next(self._serials), on_demand=on_demand)
-        return ManagedModel(about, self._engines, self._clock())
+        status = new_status(name, path, devices, next(self._serials), on_demand=on_demand)
+        return ManagedModel(status, self._engines, self._clock())
 
-    def _engines(self, about: ModelStatus) -> list[EngineWatch]:
-        options = device_options(self._settings, about.name, about.devices)
+    def _engines(self, status: ModelStatus) -> list[EngineWatch]:
+        options = device_options(self._settings, status.name, status.devices)
         nodes = numa_nodes()
-        cores = cores_of_devices(about.devices, nodes, cpu_quota())
-        for device, own in cores.items():
-            if shortage := shortage_of_node(device, own, nodes, self._budget.weights_of_engine(about)):
-                log.warning("model %s: %s", about.name, shortage)
+        cores = cores_of_devices(status.devices, nodes, cpu_quota())
+        for device, engine_cores in cores.items():
+            if shortage := shortage_of_node(device, engine_cores, nodes, self._budget.weights_of_engine(status)):
+                log.warning("model %s: %s", status.name, shortage)
         return [
-            self._engine(about, device, options.get(device, DeviceOptions()), cores.get(device))
-            for device in about.devices
+            self._engine(status, device, options.get(device, DeviceOptions()), cores.get(device))
+            for device in status.devices
         ]
 
     def _engine(
-        self, about: ModelStatus, device: str, options: DeviceOptions, cores: EngineCores | None
+        self, status: ModelStatus, device: str, options: DeviceOptions, cores: EngineCores | None
     ) -> EngineWatch:
         settings = self._settings
         return EngineWatch(
-            self._launch(about, device, options, cores),
-            EngineStatus(device, EngineState.STARTING, model=about.name, serial=about.serial, since=time.time()),
+            self._launch(status, device, options, cores),
+            EngineStatus(device, EngineState.STARTING, model=status.name, serial=status.serial, since=time.time()),
             Restarts(settings.max_restarts),
             self._on_change,
             step_timeout=settings.step_timeout,
@@ -346,24 +348,24 @@ class Supervisor:
         )
 
     def _launch(
-        self, about: ModelStatus, device: str, options: DeviceOptions, cores: EngineCores | None
+        self, status: ModelStatus, device: str, options: DeviceOptions, cores: EngineCores | None
     ) -> EngineLaunch:
         settings = self._settings
         first = next(iter(settings.served))
         events, topic = settings.kv_events, settings.kv_events_topic
         spec = structs.replace(
-            engine_spec(settings, device, about.path),
+            engine_spec(settings, device, status.path),
             options=options,
-            profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
-            adapters=about.adapters,
-            kv_events=event_target(events, topic, about, device, num_devices=len(settings.devices)),
-            reports_prefixes=len(about.devices) > 1,
-            draft_model=about.draft_model,
+            profile_folder="" if status.name == first else f"{device}-{quote(status.name, safe='')}",
+            adapters=status.adapters,
+            kv_events=event_target(events, topic, status, device, num_devices=len(settings.devices)),
+            reports_prefixes=len(status.devices) > 1,
+            draft_model=status.draft_model,
             cores=cores,
         )
         if cores is not None:
             spec = structs.replace(spec, threads=settings.threads or cores.threads)
-        socket = self.folder / f"{about.serial}-{device.replace(':', '-')}.sock"
+        socket = self.folder / f"{status.serial}-{device.replace(':', '-')}.sock"
         address = "" if sys.platform == "win32" else str(socket)
         return EngineLaunch(spec, address, self._secret, str(self.folder))
 
@@ -373,7 +375,7 @@ class Supervisor:
             self._nothing_loaded()
 
     def _nothing_loaded(self) -> None:
-        self._has_nothing = True
+        self._no_model_loaded = True
         self._publish()
 
     def _publish(self) -> None:

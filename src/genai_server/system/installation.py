@@ -44,7 +44,7 @@ class Installation:
         script = self._script()
         return self.command(extra) if script is None else f"{script} {extra}"
 
-    def words_to_add(self, *extras: str, python: str) -> list[str]:
+    def install_command(self, *extras: str, python: str) -> list[str]:
         """Return the command, as a list of words, that adds these extras to the environment of the interpreter
         `python`.
 
@@ -56,8 +56,8 @@ class Installation:
         return [str(script), *(extra for extra in extras if extra != "cpu")]
 
     def _words(self, *extras: str, python: str) -> list[str]:
-        asked = f"{self.source or _UNKNOWN}[{','.join(extras)}]"
-        return [python, "-m", "pip", "install", *(["-e"] if self.editable else []), asked]
+        requirement = f"{self.source or _UNKNOWN}[{','.join(extras)}]"
+        return [python, "-m", "pip", "install", *(["-e"] if self.editable else []), requirement]
 
     def device_command(self, extra: str) -> str:
         """Return the command that installs the extra of another device, which needs a new environment."""

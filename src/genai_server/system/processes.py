@@ -27,7 +27,7 @@ GROUP_SIGNALS = [
 ]
 _CHECK_INTERVAL = 0.05
 # The exit status of a process that exceeds its memory limit.
-_TOO_MUCH_MEMORY = 70
+_MEMORY_EXIT_STATUS = 70
 
 _ARBITER = "gunicorn.arbiter"
 
@@ -99,9 +99,9 @@ def limit_memory(allowed: int) -> None:
     if sys.platform == "linux":
         import resource
 
-        taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        limit = taken + allowed if hard == resource.RLIM_INFINITY else min(taken + allowed, hard)
+        limit = used + allowed if hard == resource.RLIM_INFINITY else min(used + allowed, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     else:
         threading.Thread(target=watch_memory, args=(allowed,), daemon=True).start()
@@ -117,7 +117,7 @@ def watch_memory(allowed: int) -> None:
     limit = process.memory_info().rss + allowed
     while process.memory_info().rss < limit:
         time.sleep(_CHECK_INTERVAL)
-    os._exit(_TOO_MUCH_MEMORY)
+    os._exit(_MEMORY_EXIT_STATUS)
 
 
 def parent_of_workers() -> int | None:
@@ -152,8 +152,8 @@ def own_folder(parent: Path, name: str) -> Path:
 
     Folders of dead processes, and of an earlier process with the same id, are removed.
     """
-    for left in parent.glob(f"{name}-*"):
-        id = left.name.rpartition("-")[2]
+    for folder in parent.glob(f"{name}-*"):
+        id = folder.name.rpartition("-")[2]
         if id.isdecimal() and (int(id) == os.getpid() or not psutil.pid_exists(int(id))):
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
     return parent / f"{name}-{os.getpid()}"

@@ -62,8 +62,8 @@ def control_groups(root: Path, controller: str) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         for name in controllers.split(","):
             if name in trees:
-                own = trees[name] / path.lstrip("/")
-                folders += [own, *own.parents][: len(Path(path).parts) - 1]
+                group = trees[name] / path.lstrip("/")
+                folders += [group, *group.parents][: len(Path(path).parts) - 1]
     return folders
 
 
@@ -123,23 +123,23 @@ def numa_nodes(root: Path = Path("/")) -> list[Node]:
     Where the kernel or a container does not show the nodes, all cores form one node with the number 0. `root` is the
     root of the file system.
     """
-    found: list[Node] = []
+    nodes: list[Node] = []
     if sys.platform == "linux":
         allowed = os.sched_getaffinity(0)
         for folder in (root / _NODES).glob("node[0-9]*"):
             if cores := _cores(root, allowed & set(cpus_of(_text(folder / "cpulist")))):
-                found.append(Node(int(folder.name.removeprefix("node")), cores, _free_memory(folder)))
-        found = sorted(found, key=lambda node: node.number) or [Node(0, _cores(root, allowed))]
-    return found
+                nodes.append(Node(int(folder.name.removeprefix("node")), cores, _free_memory(folder)))
+        nodes = sorted(nodes, key=lambda node: node.number) or [Node(0, _cores(root, allowed))]
+    return nodes
 
 
 def cpus_of(text: str) -> list[int]:
     """Parse a list of CPUs in the form of the Linux kernel, such as `0-3,8`."""
-    found: list[int] = []
+    cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus
 
 
 def in_ranges(cpus: Iterable[int]) -> str:
@@ -217,9 +217,9 @@ def free_memory(root: Path = Path("/"), *, keeps_mapped: bool = False) -> int:
     With `keeps_mapped`, files that processes have mapped count as used. These include the weights of running engines,
     which the system would otherwise have to read again and again.
     """
-    left = [_left(group, keeps_mapped=keeps_mapped) for group in control_groups(root, "memory")]
+    group_free = [_left(group, keeps_mapped=keeps_mapped) for group in control_groups(root, "memory")]
     available = float(psutil.virtual_memory().available) - (_mapped(root) if keeps_mapped else 0)
-    return int(max(0.0, min([available, *left])))
+    return int(max(0.0, min([available, *group_free])))
 
 
 def total_memory(root: Path = Path("/")) -> int:

@@ -34,7 +34,7 @@ from genai_server.text.prompts.chat_template import (
 )
 from genai_server.text.prompts.conversation import Message, num_media
 from genai_server.text.prompts.prompt import PromptWriter, WrittenPrompt
-from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
+from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, as_field_errors
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
 from genai_server.text.tool_formats.all_formats import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.workers.task_queue import TaskQueue
@@ -99,7 +99,7 @@ _THREADS = 2
 _SLICE = 20_000
 
 # Of requests whose API key is of no interest.
-_NOBODY = TaskOwner()
+_NO_OWNER = TaskOwner()
 
 
 class EncodedChat(NamedTuple):
@@ -162,7 +162,7 @@ class TextCodec:
         tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         *,
-        owner: TaskOwner = _NOBODY,
+        owner: TaskOwner = _NO_OWNER,
     ) -> EncodedChat:
         """Render messages with the chat template and return the token ids of the prompt.
 
@@ -199,8 +199,8 @@ class TextCodec:
 
         Slow for many prompts, so call it in a thread. Raises InvalidField if a text cannot be encoded.
         """
-        position = _end_of_common_lines([one.text for one in written])
-        ends = [self._guard.end(one.prompt, position) for one in written]
+        position = _end_of_common_lines([rendered.text for rendered in written])
+        ends = [self._guard.end(rendered.prompt, position) for rendered in written]
         return [self._encode(end, "messages", check=not self._allow_special_tokens) for end in ends]
 
     async def encode_text(
@@ -210,7 +210,7 @@ class TextCodec:
         *,
         parse_special: bool = True,
         param: str = "prompt",
-        owner: TaskOwner = _NOBODY,
+        owner: TaskOwner = _NO_OWNER,
     ) -> list[int]:
         """Return the token ids of a raw text.
 
@@ -218,7 +218,7 @@ class TextCodec:
         Without `parse_special`, special tokens in the text are encoded as plain text. Raises InvalidField, naming
         `param`, if the text is not valid Unicode.
         """
-        with blaming(param):
+        with as_field_errors(param):
             text.encode()
 
         def encode() -> list[int]:
@@ -241,7 +241,7 @@ class TextCodec:
             )
         return self.tokenizer.decode(tokens)
 
-    async def encode_pooled(self, encode: Callable[[PooledTexts], T], owner: TaskOwner = _NOBODY) -> T:
+    async def encode_pooled(self, encode: Callable[[PooledTexts], T], owner: TaskOwner = _NO_OWNER) -> T:
         """Run the function `encode`, which encodes texts for embedding or reranking, in a thread, and return its
         result.
 
@@ -365,10 +365,10 @@ def _end_of_common_lines(texts: Sequence[str]) -> int:
     return 0
 
 
-def _num_in(wanted: Set[int], tokens: list[int]) -> int:
-    """Count the tokens that are in `wanted`, in slices so that other threads can run in between."""
+def _num_in(ids: Set[int], tokens: list[int]) -> int:
+    """Count the tokens that are in `ids`, in slices so that other threads can run in between."""
     slices = (tokens[start : start + _SLICE] for start in range(0, len(tokens), _SLICE))
-    return sum(sum(map(wanted.__contains__, some)) for some in slices)
+    return sum(sum(map(ids.__contains__, part)) for part in slices)
 
 
 def _are_short(messages: Sequence[Mapping[str, Any]]) -> bool:

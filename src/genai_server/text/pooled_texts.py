@@ -9,12 +9,12 @@ from genai_server.errors import AsIs, InvalidField, PromptTooLong, quoted
 from genai_server.messages.generation_request import PooledText
 from genai_server.model_files.pooling_model import PoolingModel
 from genai_server.text.prompts.prompt import PromptWriter
-from genai_server.text.prompts.special_tokens import SpecialTokenGuard, blaming
+from genai_server.text.prompts.special_tokens import SpecialTokenGuard, as_field_errors
 from genai_server.text.tokenizer import Tokenizer
 
-CUT_BY = "truncate_prompt_tokens"
+TRUNCATION_FIELD = "truncate_prompt_tokens"
 # How requests of most APIs ask for truncation to the model's limit.
-TRUNCATION = f"{CUT_BY}: -1"
+TRUNCATION = f"{TRUNCATION_FIELD}: -1"
 # Total tokens of a request's texts. A query counts once for each document, so a short body could otherwise produce any
 # number.
 MAX_TOKENS = 1024 * 1024
@@ -80,14 +80,14 @@ class PooledTexts:
         invalid Unicode, for a limit without room for a text, and for too many tokens in total, and PromptTooLong for a
         text beyond the limit. The errors name `param`.
         """
-        with blaming(param):
+        with as_field_errors(param):
             texts = [[prompt + value] for value in inputs if isinstance(value, str)]
             for (text,) in texts:
                 text.encode()
         encoded = iter(self._tokenizer.encode_each(texts))
         before, after = self._tokenizer.frame
         if texts:
-            _check_room(limit, len(before) + len(after), 1)
+            _check_truncation(limit, len(before) + len(after), 1)
         num_left_out = len(before) + len(self._tokenizer.encode(prompt)) if prompt else 0
         results = []
         for number, value in enumerate(inputs):
@@ -113,7 +113,7 @@ class PooledTexts:
         """
         queries = {pair.query: pair.query_path for pair in reversed(pairs)}
         for text, path in (*queries.items(), *((pair.document, pair.document_path) for pair in pairs)):
-            with blaming(path):
+            with as_field_errors(path):
                 text.encode()
         if self._model.true_token is not None:
             return self._written(pairs, queries, limit, instruction, param)
@@ -123,7 +123,7 @@ class PooledTexts:
         encoded = self._tokenizer.encode_each(pieces)
         of_query = dict(zip(queries, encoded, strict=False))
         num_around = len(self._tokenizer.framed_pair([], [])[0])
-        _check_room(limit, num_around, 2)
+        _check_truncation(limit, num_around, 2)
         _check_queries({queries[query]: num_around + len(tokens) for query, tokens in of_query.items()}, limit)
         results = []
         total = 0
@@ -134,8 +134,8 @@ class PooledTexts:
             total += num_around + len(first) + len(last)
             _check_length(num_around + len(first) + len(last), limit, pair.document_path)
             _check_total(total, param)
-            tokens, begins = self._tokenizer.framed_pair(first, last)
-            second = begins if self._model.has_types else 0
+            tokens, start_of_second = self._tokenizer.framed_pair(first, last)
+            second = start_of_second if self._model.has_types else 0
             results.append(EncodedText(tokens, PooledText(len(tokens), second)))
         return results
 
@@ -154,7 +154,7 @@ class PooledTexts:
         """
         write = self._template(instruction, param)
         around = self._tokenizer.encode(*write("", ""))
-        _check_room(limit, len(around), 2)
+        _check_truncation(limit, len(around), 2)
         # Check the queries before rendering the prompts, each of which contains its query.
         alone = self._tokenizer.encode_each([self._guard.plain(query).pieces for query in queries])
         before = {query: len(around) + len(tokens) for query, tokens in zip(queries, alone, strict=True)}
@@ -186,8 +186,8 @@ class PooledTexts:
         """
         parts: list[str] = []
         for piece in reversed(pieces):
-            _, document, rest = piece.rpartition(_DOCUMENT)
-            parts.insert(0, rest)
+            _, document, after = piece.rpartition(_DOCUMENT)
+            parts.insert(0, after)
             if document:
                 break
         return self._tokenizer.encode(*parts)
@@ -223,8 +223,8 @@ def named_prompt(model: PoolingModel, name: str | None) -> str:
     if name is None:
         return ""
     if name not in model.prompts:
-        known = ", ".join(map(quoted, model.prompts)) or "none"
-        raise InvalidField("prompt_name", f"must be the name of one of the model's prompts: {known}", given=name)
+        names = ", ".join(map(quoted, model.prompts)) or "none"
+        raise InvalidField("prompt_name", f"must be the name of one of the model's prompts: {names}", given=name)
     return model.prompts[name]
 
 
@@ -245,7 +245,7 @@ def _cut_pair(first: list[int], second: list[int], max_tokens: int) -> tuple[lis
     return first[:shorter], second[:longer]
 
 
-def _check_room(limit: TextLimit, num_around: int, num_texts: int) -> None:
+def _check_truncation(limit: TextLimit, num_around: int, num_texts: int) -> None:
     """Raise InvalidField if truncation to the limit would not leave at least one token of each of `num_texts` texts.
 
     `num_around` is the number of tokens that always surround the texts.
@@ -253,7 +253,9 @@ def _check_room(limit: TextLimit, num_around: int, num_texts: int) -> None:
     required = num_around + num_texts
     if limit.truncate_to is not None and limit.truncate_to < required:
         raise InvalidField(
-            CUT_BY, f"must be at least {required}, including {num_around} special tokens", given=limit.truncate_to
+            TRUNCATION_FIELD,
+            f"must be at least {required}, including {num_around} special tokens",
+            given=limit.truncate_to,
         )
 
 

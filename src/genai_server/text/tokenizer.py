@@ -91,13 +91,13 @@ class Tokenizer(ABC):
         Returns the tokens, and the position where the second text begins; 0 if both texts have one token type.
         """
         before, middle, after, is_typed = self.pair_frame
-        begins = len(before) + len(first) + len(middle)
-        return [*before, *first, *middle, *second, *after], begins if is_typed else 0
+        start = len(before) + len(first) + len(middle)
+        return [*before, *first, *middle, *second, *after], start if is_typed else 0
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens. Invalid UTF-8 becomes U+FFFD."""
-        first, *others = tokens or [-1]
-        data = self.first_bytes(first) + b"".join(map(self.token_bytes, others))
+        first, *remaining = tokens or [-1]
+        data = self.first_bytes(first) + b"".join(map(self.token_bytes, remaining))
         return data.decode(errors="replace")
 
     def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
@@ -149,7 +149,7 @@ class ModelTokenizer(Tokenizer):
             self._bytes = {id: token.content.encode() for id, token in added.items()}
             self._compute: Callable[[int], bytes] = self._of_byte_level
         else:
-            self._compute = self._by_the_library
+            self._compute = self._decode_with_library
         self._path = path
         self._anchor = self.encode("a")
         if not self._anchor:
@@ -169,23 +169,23 @@ class ModelTokenizer(Tokenizer):
 
     @cached_property
     def pair_frame(self) -> tuple[list[int], list[int], list[int], bool]:
-        whole = self._tokenizer.encode("a", "a")
-        before, rest = self._around_anchor(whole.ids)
-        middle, after = self._around_anchor(rest)
-        return before, middle, after, 1 in whole.type_ids
+        encoding = self._tokenizer.encode("a", "a")
+        before, tail = self._around_anchor(encoding.ids)
+        middle, after = self._around_anchor(tail)
+        return before, middle, after, 1 in encoding.type_ids
 
-    def _around_anchor(self, whole: list[int]) -> tuple[list[int], list[int]]:
-        """Return the tokens that the tokenizer adds before and after a text. `whole` are the tokens of the text "a",
+    def _around_anchor(self, tokens: list[int]) -> tuple[list[int], list[int]]:
+        """Return the tokens that the tokenizer adds before and after a text. `tokens` are the tokens of the text "a",
         including the added ones.
 
-        Raises ModelDirectoryError if the tokens of "a" alone are not in `whole`.
+        Raises ModelDirectoryError if the tokens of "a" alone are not in `tokens`.
         """
         size = len(self._anchor)
-        for start in range(len(whole) - size + 1):
-            if whole[start : start + size] == self._anchor:
-                return whole[:start], whole[start + size :]
+        for start in range(len(tokens) - size + 1):
+            if tokens[start : start + size] == self._anchor:
+                return tokens[:start], tokens[start + size :]
         raise ModelDirectoryError(
-            f'the tokenizer {self._path} cannot be used: it encodes "a" to {self._anchor}, and to {whole} where it '
+            f'the tokenizer {self._path} cannot be used: it encodes "a" to {self._anchor}, and to {tokens} where it '
             "adds the tokens around a text"
         )
 
@@ -205,7 +205,7 @@ class ModelTokenizer(Tokenizer):
 
     def first_bytes(self, token: int) -> bytes:
         data = self.token_bytes(token)
-        if data[:1] == b" " and self._compute == self._by_the_library:
+        if data[:1] == b" " and self._compute == self._decode_with_library:
             return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
         return data
 
@@ -216,7 +216,7 @@ class ModelTokenizer(Tokenizer):
         except KeyError:
             return str(text).encode()
 
-    def _by_the_library(self, token: int) -> bytes:
+    def _decode_with_library(self, token: int) -> bytes:
         text = self._text_of(token)
         if text is None:
             return b""

@@ -14,8 +14,8 @@ from genai_server.messages.supervisor_protocol import (
     FromToolServers,
     HoldRequest,
     ListTools,
+    MatchingRequests,
     ReleaseRequest,
-    RequestsFound,
     RunTool,
     ServerAddress,
     StopTool,
@@ -112,7 +112,7 @@ class ToolServerClient:
             answer = await self._ask(FindRequests(next(self._ids), name, model_devices, end))
         except ToolServerUnavailable:
             return []
-        assert isinstance(answer, RequestsFound)
+        assert isinstance(answer, MatchingRequests)
         return answer.requests
 
     def receive(self, message: FromToolServers) -> None:

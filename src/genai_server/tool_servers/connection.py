@@ -257,10 +257,10 @@ class _Bounded(httpx2.AsyncByteStream):
         self._max_bytes = max_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = self._max_bytes
+        bytes_left = self._max_bytes
         async for data in self._stream:
-            left -= len(data)
-            if left < 0:
+            bytes_left -= len(data)
+            if bytes_left < 0:
                 raise httpx2.ReadError(f"a response has more than {self._max_bytes} bytes")
             yield data
 
@@ -310,12 +310,12 @@ class CallSlots:
 
     def _start_waiting(self) -> None:
         while self._num_free:
-            able = [
+            startable = [
                 each for each in self._waiting if not each[1].done() and self._running[each[0]] < self._max_per_tenant
             ]
-            if not able:
+            if not startable:
                 return
-            chosen = min(able, key=lambda each: self._running[each[0]])
+            chosen = min(startable, key=lambda each: self._running[each[0]])
             self._waiting.remove(chosen)
             self._num_free -= 1
             self._running[chosen[0]] += 1

@@ -16,8 +16,8 @@ from genai_server.messages.supervisor_protocol import (
     FromToolServers,
     HoldRequest,
     ListTools,
+    MatchingRequests,
     ReleaseRequest,
-    RequestsFound,
     RunTool,
     ServerAddress,
     StopTool,
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 # Seconds after a tool server's failed start during which requests get that failure, and no new start is tried.
-_NOT_AGAIN_FOR = 5.0
+_RETRY_DELAY = 5.0
 # Seconds after which a connection to a URL ends that is not used, and how many such connections a tenant has at most.
-_UNUSED_FOR, _MAX_VISITED = 300.0, 16
+_IDLE_TIMEOUT, _MAX_VISITED = 300.0, 16
 # Seconds for all servers to end with the supervisor.
 _END_TIMEOUT = 5.0
 
@@ -127,7 +127,7 @@ class ToolServers:
         if server is None:
             raise ToolServerUnavailable(f"tool server {name}: the supervisor does not know it")
         failed_at, error = self._failed.pop(name, (0.0, None))
-        if error is not None and asyncio.get_running_loop().time() - failed_at < _NOT_AGAIN_FOR:
+        if error is not None and asyncio.get_running_loop().time() - failed_at < _RETRY_DELAY:
             self._failed[name] = failed_at, error
             raise error
         return self._new(name, server)
@@ -137,15 +137,17 @@ class ToolServers:
         key = (tenant, name, address.url, *sorted(address.headers.items()))
         connection = self._usable(key)
         if connection is None:
-            own = [each for each in self._connections if each != key and isinstance(each, tuple) and each[0] == tenant]
-            for other in own[: max(0, len(own) - _MAX_VISITED + 1)]:
-                self._leave(other)
+            tenant_keys = [
+                each for each in self._connections if each != key and isinstance(each, tuple) and each[0] == tenant
+            ]
+            for old_key in tenant_keys[: max(0, len(tenant_keys) - _MAX_VISITED + 1)]:
+                self._leave(old_key)
             connection = self._new(key, ToolServer.model_validate({"name": name, **structs.asdict(address)}))
         # Used last.
         self._connections[key] = self._connections.pop(key)
         if key in self._unused:
             self._unused[key].cancel()
-        self._unused[key] = asyncio.get_running_loop().call_later(_UNUSED_FOR, self._leave, key)
+        self._unused[key] = asyncio.get_running_loop().call_later(_IDLE_TIMEOUT, self._leave, key)
         return connection
 
     def _leave(self, key: _Key) -> None:
@@ -201,7 +203,7 @@ class HeldRequests:
         If several requests have the name in `question`, they are returned but not ended.
         """
         matches = {
-            key: _aged(*held)
+            key: _with_age(*held)
             for key, held in self._held.items()
             if question.model_devices is None or _is_at(held[0], question.model_devices)
         }
@@ -221,7 +223,7 @@ def _is_at(request: ToolRequest, model_devices: list[tuple[str, str]]) -> bool:
     return any(model == request.model and request.device in ("", device) for model, device in model_devices)
 
 
-def _aged(request: ToolRequest, since: float) -> ToolRequest:
+def _with_age(request: ToolRequest, since: float) -> ToolRequest:
     age = request.state.age + time.monotonic() - since
     return structs.replace(request, state=structs.replace(request.state, age=age))
 
@@ -254,7 +256,7 @@ class ToolSession:
             case ReleaseRequest(id):
                 self._held.release(self._send, id)
             case FindRequests(id):
-                self._send(RequestsFound(id, self._held.find(message)))
+                self._send(MatchingRequests(id, self._held.find(message)))
             case ListTools() | RunTool():
                 self._start(message)
 

@@ -34,11 +34,11 @@ from genai_server.batch_files import (
     ResultFile,
     digest,
     error_line,
-    first_other_line,
+    first_invalid_line,
     response_line,
 )
 from genai_server.cli.parser import path_of, positive
-from genai_server.cli.screen import say_aside
+from genai_server.cli.screen import print_to_stderr
 from genai_server.errors import ChatFailed
 from genai_server.tools.server_answers import checked_url, unanswered
 from genai_server.tools.terminal_chat.chat_client import ChatClient
@@ -51,10 +51,10 @@ _MAX_SHOWN = 10
 # Seconds for one request, which may wait for others.
 _PATIENCE = 86_400
 # Statuses of a server that is busy, and seconds until the next attempt, unless the response says more.
-_BUSY = (429, 503)
+_BUSY_STATUSES = (429, 503)
 _PAUSE = 1.0
 # Seconds for which a server may be unreachable.
-_ABSENCE = 120.0
+_MAX_UNREACHABLE_SECONDS = 120.0
 _OWN_OPTIONS = ("--request-timeout", str(_PATIENCE))
 
 
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         with closing(succeeded), closing(failed):
             num_failed = 0
             if len(done) < num_requests:
-                with connected(url or arguments.model, arguments.api_key, say_aside, _OWN_OPTIONS) as client:
+                with connected(url or arguments.model, arguments.api_key, print_to_stderr, _OWN_OPTIONS) as client:
                     client.require_listening()
                     batch = _Batch(client, succeeded, failed, arguments.concurrency)
                     num_failed = batch.run(source, done, num_requests)
@@ -95,11 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ChatFailed(f"{error.filename or target} cannot be read or written: {error.strerror}") from None
     except KeyboardInterrupt:
-        say_aside("stopped; the same command continues")
+        print_to_stderr("stopped; the same command continues")
         return 130
-    say_aside(f"{num_requests - num_failed} of {num_requests} requests succeeded: {target}")
+    print_to_stderr(f"{num_requests - num_failed} of {num_requests} requests succeeded: {target}")
     if num_failed:
-        say_aside(f"{num_failed} failed: {errors}")
+        print_to_stderr(f"{num_failed} failed: {errors}")
     return 1 if num_failed else 0
 
 
@@ -131,7 +131,7 @@ def _require_results(*targets: Path) -> None:
     """
     for target in targets:
         try:
-            number = first_other_line(target)
+            number = first_invalid_line(target)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -214,14 +214,14 @@ class _Batch:
             except (OSError, http.client.HTTPException) as error:
                 self._busy.discard(connection)
                 connection.close()
-                if time.monotonic() - lost > _ABSENCE:
+                if time.monotonic() - lost > _MAX_UNREACHABLE_SECONDS:
                     why = unanswered(self._client.url, error)
                     raise ChatFailed(f"{why}; the same command continues") from None
             else:
                 self._busy.discard(connection)
                 self._idle.append(connection)
                 lost = time.monotonic()
-                if response.status not in _BUSY:
+                if response.status not in _BUSY_STATUSES:
                     request_id = response.getheader("x-request-id", "")
                     try:
                         text = response_line(id, custom_id, response.status, request_id, body)

@@ -95,9 +95,9 @@ _LIBRARIES = (
     *("onnxruntime-genai-directml", "onnxruntime-genai-winml"),
 )
 _RUNTIME = "onnxruntime"
-_TESTED = "0.18"
+_TESTED_VERSION = "0.18"
 # Size of packed weights on disk, as a multiple of the weights of the model. Scales have 32 bits.
-_PACKED = 1.5
+_PACKED_SIZE_FACTOR = 1.5
 _MORE_MEMORY = "free some memory, set GENAI_KV_CACHE_TYPE to fp16 or int8, or use a smaller model"
 _TRIAL_TIMEOUT = 60.0
 _ANSWER_TIMEOUT = 2.0
@@ -119,8 +119,8 @@ def versions() -> Iterator[Finding]:
     elif len(installed) > 1:
         remedy = f"pip uninstall {' '.join(installed)}, and install one of them again: all provide the same module"
         yield Finding(FAIL, "library", shown, remedy)
-    elif not next(iter(installed.values())).startswith(f"{_TESTED}."):
-        yield Finding(WARN, "library", shown, f"this version is not tested; {_TESTED} is")
+    elif not next(iter(installed.values())).startswith(f"{_TESTED_VERSION}."):
+        yield Finding(WARN, "library", shown, f"this version is not tested; {_TESTED_VERSION} is")
     else:
         # The package for GPUs has another name.
         runtimes = dict.fromkeys(importlib.metadata.packages_distributions().get(_RUNTIME, []))
@@ -192,14 +192,14 @@ def _threads(settings: Settings, model: str, usable: int, planned: dict[str, Eng
     for device, options in device_options(settings, model).items():
         subject = f"threads of {device}" + (f" for {model}" if settings.models else "")
         threads = int(options.session.get(THREADS, "0")) or settings.threads
-        own = planned.get(device)
-        cores = usable if own is None else own.threads
+        assigned = planned.get(device)
+        cores = usable if assigned is None else assigned.threads
         if threads and threads != cores:
             why = "they wait for each other" if threads > cores else "the others idle"
             remedy = f"leave GENAI_THREADS or {THREADS} out, or set it to {cores}"
             yield Finding(WARN, subject, f"{threads} on {cores} cores: {why}", remedy)
         elif device.startswith("cpu"):
-            yield Finding(OK, subject, f"{cores} on {cores} cores" if own is None else own.in_words())
+            yield Finding(OK, subject, f"{cores} on {cores} cores" if assigned is None else assigned.in_words())
 
 
 def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
@@ -222,19 +222,19 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
         return
     yield Finding(OK, "memory", shown)
     nodes = numa_nodes(root)
-    for device, own in cores_of_devices(settings.devices, nodes).items():
-        for shortage in (shortage_of_node(device, own, nodes, budget.weights_of_engine(about)) for about in models):
+    for device, cores in cores_of_devices(settings.devices, nodes).items():
+        for shortage in (shortage_of_node(device, cores, nodes, budget.weights_of_engine(model)) for model in models):
             if shortage:
                 yield Finding(WARN, f"memory of {device}", shortage, "free some memory, or use a smaller model")
-    for about in models:
-        subject = f"context of {about.name}" if settings.models else "context"
-        yield from _context(subject, settings, about, max(0, free - needed) // (2 * len(models)))
+    for model in models:
+        subject = f"context of {model.name}" if settings.models else "context"
+        yield from _context(subject, settings, model, max(0, free - needed) // (2 * len(models)))
 
 
 def _status(settings: Settings, name: str) -> ModelStatus:
     """Return the status of a configured model before it is loaded."""
-    about = new_status(name, settings.served[name], settings.devices, 0)
-    return structs.replace(about, draft_model=settings.draft_model_of(name))
+    status = new_status(name, settings.served[name], settings.devices, 0)
+    return structs.replace(status, draft_model=settings.draft_model_of(name))
 
 
 def _weights(directory: str) -> int:
@@ -246,17 +246,17 @@ def _weights(directory: str) -> int:
         return 0
 
 
-def _context(subject: str, settings: Settings, about: ModelStatus, kv_bytes: int) -> Iterator[Finding]:
+def _context(subject: str, settings: Settings, status: ModelStatus, kv_bytes: int) -> Iterator[Finding]:
     """Report the maximum length of a model's sequences on a CPU with `kv_bytes` of memory for the KV cache."""
-    directory = about.path
+    directory = status.path
     spec = structs.replace(
-        engine_spec(settings, "cpu", directory), kv_bytes=max(1, kv_bytes), draft_model=about.draft_model
+        engine_spec(settings, "cpu", directory), kv_bytes=max(1, kv_bytes), draft_model=status.draft_model
     )
     try:
-        read = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
-        found = check_model_directory(Path(directory))
-        graph = with_cache_type(spec, read(Path(directory)).in_32_bits(), found.context_length)
-        limits, model = batch_limits(spec, graph, found)
+        read_graph = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
+        description = check_model_directory(Path(directory))
+        graph = with_cache_type(spec, read_graph(Path(directory)).in_32_bits(), description.context_length)
+        limits, model = batch_limits(spec, graph, description)
     except (DoesNotFit, ConfigurationError) as error:
         if isinstance(error, ConfigurationError) or "tokens" in str(error):
             yield Finding(FAIL, subject, str(error), _MORE_MEMORY)
@@ -321,11 +321,11 @@ def cache(settings: Settings) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(folder).free
     planned = cores_of_devices(settings.devices, numa_nodes()).values()
-    copies = max(1, sum(own.node is not None for own in planned))
-    need = int(sum(map(_weights, set(settings.served.values()))) * _PACKED * copies)
+    copies = max(1, sum(cores.node is not None for cores in planned))
+    needed = int(sum(map(_weights, set(settings.served.values()))) * _PACKED_SIZE_FACTOR * copies)
     shown = f"{folder}: {free / MIB:.0f} MiB are free"
-    if free < need:
-        yield Finding(WARN, "cache", f"{shown}, packed weights need {need / MIB:.0f}", "free some disk space")
+    if free < needed:
+        yield Finding(WARN, "cache", f"{shown}, packed weights need {needed / MIB:.0f}", "free some disk space")
     else:
         yield Finding(OK, "cache", shown)
 
@@ -353,19 +353,21 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
     if failed:
         return
     yield Finding(OK, "settings", f"devices {settings.device}, options are right")
-    seen = set()
+    reported = set()
     for name in settings.served:
         for device, options in device_options(settings, name).items():
             for warning in options.warnings:
-                if (device, warning) not in seen:
-                    seen.add((device, warning))
+                if (device, warning) not in reported:
+                    reported.add((device, warning))
                     yield Finding(WARN, f"options of {device}", warning, "change or remove it")
 
 
 def _without_effect(settings: Settings) -> Iterator[Finding]:
     """Report settings that have no effect although the server starts."""
-    for name, meant in unknown_variables().items():
-        yield Finding(WARN, "settings", f"{name} is not a setting", f"did you mean {meant}?" if meant else "remove it")
+    for name, suggestion in unknown_variables().items():
+        yield Finding(
+            WARN, "settings", f"{name} is not a setting", f"did you mean {suggestion}?" if suggestion else "remove it"
+        )
     if warning := lone_reloader(settings):
         yield Finding(WARN, "settings", warning, "leave one of them out")
     if (why := why_no_profiles(settings)) is not None:
@@ -460,19 +462,19 @@ def devices(settings: Settings) -> Iterator[Finding]:
         waiting = {(status.device, status.serial) for status in supervisor.statuses()}
         while waiting:
             for status in supervisor.statuses():
-                which = (status.device, status.serial)
-                if which in waiting and status.state != EngineState.STARTING:
-                    waiting.remove(which)
+                key = (status.device, status.serial)
+                if key in waiting and status.state != EngineState.STARTING:
+                    waiting.remove(key)
                     label = f"{status.device} of {status.model}" if settings.models else status.device
                     yield _device(label, status.error, time.monotonic() - started)
             time.sleep(0.05)
     finally:
         supervisor.stop()
-    for about in tried:
-        if about.is_too_large:
-            yield Finding(FAIL, f"model {about.name}", about.shortage, "free some memory, or use a smaller model")
-        elif about.on_demand:
-            yield Finding(OK, f"model {about.name}", "is loaded by its first request (GENAI_MAX_MODELS); not tried now")
+    for model in tried:
+        if model.is_too_large:
+            yield Finding(FAIL, f"model {model.name}", model.shortage, "free some memory, or use a smaller model")
+        elif model.on_demand:
+            yield Finding(OK, f"model {model.name}", "is loaded by its first request (GENAI_MAX_MODELS); not tried now")
 
 
 def _device(device: str, error: str | None, seconds: float) -> Finding:

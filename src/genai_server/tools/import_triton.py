@@ -21,7 +21,9 @@ Message = dict[str, list["str | Message"]]
 
 _WORD = re.compile(r"-?[\w.+-]+")
 # Triton's own example for TensorRT continues an accelerator that a brace has closed already.
-_SURPLUS = "; if this belongs to the message before, as in Triton's example for TensorRT, remove the '}' that closes it"
+_SURPLUS_BRACE_HINT = (
+    "; if this belongs to the message before, as in Triton's example for TensorRT, remove the '}' that closes it"
+)
 _CLOSED_BY = {"{": "}", "<": ">"}
 
 
@@ -58,15 +60,17 @@ def _message(tokenizer: Any, end: str) -> Message:
 def _values(tokenizer: Any, *, colon: bool) -> list["str | Message"]:
     if not tokenizer.TryConsume("["):
         return [_value(tokenizer, colon=colon)]
-    found: list[str | Message] = []
+    values: list[str | Message] = []
     while not tokenizer.TryConsume("]"):
-        if found:
+        if values:
             if not tokenizer.TryConsume(","):
-                raise tokenizer.ParseError("expected ',' or ']'" + (_SURPLUS if isinstance(found[-1], dict) else ""))
+                raise tokenizer.ParseError(
+                    "expected ',' or ']'" + (_SURPLUS_BRACE_HINT if isinstance(values[-1], dict) else "")
+                )
             if tokenizer.TryConsume("]"):
                 break
-        found.append(_value(tokenizer, colon=colon))
-    return found
+        values.append(_value(tokenizer, colon=colon))
+    return values
 
 
 def _value(tokenizer: Any, *, colon: bool) -> "str | Message":
@@ -104,7 +108,7 @@ _KV_CACHE_BYTES = 2 * 1024**3
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 # Fields that describe the model, which the model directory itself does.
-_OF_THE_MODEL = {
+_MODEL_DESCRIPTION_FIELDS = {
     "platform": "",
     "backend": "",
     "default_model_filename": "the model directory names its graphs",
@@ -166,7 +170,7 @@ def _field(result: Translation, name: str, values: list[Any]) -> None:
             for operations in messages(values):
                 result.libraries += [str(path) for path in operations.get("op_library_filename", [])]
         case _:
-            why = _OF_THE_MODEL.get(name, "it has no counterpart here")
+            why = _MODEL_DESCRIPTION_FIELDS.get(name, "it has no counterpart here")
             if why:
                 result.notes.append(f"{name} is left out: {why}")
 
@@ -194,8 +198,8 @@ def _instances(result: Translation, values: list[Any]) -> None:
 def _parameters(result: Translation, values: list[Any]) -> None:
     for name, value in _entries(values).items():
         if name in DEPRECATED:
-            given = {name: DEPRECATED[name].get(value, value)}
-            result.provider.setdefault("cuda", {})[name] = provider_options("cuda", given).options[name]
+            options = {name: DEPRECATED[name].get(value, value)}
+            result.provider.setdefault("cuda", {})[name] = provider_options("cuda", options).options[name]
             result.notes.append(f"parameter {name} is also deprecated in Triton: it is an option of cuda")
         elif name not in _ROWS:
             result.notes.append(f"parameter {name} is left out: it is unknown{nearest(name, possible(_ROWS))}")
@@ -207,11 +211,11 @@ def _parameters(result: Translation, values: list[Any]) -> None:
 
 def _set(result: Translation, name: str, value: str) -> None:
     row = _ROWS[name]
-    for option, meant in row.options(value_text(row, name, value, "parameter")).items():
-        if _DEFAULTS.get(option) == meant:
+    for option, translated in row.options(value_text(row, name, value, "parameter")).items():
+        if _DEFAULTS.get(option) == translated:
             result.session.pop(option, None)
         else:
-            result.session[option] = meant
+            result.session[option] = translated
 
 
 def _entries(values: list[Any]) -> dict[str, str]:
@@ -251,25 +255,25 @@ def _backend(result: Translation, backend_config: Sequence[str], *, is_completed
     """Translate the options of Triton's command line: `--backend-config` and, if `is_completed` is False,
     --disable-auto-complete-config.
     """
-    given = _of_this_backend(backend_config)
-    known = (_POOL, _BATCH, *_THREADS)
-    if strange := [key for key in given if key not in known]:
-        result.notes.append(f"--backend-config {strange[0]} is left out: it is unknown{nearest(strange[0], known)}")
+    options = _of_this_backend(backend_config)
+    supported = (_POOL, _BATCH, *_THREADS)
+    if unknown := [key for key in options if key not in supported]:
+        result.notes.append(f"--backend-config {unknown[0]} is left out: it is unknown{nearest(unknown[0], supported)}")
     if not is_completed:
         result.notes.append(
             f"{AUTO_COMPLETE} is left out: a model directory describes its model, and config.pbtxt is not read again"
         )
-        if given.pop(_BATCH, None) is not None:
+        if options.pop(_BATCH, None) is not None:
             result.notes.append(f"--backend-config {_BATCH} is left out: Triton ignores it with {AUTO_COMPLETE}")
-    if _BATCH in given and "max_batch_size" not in result.settings:
-        _max_batch_size(result, f"--backend-config {_BATCH}", given[_BATCH])
-    if _POOL in given:
-        _set(result, _POOL, given[_POOL])
+    if _BATCH in options and "max_batch_size" not in result.settings:
+        _max_batch_size(result, f"--backend-config {_BATCH}", options[_BATCH])
+    if _POOL in options:
+        _set(result, _POOL, options[_POOL])
         if result.session.get(session.POOL) == "1":
             for name in _THREADS:  # with a global pool, Triton ignores the model's own
                 if result.session.pop(_ROWS[name].name, None) is not None:
                     result.notes.append(f"parameter {name} is left out: Triton ignores it with a global pool")
-                _set(result, name, given.get(name, "0"))
+                _set(result, name, options.get(name, "0"))
 
 
 def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
@@ -277,15 +281,15 @@ def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
 
     Raises ConfigurationError for a text that has another form.
     """
-    given: dict[str, str] = {}
+    options: dict[str, str] = {}
     for text in backend_config:
-        backend, comma, rest = text.partition(",")
-        key, equals, value = rest.partition("=")
+        backend, comma, assignment = text.partition(",")
+        key, equals, value = assignment.partition("=")
         if not comma or not equals:
             raise ConfigurationError(f"--backend-config={text}: expected {BACKEND},KEY=VALUE")
         if backend == BACKEND:
-            given[key] = value
-    return given
+            options[key] = value
+    return options
 
 
 def _place(result: Translation) -> None:
@@ -301,10 +305,10 @@ def _place(result: Translation) -> None:
     if not result.devices:
         result.devices = ["cuda"] if orders["cuda"] else ["cpu"] if orders["cpu"] else []
     kinds = dict.fromkeys(device.partition(":")[0] for device in result.devices)
-    for kind, others in (("cpu", "GPUs"), ("cuda", "the CPU")):
+    for kind, elsewhere in (("cpu", "GPUs"), ("cuda", "the CPU")):
         for name in orders[kind] if kind not in kinds else []:
             if result.provider.pop(name, None) is not None:
-                result.notes.append(f"{name} is left out: all instances are on {others}")
+                result.notes.append(f"{name} is left out: all instances are on {elsewhere}")
     result.providers = {kind: [*orders[kind], "cpu"] for kind in kinds if orders[kind]}
     for name, options in result.provider.items():
         if package := PROVIDERS[name].package:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from genai_server.cli.parser import SuggestingParser
-from genai_server.cli.screen import print_report, say_aside, screen
+from genai_server.cli.screen import print_report, print_to_stderr, screen
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.environment import launched_environment
 from genai_server.config.sources import load_settings
@@ -241,8 +241,8 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  _start does not 
         return 0
     program = PROGRAMS.get(arguments.program)
     if program is None:
-        meant = did_you_mean(arguments.program, PROGRAMS) or f"; known are {', '.join(PROGRAMS)}"
-        raise ConfigurationError(f"PROGRAM={quoted(arguments.program)} is not known{meant}")
+        suggestion = did_you_mean(arguments.program, PROGRAMS) or f"; known are {', '.join(PROGRAMS)}"
+        raise ConfigurationError(f"PROGRAM={quoted(arguments.program)} is not known{suggestion}")
     path = shutil.which(program.command)
     if path is None and not arguments.print:
         raise ConfigurationError(
@@ -252,7 +252,7 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  _start does not 
     if path is None or arguments.print:
         print(recipe(program, target, arguments.more), end="")
         return 0
-    say_aside(f"{program.title} with {target.model} at {target.url}, {target.context} tokens of context")
+    print_to_stderr(f"{program.title} with {target.model} at {target.url}, {target.context} tokens of context")
     _start(program, path, target, arguments.more)
 
 
@@ -289,17 +289,17 @@ def _target(arguments: argparse.Namespace) -> Target:
     return Target(url, name, context, arguments.api_key or NO_KEY)
 
 
-def _chosen(models: dict[str, dict[str, Any]], wanted: str | None, url: str) -> str:
-    """Return the name of the model to use: `wanted`, or by default the first model that chats, if possible with tools.
+def _chosen(models: dict[str, dict[str, Any]], model: str | None, url: str) -> str:
+    """Return the name of the model to use: `model`, or by default the first model that chats, if possible with tools.
 
     Raises ConfigurationError if the server at `url` has no such model.
     """
-    if wanted in models:
-        return wanted
+    if model in models:
+        return model
     chat = [name for name, entry in models.items() if entry.get("chat")]
-    if wanted is not None:
-        meant = did_you_mean(wanted, models) or f"; it serves {', '.join(models)}"
-        raise ConfigurationError(f"no model {quoted(wanted)} at {url}{meant}")
+    if model is not None:
+        suggestion = did_you_mean(model, models) or f"; it serves {', '.join(models)}"
+        raise ConfigurationError(f"no model {quoted(model)} at {url}{suggestion}")
     if not chat:
         served = f"it serves {', '.join(models)}" if models else "it serves none"
         raise ConfigurationError(f"no model at {url} chats; {served}")

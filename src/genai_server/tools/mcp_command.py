@@ -150,16 +150,16 @@ class Operator:
         not. `model` and `device` are required if the server has several, unless `request_id` names a running request.
         Without a slow token within `seconds`, the session ends without a report.
         """
-        wanted = {"model": model, "device": device, "request_id": request_id, "max_seconds": seconds}
+        values = {"model": model, "device": device, "request_id": request_id, "max_seconds": seconds}
         slow = {} if at_once else {"slow_token_ratio": ratio, "next_tokens": tokens}
-        limits = {name: value for name, value in wanted.items() if value is not None}
-        begun = self._ask("/v1/admin/profiles", {"prefix": "mcp", "max_tokens": tokens, **limits, **slow})
-        path = f"/v1/admin/profiles/{quote(str(begun['id']), safe='')}"
+        limits = {name: value for name, value in values.items() if value is not None}
+        started = self._ask("/v1/admin/profiles", {"prefix": "mcp", "max_tokens": tokens, **limits, **slow})
+        path = f"/v1/admin/profiles/{quote(str(started['id']), safe='')}"
         due = time.monotonic() + seconds + _TIMEOUT
         while (session := self._ask(path))["state"] != _ENDED and time.monotonic() < due:
             time.sleep(_POLL)
         session.pop("passes", None)
-        report = self.profile_report(str(begun["id"])) if session["files"] else None
+        report = self.profile_report(str(started["id"])) if session["files"] else None
         return {"session": session, "report": report}
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

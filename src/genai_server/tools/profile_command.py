@@ -87,7 +87,7 @@ def _write_trace(arguments: argparse.Namespace) -> str:
     if _is_server(arguments.source):
         return f"{arguments.out.write_bytes(_answer(arguments, 'trace'))} bytes"
     profile = read_profile(Path(arguments.source), arguments.session)
-    if arguments.out.exists() and any(arguments.out.samefile(profile.folder / one.file) for one in profile.passes):
+    if arguments.out.exists() and any(arguments.out.samefile(profile.folder / entry.file) for entry in profile.passes):
         raise ConfigurationError(f"{arguments.out} is a file of the profile")
     with arguments.out.open("wb") as out:
         events = write_trace(profile, out)
@@ -110,10 +110,10 @@ def _is_server(source: str) -> bool:
     return is_address(source)
 
 
-def _answer(arguments: argparse.Namespace, what: str) -> bytes:
-    """Return a server's response about a profile session: to a GET request for the session's path followed by `what`.
+def _answer(arguments: argparse.Namespace, suffix: str) -> bytes:
+    """Return a server's response about a profile session: to a GET request for the session's path followed by `suffix`.
 
     Raises ServerUnusable.
     """
-    path = f"/v1/admin/profiles/{quote(arguments.session or 'latest', safe='')}/{what}"
+    path = f"/v1/admin/profiles/{quote(arguments.session or 'latest', safe='')}/{suffix}"
     return ask(checked_url(arguments.source), path, authorization(arguments.api_key), _TIMEOUT)

@@ -20,7 +20,7 @@ from genai_server.cli.parser import number_from
 from genai_server.errors import ServerUnusable
 from genai_server.tools.top_tables import Choice, Interval, Poller, Snapshot, view
 
-_QUIT = ("q", "Q", Keys.ControlC)
+_QUIT_KEYS = ("q", "Q", Keys.ControlC)
 _STEPS = {Keys.Up: -1, "k": -1, Keys.Down: 1, "j": 1}
 
 
@@ -63,13 +63,13 @@ async def _watch(poller: Poller, before: Snapshot, interval: float) -> None:
     with _pressed_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             due = loop.time() + interval
-            while (left := due - loop.time()) > 0:
+            while (remaining := due - loop.time()) > 0:
                 live.update(view(shown, console.width, console.height, choice), refresh=True)
                 try:
-                    key = await asyncio.wait_for(keys.get(), left)
+                    key = await asyncio.wait_for(keys.get(), remaining)
                 except TimeoutError:
                     break
-                if key in _QUIT:
+                if key in _QUIT_KEYS:
                     return
                 await _act(key, choice, shown.now, poller)
             try:
@@ -101,7 +101,7 @@ async def _act(key: str, choice: Choice, now: Snapshot, poller: Poller) -> None:
 
 
 def _name_of(unique_id: str, now: Snapshot) -> str:
-    return next((str(each["id"]) for each in now.requests if each["unique_id"] == unique_id), "the request")
+    return next((str(request["id"]) for request in now.requests if request["unique_id"] == unique_id), "the request")
 
 
 @contextmanager
@@ -113,9 +113,9 @@ def _pressed_keys() -> Iterator[asyncio.Queue[str]]:
         return
     keyboard = create_input()
 
-    def read() -> None:
+    def forward_keys() -> None:
         for press in keyboard.read_keys():
             keys.put_nowait(press.key)
 
-    with keyboard.raw_mode(), keyboard.attach(read):
+    with keyboard.raw_mode(), keyboard.attach(forward_keys):
         yield keys

@@ -240,16 +240,16 @@ def view(
     choice = choice or Choice()
     ordered = choice.sorted(interval.now.requests)
     max_rows = _MAX_REQUESTS if height is None else max(_MIN_REQUESTS, height - len(rows) - 9)
-    first = next((index for index, each in enumerate(ordered) if each["unique_id"] == choice.request), 0)
+    first = next((index for index, request in enumerate(ordered) if request["unique_id"] == choice.request), 0)
     first = max(0, min(first - max_rows // 2, len(ordered) - max_rows))
     shown = ordered[first : first + max_rows]
-    has_keys = any(each.get("key_name") for each in interval.now.requests)
+    has_keys = any(request.get("key_name") for request in interval.now.requests)
     left_out = {*(() if with_model else ("model",)), *(() if has_keys else ("key",))}
     columns = [name for name in _REQUEST_COLUMNS if name not in left_out]
     _, sorted_by, _ = ORDERS[choice.order]
     title = f"{len(ordered)} request{'s' * (len(ordered) != 1)}{f', sorted by {sorted_by}' if width else ''}"
-    marked = next((number for number, each in enumerate(shown) if each["unique_id"] == choice.request), None)
-    requests = _table(title, columns, [_request(each) for each in shown], width, marked=marked)
+    marked = next((number for number, request in enumerate(shown) if request["unique_id"] == choice.request), None)
+    requests = _table(title, columns, [_request(request) for request in shown], width, marked=marked)
     more = [f"and {len(ordered) - max_rows} more"] if len(ordered) > max_rows else [""]
     keys = [] if width is None else [choice.notice or _KEYS]
     return Group(*above, requests, *more, *keys)

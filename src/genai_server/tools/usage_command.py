@@ -59,6 +59,6 @@ def _rows(entries: Iterable[Mapping[str, Any]], fields: tuple[str, ...]) -> list
     for entry in entries:
         labels = tuple(str(entry[field] or _NO_KEY) for field in fields)
         before = sums.get(labels, [0] * len(_COUNTS))
-        sums[labels] = [one + entry[field] for one, field in zip(before, _COUNTS, strict=True)]
+        sums[labels] = [total + entry[field] for total, field in zip(before, _COUNTS, strict=True)]
     titles = [field.removesuffix("_name") for field in fields]
     return [[*titles, *_COUNTS.values()], *([*labels, *map(str, sums[labels])] for labels in sorted(sums))]

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-_HERE = Path(__file__).parent
-PAGE = _HERE / "static"
-API_DOCS = _HERE / "api_docs"
+_WEB_FOLDER = Path(__file__).parent
+PAGE = _WEB_FOLDER / "static"
+API_DOCS = _WEB_FOLDER / "api_docs"
 
 
 def names(folder: Path) -> list[str]:
@@ -19,7 +19,7 @@ def content_security_policy(inline_hashes: Iterable[str] = ()) -> str:
     `inline_hashes` are the hashes of inline elements in a profile's report, which the page shows in a frame. The
     frame's address is a `blob:`, which inherits the page's policy.
     """
-    hashes = "".join(f" '{each}'" for each in inline_hashes)
+    hashes = "".join(f" '{digest}'" for digest in inline_hashes)
     return "; ".join(
         (
             "default-src 'self'",

@@ -88,10 +88,10 @@ class WorkerClient:
         """
         id = next(self._ids)
         space = _Space(id, self._submit, self._send)
-        taken = self._wait(id, unavailable)
+        granted = self._wait(id, unavailable)
         self._send(ReserveSpace(id, owner, num_bytes))
         try:
-            await taken
+            await granted
         except BaseException:
             space.release()
             raise
@@ -102,22 +102,22 @@ class WorkerClient:
         the end of its message.
         """
         waiting, self._waiting = self._waiting, {}
-        for one in waiting.values():
-            if not one.answer.done():
-                one.answer.set_exception(one.unavailable(_GONE + reason))
+        for entry in waiting.values():
+            if not entry.answer.done():
+                entry.answer.set_exception(entry.unavailable(_GONE + reason))
 
     def receive(self, message: FromPool) -> None:
         """Handle an answer from the pool."""
-        one = self._waiting.pop(message.id, None)
-        if one is None:
+        waiting = self._waiting.pop(message.id, None)
+        if waiting is None:
             return
-        if one.answer.done():
-            if isinstance(message, Done) and one.target:
-                remove(one.target)
+        if waiting.answer.done():
+            if isinstance(message, Done) and waiting.target:
+                remove(waiting.target)
         else:
-            self._answer(one, message)
-        if one.space is not None:
-            one.space.task_ended()
+            self._answer(waiting, message)
+        if waiting.space is not None:
+            waiting.space.task_ended()
 
     def _wait(
         self, id: int, unavailable: type[Unavailable], target: str = "", space: "_Space | None" = None
@@ -135,14 +135,14 @@ class WorkerClient:
             self.lose()
 
     @staticmethod
-    def _answer(one: _Waiting, message: FromPool) -> None:
+    def _answer(waiting: _Waiting, message: FromPool) -> None:
         match message:
             case Done(_, answer):
-                one.answer.set_result(answer)
+                waiting.answer.set_result(answer)
             case Ended(_, reason, timed_out):
-                one.answer.set_exception(ProcessTimeout(reason) if timed_out else ProcessDied(reason))
+                waiting.answer.set_exception(ProcessTimeout(reason) if timed_out else ProcessDied(reason))
             case Refused(_, error):
-                one.answer.set_exception(error.to_error())
+                waiting.answer.set_exception(error.to_error())
 
 
 class _Space:

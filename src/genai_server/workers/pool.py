@@ -90,7 +90,7 @@ class _Entry:
     sort: str
     answer: "asyncio.Future[Answer]"
     # The disk space that it writes into, if it does.
-    space: "TakenSpace | None" = None
+    space: "GrantedSpace | None" = None
     # While one works on it.
     process: AnyWorkerProcess | None = None
 
@@ -150,7 +150,7 @@ class WorkerPool:
         """Queue the tasks of one request, and return a future for the answer of each task (see `Workers.submit`)."""
         return self._submit(tasks, None)
 
-    def _submit(self, tasks: Sequence[Task], space: "TakenSpace | None") -> "list[asyncio.Future[Answer]]":
+    def _submit(self, tasks: Sequence[Task], space: "GrantedSpace | None") -> "list[asyncio.Future[Answer]]":
         loop = asyncio.get_running_loop()
         entries = [_entry(task, loop.create_future(), space) for task in tasks]
         refusal = self._refusal(entries)
@@ -174,15 +174,15 @@ class WorkerPool:
         nothing.set_result({})
         return nothing
 
-    async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "TakenSpace":
+    async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "GrantedSpace":
         """Wait until `num_bytes` of disk space are reserved, and return the space (see `Workers.reserve_space`)."""
-        taken = TakenSpace(self._space, self._space.reserve(owner, num_bytes), self._submit)
+        space = GrantedSpace(self._space, self._space.reserve(owner, num_bytes), self._submit)
         try:
-            await taken.reservation.granted
+            await space.reservation.granted
         except BaseException:
-            taken.release()
+            space.release()
             raise
-        return taken
+        return space
 
     def close(self) -> None:
         """End the worker processes, and wait (blocking) until they have ended."""
@@ -211,12 +211,12 @@ class WorkerPool:
         waiting = [entry for queue in self._queues.values() for entry in queue.waiting]
         for unit, cost in _costs(entries).items():
             owner = entries[0].task.owner
-            same = [
+            of_tenant = [
                 entry
                 for entry in waiting
                 if (entry.task.owner.tenant, entry.task.owner.low_priority) == (owner.tenant, owner.low_priority)
             ]
-            before = _costs(same)[unit]
+            before = _costs(of_tenant)[unit]
             limit = getattr(self._limits, unit.limit)
             if before and before + cost > limit:
                 return QueueFull(
@@ -386,17 +386,17 @@ class WorkerPool:
         return starting
 
     async def _start_and_keep(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> Answer:
-        this = asyncio.current_task()
-        assert this is not None
+        task = asyncio.current_task()
+        assert task is not None
         try:
             process = await self._new_process(kind, spec)
         except BaseException as error:
-            self._starting[sort].remove(this)
+            self._starting[sort].remove(task)
             waiting = self._wanted[sort]
             if len(waiting) > len(self._starting[sort]) and (wanted := _first(waiting)) is not None:
                 wanted.set_exception(error)
             raise
-        self._starting[sort].remove(this)
+        self._starting[sort].remove(task)
         self._keep(kind, spec, process)
         return {}
 
@@ -411,9 +411,9 @@ class WorkerPool:
             return
         idle = _Idle(process, sort)
         self._idle.append(idle)
-        same = [other for other in self._idle if other.sort == idle.sort]
-        if len(same) > self._limits.processes + 1:
-            self._discard(same[0])
+        same_sort = [other for other in self._idle if other.sort == idle.sort]
+        if len(same_sort) > self._limits.processes + 1:
+            self._discard(same_sort[0])
         if len(self._idle) > _MAX_IDLE:
             self._discard(self._idle[0])
 
@@ -423,14 +423,14 @@ class WorkerPool:
         idle.process.end()
 
 
-class TakenSpace:
+class GrantedSpace:
     """Disk space that a request has reserved in the worker pool of this process. Implements Space."""
 
     def __init__(
         self,
         budget: SpaceBudget,
         reservation: Reservation,
-        submit: "Callable[[Sequence[Task], TakenSpace], list[asyncio.Future[Answer]]]",
+        submit: "Callable[[Sequence[Task], GrantedSpace], list[asyncio.Future[Answer]]]",
     ) -> None:
         self.reservation = reservation
         # Tasks that wait or run, and may write into the space.
@@ -479,7 +479,7 @@ def _first(waiting: "list[asyncio.Future[AnyWorkerProcess]]") -> "asyncio.Future
     return None
 
 
-def _entry(task: Task, answer: "asyncio.Future[Answer]", space: TakenSpace | None) -> _Entry:
+def _entry(task: Task, answer: "asyncio.Future[Answer]", space: GrantedSpace | None) -> _Entry:
     kind = TASK_KINDS[task.kind]
     return _Entry(task, kind, _sort(kind, task.spec), answer, space)
 
@@ -509,7 +509,7 @@ class PoolSession:
         # By the id that the API process has given them.
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._spaces: dict[int, asyncio.Task[None]] = {}
-        self._taken: dict[int, TakenSpace] = {}
+        self._taken: dict[int, GrantedSpace] = {}
 
     def close(self) -> None:
         """Handle the end of the API process: cancel its tasks and return its disk space."""
@@ -517,8 +517,8 @@ class PoolSession:
             answer.cancel()
         for waiting in list(self._spaces.values()):
             waiting.cancel()
-        for taken in self._taken.values():
-            taken.release()
+        for space in self._taken.values():
+            space.release()
         self._taken.clear()
 
     def receive(self, message: ToPool) -> None:
@@ -549,12 +549,12 @@ class PoolSession:
     def _resize(self, id: int, num_bytes: int) -> None:
         if (waiting := self._spaces.get(id)) is not None and not num_bytes:
             waiting.cancel()
-        if (taken := self._taken.get(id)) is None:
+        if (space := self._taken.get(id)) is None:
             return
         if num_bytes:
-            taken.shrink(num_bytes)
+            space.shrink(num_bytes)
         else:
-            taken.release()
+            space.release()
             del self._taken[id]
 
     def _answered(self, id: int, answer: "asyncio.Future[Answer]") -> None:

@@ -12,7 +12,7 @@ from genai_server.fair_queue import FairQueue
 from genai_server.messages.supervisor_protocol import TaskOwner
 
 # Seconds that each running task counts for from its beginning, so that two free slots are not for the same one.
-_JUST_BEGUN = 0.001
+_MIN_RUNNING_SECONDS = 0.001
 T = TypeVar("T")
 
 
@@ -129,8 +129,8 @@ class TaskQueue(Generic[T]):
         """Whether a task of the tenant with this priority may start now."""
         num_running = len(self._running)
         if low_priority:
-            own = sum(running.owner.low_priority for running in self._running.values())
-            return num_running < self._slots and own < max(1, self._slots - 1)
+            num_low_priority = sum(running.owner.low_priority for running in self._running.values())
+            return num_running < self._slots and num_low_priority < max(1, self._slots - 1)
         return num_running < self._slots or (
             num_running == self._slots and not self._has_running(tenant, low_priority=low_priority)
         )
@@ -176,7 +176,7 @@ class TaskQueue(Generic[T]):
             owner = running.owner
             if owner.low_priority == low_priority and of_tenant in (None, owner.tenant):
                 user = owner.tenant if of_tenant is None else owner.request
-                seconds[user] = seconds.get(user, 0.0) + now - running.since + _JUST_BEGUN
+                seconds[user] = seconds.get(user, 0.0) + now - running.since + _MIN_RUNNING_SECONDS
         return seconds
 
     def _forget(self, owner: TaskOwner) -> None:
@@ -249,10 +249,12 @@ class SpaceBudget:
     def _grant(self) -> None:
         """Grant all waiting reservations that fit and whose turn it is."""
         free = self._total - self.num_bytes
-        order = sorted(self._waiting, key=lambda one: (one.owner.low_priority, self._by_tenant[one.owner.tenant]))
+        order = sorted(
+            self._waiting, key=lambda waiting: (waiting.owner.low_priority, self._by_tenant[waiting.owner.tenant])
+        )
         first = None
         for reservation in order:
-            if reservation.owner.low_priority and not all(one.owner.low_priority for one in self._waiting):
+            if reservation.owner.low_priority and not all(waiting.owner.low_priority for waiting in self._waiting):
                 return
             wanted, tenant = reservation.num_bytes, reservation.owner.tenant
             if self._by_tenant[tenant] + wanted > free - wanted:

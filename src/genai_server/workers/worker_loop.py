@@ -62,6 +62,6 @@ def _answer(prepare: Callable[[], Answer], memory: int, questions: _Questions, a
         os._exit(1)  # the parent need not wait for an answer
 
 
-def _send(answers: BinaryIO, found: dict[str, Any]) -> None:
-    answers.write(json.dumps(found).encode() + b"\n")
+def _send(answers: BinaryIO, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer).encode() + b"\n")
     answers.flush()

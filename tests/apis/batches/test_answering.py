@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from genai_server.apis.batches import running
 from genai_server.apis.batches.running import Answering, Stop
 from genai_server.batch_files import BatchLine
-from genai_server.http.request_state import OnBehalf, begin_request, receipt_of
+from genai_server.http.request_state import OnBehalf, receipt_of, start_request
 
 pytestmark = pytest.mark.anyio
 LINE = BatchLine(1, "a", "/v1/completions", None, b'{"prompt": "x"}')
@@ -27,7 +27,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scopes.append({**scope, "receipt": receipt_of(scope["state"])})
-        state = begin_request(scope)
+        state = start_request(scope)
         self.num_running += 1
         self.most = max(self.most, self.num_running)
         self.bodies.append((await receive())["body"])
@@ -105,7 +105,7 @@ async def test_a_stopped_batch_ends_its_requests() -> None:
     stop = Stop()
 
     async def wait(scope: Scope, receive: Receive, send: Send) -> None:
-        begin_request(scope)
+        start_request(scope)
         await receive()
         assert (await receive())["type"] == "http.disconnect"
         await send({"type": "http.response.start", "status": 499, "headers": []})

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.responses.items import given_items, to_messages
+from genai_server.apis.responses.items import to_messages, to_response_items
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import to_chat
 from genai_server.errors import InvalidField
@@ -20,7 +20,7 @@ USER = {"role": "user", "content": "x"}
 
 def _chat(*items: Any, tools: Any, **fields: Any) -> ChatParameters:
     body = ResponsesRequest.model_validate({"input": [USER, *items], "tools": tools, **fields})
-    return to_chat(body, given_items(body.input, {}))
+    return to_chat(body, to_response_items(body.input, {}))
 
 
 def _names(*items: Any, tools: Any, **fields: Any) -> list[str]:
@@ -30,7 +30,7 @@ def _names(*items: Any, tools: Any, **fields: Any) -> list[str]:
 def _read(call: dict[str, Any], output: dict[str, Any]) -> tuple[str, Any, Any]:
     """Name and arguments of a call in the prompt, and its result."""
     body = ResponsesRequest.model_validate({"input": [USER, call, output]})
-    _, turn, result = to_messages(given_items(body.input, {}))
+    _, turn, result = to_messages(to_response_items(body.input, {}))
     (called,) = turn.tool_calls or []
     return called.function.name, json.loads(called.function.arguments), result.content
 

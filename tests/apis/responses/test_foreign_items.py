@@ -18,7 +18,7 @@ from openai.types.responses import (
     response_output_message,
 )
 
-from genai_server.apis.responses.items import given_items
+from genai_server.apis.responses.items import to_response_items
 from genai_server.apis.responses.leniency import LEFT_OUT, convert
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import name_conversions, to_chat
@@ -82,7 +82,7 @@ def _read(body: Any) -> tuple[str, str]:
     leniency = Leniency(LEFT_OUT, convert=convert)
     leniency.apply(body)
     request = ResponsesRequest.model_validate(body)
-    items = given_items(request.input, {})
+    items = to_response_items(request.input, {})
     chat = to_chat(request, items)
     name_conversions(leniency, items, items, "conversation")
     messages = "\n".join(f"{message.for_template()}" for message in chat.messages)

@@ -6,7 +6,7 @@ import pytest
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
-from genai_server.apis.responses.items import encrypted, given_items, to_messages
+from genai_server.apis.responses.items import encrypted, to_messages, to_response_items
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.errors import InvalidField
 from genai_server.http.json_response import JsonObject
@@ -26,7 +26,7 @@ TEXT_OF_CHAT = {"type": "text", "text": "x"}
 
 
 def _given(given: Any, kept: dict[str, JsonObject] | None = None) -> list[JsonObject]:
-    return given_items(ResponsesRequest.model_validate({"input": given}).input, kept or {})
+    return to_response_items(ResponsesRequest.model_validate({"input": given}).input, kept or {})
 
 
 def _messages(*given: Any) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ async def test_response_stopped_before_its_first_step_has_an_end(store: Response
     uncounted: list[bool] = []
     counted.callback(uncounted.append, True)
     running = _running(store, generation)
-    await running.begin_in_background(counted, nullcontext)
+    await running.start_in_background(counted, nullcontext)
     await running.stop()
     assert running.response["status"] == "failed"
     assert [event["type"] async for event in running.follow()] == ["response.failed"]
@@ -81,7 +81,7 @@ async def test_response_stopped_before_its_first_step_has_an_end(store: Response
 
 async def test_items_of_a_running_response_are_found_by_their_ids(store: ResponseStore) -> None:
     running = _running(store, _Endless(), items=[{"id": "in_1"}, {"id": "in_2"}])
-    await running.begin_in_background(ExitStack(), nullcontext)
+    await running.start_in_background(ExitStack(), nullcontext)
     async for event in running.follow():
         if event["type"] == "response.output_text.delta":
             break
@@ -93,7 +93,7 @@ async def test_items_of_a_running_response_are_found_by_their_ids(store: Respons
 async def test_a_response_that_is_stopped_later_keeps_its_text(store: ResponseStore) -> None:
     generation = _Endless()
     running = _running(store, generation)
-    await running.begin_in_background(ExitStack(), nullcontext)
+    await running.start_in_background(ExitStack(), nullcontext)
     async for event in running.follow():
         if event["type"] == "response.output_text.delta":
             await running.stop()
@@ -108,7 +108,7 @@ async def test_a_response_ends_even_if_it_cannot_be_kept(store: ResponseStore, m
         raise KeyError("status")
 
     monkeypatch.setattr(store, "finish", fail)
-    await running.begin_in_background(ExitStack(), nullcontext)
+    await running.start_in_background(ExitStack(), nullcontext)
     last = [event async for event in running.follow()][-1]
     assert last["type"] == "response.incomplete"
     assert running.not_stored == "internal error; see the server log"
@@ -123,8 +123,8 @@ async def test_cancellation_during_a_remote_check_ends_it_once(
         running.cancel()
         return False
 
-    monkeypatch.setattr(store, "was_ended_elsewhere", cancel_meanwhile)
-    await running.begin_in_background(ExitStack(), nullcontext)
+    monkeypatch.setattr(store, "was_ended_by_other_process", cancel_meanwhile)
+    await running.start_in_background(ExitStack(), nullcontext)
     numbers = [event["sequence_number"] async for event in running.follow()]
     assert numbers == list(range(len(numbers)))
     assert (await store.get("resp_1")).response["status"] == "cancelled"

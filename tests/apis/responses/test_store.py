@@ -280,7 +280,7 @@ async def test_a_response_larger_than_its_keys_share_is_not_stored(make: MakeSto
 
 
 async def test_an_ended_response_that_is_too_large_leaves_nothing(store: ResponseStore) -> None:
-    await store.begin_background(running("a"))
+    await store.start_background(running("a"))
     reason = await store.finish(record("a", text="x" * 1_000_000))
     assert "GENAI_RESPONSE_STORE_BYTES" in str(reason)
     with pytest.raises(ResponseNotFound):
@@ -290,7 +290,7 @@ async def test_an_ended_response_that_is_too_large_leaves_nothing(store: Respons
 async def test_a_background_response_that_is_too_large_does_not_begin(make: MakeStore) -> None:
     store = make(9, 100)
     with pytest.raises(InvalidField, match="GENAI_RESPONSE_STORE_BYTES"):
-        await store.begin_background(Background(record("a", "in_progress", text="x" * 200)))
+        await store.start_background(Background(record("a", "in_progress", text="x" * 200)))
     with pytest.raises(ResponseNotFound):
         await store.get("a")
 
@@ -331,7 +331,7 @@ async def test_damaged_file_fails_no_running_response(store: ResponseStore, path
         store.check(None),
         store.get("a"),
         store.put(_conversation()),
-        store.begin_background(running("b")),
+        store.start_background(running("b")),
     ]
     for call in calls:
         with pytest.raises(StoreUnavailable, match="file is not a database"):
@@ -361,7 +361,7 @@ async def test_a_background_response_is_completed_once_the_disk_works_again(
         (pages,) = rows.execute("PRAGMA page_count").fetchone()
         rows.execute(f"PRAGMA max_page_count = {factor * pages}")
 
-    await store.begin_background(running("a"))
+    await store.start_background(running("a"))
     await store._database.read(None, partial(limit, 1))
     assert "full" in str(await store.finish(large))
     await store._database.read(None, partial(limit, 100))
@@ -371,7 +371,7 @@ async def test_a_background_response_is_completed_once_the_disk_works_again(
 
 async def test_a_background_response_that_cannot_be_deleted_continues(store: ResponseStore) -> None:
     begun = running("a")
-    await store.begin_background(begun)
+    await store.start_background(begun)
     await store._database.write(None, lambda rows: rows.execute("PRAGMA query_only = ON"))
     with pytest.raises(StoreUnavailable, match="readonly"):
         await store.delete("a")
@@ -406,13 +406,13 @@ async def test_a_response_of_a_server_that_was_killed_has_failed(make: MakeStore
 async def test_response_of_another_process_is_cancelled_by_its_request(two_processes: TwoProcesses) -> None:
     async def end(request: str) -> None:
         ended.append(request)
-        assert await here.was_ended_elsewhere("a", None)
+        assert await here.was_ended_by_other_process("a", None)
         await here.finish(record("a", "cancelled", text="half"))
 
     ended: list[str] = []
     here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
-    assert not await here.was_ended_elsewhere("a", None)
+    await here.start_background(Background(_running()))
+    assert not await here.was_ended_by_other_process("a", None)
     assert value_of(await there.cancel("a")) == record("a", "cancelled", text="half").value
     assert ended == ["req_a"]
 
@@ -427,7 +427,7 @@ async def test_cancelling_elsewhere_works_though_an_engine_is_silent(two_process
 
     is_over = asyncio.Event()
     here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
+    await here.start_background(Background(_running()))
     assert (await there.cancel("a")).response["status"] == "cancelled"
     is_over.set()
 
@@ -437,7 +437,7 @@ async def test_response_that_ends_before_its_cancellation_is_unchanged(two_proce
         await here.finish(record("a"))
 
     here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
+    await here.start_background(Background(_running()))
     with pytest.raises(InvalidField, match="a cannot be cancelled: it is completed"):
         await there.cancel("a")
     await there.close()
@@ -451,7 +451,7 @@ async def test_late_cancellation_is_reported(two_processes: TwoProcesses, monkey
         """No engine has the request."""
 
     here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
+    await here.start_background(Background(_running()))
     with pytest.raises(Unavailable, match="response a has not ended yet"):
         await there.cancel("a")
 
@@ -464,9 +464,9 @@ async def test_response_deleted_elsewhere_ends_and_stays_deleted(
 
     ended: list[str] = []
     here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
+    await here.start_background(Background(_running()))
     await there.delete("a")
-    assert await here.was_ended_elsewhere("a", None)
+    assert await here.was_ended_by_other_process("a", None)
     assert await here.finish(record("a", "cancelled")) is None
     for store in (here, there):
         with pytest.raises(ResponseNotFound):
@@ -480,7 +480,7 @@ async def test_response_deleted_elsewhere_ends_and_stays_deleted(
 
 async def test_response_deleted_here_ends_and_leaves_no_record(store: ResponseStore, path: Path) -> None:
     begun = Background(_running())
-    await store.begin_background(begun)
+    await store.start_background(begun)
     await store.delete("a")
     assert begun.is_cancelled
     await store.finish(record("a", "cancelled"))
@@ -497,7 +497,7 @@ async def test_a_response_deleted_while_it_ends_is_not_stored(
         is_deleted.wait(60)
         return EncodedRecord(ended)
 
-    await store.begin_background(running("a"))
+    await store.start_background(running("a"))
     monkeypatch.setattr(response_store, "EncodedRecord", slow)
     ending = asyncio.create_task(store.finish(record("a")))
     await asyncio.sleep(0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from genai_server.apis.responses.items import given_items, message, new_item, to_messages
+from genai_server.apis.responses.items import message, new_item, to_messages, to_response_items
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import field_names, new_response, shortened, to_chat
 from genai_server.errors import InvalidField
@@ -19,7 +19,7 @@ TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters":
 
 def _chat(**fields: Any) -> ChatParameters:
     body = ResponsesRequest.model_validate({"input": "x", **fields})
-    return to_chat(body, given_items(body.input, {}))
+    return to_chat(body, to_response_items(body.input, {}))
 
 
 def test_instructions_are_a_system_message_before_all_others() -> None:
@@ -203,7 +203,7 @@ def test_result_of_a_patch_is_sent_to_the_model(output: dict[str, Any], expected
     ]
     body = ResponsesRequest.model_validate({"input": items})
     assert not isinstance(body.input, str)
-    _, call, result = to_messages(given_items(body.input, {}))
+    _, call, result = to_messages(to_response_items(body.input, {}))
     assert call.tool_calls is not None
     assert json.loads(call.tool_calls[0].function.arguments) == {**deletion, "diff": ""}
     assert (result.role, result.content) == ("tool", expected)
@@ -222,11 +222,11 @@ def _body(*items: Any) -> ResponsesRequest:
 
 
 def test_errors_of_images_name_the_item_and_the_part() -> None:
-    earlier = given_items(_body(_message_of(IMAGE)).input, {})
+    earlier = to_response_items(_body(_message_of(IMAGE)).input, {})
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}, IMAGE]}
     body = _body(call, output, _message_of(IMAGE, IMAGE))
-    given = given_items(body.input, {})
+    given = to_response_items(body.input, {})
     conversation = [*earlier, *given]
     name = field_names(to_chat(body, conversation), conversation, given, "conversation").name
     assert (

@@ -94,7 +94,7 @@ class HeldRequests:
         return self._answers.pop(0)
 
     @contextmanager
-    def noting_errors(self) -> Iterator[None]:
+    def recording_errors(self) -> Iterator[None]:
         try:
             yield
         except GenaiServerError as error:

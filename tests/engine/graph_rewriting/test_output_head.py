@@ -64,7 +64,7 @@ def test_only_selected_positions_are_computed(tail: tuple[onnx.NodeProto, ...], 
     head = find_head(narrow, "logits")
     assert head is not None
     narrow.initializer.append(onnx.numpy_helper.from_array(np.array(positions), "positions"))
-    head.read_through(narrow, helper.make_node("Gather", [head.states, "positions"], ["selected"], axis=1))
+    head.insert_selection(narrow, helper.make_node("Gather", [head.states, "positions"], ["selected"], axis=1))
     np.testing.assert_allclose(logits(narrow), every[:, positions], rtol=1e-6)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genai_server.engine.graph_description import DecoderGraph
-from genai_server.engine.kv_cache.buffers import CpuBuffers, page_tokens, rest_bytes
+from genai_server.engine.kv_cache.buffers import CpuBuffers, padding_bytes, page_tokens
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
@@ -75,12 +75,12 @@ def test_a_slot_of_8_bits_has_at_most_its_pages_and_a_rest(graph: DecoderGraph) 
     for number in (1, tokens, 3 * tokens - 1, 3 * tokens):
         fill(buffers, 1, number)
         pages = -(-number // tokens)
-        assert resident_bytes(buffers) - empty <= pages * tokens * narrow.bytes_per_token + rest_bytes(narrow)
+        assert resident_bytes(buffers) - empty <= pages * tokens * narrow.bytes_per_token + padding_bytes(narrow)
     fill(buffers, 2, MAX_LENGTH)
     full = resident_bytes(buffers)
     buffers.give_back(2, tokens)
-    assert full - resident_bytes(buffers) >= (MAX_LENGTH - 1 - tokens) * narrow.bytes_per_token - rest_bytes(narrow)
+    assert full - resident_bytes(buffers) >= (MAX_LENGTH - 1 - tokens) * narrow.bytes_per_token - padding_bytes(narrow)
     for array in buffers.arrays:
         assert (array[1, :, : 3 * tokens] == 1).all()
         assert (array[2, :, :tokens] == 1).all()
-    assert not rest_bytes(graph)
+    assert not padding_bytes(graph)

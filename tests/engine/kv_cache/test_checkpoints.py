@@ -17,7 +17,7 @@ PAGE, CHECKPOINT_PAGES = 4, 2
 class TokenStates:
     """States that are the tokens which they come from."""
 
-    tokens_worth = 10
+    state_size_in_tokens = 10
 
     def __init__(self, num_rows: int) -> None:
         self.rows: list[list[int]] = [[-1] for _ in range(num_rows)]
@@ -144,7 +144,9 @@ def test_close_checkpoints_are_thinned_out() -> None:
         bench.read(0, tokens(3, first), checkpoint=1)
     found = bench.lengths(0)
     assert found[-2:] == [45, 48]
-    assert all(later - earlier >= TokenStates.tokens_worth for earlier, later in zip(found, found[1:-1], strict=False))
+    assert all(
+        later - earlier >= TokenStates.state_size_in_tokens for earlier, later in zip(found, found[1:-1], strict=False)
+    )
 
 
 def test_the_checkpoint_of_a_common_beginning_is_kept() -> None:
@@ -172,7 +174,7 @@ def test_a_failed_pass_makes_a_slot_forget_its_tokens() -> None:
     bench = Bench()
     bench.open(0, tokens(30))
     bench.read(0, tokens(20), checkpoint=1)
-    bench.slots.spoil(0)
+    bench.slots.discard_after_failure(0)
     bench.slots.release(0)
     assert bench.open(1, tokens(30)) == 0
 

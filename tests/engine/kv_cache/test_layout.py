@@ -8,7 +8,7 @@ import pytest
 from genai_server.engine.graph_rewriting import paged_attention
 from genai_server.engine.graph_rewriting.lora import NUM_RANKS, RANKS
 from genai_server.engine.graph_rewriting.native_attention import COMMITTED, PASTS, SLOTS, STARTS
-from genai_server.engine.graph_rewriting.ragged import ROPE_PLACES, SCALES, WANTED
+from genai_server.engine.graph_rewriting.ragged import ROPE_POSITIONS, SCALES, WANTED
 from genai_server.engine.kv_cache.layout import Row, lay_out
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.running_server import DEMO
@@ -62,8 +62,8 @@ def test_long_rows_have_other_places_in_the_rope() -> None:
     rows = [Row(0, 5, [1]), Row(1, 130, [2], is_long=True), Row(2, 126, [3] * 20, is_long=True)]
     layout = lay_out(rows, replace(GRAPH, switches_at=128))
     assert layout.positions.tolist() == [[5, 130, *range(126, 146)]]
-    assert layout.inputs[ROPE_PLACES].tolist() == [[5, 258, *range(254, 274)]]
-    assert ROPE_PLACES not in lay_out(rows, GRAPH).inputs
+    assert layout.inputs[ROPE_POSITIONS].tolist() == [[5, 258, *range(254, 274)]]
+    assert ROPE_POSITIONS not in lay_out(rows, GRAPH).inputs
 
 
 def test_each_row_has_the_ranks_of_its_adapter() -> None:

@@ -21,7 +21,7 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.engine.scores import Scores
-from genai_server.engine.sequence import common_length
+from genai_server.engine.sequence import common_prefix_length
 from genai_server.messages.engine_protocol import Cancel
 from genai_server.messages.generation_request import Sampling
 from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
@@ -146,7 +146,7 @@ def test_rows_are_bitwise_equal_next_to_drafts_and_with_them(packed_hybrid: Hybr
             rows, unread = [runner.prefill(1, prompt).copy()], following
             for draft in ways:
                 [scores] = drafted.read({0: (1, 2)}, (1, unread[:1], True, draft))
-                num_right = common_length(draft, unread[1:])
+                num_right = common_prefix_length(draft, unread[1:])
                 runner.accept(1, draft[:num_right])
                 rows += [logits.copy() for logits in scores.logits[: num_right + 1]]
                 unread = unread[num_right + 1 :]

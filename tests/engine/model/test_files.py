@@ -23,8 +23,8 @@ from genai_server.engine.model.files import (
     has_chat_template,
     model_info,
     session_profile,
+    unsupported_media_message,
     weight_bytes,
-    what_is_left_out,
 )
 from genai_server.errors import ConfigurationError, ModelDirectoryError, quoted
 from genai_server.messages.generation_request import Sampling
@@ -409,7 +409,7 @@ def test_what_is_left_out_follows_from_type_and_sections(tmp_path: Path, fields:
     config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
     config["model"] |= fields
     (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert what_is_left_out(directory) == message
+    assert unsupported_media_message(directory) == message
 
 
 def test_folders_with_a_model_below_the_directory_are_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from genai_server.engine.profiling.profile_files import (
     MIN_FREE,
     ProfileFolder,
     ProfileManifest,
-    about_engine,
+    session_template,
     wait_for_next_file_name,
 )
 from genai_server.engine.sequence import Sequence
@@ -294,7 +294,7 @@ def test_only_sessions_with_other_prefixes_end(writer: Writer) -> None:
     writer.sequence.profile.active = "other"
     writer.run("other_1.json")
     assert len(writer.manifest.open_sessions) == 2
-    writer.manifest.end_others({"other"})
+    writer.manifest.end_except({"other"})
     ended = {found.session.prefix: found.end is not None for found in find_manifests(writer.folder)}
     assert ended == {"slow": True, "other": False}
 
@@ -315,10 +315,10 @@ def test_a_folder_that_an_operator_has_removed_harms_no_pass(writer: Writer) -> 
 
 
 def test_manifest_has_the_engines_model_threads_and_versions(tmp_path: Path) -> None:
-    about = about_engine("cpu", tmp_path / "demo", 0)
+    about = session_template("cpu", tmp_path / "demo", 0)
     assert (about.device, about.model) == ("cpu", "demo")
     assert about.threads == about.cores >= 1
-    assert about_engine("cpu", tmp_path, 7).threads == 7
+    assert session_template("cpu", tmp_path, 7).threads == 7
     assert about.spins
     assert about.versions["genai-server"] == __version__
     assert {"onnxruntime", "onnxruntime-genai", "python"} <= set(about.versions)
@@ -326,7 +326,7 @@ def test_manifest_has_the_engines_model_threads_and_versions(tmp_path: Path) -> 
 
 def test_threads_of_a_session_are_those_of_its_options(tmp_path: Path) -> None:
     entries = {"session.intra_op.allow_spinning": "0"}
-    about = about_engine("cpu", tmp_path, 7, DeviceOptions(session={"intra_op_num_threads": "3"}, entries=entries))
+    about = session_template("cpu", tmp_path, 7, DeviceOptions(session={"intra_op_num_threads": "3"}, entries=entries))
     assert (about.threads, about.spins) == (3, False)
 
 
@@ -336,4 +336,4 @@ def test_version_of_a_duplicate_library_is_the_imported_ones(tmp_path: Path, mon
         metadata.mkdir(parents=True)
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: onnxruntime-x\nVersion: {version}\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
-    assert about_engine("cpu", tmp_path, 1).versions["onnxruntime-x"] == "9.9.1"
+    assert session_template("cpu", tmp_path, 1).versions["onnxruntime-x"] == "9.9.1"

@@ -21,7 +21,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import Unavailable
 from genai_server.messages.admin import ProfiledRequest, RuntimeOptions
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
-from genai_server.messages.launch import KeptOptions
+from genai_server.messages.launch import RetainedOptions
 from genai_server.profiles.manifest import find_manifests
 from genai_server.timing import Clock
 
@@ -75,14 +75,16 @@ class Device:
         num_sequences: int = 2,
         max_files: int = 100,
         max_bytes: int = 10_000,
-        kept: KeptOptions | None = None,
-        keep: Callable[[KeptOptions], None] = lambda kept: None,
+        kept: RetainedOptions | None = None,
+        keep: Callable[[RetainedOptions], None] = lambda kept: None,
         clock: Clock = lambda: 0.0,
     ) -> None:
         self.runner = Recorder()
         self.folder = ProfileFolder(root, "cpu", max_files=max_files, max_bytes=max_bytes)
         self.runners = RunnerPair(LoadedModel(self.runner))
-        self.state = RuntimeOptionState(self.runners, self.folder, kept=kept or KeptOptions(), keep=keep, clock=clock)
+        self.state = RuntimeOptionState(
+            self.runners, self.folder, kept=kept or RetainedOptions(), keep=keep, clock=clock
+        )
         self.sequences: list[Sequence] = []
         for _ in range(num_sequences):
             self.arrive()
@@ -329,7 +331,7 @@ def test_profiling_in_a_folder_that_takes_no_files_is_refused(tmp_path: Path, mo
 
 
 def test_restarted_engine_restores_its_runtime_options(tmp_path: Path) -> None:
-    kept: list[KeptOptions] = []
+    kept: list[RetainedOptions] = []
     first = Device(tmp_path, keep=kept.append)
     first.profile("slow")
     first.state.terminated = True

@@ -352,7 +352,7 @@ def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, refe
     finally:
         stop.set()
         thread.join()
-    batch.runner.lapse()  # the last interrupt may have come after the pass
+    batch.runner.cancel_interrupt()  # the last interrupt may have come after the pass
     batch.end(1)
     assert batch.begin(2, long[:50]) == 0
     batch.step(2)
@@ -367,7 +367,7 @@ def test_an_interrupt_before_a_pass_ends_it_unless_it_lapses(batch: Batch, refer
         runner.prefill(1, prompt)
     batch.end(1)
     runner.interrupt()
-    runner.lapse()
+    runner.cancel_interrupt()
     batch.begin(1, prompt)
     assert reference.agrees(prompt, batch.answers[1], 1)
     batch.end(1)

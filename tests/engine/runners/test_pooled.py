@@ -185,7 +185,7 @@ def test_a_pass_of_one_request_can_be_interrupted_and_repeated(vectors: PooledRu
         vectors.forward([long])
     ended.set()
     thread.join()
-    vectors.lapse()  # the last interrupt may have come after the pass
+    vectors.cancel_interrupt()  # the last interrupt may have come after the pass
     assert len(read(vectors, long)[0]) == 30
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.kv_cache.buffers import page_tokens, rest_bytes
+from genai_server.engine.kv_cache.buffers import padding_bytes, page_tokens
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.runners import sequence_limits
@@ -112,10 +112,10 @@ def test_int8_counts_a_scale_of_each_head() -> None:
 def test_int8_counts_pages_that_are_used_in_part() -> None:
     graph = with_cache_type(spec(0, kv_cache_type="int8"), GRAPH, CONTEXT)
     page = page_tokens(graph) * graph.bytes_per_token
-    num_bytes = 20 * page + 4 * rest_bytes(graph)
+    num_bytes = 20 * page + 4 * padding_bytes(graph)
     limits, _ = batch_limits(spec(8 * page_tokens(graph), kv_cache_bytes=num_bytes), graph, MODEL)
     assert limits.num_slots == 4
-    assert limits.memory.own_bytes == 4 * (page + rest_bytes(graph))
+    assert limits.memory.own_bytes == 4 * (page + padding_bytes(graph))
     assert limits.memory.num_pages == 16
 
 

@@ -25,7 +25,7 @@ from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.messages.generation_request import GenerationRequest, Sound
+from genai_server.messages.generation_request import AudioInput, GenerationRequest
 from genai_server.model_files.speech_and_vision import FEATURES, read_speech_model
 from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
 from tests.running_server import ROOT
@@ -83,7 +83,7 @@ class Speech:
         found = []
         for number, (prompt, sound) in enumerate(zip(self.prompts, self.sounds, strict=True)):
             request = GenerationRequest(
-                str(number), prompt, STEPS, LENGTH, sound=Sound(f"digest {number}", "no file"), **fields
+                str(number), prompt, STEPS, LENGTH, sound=AudioInput(f"digest {number}", "no file"), **fields
             )
             found.append(Sequence(number, (0, 0), request, lambda: 0.0, reuses_past=True))
             found[-1].take(sound)

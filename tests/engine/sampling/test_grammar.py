@@ -181,7 +181,7 @@ def test_a_compiled_grammar_need_not_be_compiled_again(guidance: Guidance) -> No
 
 
 def test_least_recently_used_grammar_is_evicted(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_GRAMMARS", 2)
+    monkeypatch.setattr(module, "_MAX_CACHED_GRAMMARS", 2)
     guide(guidance, 'start: "a"')
     guide(guidance, 'start: "b"')
     assert guidance.guide('start: "a"') is not None
@@ -194,7 +194,7 @@ def test_long_grammars_are_kept_as_long_as_they_are_not_too_many(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, other, long = 'start: "a"', 'start: "c"', f'start: "{"b" * 100}"'
-    monkeypatch.setattr(module, "_KEPT_CHARACTERS", 60)
+    monkeypatch.setattr(module, "_MAX_CACHED_CHARACTERS", 60)
     for grammar in (small, other, long):
         guide(guidance, grammar)
     assert None not in {guidance.guide(grammar) for grammar in (small, other, long)}
@@ -275,7 +275,7 @@ def test_a_tenant_does_not_wait_for_a_grammar_of_another_one(
 def test_new_grammars_evict_those_of_the_tenant_that_has_most(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_KEPT_GRAMMARS", 4)
+    monkeypatch.setattr(module, "_MAX_CACHED_GRAMMARS", 4)
     guide(guidance, 'start: "own"', "bob")
     for number in range(10):
         guide(guidance, f'start: "{number}"', "alice")
@@ -288,7 +288,7 @@ def test_new_grammars_evict_those_of_the_tenant_that_has_most(
 def test_of_equal_tenants_the_one_with_the_newest_grammar_loses_another(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_KEPT_GRAMMARS", 3)
+    monkeypatch.setattr(module, "_MAX_CACHED_GRAMMARS", 3)
     for tenant, grammar in (("bob", 'start: "1"'), ("bob", 'start: "2"'), ("alice", 'start: "3"')):
         guide(guidance, grammar, tenant)
     guide(guidance, 'start: "4"', "alice")
@@ -299,7 +299,7 @@ def test_of_equal_tenants_the_one_with_the_newest_grammar_loses_another(
 def test_long_grammars_evict_those_of_the_tenant_with_the_most_characters(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_KEPT_CHARACTERS", 200)
+    monkeypatch.setattr(module, "_MAX_CACHED_CHARACTERS", 200)
     longest_of_bob = f'start: "{"b" * 100}"'
     guide(guidance, longest_of_bob, "bob")
     for letter in "acde":

@@ -14,7 +14,7 @@ from genai_server.engine.sampling.reasoning import ReasoningTracker
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.grammar_checker.compiler import byte_tokenizer
-from genai_server.messages.generation_request import GenerationRequest, ThoughtRules
+from genai_server.messages.generation_request import GenerationRequest, ReasoningRules
 from genai_server.text.answers.reasoning import HARMONY, MISTRAL_THINK, THINK, ReasoningFormat, ReasoningState
 from genai_server.text.grammars.grammar import after_reasoning, after_text, regex
 from genai_server.text.tool_formats import harmony
@@ -23,14 +23,14 @@ from tests.engine.sampling.grammars import guide
 END = list(b"\n</think>\n\n")
 
 
-def rules(form: ReasoningFormat = THINK, **fields: Any) -> ThoughtRules:
+def rules(form: ReasoningFormat = THINK, **fields: Any) -> ReasoningRules:
     values: dict[str, Any] = {
         "is_open": True,
         "end": list(form.end("").encode()),
         "later_end": list(form.later_end("").encode()),
-        "are_several": form.thoughts_recur,
+        "allows_several": form.thoughts_recur,
     }
-    return ThoughtRules(form.opening_pattern, form.closing_pattern, **values | fields)
+    return ReasoningRules(form.opening_pattern, form.closing_pattern, **values | fields)
 
 
 def written(thought: ReasoningTracker, tokens: list[int], text: bytes, *, allowed: bool = True) -> bytes:

@@ -144,7 +144,7 @@ def test_drafts_that_no_pass_reads_are_compared_with_the_answer() -> None:
 
 
 def test_draft_model_takes_its_time_for_each_token() -> None:
-    unmade = Draft((), 0.8, num_unmade=15, num_unread=1)
+    unmade = Draft((), 0.8, max_proposed=15, num_unread=1)
     given = Draft([1] * 15, 0.8)
     steps = [1 + 0.1 * number for number in range(64)]
     (free,), _ = fit_drafts([given], steps)
@@ -152,13 +152,13 @@ def test_draft_model_takes_its_time_for_each_token() -> None:
     assert lengths[0] == free
     assert sorted(set(lengths), reverse=True) == lengths
     assert lengths[-1] == 0
-    behind = Draft((), 0.8, num_unmade=15, num_unread=16)
+    behind = Draft((), 0.8, max_proposed=15, num_unread=16)
     assert fit_drafts([unmade, behind], steps, [0.2 * number for number in range(64)])[0][1] == 0
 
 
 def test_parallel_draft_takes_one_pass_of_the_draft_model() -> None:
-    chain = Draft((), 0.8, num_unmade=15, num_unread=1)
-    parallel = Draft((), 0.8, num_unmade=15, num_unread=1, is_parallel=True)
+    chain = Draft((), 0.8, max_proposed=15, num_unread=1)
+    parallel = Draft((), 0.8, max_proposed=15, num_unread=1, is_parallel=True)
     steps = [1 + 0.1 * number for number in range(64)]
     whatever_its_length = [0.0, *[0.3] * 64]
     by_token = [0.3 * number for number in range(64)]

@@ -160,7 +160,7 @@ def _beside(times: dict[int, float]) -> int:
     model = StepTimeModel()
     for number, seconds in times.items():
         model.passed(number, number, seconds)
-    return model.tokens_beside(1)
+    return model.low_priority_tokens(1)
 
 
 def test_tokens_beside_hardly_slow_a_pass() -> None:
@@ -169,4 +169,4 @@ def test_tokens_beside_hardly_slow_a_pass() -> None:
     assert _beside({1: 1.0, 200: 1.0}) == 64
     assert _beside({1: 1.0}) == 0  # no more tokens than were measured
     assert _beside({2: 1.0, 200: 1.0}) == 0  # a pass of one token was not measured
-    assert StepTimeModel({1: 1.0, 11: 1.1}).tokens_beside(1) == 3  # in the warm-up
+    assert StepTimeModel({1: 1.0, 11: 1.1}).low_priority_tokens(1) == 3  # in the warm-up

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from genai_server.http.api_keys import Access, ApiKey, ApiKeys, hash_key, line_of
 from genai_server.http.middleware.authentication import Authentication, holder_of, host_name
 from genai_server.http.rate_limit import RateLimits
-from genai_server.http.request_state import OnBehalf, Receipt, begin_request, request_state, with_receipt
+from genai_server.http.request_state import OnBehalf, Receipt, request_state, start_request, with_receipt
 from tests.running_server import RunningServer, body, run_server, wait_until
 from tests.server_here import run_here
 
@@ -403,7 +403,7 @@ def status(
 ) -> int:
     """The status of the middleware's response to a request."""
     scope: Scope = {"type": "http", "method": "GET", "path": path, "headers": headers or [], "client": client}
-    begin_request(scope)
+    start_request(scope)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -446,7 +446,7 @@ def _access_on_behalf(holder: str | None, *keys: str, admin_key: str | None = No
     async def ask_twice() -> None:
         for _ in range(2):  # its key's limits do not count
             asked = {**scope, "state": with_receipt(receipt)}
-            begin_request(asked)
+            start_request(asked)
             await app(asked, receive, refused)
 
     asyncio.run(ask_twice())

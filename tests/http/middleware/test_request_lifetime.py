@@ -12,8 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from genai_server.apis import models
 from genai_server.errors import ServerDraining
-from genai_server.http.error_responses import FOR_BROWSERS
-from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime
+from genai_server.http.error_responses import BROWSER_HEADERS
+from genai_server.http.middleware.request_lifetime import Drain, DrainMiddleware, RequestLifetime
 from genai_server.http.telemetry.request_record import RequestRecord
 from tests.apis.admin.test_requests import ENDLESS
 from tests.raw_http import answers, connect, read_to_end
@@ -149,7 +149,7 @@ class Client:
     def __init__(self, drain: Drain, app: Callable[..., Awaitable[None]]) -> None:
         self.sent: list[dict[str, Any]] = []
         scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/x", "headers": []}
-        counted = RequestLifetime(Drained(app, drain), drain=drain)
+        counted = RequestLifetime(DrainMiddleware(app, drain), drain=drain)
         self.task = asyncio.ensure_future(counted(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def test_internal_error_is_a_500_and_the_connection_continues(here: RunningServe
         error, health = answers(read_to_end(sock))
     assert (error.status, health.status) == (500, 200)
     assert b"swordfish" not in error.body
-    assert {"x-request-id": ["mine"], **{name: [value] for name, value in FOR_BROWSERS.items()}}.items() <= (
+    assert {"x-request-id": ["mine"], **{name: [value] for name, value in BROWSER_HEADERS.items()}}.items() <= (
         error.headers.items()
     )
 

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from genai_server.http.api_keys import Access
 from genai_server.http.body_budget import BodyBudget
 from genai_server.http.middleware.body import BodyLimits, UploadLimits, Uploads, upload_folder
-from genai_server.http.request_state import begin_request, request_state
+from genai_server.http.request_state import request_state, start_request
 from genai_server.http.upload import Upload
 from tests.apis.transcriptions.doubles import DIRECTORY
 from tests.hand_clock import HandClock
@@ -70,7 +70,7 @@ class Asked:
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
             "state": {},
         }
-        begin_request(self.scope)
+        start_request(self.scope)
 
     async def receive(self) -> Message:
         await asyncio.sleep(0)

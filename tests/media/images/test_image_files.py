@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.media.images.image_files import ImageFiles, ReadImage, RequestSpace
+from genai_server.media.images.image_files import ImageFiles, PreparedImage, RequestSpace
 from genai_server.messages.supervisor_protocol import Task
 
 
@@ -29,10 +29,10 @@ class Space:
         self.shrink(0)
 
 
-def _add(files: ImageFiles, digest: str, num_bytes: int = 10, space: RequestSpace | None = None) -> ReadImage:
+def _add(files: ImageFiles, digest: str, num_bytes: int = 10, space: RequestSpace | None = None) -> PreparedImage:
     path = files.path(digest)
     path.write_bytes(bytes(num_bytes))
-    return files.add(ReadImage(digest, [1, 2], None, path, num_bytes), space or RequestSpace(Space()))
+    return files.add(PreparedImage(digest, [1, 2], None, path, num_bytes), space or RequestSpace(Space()))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.engine_client.supervisor import SupervisorClient
 from genai_server.errors import ImageReaderUnavailable, InvalidField
-from genai_server.media.images.image_files import ReadImage
+from genai_server.media.images.image_files import PreparedImage
 from genai_server.media.images.reader import Images, ImageSource
 from genai_server.messages.supervisor_protocol import TaskOwner, read_address
 from genai_server.model_files.speech_and_vision import VisionModel, read_vision_model
@@ -66,7 +66,7 @@ class Seen:
         assert model is not None
         return model
 
-    async def read(self, *sources: bytes | str | ImageSource, requester: Requester = ALICE) -> list[ReadImage]:
+    async def read(self, *sources: bytes | str | ImageSource, requester: Requester = ALICE) -> list[PreparedImage]:
         """Read files, URLs or sources."""
         return await self.images.read(self.model, [_source(*pair) for pair in enumerate(sources)], requester)
 
@@ -528,7 +528,7 @@ def test_a_hundred_uploads_never_take_more_than_the_budget(own_folder: Path) -> 
                 nonlocal num_left, num_held
                 owner = Requester(TaskOwner(f"key {number % 4}", f"{number}"), f"{number % 4}")
                 files = [tiles(256, 256, number), tiles(256, 256, number + 100)]
-                images: list[ReadImage] = []
+                images: list[PreparedImage] = []
                 try:
                     images = await seen.read(*(files if number % 10 == 5 else files[:1]), requester=owner)
                     num_held += 1

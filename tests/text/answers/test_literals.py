@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genai_server.text.answers.parsing import Lookahead, is_json, read_literal, read_now, read_value, to_json
+from genai_server.text.answers.parsing import Lookahead, is_json, read_complete, read_literal, read_value, to_json
 
 untimed = settings(deadline=None)
 JSON = st.recursive(
@@ -49,7 +49,7 @@ def test_reading_stops_where_a_text_stops_being_json(text: str, valid: int) -> N
     source = Lookahead()
     source.append(text)
     source.end()
-    assert read_now(read_value(source)) is False
+    assert read_complete(read_value(source)) is False
     assert source.at == valid
 
 
@@ -63,7 +63,7 @@ def read(text: str) -> str | None:
     source = Lookahead()
     source.append(text)
     source.end()
-    return read_now(read_literal(source))
+    return read_complete(read_literal(source))
 
 
 @untimed

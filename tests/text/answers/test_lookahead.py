@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from genai_server.text.answers.parsing import Lookahead, Reader, T, read_now
+from genai_server.text.answers.parsing import Lookahead, Reader, T, read_complete
 
 LETTERS = re.compile("[a-z]*")
 
@@ -100,5 +100,5 @@ def test_text_up_to_a_literal_comes_with_its_last_letter() -> None:
         next(reader)
     assert found.value.value == "one </b> "
     text.end()
-    assert read_now(text.take_until("</a>")) is None
-    assert read_now(text.peek()) == ""
+    assert read_complete(text.take_until("</a>")) is None
+    assert read_complete(text.peek()) == ""

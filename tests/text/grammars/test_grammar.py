@@ -349,7 +349,7 @@ def test_unparsable_schema_in_lark_is_refused() -> None:
 
 @pytest.mark.parametrize("source", ['start: "a"', 'start: "a"\n%llguidance {"no_forcing": false}', 'start: "a" // c'])
 def test_grammar_of_a_request_disables_forced_tokens(source: str) -> None:
-    built = grammar.given_grammar(source, param="g")
+    built = grammar.request_grammar(source, param="g")
     validate(built, param="g")
     assert json.loads(built)["grammars"][0]["lark_grammar"].endswith('\n%llguidance {"no_forcing": true}')
 

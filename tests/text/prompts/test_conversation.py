@@ -333,14 +333,14 @@ def test_images_are_known_in_their_new_order() -> None:
 @pytest.mark.parametrize("id", ["toolu_01", "call_1", "chatcmpl-tool-" + "0" * 32, "ü"])
 def test_ids_have_the_form_that_the_template_needs(id: str) -> None:
     messages = [USER, _calls(id, "abcDEF123"), _result(id), _result("abcDEF123")]
-    found = _convert(*messages, call_ids=CallIds.NINE).messages
+    found = _convert(*messages, call_ids=CallIds.NINE_CHARACTERS).messages
     first, second = (call["id"] for call in found[1]["tool_calls"])
     assert len(first) == 9
     assert first.isalnum()
     assert first.isascii()
     assert second == "abcDEF123"
     assert [result["tool_call_id"] for result in found[2:]] == [first, second]
-    assert _convert(*messages, call_ids=CallIds.NINE).messages == found
+    assert _convert(*messages, call_ids=CallIds.NINE_CHARACTERS).messages == found
 
     named = _convert(*messages, *messages[1:], call_ids=CallIds.NAMED).messages
     assert named[1]["tool_calls"][0]["id"] == f"functions.add_{id}:0"

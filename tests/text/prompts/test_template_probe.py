@@ -14,7 +14,7 @@ from genai_server.text.prompts.template_traits import (
     TemplateTraits,
     TextBesideCalls,
     ThinkingVariables,
-    ToolsPlace,
+    ToolsPosition,
 )
 from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 
@@ -82,7 +82,7 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ids of nine characters": (
         _refusing("m.tool_calls and m.tool_calls[0].id | length != 9"),
-        {"call_ids": CallIds.NINE},
+        {"call_ids": CallIds.NINE_CHARACTERS},
     ),
     "names in ids only": (OPEN.replace("c.function.name", "c.id"), {"call_ids": CallIds.NAMED}),
     "arguments that are objects": (
@@ -162,10 +162,10 @@ def test_results_keep_their_role_where_the_template_has_it() -> None:
 
 def test_tools_are_where_the_template_reads_them() -> None:
     listed = "{% for t in messages[0].tools or [] %}{{ t.function.name }}{% endfor %}" + OPEN
-    assert _traits(listed, with_tools=True).tools_place is ToolsPlace.LIST_IN_MESSAGE
+    assert _traits(listed, with_tools=True).tools_position is ToolsPosition.LIST_IN_MESSAGE
     as_text = "{{ '<' + messages[0].tools + '>' if messages[0].tools }}" + OPEN
-    assert _traits(as_text, with_tools=True).tools_place is ToolsPlace.JSON_IN_MESSAGE
-    assert _traits("{{ tools }}" + OPEN, with_tools=True).tools_place is ToolsPlace.VARIABLE
+    assert _traits(as_text, with_tools=True).tools_position is ToolsPosition.JSON_IN_MESSAGE
+    assert _traits("{{ tools }}" + OPEN, with_tools=True).tools_position is ToolsPosition.VARIABLE
 
 
 def test_images_of_results_are_written_or_not() -> None:

@@ -122,8 +122,8 @@ async def ask_about(
     """
     is_unique = sum(engine.is_connected for engine in engines) > 1
     if is_unique:
-        found = await ask(engines, partial(ListRequests, name=name, tenant=tenant))
-        name = _only_request(name, found).unique_id
+        candidates = await ask(engines, partial(ListRequests, name=name, tenant=tenant))
+        name = _only_request(name, candidates).unique_id
     replies = await ask(engines, lambda number: make_call(number, name, is_unique))
     return _only_request(name, replies), replies
 
@@ -141,19 +141,19 @@ def _only(present: Sequence[tuple[str, RequestState]], name: str) -> RequestStat
     `present` are the requests to choose from, each after the name of its device. Raises RequestNotFound, and
     AmbiguousRequest if several requests have the id.
     """
-    found = {state.unique_id: (device, state) for device, state in present if state.unique_id == name}
-    found = found or {state.unique_id: (device, state) for device, state in present if state.request_id == name}
-    if not found:
+    matches = {state.unique_id: (device, state) for device, state in present if state.unique_id == name}
+    matches = matches or {state.unique_id: (device, state) for device, state in present if state.request_id == name}
+    if not matches:
         raise RequestNotFound(f"no request {quoted(name[:_MAX_NAME_SHOWN])} is running or waiting", param="request_id")
-    if len(found) > 1:
-        each = [f"{id} ({device}, {state.phase}, {state.age:.1f} s)" for id, (device, state) in found.items()]
-        more = f" and {len(each) - _MAX_REQUESTS_SHOWN} more" if len(each) > _MAX_REQUESTS_SHOWN else ""
+    if len(matches) > 1:
+        descriptions = [f"{id} ({device}, {state.phase}, {state.age:.1f} s)" for id, (device, state) in matches.items()]
+        more = f" and {len(descriptions) - _MAX_REQUESTS_SHOWN} more" if len(descriptions) > _MAX_REQUESTS_SHOWN else ""
         raise AmbiguousRequest(
-            f"{len(each)} requests have the id {quoted(name)}; choose one by its unique_id, "
-            f"one of {', '.join(each[:_MAX_REQUESTS_SHOWN])}{more}",
+            f"{len(descriptions)} requests have the id {quoted(name)}; choose one by its unique_id, "
+            f"one of {', '.join(descriptions[:_MAX_REQUESTS_SHOWN])}{more}",
             param="request_id",
         )
-    ((_, state),) = found.values()
+    ((_, state),) = matches.values()
     return state
 
 
@@ -185,17 +185,17 @@ async def end_request_with_tools(
     `ask_about`) ends it there. Returns None, and ends nothing, if the server runs no tools for this request. Raises
     AmbiguousRequest.
     """
-    held = await tools.find(name)
-    if not held:
+    at_tools = await tools.find(name)
+    if not at_tools:
         return None
     try:
         replies = await ask(engines, partial(ListRequests, name=name))
     except NoEngineReady:
         replies = []
-    present = [(each.device, each.state) for each in held]
+    present = [(tool_request.device, tool_request.state) for tool_request in at_tools]
     present += [(engine.device, state) for engine, reply in replies for state in reply.requests]
     request: RequestState = _only(present, name)
-    if all(each.state.unique_id != request.unique_id for each in held):
+    if all(tool_request.state.unique_id != request.unique_id for tool_request in at_tools):
         return None
     # An engine that has it counts how it has ended. If none has it, a tool runs, or another round is about to begin.
     with suppress(NoEngineReady):
@@ -228,8 +228,8 @@ async def get_runtime_options(services: ServicesDep) -> dict[str, Any]:
 @router.post("/v1/admin/runtime_options")
 async def set_runtime_options(body: RuntimeOptionsRequest, services: ServicesDep) -> dict[str, Any]:
     """Set `terminate_session`, `enable_profiling` or both, on all devices, on one device, or for one request."""
-    given = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
-    if not given:
+    options = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
+    if not options:
         raise InvalidField("terminate_session", "or enable_profiling is required")
     engines = services.models.engines(body.model, body.device)
     if body.terminate_session == "0" and body.request_id is not None:
@@ -238,7 +238,7 @@ async def set_runtime_options(body: RuntimeOptionsRequest, services: ServicesDep
         )
     tools = services.tools.client
     # Profiling comes first: a terminated request can no longer be profiled.
-    for option, value in sorted(given.items()):
+    for option, value in sorted(options.items()):
         terminates = option == "terminate_session" and value == "1"
         if body.request_id is None:
             replies = await ask(engines, partial(SetRuntimeOption, option=option, value=value))

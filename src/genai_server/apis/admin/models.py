@@ -122,9 +122,9 @@ async def unload_adapter(body: UnloadAdapterRequest, services: ServicesDep) -> d
     status = services.models.find(body.model)
     adapter = next((adapter for adapter in status.adapters if adapter.name == body.name), None)
     if adapter is None:
-        known = ", ".join(adapter.name for adapter in status.adapters) or "none"
+        names = ", ".join(adapter.name for adapter in status.adapters) or "none"
         raise ModelNotFound(
-            f"model {quoted(status.name)} has no adapter {quoted(body.name)}; it has: {known}", param="name"
+            f"model {quoted(status.name)} has no adapter {quoted(body.name)}; it has: {names}", param="name"
         )
     await services.models.command(RemoveAdapter(status.name, adapter.id))
     running = await _unload_adapter(services, status, adapter)
@@ -147,14 +147,14 @@ async def list_stored_models(services: ServicesDep) -> dict[str, Any]:
     may be null. `memory` is the size in bytes of the memory into which models are loaded; null for a device with memory
     of its own.
     """
-    found = await asyncio.to_thread(services.store.stored)
+    models = await asyncio.to_thread(services.store.stored)
     directory = str(services.store.directory)
     memory = services.store.memory
     return {
         "object": "list",
         "directory": directory,
         "memory": memory,
-        "data": [_stored_entry(each, services.models) for each in found],
+        "data": [_stored_entry(model, services.models) for model in models],
     }
 
 
@@ -168,18 +168,18 @@ async def list_variants(repository: str, services: ServicesDep) -> dict[str, Any
     device with memory of its own.
     """
     name = plain_name(repository)
-    found = await asyncio.to_thread(services.store.variants, name)
+    models = await asyncio.to_thread(services.store.variants, name)
     memory = services.store.memory
     variants = [
         {
-            "name": f"{name}:{each.folder}" if each.folder else name,
-            "folder": each.folder,
-            "size": each.size,
-            "for_device": each.for_device,
-            "memory": each.memory,
-            "fits": None if memory is None else each.memory <= memory,
+            "name": f"{name}:{model.folder}" if model.folder else name,
+            "folder": model.folder,
+            "size": model.size,
+            "for_device": model.for_device,
+            "memory": model.memory,
+            "fits": None if memory is None else model.memory <= memory,
         }
-        for each in found
+        for model in models
     ]
     return {"object": "list", "repository": name, "data": variants}
 

@@ -44,10 +44,10 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
     """The manifest of the profile session with the id in the path, or of the most recent session for the id `latest`. A
     FastAPI dependency of the routes. Raises ProfileNotFound.
     """
-    found = find_session(root, None if session_id == LATEST else session_id)
-    if found is None:
+    manifest = find_session(root, None if session_id == LATEST else session_id)
+    if manifest is None:
         raise ProfileNotFound(f"no profile session is in {root}", param="session_id")
-    return found
+    return manifest
 
 
 async def _open_sessions(services: ServicesDep) -> Mapping[str, ProfileState]:
@@ -86,14 +86,14 @@ async def begin_profile(
     """Start a profile session on one device of one model, or on the device that runs the given request."""
     engines = services.models.engines(body.model, body.device)
     if len(engines) > 1 and body.request_id is None:
-        field, known = ("device", [engine.device for engine in engines])
-        if len(set(known)) < len(known):
-            field, known = ("model", list(dict.fromkeys(engine.model_name for engine in engines)))
-        raise MissingField(field, f"is required: there are several ({', '.join(known)})")
-    begun = await _begin(engines, body.plan())
-    manifest = await asyncio.to_thread(find_session, root, begun.id)
+        field, names = ("device", [engine.device for engine in engines])
+        if len(set(names)) < len(names):
+            field, names = ("model", list(dict.fromkeys(engine.model_name for engine in engines)))
+        raise MissingField(field, f"is required: there are several ({', '.join(names)})")
+    session = await _begin(engines, body.plan())
+    manifest = await asyncio.to_thread(find_session, root, session.id)
     assert manifest is not None
-    return _summary(manifest, {begun.id: begun})
+    return _summary(manifest, {session.id: session})
 
 
 async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileState:

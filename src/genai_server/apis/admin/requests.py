@@ -14,9 +14,9 @@ from genai_server.apis.admin import engines as engine_calls
 from genai_server.apis.admin.engines import admin_router, ask
 from genai_server.apis.admin.schemas import (
     CancelledRequest,
+    EmptyBody,
     EndedReasoning,
     EndedRequestsResponse,
-    NoFields,
     RequestsResponse,
     UsageParameters,
     UsageResponse,
@@ -39,11 +39,14 @@ _DAYS = 31
 async def list_requests(services: ServicesDep) -> dict[str, Any]:
     """List the running and waiting requests of all devices and API processes, with an entry for each answer."""
     replies = await ask(services.models.engines(), ListRequests)
-    entries = [_entry(state, engine.model_name, engine.device) for engine, found in replies for state in found.requests]
+    entries = [_entry(state, engine.model_name, engine.device) for engine, reply in replies for state in reply.requests]
     # Engines first: a request that is between a tool and an engine meanwhile is listed all the same.
-    known = {entry["unique_id"] for entry in entries}
-    held = [each for each in await services.tools.client.find() if each.state.unique_id not in known]
-    return {"object": "list", "data": [*entries, *(_entry(each.state, each.model, each.device) for each in held)]}
+    listed_ids = {entry["unique_id"] for entry in entries}
+    at_tools = [request for request in await services.tools.client.find() if request.state.unique_id not in listed_ids]
+    return {
+        "object": "list",
+        "data": [*entries, *(_entry(request.state, request.model, request.device) for request in at_tools)],
+    }
 
 
 @router.get("/v1/requests/ended", response_model=EndedRequestsResponse)
@@ -57,7 +60,7 @@ async def list_ended_requests(services: ServicesDep, since: float = 0.0) -> dict
 
 
 @router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest, responses=error_responses(409))
-async def cancel_request(request_id: str, services: ServicesDep, body: NoFields | None = None) -> dict[str, Any]:
+async def cancel_request(request_id: str, services: ServicesDep, body: EmptyBody | None = None) -> dict[str, Any]:
     """Cancel a request: end all of its answers and the tools that the server runs for it. Its client receives the
     partial answers, with the finish reason `cancelled`.
 
@@ -71,7 +74,7 @@ async def cancel_request(request_id: str, services: ServicesDep, body: NoFields 
 
 @readers_router.post("/v1/requests/{request_id}/end_reasoning", response_model=EndedReasoning)
 async def end_reasoning(
-    request_id: str, request: Request, services: ServicesDep, context: RequestContextDep, body: NoFields | None = None
+    request_id: str, request: Request, services: ServicesDep, context: RequestContextDep, body: EmptyBody | None = None
 ) -> dict[str, Any]:
     """End the reasoning of a running or waiting request, so that the model writes its final answer now.
 
@@ -104,9 +107,9 @@ async def get_usage(query: Annotated[UsageParameters, Query()], services: Servic
     """
     last = query.until or datetime.now(UTC).date()
     first = query.since or max(date.min + timedelta(days=_DAYS), last) - timedelta(days=_DAYS - 1)
-    found = await services.usage.between(first, last)
+    rows = await services.usage.between(first, last)
     entries = [
         {"object": "usage", **key._asdict(), "key_name": key.key_name or None, **counts._asdict()}
-        for key, counts in found
+        for key, counts in rows
     ]
     return {"object": "list", "data": entries}

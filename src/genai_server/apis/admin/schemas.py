@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from genai_server.config.settings import ADAPTER_NAME, MODEL_NAME, device_list
-from genai_server.generation.parameters.base import Wire, elements, field_error
+from genai_server.generation.parameters.base import StrictModel, elements, field_error
 from genai_server.messages.admin import PREFIX, ProfilePlan, SlowTokens
 
 _PREFIX_FORM = "1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
@@ -35,7 +35,7 @@ ServedName = Annotated[str, Field(min_length=1, max_length=256)]
 AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 
 
-class RuntimeOptionsRequest(Wire):
+class RuntimeOptionsRequest(StrictModel):
     """Body of POST /v1/admin/runtime_options: at least one of the two options."""
 
     terminate_session: Literal["0", "1"] | None = Field(
@@ -51,7 +51,7 @@ class RuntimeOptionsRequest(Wire):
     )
 
 
-class ProfileRequest(Wire):
+class ProfileRequest(StrictModel):
     """Body of POST /v1/admin/profiles: which requests and tokens to profile, when to start and when to stop."""
 
     model: str | None = Field(
@@ -110,8 +110,8 @@ class ProfileRequest(Wire):
         first, last = self._window()
         slow = None
         if self.slow_token_ms is not None or self.slow_token_ratio is not None:
-            given = {"num_tokens": self.next_tokens, "max_per_hour": self.max_per_hour}
-            limits = {name: value for name, value in given.items() if value is not None}
+            fields = {"num_tokens": self.next_tokens, "max_per_hour": self.max_per_hour}
+            limits = {name: value for name, value in fields.items() if value is not None}
             slow = SlowTokens(self.slow_token_ms, self.slow_token_ratio, **limits)
         return ProfilePlan(self.prefix, self.request_id, first, last, self.max_tokens, self.max_seconds, slow)
 
@@ -123,7 +123,7 @@ class ProfileRequest(Wire):
         return (1, None) if self.phase == "decode" else (0, 0 if self.phase == "prefill" else None)
 
 
-class NoFields(Wire):
+class EmptyBody(StrictModel):
     """Body of a POST request that has no fields."""
 
 
@@ -201,7 +201,7 @@ def _day(value: object) -> date:
 _Day = Annotated[date, BeforeValidator(_day)]
 
 
-class UsageParameters(Wire):
+class UsageParameters(StrictModel):
     """Query of GET /v1/admin/usage: the first and the last day, such as 2026-11-28."""
 
     since: _Day | None = None
@@ -258,7 +258,7 @@ def _devices(value: str) -> str:
         raise ValueError(f"must be in the format of GENAI_DEVICE: {error}") from None
 
 
-class LoadModelRequest(Wire):
+class LoadModelRequest(StrictModel):
     """Body of POST /v1/admin/models/load."""
 
     name: ModelName
@@ -279,7 +279,7 @@ class LoadModelRequest(Wire):
     )
 
 
-class UnloadModelRequest(Wire):
+class UnloadModelRequest(StrictModel):
     """Body of POST /v1/admin/models/unload."""
 
     name: ServedName
@@ -291,14 +291,14 @@ class UnloadModelRequest(Wire):
     )
 
 
-class AliasRequest(Wire):
+class AliasRequest(StrictModel):
     """Body of POST /v1/admin/models/alias. `name` is the model that `alias` stands for; null removes the alias."""
 
     alias: ModelName
     name: ServedName | None
 
 
-class LoadAdapterRequest(Wire):
+class LoadAdapterRequest(StrictModel):
     """Body of POST /v1/admin/adapters/load."""
 
     model: ServedName | None = Field(None, description="Model that the adapter belongs to; by default the first one.")
@@ -306,7 +306,7 @@ class LoadAdapterRequest(Wire):
     path: str = Field(min_length=1, description="Path of the adapter file on the server.")
 
 
-class UnloadAdapterRequest(Wire):
+class UnloadAdapterRequest(StrictModel):
     """Body of POST /v1/admin/adapters/unload."""
 
     model: ServedName | None = Field(None, description="Model that the adapter belongs to; by default the first one.")

@@ -13,7 +13,7 @@ from genai_server.apis.admin.models import load_adapter, unload_adapter
 from genai_server.apis.admin.schemas import AdapterName, LoadAdapterRequest, ServedName, UnloadAdapterRequest
 from genai_server.apis.shared.router import error_responses
 from genai_server.generation.dependencies import ServicesDep
-from genai_server.generation.parameters.base import Wire
+from genai_server.generation.parameters.base import StrictModel
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.request_state import request_state
 from genai_server.messages.prefix_cache import event_target
@@ -24,7 +24,7 @@ adapter_router = admin_router()
 _NAMES = FieldNames({"name": "lora_name", "path": "lora_path", "model": "base_model_name"})
 
 
-class LoadLoraRequest(Wire):
+class LoadLoraRequest(StrictModel):
     """Body of POST /v1/load_lora_adapter."""
 
     lora_name: AdapterName
@@ -33,7 +33,7 @@ class LoadLoraRequest(Wire):
     load_inplace: bool = Field(False, description="Whether to replace a loaded adapter of this name.")
 
 
-class UnloadLoraRequest(Wire):
+class UnloadLoraRequest(StrictModel):
     """Body of POST /v1/unload_lora_adapter. vLLM's `lora_int_id` is accepted and ignored."""
 
     lora_name: AdapterName
@@ -76,7 +76,7 @@ async def kv_event_sources(services: ServicesDep, request: Request) -> list[dict
     The host in an address is the one in the client's request.
     """
     settings = services.settings
-    found = []
+    sources = []
     for status in services.models.statuses():
         for device in status.devices:
             target = event_target(
@@ -85,5 +85,5 @@ async def kv_event_sources(services: ServicesDep, request: Request) -> list[dict
             if target is not None and "*" in target.address:
                 endpoint = target.address.replace("*", request.url.hostname or "127.0.0.1")
                 source = {"data_parallel_rank": target.rank, "endpoint": endpoint, "topic": target.topic}
-                found.append({**source, "replay_endpoint": None})
-    return found
+                sources.append({**source, "replay_endpoint": None})
+    return sources

@@ -111,14 +111,14 @@ class Results:
         """Open the files `succeeded` and `failed`, and read the results that an earlier process has written to them.
         Raises OSError.
         """
-        found = cls(*await asyncio.to_thread(lambda: (ResultFile(succeeded), ResultFile(failed))))
+        results = cls(*await asyncio.to_thread(lambda: (ResultFile(succeeded), ResultFile(failed))))
         try:
-            for file in found._files:
-                await asyncio.to_thread(found._recover, file)
+            for file in results._files:
+                await asyncio.to_thread(results._recover, file)
         except BaseException:
-            await found.close()
+            await results.close()
             raise
-        return found
+        return results
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -172,15 +172,15 @@ class Results:
             await self._wake.wait()
             self._wake.clear()
             for file in self._files:
-                taken, file.waiting = file.waiting, []
-                if taken:
-                    await self._append(file, taken)
+                pending, file.waiting = file.waiting, []
+                if pending:
+                    await self._append(file, pending)
 
-    async def _append(self, file: _File, taken: list[tuple[bytes, bytes, "asyncio.Future[None]"]]) -> None:
+    async def _append(self, file: _File, pending: list[tuple[bytes, bytes, "asyncio.Future[None]"]]) -> None:
         is_logged = False
         while True:
             try:
-                lines = [line for _, line, _ in taken]
+                lines = [line for _, line, _ in pending]
                 self._appending = asyncio.ensure_future(asyncio.to_thread(self._append_now, file, lines))
                 await asyncio.shield(self._appending)
                 break
@@ -189,8 +189,8 @@ class Results:
                     log.warning("results of a batch cannot be written, and it waits: %s", error.strerror)
                 is_logged = True
                 await asyncio.sleep(_PAUSE)
-        file.num_lines += len(taken)
-        for id, _, written in taken:
+        file.num_lines += len(pending)
+        for id, _, written in pending:
             self._done.add(id)
             if not written.done():
                 written.set_result(None)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from genai_server.apis.batches.running import Batches
 from genai_server.apis.files import MAX_SECONDS, ExpiresAfter, FilesDep, page_json
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.generation.parameters.base import Metadata, NonEmptyText, Wire
+from genai_server.generation.parameters.base import Metadata, NonEmptyText, StrictModel
 from genai_server.http.body_route import BodyRoute
 from genai_server.store.batches import StoredBatch
 from genai_server.store.files import new_id
@@ -19,7 +19,7 @@ WINDOWS = {"24h": 86_400}
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 
 
-class BatchRequest(Wire):
+class BatchRequest(StrictModel):
     """Body of POST /v1/batches."""
 
     input_file_id: NonEmptyText = Field(description="An uploaded file with one request in each line.")
@@ -104,8 +104,8 @@ async def the_batches(request: Request, files: FilesDep) -> Batches:
     """The object that runs the app's batches. A FastAPI dependency of the routes. Raises UnsupportedEndpoint if
     GENAI_FILES_DIR is not set.
     """
-    found: Batches = request.app.state.batches
-    return found
+    batches: Batches = request.app.state.batches
+    return batches
 
 
 # The type of a route's parameter.
@@ -126,8 +126,8 @@ async def list_batches(
     query: Annotated[BatchListParameters, Query()], files: FilesDep, batches: BatchesDep
 ) -> dict[str, Any]:
     """List the caller's batches page by page, newest first."""
-    found, has_more = await batches.store.page(files.owner, after=query.after, limit=query.limit)
-    return page_json(found, has_more=has_more)
+    page, has_more = await batches.store.page(files.owner, after=query.after, limit=query.limit)
+    return page_json(page, has_more=has_more)
 
 
 @router.get(PATH + "/{batch_id}", response_model=Batch)

@@ -45,7 +45,7 @@ _MAX_PAUSE = 30.0
 # seconds, so that it does not run next to the same requests again, and fails after this number of deaths.
 _MAX_DEATHS = 3
 _DEATH_PAUSE = (1.0, 10.0)
-_DEATHS = (EngineDied.code, EngineHung.code)
+_DEATH_CODES = (EngineDied.code, EngineHung.code)
 _UNAVAILABLE = 503
 
 
@@ -115,7 +115,7 @@ class Answering:
             if stop.is_set() and response.status != 200:
                 return None
             record = request_state(scope).record
-            died = record.error_code in _DEATHS
+            died = record.error_code in _DEATH_CODES
             deaths += died
             is_partial = any(answer.outcome == FinishReason.TERMINATED for answer in record.answers)
             is_refused = response.status == _UNAVAILABLE or (response.status >= 400 and self.is_draining())
@@ -136,8 +136,8 @@ class Answering:
 
 
 def _pause(response: InnerResponse) -> float:
-    given = Headers(raw=response.headers).get("retry-after", "")
-    seconds = float(given) if given.isdecimal() else _PAUSE
+    retry_after = Headers(raw=response.headers).get("retry-after", "")
+    seconds = float(retry_after) if retry_after.isdecimal() else _PAUSE
     return min(max(seconds, _PAUSE), _MAX_PAUSE) * random.uniform(1.0, 1.25)
 
 
@@ -163,9 +163,9 @@ def _scope(line: BatchLine, on_behalf: OnBehalf) -> Scope:
 # Seconds between two checks of the state, which another process may have changed.
 _CHECK_SECONDS = 1.0
 # Seconds that requests have beyond the end of the batch, so that none ends with part of its answer.
-_BEYOND = 60
+_REQUEST_GRACE_SECONDS = 60
 # How requests that were not answered end.
-_UNANSWERED = {
+_UNANSWERED_ERRORS = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
 }
@@ -225,7 +225,7 @@ class BatchRun:
                 return None
             watching.cancel()
             if self.stop.reason:
-                await self._give_up(results, *_UNANSWERED[self.stop.reason])
+                await self._give_up(results, *_UNANSWERED_ERRORS[self.stop.reason])
             return await self._end(self.stop.reason or "completed")
         except FileNotFoundError:  # somebody has removed the input's content
             watching.cancel()
@@ -296,13 +296,13 @@ class BatchRun:
         if errors or self.stop.is_set():
             return errors
 
-        def begin(value: JsonObject) -> None:
+        def start(value: JsonObject) -> None:
             value["request_counts"]["total"] = check.num_requests
             value["in_progress_at"] = int(time.time())
             if value["status"] == "validating":  # not if it is cancelled now
                 value["status"] = "in_progress"
 
-        await self._update(begin)
+        await self._update(start)
         return []
 
     async def _answer_all(self, results: Results) -> None:
@@ -329,7 +329,7 @@ class BatchRun:
 
     async def _answer(self, line: BatchLine, results: Results) -> None:
         id, custom_id = new_id("batch_req"), line.custom_id
-        seconds = math.ceil(self._batch.expires - time.time()) + _BEYOND
+        seconds = math.ceil(self._batch.expires - time.time()) + _REQUEST_GRACE_SECONDS
         on_behalf = OnBehalf(self._batch.owner or None, max(1, seconds))
         answered = await self._answering.answer(line, on_behalf, self.stop)
         if answered is None:
@@ -350,8 +350,8 @@ class BatchRun:
             return  # the input has not been validated, and need not have custom ids
         async with aclosing(self._lines()) as parts:
             async for part in parts:
-                rest = [line.custom_id for line in part if isinstance(line, BatchLine)]
-                lines = [(id, error_line(new_id("batch_req"), id, code, message)) for id in rest if not results.has(id)]
+                ids = [line.custom_id for line in part if isinstance(line, BatchLine)]
+                lines = [(id, error_line(new_id("batch_req"), id, code, message)) for id in ids if not results.has(id)]
                 await results.add(lines, succeeded=False)
                 for _ in lines:
                     self._answering.count("failed")

@@ -16,7 +16,15 @@ from genai_server.apis.messages.schemas import AnthropicMessage, AnthropicTool, 
 from genai_server.apis.messages.tools import CLIENT_TOOLS
 from genai_server.apis.shared.chat_history import note
 from genai_server.http.json_response import JsonObject
-from genai_server.http.leniency import LeftOut, history_of, nameable, objects_at, remove, remove_tools, replace_media
+from genai_server.http.leniency import (
+    RemovalRules,
+    history_of,
+    nameable,
+    objects_at,
+    remove,
+    remove_tools,
+    replace_media,
+)
 
 _TEXTS = ("text", "image", "document")
 _CHANGES = ("tool_addition", "tool_removal")
@@ -39,30 +47,30 @@ def convert(body: Any) -> list[str]:
     """Replace blocks of unknown types in a body by text blocks. Returns the location and new form of each change, such
     as `messages[3].content[0] (search_result as text)`.
     """
-    found: list[str] = []
+    changes: list[str] = []
     for location, message in objects_at(body, "messages[]"):
         if message.get("role") == "system" and "content" not in message and "output_config" in message:
             message["content"] = ""
-        found += _replace(_changes_without_form(location, message))
-    for path, known in _KNOWN.items():
+        changes += _replace(_changes_without_form(location, message))
+    for path, known_types in _KNOWN.items():
         blocks = objects_at(body, path)
-        found += _replace((location, block) for location, block in blocks if block.get("type") not in known)
-    return [*found, *_remove_changes_without_form(body), *_convert_inputs(body)]
+        changes += _replace((location, block) for location, block in blocks if block.get("type") not in known_types)
+    return [*changes, *_remove_changes_without_form(body), *_convert_inputs(body)]
 
 
 def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
     """Turn blocks, given with their locations, into text blocks in place, except blocks without a type. Returns the
     location and former type of each changed block.
     """
-    found = []
+    changes = []
     for location, block in blocks:
         kind = block.get("type")
         if isinstance(kind, str):
             text = note({name: value for name, value in block.items() if name != _TOOLS})
             block.clear()
             block.update(type="text", text=text)
-            found.append(f"{location} ({nameable(kind, 'a block')} as text)")
-    return found
+            changes.append(f"{location} ({nameable(kind, 'a block')} as text)")
+    return changes
 
 
 def _changes_without_form(location: str, message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
@@ -95,7 +103,9 @@ def _remove_changes_without_form(body: Any) -> Iterator[str]:
     for location, block in objects_at(body, "messages[].content[]"):
         changes = block.get("tool_changes")
         if block.get("type") == "compaction" and isinstance(changes, list):
-            block["tool_changes"] = [one for one in changes if isinstance(one, dict) and _is_change(one.get("tool"))]
+            block["tool_changes"] = [
+                change for change in changes if isinstance(change, dict) and _is_change(change.get("tool"))
+            ]
             if len(block["tool_changes"]) < len(changes):
                 yield f"{location}.tool_changes (without those of other tools)"
 
@@ -105,16 +115,16 @@ def _convert_inputs(body: Any) -> Iterator[str]:
     of each changed input.
     """
     for location, block in objects_at(body, "messages[].content[]"):
-        if block.get("type") == "tool_use" and not isinstance(given := block.get("input"), dict):
-            block["input"] = _object(given)
+        if block.get("type") == "tool_use" and not isinstance(value := block.get("input"), dict):
+            block["input"] = _object(value)
             yield f"{location}.input (as an object)"
 
 
-def _object(given: Any) -> JsonObject:
+def _object(value: Any) -> JsonObject:
     with suppress(ValueError):
-        if isinstance(given, str) and isinstance(found := json.loads(given), dict):
-            return found
-    return {"input": given} if given else {}
+        if isinstance(value, str) and isinstance(parsed := json.loads(value), dict):
+            return parsed
+    return {"input": value} if value else {}
 
 
 # Tools that Anthropic's servers run, or that return images. The name is followed by a version.
@@ -155,7 +165,7 @@ def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
         if block.get("type") == "document" and _is_readable(block.get("source")):
             yield from (f"{location}.{field}" for field in remove(block, "citations"))
         else:
-            yield from (f"{location}{rest}" for rest in replace_media(block, DOCUMENTS, "text", ""))
+            yield from (f"{location}{suffix}" for suffix in replace_media(block, DOCUMENTS, "text", ""))
 
 
 def _is_readable(source: Any) -> bool:
@@ -172,7 +182,7 @@ def _leave_out_images(body: Any) -> list[str]:
     """Replace images of unsupported kinds by text blocks, in earlier messages and in tool results. Returns the location
     of each changed block.
     """
-    found = []
+    locations = []
     results = {"messages": body["messages"]} if isinstance(body, dict) and "messages" in body else {}
     for messages, path in (
         (history_of(body, "messages"), _MEDIA_PATHS[0]),
@@ -184,8 +194,8 @@ def _leave_out_images(body: Any) -> list[str]:
             if block.get("type") == "image" and not _has_form(block.get("source")):
                 block.clear()
                 block.update(type="text", text="[image left out: it is not part of the request, or of another type]")
-                found.append(f"{location} (image)")
-    return found
+                locations.append(f"{location} (image)")
+    return locations
 
 
 def _has_form(source: Any) -> bool:
@@ -201,24 +211,24 @@ def _leave_out_citations(body: Any) -> list[str]:
     """Remove citations from text blocks, since they refer to what another server has found. Returns the location of
     each removed field.
     """
-    found = []
+    locations = []
     for path in (*_MEDIA_PATHS, *_DOCUMENT_PATHS, "system[]"):
         for location, block in objects_at(body, path):
             if block.get("type") == "text" and block.pop("citations", None):
-                found.append(f"{location}.citations")
-    return found
+                locations.append(f"{location}.citations")
+    return locations
 
 
 def _leave_out_callers(body: Any) -> list[str]:
     """Remove the field `allowed_callers` of tools if it names other callers than the model itself, since only the model
     calls tools here. Returns the location of each removed field.
     """
-    found = []
+    locations = []
     for path in ("tools[]", _DEFINITIONS):
         for location, tool in objects_at(body, path):
             if tool.get("allowed_callers") not in (None, ["direct"]):
-                found += [f"{location}.{field}" for field in remove(tool, "allowed_callers")]
-    return found
+                locations += [f"{location}.{field}" for field in remove(tool, "allowed_callers")]
+    return locations
 
 
 def _effort(body: Any) -> list[str]:
@@ -229,7 +239,7 @@ def _effort(body: Any) -> list[str]:
     return remove(body, "output_config.effort") if is_off else []
 
 
-LEFT_OUT = LeftOut(
+LEFT_OUT = RemovalRules(
     # Fields that cannot affect answers of this server's models, or that only save time or tokens.
     fields=(
         "billing_policy",

@@ -105,11 +105,11 @@ class MessageBuilder:
         end = {"type": "message_delta", "delta": self._end(ending, usage), "usage": _usage(usage)}
         return [*self._close(), end, {"type": "message_stop"}]
 
-    def _call(self, id: str, name: str, given: JsonObject) -> JsonObject:
+    def _call(self, id: str, name: str, arguments: JsonObject) -> JsonObject:
         tool = self._served.of(id, name)
         if tool is None:
-            return {"type": "tool_use", "id": _tool_use_id(id), "name": name, "input": given}
-        called = {"name": tool.info.name, "server_name": tool.server, "input": given}
+            return {"type": "tool_use", "id": _tool_use_id(id), "name": name, "input": arguments}
+        called = {"name": tool.info.name, "server_name": tool.server, "input": arguments}
         return {"type": "mcp_tool_use", "id": _served_id(id), **called}
 
     def _block(self, block: WholeText | WholeToolCall | WholeToolResult) -> JsonObject:
@@ -156,8 +156,8 @@ class MessageBuilder:
             return {"stop_reason": "tool_use" if ending.calls_tools else "end_turn", "stop_sequence": None}
         if ending.reason is FinishReason.LENGTH:
             is_longest = usage.completion >= self._max_tokens
-            found = "max_tokens" if is_longest else "model_context_window_exceeded"
-            return {"stop_reason": found, "stop_sequence": None}
+            stop_reason = "max_tokens" if is_longest else "model_context_window_exceeded"
+            return {"stop_reason": stop_reason, "stop_sequence": None}
         return {"stop_reason": "max_tokens", "stop_sequence": None, "genai_finish_reason": ending.reason.value}
 
 
@@ -217,9 +217,9 @@ async def create_message(body: MessagesRequest, services: ServicesDep, context: 
     )
     if body.stream:
         return EventStream(generation, _events(generation, build), named=True)
-    (whole,) = await context.run_while_connected(generation.whole())
+    (content,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
-    return JSONResponse(build.complete(whole, answer.ending, answer.usage))
+    return JSONResponse(build.complete(content, answer.ending, answer.usage))
 
 
 @router.post("/v1/messages/count_tokens")

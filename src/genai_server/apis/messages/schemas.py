@@ -7,10 +7,10 @@ from pydantic import BaseModel, Field, model_validator
 
 from genai_server.errors import quoted
 from genai_server.generation.parameters.base import (
-    ByType,
     NonEmptyText,
+    StrictModel,
+    TaggedUnion,
     Text,
-    Wire,
     WritableObject,
     check_with_type,
     elements,
@@ -31,7 +31,7 @@ _BLOCKS_OF_ROLE = {
 }
 
 
-class _Cacheable(Wire):
+class _Cacheable(StrictModel):
     cache_control: Any = Field(None, description="No effect: cached prefixes are reused automatically.")
 
 
@@ -64,7 +64,7 @@ class TextBlock(_Cacheable):
 TextBlocks = Annotated[list[TextBlock], elements(MAX_PARTS)]
 
 
-class Base64Source(Wire):
+class Base64Source(StrictModel):
     """An image file in base64."""
 
     type: Literal["base64"]
@@ -72,7 +72,7 @@ class Base64Source(Wire):
     data: NonEmptyText
 
 
-class UrlSource(Wire):
+class UrlSource(StrictModel):
     """The URL of an image, on a host from which the server may fetch images."""
 
     type: Literal["url"]
@@ -83,10 +83,10 @@ class ImageBlock(_Cacheable):
     """An image, for models that take images."""
 
     type: Literal["image"]
-    source: Annotated[Base64Source | UrlSource, ByType("source", ": this server stores no files")]
+    source: Annotated[Base64Source | UrlSource, TaggedUnion("source", ": this server stores no files")]
 
 
-class TextSource(Wire):
+class TextSource(StrictModel):
     """The text of a document."""
 
     type: Literal["text"]
@@ -94,10 +94,10 @@ class TextSource(Wire):
     data: Text
 
 
-_DocumentPart = Annotated[TextBlock | ImageBlock, ByType("block")]
+_DocumentPart = Annotated[TextBlock | ImageBlock, TaggedUnion("block")]
 
 
-class ContentSource(Wire):
+class ContentSource(StrictModel):
     """The text and images of a document."""
 
     type: Literal["content"]
@@ -108,7 +108,7 @@ class DocumentBlock(_Cacheable):
     """A document of text and images. The model reads its title and context before its content."""
 
     type: Literal["document"]
-    source: Annotated[TextSource | ContentSource, ByType("source", ": this server reads no files")]
+    source: Annotated[TextSource | ContentSource, TaggedUnion("source", ": this server reads no files")]
     title: Text | None = None
     context: Text | None = None
     citations: None = None
@@ -129,10 +129,10 @@ class ToolReferenceBlock(_Cacheable):
     tool_name: NonEmptyText
 
 
-_ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock, ByType("block")]
+_ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock, TaggedUnion("block")]
 
 
-class ThinkingBlock(Wire):
+class ThinkingBlock(StrictModel):
     """The assistant's reasoning."""
 
     type: Literal["thinking"]
@@ -140,7 +140,7 @@ class ThinkingBlock(Wire):
     signature: Any = Field(None, description="No effect: signatures are not verified.")
 
 
-class RedactedThinkingBlock(Wire):
+class RedactedThinkingBlock(StrictModel):
     """Reasoning that another server has encrypted. It is ignored."""
 
     type: Literal["redacted_thinking"]
@@ -230,14 +230,14 @@ class AnthropicTool(_Cacheable):
         return self
 
 
-class ToolName(Wire):
+class ToolName(StrictModel):
     """Refers to a tool of the request by its name."""
 
     type: Literal["tool_reference"]
     name: NonEmptyText
 
 
-class ToolDefinition(Wire):
+class ToolDefinition(StrictModel):
     """A tool that is defined within a message."""
 
     type: Literal["tool_definition"]
@@ -248,7 +248,7 @@ class ToolAdditionBlock(_Cacheable):
     """From this message on, the model may call the tool."""
 
     type: Literal["tool_addition"]
-    tool: Annotated[ToolName | ToolDefinition, ByType("tool")]
+    tool: Annotated[ToolName | ToolDefinition, TaggedUnion("tool")]
 
 
 class ToolRemovalBlock(_Cacheable):
@@ -264,7 +264,8 @@ class CompactionBlock(_Cacheable):
     type: Literal["compaction"]
     content: Text | None = None
     tool_changes: (
-        Annotated[list[Annotated[ToolAdditionBlock | ToolRemovalBlock, ByType("change")]], elements(MAX_TOOLS)] | None
+        Annotated[list[Annotated[ToolAdditionBlock | ToolRemovalBlock, TaggedUnion("change")]], elements(MAX_TOOLS)]
+        | None
     ) = None
 
 
@@ -281,11 +282,11 @@ Block = Annotated[
     | ToolRemovalBlock
     | McpToolUseBlock
     | McpToolResultBlock,
-    ByType("block"),
+    TaggedUnion("block"),
 ]
 
 
-class AnthropicMessage(Wire):
+class AnthropicMessage(StrictModel):
     """A message of the conversation. Consecutive messages of one role form one turn."""
 
     role: Literal["user", "assistant", "system"]
@@ -317,7 +318,7 @@ class AnthropicMessage(Wire):
         )
 
 
-class ToolChoice(Wire):
+class ToolChoice(StrictModel):
     """Whether the model must call a tool, and which one."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -330,7 +331,7 @@ class ToolChoice(Wire):
         return self
 
 
-class Thinking(Wire):
+class Thinking(StrictModel):
     """Whether the model reasons before it answers. `adaptive` leaves that to the chat template's default.
     `between_tools` has the same effect as `disabled`, because no model here writes about its progress between tool
     calls.
@@ -359,28 +360,28 @@ class Thinking(Wire):
         return self
 
 
-class OutputFormat(Wire):
+class OutputFormat(StrictModel):
     """The JSON schema that the answer must match."""
 
     type: Literal["json_schema"]
     schema_: WritableObject = Field(alias="schema")
 
 
-class OutputConfig(Wire):
+class OutputConfig(StrictModel):
     """Options of the answer: reasoning effort and format."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class McpToolConfiguration(Wire):
+class McpToolConfiguration(StrictModel):
     """Which tools of a tool server the model may call, in the older form of Anthropic's API."""
 
     enabled: bool | None = None
     allowed_tools: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | None = None
 
 
-class McpServer(Wire):
+class McpServer(StrictModel):
     """A tool server whose tools this server runs: one from its configuration, or one at an allowed host."""
 
     type: Literal["url"]
@@ -394,7 +395,7 @@ class McpServer(Wire):
     tool_configuration: McpToolConfiguration | None = None
 
 
-class McpToolConfig(Wire):
+class McpToolConfig(StrictModel):
     """Whether the model may call one tool."""
 
     enabled: bool | None = None
@@ -412,14 +413,14 @@ class McpToolset(_Cacheable):
 
     def allows(self, tool: str) -> bool:
         """Whether the model may call the tool of this name."""
-        own = (self.configs or {}).get(tool)
-        for config in (own, self.default_config):
+        tool_config = (self.configs or {}).get(tool)
+        for config in (tool_config, self.default_config):
             if config is not None and config.enabled is not None:
                 return config.enabled
         return True
 
 
-class CountTokensRequest(Wire):
+class CountTokensRequest(StrictModel):
     """Body of /v1/messages/count_tokens: the fields of a message request from which the prompt is made."""
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
@@ -438,15 +439,15 @@ class CountTokensRequest(Wire):
 
     @model_validator(mode="before")
     @classmethod
-    def _toolsets_apart(cls, given: Any) -> Any:
+    def _separate_toolsets(cls, body: Any) -> Any:
         """Move toolsets from the body's field `tools`, where Anthropic's API has them, to the field `mcp_toolsets`."""
-        tools = given.get("tools") if isinstance(given, dict) else None
+        tools = body.get("tools") if isinstance(body, dict) else None
         if not isinstance(tools, list):
-            return given
+            return body
         sets = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "mcp_toolset"]
         if not sets:
-            return given
-        return {**given, "tools": [tool for tool in tools if tool not in sets], "mcp_toolsets": sets}
+            return body
+        return {**body, "tools": [tool for tool in tools if tool not in sets], "mcp_toolsets": sets}
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:

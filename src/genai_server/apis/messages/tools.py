@@ -246,8 +246,8 @@ async def find_server_tools(
     DeadlinePassed.
     """
     usable = usable_servers(services, context)
-    toolsets = {each.mcp_server_name: each for each in body.mcp_toolsets or ()}
-    names = [each.name for each in body.mcp_servers or ()]
+    toolsets = {entry.mcp_server_name: entry for entry in body.mcp_toolsets or ()}
+    names = [entry.name for entry in body.mcp_servers or ()]
     for name in toolsets:
         if name not in names and not context.leniency.leave_out("tools", " (mcp_toolset)"):
             raise InvalidField("tools", "has an mcp_toolset of a server that is not in mcp_servers", given=name)
@@ -275,12 +275,12 @@ def _address(server: McpServer, index: int, services: Services) -> ServerAddress
     Raises InvalidField for an invalid name or token.
     """
     try:
-        found = address_of(services, server.url, server.authorization_token)
+        address = address_of(services, server.url, server.authorization_token)
     except ValueError as error:
         raise InvalidField(f"mcp_servers[{index}].authorization_token", str(error)) from None
-    if found is not None and not is_name(server.name):
+    if address is not None and not is_name(server.name):
         raise InvalidField(f"mcp_servers[{index}].name", NAME_RULE, given=server.name)
-    return found
+    return address
 
 
 def _leave_out(context: RequestContext, path: str, remark: str, name: str) -> None:

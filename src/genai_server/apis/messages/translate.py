@@ -78,7 +78,7 @@ class Turns:
         self.messages = list(self._messages(body))
 
     def _messages(self, body: CountTokensRequest) -> Iterator[tuple[str, JsonObject]]:
-        for role, group in groupby(_shown_messages(body), key=lambda one: one[1].role):
+        for role, group in groupby(_shown_messages(body), key=lambda entry: entry[1].role):
             messages = list(group)
             blocks = [
                 _Located(location, index, block)
@@ -93,23 +93,25 @@ class Turns:
                         yield messages[0][0], self._assistant(part)
                 continue
             for is_result, run in groupby(blocks, key=self._answers_a_call):
-                found = list(run)
+                located = list(run)
                 if is_result:
-                    yield from ((one.place, self._result(one)) for one in found)
+                    yield from ((entry.place, self._result(entry)) for entry in located)
                 else:
-                    yield found[0].message, {"role": role, "content": self._content(found)}
+                    yield located[0].message, {"role": role, "content": self._content(located)}
 
     def _answers_a_call(self, located: _Located) -> bool:
         return isinstance(located.block, ToolResultBlock) and located.block.tool_use_id in self._called
 
     def _assistant(self, blocks: Sequence[_Located]) -> JsonObject:
         message: JsonObject = {"role": "assistant", "content": self._content(blocks)}
-        if thoughts := [one.block.thinking for one in blocks if isinstance(one.block, ThinkingBlock)]:
+        if thoughts := [located.block.thinking for located in blocks if isinstance(located.block, ThinkingBlock)]:
             message["reasoning_content"] = "\n".join(thoughts)
         self.left_out += [
-            f"{one.place} (redacted_thinking)" for one in blocks if isinstance(one.block, RedactedThinkingBlock)
+            f"{located.place} (redacted_thinking)"
+            for located in blocks
+            if isinstance(located.block, RedactedThinkingBlock)
         ]
-        calls = [one.block for one in blocks if isinstance(one.block, ToolUseBlock | McpToolUseBlock)]
+        calls = [located.block for located in blocks if isinstance(located.block, ToolUseBlock | McpToolUseBlock)]
         if calls:
             self._called |= {call.id: _function_name(call) for call in calls}
             message["content"] = message["content"] or None
@@ -127,20 +129,20 @@ class Turns:
         """The blocks of an assistant's turn. Calls of tools on servers that are not in this request, and the results of
         such calls, are replaced by text blocks.
         """
-        found: list[_Located] = []
-        known: set[str] = set()
-        for one in blocks:
-            block = one.block
+        noted: list[_Located] = []
+        call_ids: set[str] = set()
+        for located in blocks:
+            block = located.block
             if isinstance(block, McpToolUseBlock) and block.server_name in self._served:
-                known.add(block.id)
+                call_ids.add(block.id)
             elif isinstance(block, McpToolUseBlock) or (
-                isinstance(block, McpToolResultBlock) and block.tool_use_id not in known
+                isinstance(block, McpToolResultBlock) and block.tool_use_id not in call_ids
             ):
-                self.converted.append(f"{one.place} ({block.type} as text)")
+                self.converted.append(f"{located.place} ({block.type} as text)")
                 text = note(block.model_dump(exclude={"cache_control"}, exclude_none=True))
-                one = replace(one, block=_text(text))
-            found.append(one)
-        return found
+                located = replace(located, block=_text(text))
+            noted.append(located)
+        return noted
 
     def _served_result(self, block: McpToolResultBlock) -> JsonObject:
         """The chat message for an `mcp_tool_result` block, the result of a tool call that the server has run
@@ -171,11 +173,11 @@ class Turns:
     def _content(self, blocks: Sequence[_Located]) -> str | list[JsonObject]:
         """The content of a turn: its texts and images."""
         flat: list[TextBlock | ImageBlock] = []
-        for one in blocks:
-            if isinstance(one.block, ToolResultBlock):
-                flat += self._result_without_call(one)
+        for located in blocks:
+            if isinstance(located.block, ToolResultBlock):
+                flat += self._result_without_call(located)
             else:
-                flat += self._simple(one.place, one.block)
+                flat += self._simple(located.place, located.block)
         return _joined(flat)
 
     def _result_without_call(self, located: _Located) -> list[TextBlock | ImageBlock]:
@@ -196,18 +198,18 @@ class Turns:
         """
         flat: list[TextBlock | ImageBlock] = []
         located = [(f"{location}.content[{index}]", part) for index, part in enumerate(parts)]
-        for is_reference, run in groupby(located, key=lambda one: isinstance(one[1], ToolReferenceBlock)):
-            found = list(run)
+        for is_reference, run in groupby(located, key=lambda entry: isinstance(entry[1], ToolReferenceBlock)):
+            group = list(run)
             if is_reference:
-                flat.append(_text(self._references(found)))
+                flat.append(_text(self._references(group)))
                 continue
-            for inner, part in found:
+            for inner, part in group:
                 flat += self._simple(inner, part)
         return flat
 
-    def _references(self, found: Sequence[tuple[str, _Part]]) -> str:
-        names = [part.tool_name for _, part in found if isinstance(part, ToolReferenceBlock)]
-        self.converted += [f"{location} (tool_reference as text)" for location, _ in found]
+    def _references(self, located: Sequence[tuple[str, _Part]]) -> str:
+        names = [part.tool_name for _, part in located if isinstance(part, ToolReferenceBlock)]
+        self.converted += [f"{location} (tool_reference as text)" for location, _ in located]
         return self._tools.introduce(names)
 
     def _simple(self, location: str, block: _Part) -> list[TextBlock | ImageBlock]:
@@ -237,14 +239,14 @@ def _between_results(blocks: Sequence[_Located]) -> Iterator[list[_Located]]:
     between results.
     """
     part: list[_Located] = []
-    for one in blocks:
-        if isinstance(one.block, McpToolResultBlock):
+    for located in blocks:
+        if isinstance(located.block, McpToolResultBlock):
             if part:
                 yield part
-            yield [one]
+            yield [located]
             part = []
         else:
-            part.append(one)
+            part.append(located)
     if part or not blocks:
         yield part
 
@@ -277,11 +279,11 @@ def _joined(flat: Sequence[TextBlock | ImageBlock]) -> str | list[JsonObject]:
         return _joined_texts(flat)
     parts: list[JsonObject] = []
     for is_image, run in groupby(flat, key=lambda block: isinstance(block, ImageBlock)):
-        given = list(run)
+        group = list(run)
         if is_image:
-            sources = [block.source for block in given if isinstance(block, ImageBlock)]
+            sources = [block.source for block in group if isinstance(block, ImageBlock)]
             parts += [{"type": "image_url", "image_url": {"url": _url(source)}} for source in sources]
-        elif text := _joined_texts(given):
+        elif text := _joined_texts(group):
             parts.append(_text_part(text))
     return parts
 
@@ -345,11 +347,11 @@ class Translation:
             )
         tools = OfferedTools(body)
         functions = tools.callable
-        own = {function["name"] for function in functions}
-        ours = [tool for each in (served or {}).values() for tool in each if tool.name not in own]
-        more = [tool.function for tool in ours]
+        own_names = {function["name"] for function in functions}
+        served_tools = [tool for group in (served or {}).values() for tool in group if tool.name not in own_names]
+        more = [tool.function for tool in served_tools]
         # The tools that the server runs. Functions of the body with the name of one replace it.
-        self.tools = ServedTools({tool.name: tool for tool in ours})
+        self.tools = ServedTools({tool.name: tool for tool in served_tools})
         turns = Turns(body, tools, served or {})
         paths = [path for path, _ in turns.messages]
         if len(paths) > MAX_MESSAGES:
@@ -424,19 +426,19 @@ def _is_continued(body: CountTokensRequest) -> bool:
 def _tools(body: CountTokensRequest, functions: list[JsonObject]) -> JsonObject:
     if len(functions) > MAX_TOOLS:
         raise InvalidField("messages", f"may define tools until there are {MAX_TOOLS}", given=len(functions))
-    found: JsonObject = {"tools": _as_tools(functions) or None}
+    fields: JsonObject = {"tools": _as_tools(functions) or None}
     choice = body.tool_choice
     if choice is None:
-        return found
+        return fields
     if choice.disable_parallel_tool_use:
-        found[_PARALLEL] = False
+        fields[_PARALLEL] = False
     if choice.name is not None:
         if all(choice.name != function["name"] for function in functions):
             raise InvalidField("tool_choice.name", "must be the name of one of tools", given=choice.name)
-        return {**found, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
+        return {**fields, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
     if choice.type == "any" and not functions:
         raise InvalidField("tool_choice", "of type any is only allowed with a tool that is loaded and not removed")
-    return {**found, "tool_choice": {"any": "required"}.get(choice.type, choice.type)}
+    return {**fields, "tool_choice": {"any": "required"}.get(choice.type, choice.type)}
 
 
 def _as_tools(functions: list[JsonObject]) -> list[JsonObject]:
@@ -454,9 +456,9 @@ def _output(body: CountTokensRequest) -> JsonObject:
         effort = "none"
     elif thinking is not None and thinking.type == "enabled":
         effort = effort or "high"
-    found: JsonObject = {_EFFORT: effort, _BUDGET: None if thinking is None else thinking.budget_tokens}
+    fields: JsonObject = {_EFFORT: effort, _BUDGET: None if thinking is None else thinking.budget_tokens}
     output_format = body.output_format or (config.format if config is not None else None)
     if output_format is not None:
         schema = {"name": "output", "schema": output_format.schema_}
-        found[_FORMAT] = {"type": "json_schema", "json_schema": schema}
-    return found
+        fields[_FORMAT] = {"type": "json_schema", "json_schema": schema}
+    return fields

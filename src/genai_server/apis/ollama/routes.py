@@ -24,7 +24,7 @@ from genai_server.apis.ollama.schemas import (
     EmbeddingsRequest,
     EmbedRequest,
     GenerateRequest,
-    KeptFields,
+    KeepAliveFields,
     OllamaChatRequest,
     OllamaErrorResponse,
     PullRequest,
@@ -46,7 +46,7 @@ from genai_server.generation.dependencies import (
 from genai_server.generation.generate import generate
 from genai_server.http.body_route import BodyRoute, lenient_route
 from genai_server.http.json_response import JsonObject, built_response
-from genai_server.http.leniency import LeftOut, objects_at
+from genai_server.http.leniency import RemovalRules, objects_at
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.http.streams import LINES, LineStream
 from genai_server.messages.server_status import ModelState, ModelStatus
@@ -55,9 +55,9 @@ from genai_server.model_files.pooling_model import Task
 
 _ERRORS = error_responses(400, 404, 500, 503, error=OllamaErrorResponse)
 # Responses of endpoints with features that require an admin key.
-OPERATORS_ERRORS = error_responses(400, 403, 404, 500, 503, error=OllamaErrorResponse)
+ADMIN_ERRORS = error_responses(400, 403, 404, 500, 503, error=OllamaErrorResponse)
 models_router = APIRouter(
-    route_class=lenient_route(LeftOut(), takes_undeclared=True, takes_unknown=True),
+    route_class=lenient_route(RemovalRules(), takes_undeclared=True, takes_unknown=True),
     tags=["ollama"],
     responses=_ERRORS,
 )
@@ -76,12 +76,12 @@ async def version() -> dict[str, str]:
 @models_router.get("/api/tags")
 async def list_models(services: ServicesDep) -> dict[str, Any]:
     """List models, loaded or not, with their aliases and adapters. Models that failed to load are left out."""
-    found = []
+    models = []
     for status in services.models.usable():
         files = await asyncio.to_thread(read_files, status)
         more = {"modified_at": timestamp(files.modified), "capabilities": model_entry(services, status)["capabilities"]}
-        found += [{**_entry(name, status, files), **more} for name in names_of(status)]
-    return {"models": found}
+        models += [{**_entry(name, status, files), **more} for name in names_of(status)]
+    return {"models": models}
 
 
 @models_router.get("/api/ps")
@@ -89,14 +89,14 @@ async def list_running(services: ServicesDep) -> dict[str, Any]:
     """List the loaded models. `expires_at` is the time at which a model is unloaded if no more requests for it
     arrive.
     """
-    found = []
+    models = []
     for status in services.models.statuses():
         if status.state != ModelState.READY:
             continue
         files = await asyncio.to_thread(read_files, status)
         remaining = _FOREVER if status.idle_unload is None else timedelta(seconds=status.idle_unload)
         is_on_host = all(device.partition(":")[0] in ("cpu", "scripted") for device in status.devices)
-        found.append(
+        models.append(
             {
                 **_entry(status.name, status, files),
                 "expires_at": timestamp(datetime.now(UTC) + min(remaining, _FOREVER)),
@@ -104,7 +104,7 @@ async def list_running(services: ServicesDep) -> dict[str, Any]:
                 "context_length": _context_length(services, status) or 0,
             }
         )
-    return {"models": found}
+    return {"models": models}
 
 
 @models_router.post("/api/show")
@@ -153,7 +153,7 @@ def _context_length(services: Services, status: ModelStatus) -> int | None:
     return None if served is None else served.max_length
 
 
-pull_router = APIRouter(tags=["ollama"], dependencies=[Depends(require_admin)], responses=OPERATORS_ERRORS)
+pull_router = APIRouter(tags=["ollama"], dependencies=[Depends(require_admin)], responses=ADMIN_ERRORS)
 _SUCCESS = {"status": "success"}
 
 
@@ -245,15 +245,15 @@ class _Pull:
     async def _serve(self, path: str) -> None:
         """Serve the model in the directory `path`, unless the name is already used."""
         models = self._services.models
-        known = {name for status in models.statuses() for name in (status.name, *status.aliases)}
-        if self._name not in known:
+        used_names = {name for status in models.statuses() for name in (status.name, *status.aliases)}
+        if self._name not in used_names:
             await models.command(LoadModel(self._name, path, self._services.settings.device.split(","), at_once=False))
         alias = f"{self._name}:{self._folder}"
-        if self._folder and alias not in known:
+        if self._folder and alias not in used_names:
             await models.command(SetAlias(alias, self._name))
 
 
-def _leave_out_calls_of_others(body: Any) -> Iterator[str]:
+def _remove_calls_of_other_roles(body: Any) -> Iterator[str]:
     """Remove the field `tool_calls` from messages that are not the assistant's. Yields the location of each removed
     field.
     """
@@ -264,21 +264,21 @@ def _leave_out_calls_of_others(body: Any) -> Iterator[str]:
             yield f"{location}.tool_calls"
 
 
-LEFT_OUT = LeftOut(
+LEFT_OUT = RemovalRules(
     # A conversation that is too long is an error; it is never truncated.
     values={"truncate": (True,), "shift": (True,)},
-    rules=(_leave_out_calls_of_others,),
+    rules=(_remove_calls_of_other_roles,),
 )
 router = APIRouter(
     route_class=lenient_route(LEFT_OUT, caps=True, takes_undeclared=True, takes_unknown=True),
     tags=["ollama"],
-    responses=OPERATORS_ERRORS,
+    responses=ADMIN_ERRORS,
 )
 unsupported = APIRouter(route_class=BodyRoute, include_in_schema=False)
 embed_router = APIRouter(
-    route_class=lenient_route(LeftOut(), takes_undeclared=True, takes_unknown=True),
+    route_class=lenient_route(RemovalRules(), takes_undeclared=True, takes_unknown=True),
     tags=["ollama"],
-    responses=OPERATORS_ERRORS,
+    responses=ADMIN_ERRORS,
 )
 # Truncates texts to the model's maximum length.
 _TO_MODEL_LIMIT = -1
@@ -286,7 +286,9 @@ _TO_MODEL_LIMIT = -1
 _MAX_KEPT = 10 * 365 * 86400.0
 
 
-async def seconds_to_keep(body: KeptFields, request: Request, context: RequestContext, *, is_all: bool) -> float | None:
+async def seconds_to_keep(
+    body: KeepAliveFields, request: Request, context: RequestContext, *, is_all: bool
+) -> float | None:
     """For how many seconds the model stays loaded after the request: infinite for "always"; None if the request does
     not say.
 
@@ -388,9 +390,9 @@ async def _response(
     await keep(services, chosen.about, keep_seconds)
     if is_streamed:
         return LineStream(generation, _lines(generation, build, context))
-    (whole,) = await context.run_while_connected(generation.whole())
+    (content,) = await context.run_while_connected(generation.whole())
     end = _ending(generation, context)
-    return await built_response(lambda: build.complete(whole, end), is_long=bool(body.logprobs))
+    return await built_response(lambda: build.complete(content, end), is_long=bool(body.logprobs))
 
 
 async def _lines(generation: Generation, build: AnswerBuilder, context: RequestContext) -> AsyncGenerator[JsonObject]:
@@ -411,8 +413,8 @@ async def embed_texts(
 ) -> Response:
     """Compute embeddings. A request without a text only loads the model, or unloads it if `keep_alive` is 0."""
     truncates, dimensions = body.truncate is not False, body.dimensions or None
-    found = await _embeddings(body, body.texts, request, services, context, truncates=truncates, dimensions=dimensions)
-    vectors = [] if found is None else found.vectors
+    pooled = await _embeddings(body, body.texts, request, services, context, truncates=truncates, dimensions=dimensions)
+    vectors = [] if pooled is None else pooled.vectors
     arrival = context.record.arrival
     total = arrival.elapsed
     return await built_response(
@@ -421,7 +423,7 @@ async def embed_texts(
             "embeddings": [list(vector) for vector in vectors],
             "total_duration": nanoseconds(total),
             "load_duration": nanoseconds(arrival.load),
-            "prompt_eval_count": 0 if found is None else found.num_tokens,
+            "prompt_eval_count": 0 if pooled is None else pooled.num_tokens,
         },
         is_long=sum(map(len, vectors)) > FEW_NUMBERS,
     )
@@ -433,12 +435,12 @@ async def embed_text(
 ) -> Response:
     """Compute the embedding of one text. This is Ollama's older version of /api/embed."""
     texts = [body.prompt] if body.prompt else []
-    found = await _embeddings(body, texts, request, services, context)
-    return await built_response(lambda: {"embedding": [] if found is None else list(found.vectors[0])}, is_long=False)
+    pooled = await _embeddings(body, texts, request, services, context)
+    return await built_response(lambda: {"embedding": [] if pooled is None else list(pooled.vectors[0])}, is_long=False)
 
 
 async def _embeddings(
-    body: KeptFields,
+    body: KeepAliveFields,
     texts: Sequence[str],
     request: Request,
     services: Services,
@@ -459,7 +461,7 @@ async def _embeddings(
         await load(services, context, chosen, keep_seconds)
         return None
     fields = {"model": chosen.id, "truncate_prompt_tokens": _TO_MODEL_LIMIT if truncates else None}
-    asked = PooledFields.model_validate(fields)
-    found = await embed(services, context, texts, asked, dimensions=dimensions, remedy="truncate: true")
+    request_fields = PooledFields.model_validate(fields)
+    pooled = await embed(services, context, texts, request_fields, dimensions=dimensions, remedy="truncate: true")
     await keep(services, chosen.about, keep_seconds)
-    return found
+    return pooled

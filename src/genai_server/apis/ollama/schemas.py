@@ -8,7 +8,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from genai_server.apis.embeddings import MAX_INPUTS
-from genai_server.generation.parameters.base import NonEmptyText, Text, Wire, elements, field_error, missing_error
+from genai_server.generation.parameters.base import (
+    NonEmptyText,
+    StrictModel,
+    Text,
+    elements,
+    field_error,
+    missing_error,
+)
 from genai_server.generation.parameters.chat_messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -27,17 +34,17 @@ _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _DURATION = re.compile(rf"[+-]?(0|({_PART})+)")
 
 
-def seconds(given: float | str) -> float:
+def seconds(value: float | str) -> float:
     """Convert a number of seconds or a duration such as "5m" to seconds. A negative duration is infinite. Raises
     ValueError.
     """
-    if isinstance(given, str):
-        if not _DURATION.fullmatch(given):
+    if isinstance(value, str):
+        if not _DURATION.fullmatch(value):
             raise ValueError('must be a number of seconds or a duration such as "5m"')
-        parts = re.findall(_PART, given)
-        found = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-        given = -found if given.startswith("-") else found
-    return math.inf if given < 0 else given
+        parts = re.findall(_PART, value)
+        total = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+        value = -total if value.startswith("-") else total
+    return math.inf if value < 0 else value
 
 
 def nanoseconds(seconds: float) -> int:
@@ -51,13 +58,13 @@ _NAMES_OF_LIMIT = {"max_tokens": "num_predict", "max_output_tokens": "num_predic
 DEFAULT_REPEAT_LAST_N = 64
 
 
-def _whole(given: Any) -> Any:
-    return int(given) if isinstance(given, float) and given.is_integer() else given
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _duration(given: float | str) -> float | str:
-    seconds(given)
-    return given
+def _duration(value: float | str) -> float | str:
+    seconds(value)
+    return value
 
 
 # Some clients write integers as 40.0.
@@ -67,7 +74,7 @@ KeepAlive = Annotated[float | Annotated[str, Field(max_length=64)], AfterValidat
 Images = Annotated[list[NonEmptyText], elements(MAX_PARTS)]
 
 
-class _SamplingOptions(Wire):
+class _SamplingOptions(StrictModel):
     num_predict: Whole | None = Field(
         None, description="Maximum number of tokens of the answer; 0 or less for all that fit."
     )
@@ -102,7 +109,7 @@ class Options(_SamplingOptions):
         return DEFAULT_REPEAT_LAST_N if is_default else self.repeat_last_n
 
 
-class KeptFields(Wire):
+class KeepAliveFields(StrictModel):
     """Fields of all endpoints that use a model: which model, and how long it stays loaded."""
 
     model: NonEmptyText | None = Field(None, description="Id of a served model; by default the first suitable one.")
@@ -116,7 +123,7 @@ class KeptFields(Wire):
         return None if self.keep_alive is None else seconds(self.keep_alive)
 
 
-class AnswerFields(KeptFields, _SamplingOptions):
+class AnswerFields(KeepAliveFields, _SamplingOptions):
     """Fields of both endpoints that generate text.
 
     Some clients send sampling options as fields of the body itself instead of in `options`. If both are given, the
@@ -156,21 +163,27 @@ class AnswerFields(KeptFields, _SamplingOptions):
 
         Also returns the names of the body's fields that are ignored because `options` has another value.
         """
-        given = Options.model_validate({}) if self.options is None else self.options
-        found = given.model_dump(exclude_none=True)
+        options = Options.model_validate({}) if self.options is None else self.options
+        values = options.model_dump(exclude_none=True)
         overridden = []
         for name in (*_SamplingOptions.model_fields, *_NAMES_OF_LIMIT):
             value = getattr(self, name)
-            if value is not None and value != found.setdefault(_NAMES_OF_LIMIT.get(name, name), value):
+            if value is not None and value != values.setdefault(_NAMES_OF_LIMIT.get(name, name), value):
                 overridden.append(name)
-        return Options.model_validate(found), overridden
+        return Options.model_validate(values), overridden
 
 
-def _as_text(given: Any) -> str:
+def _as_text(arguments: Any) -> str:
     """Convert the arguments of a tool call to text. They need not be an object, since the call may come from another
     server or may have been cut off.
     """
-    text = given if isinstance(given, str) else "{}" if given is None else json.dumps(given, ensure_ascii=False)
+    text = (
+        arguments
+        if isinstance(arguments, str)
+        else "{}"
+        if arguments is None
+        else json.dumps(arguments, ensure_ascii=False)
+    )
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -178,7 +191,7 @@ def _as_text(given: Any) -> str:
     return text
 
 
-class OllamaCalledFunction(Wire):
+class OllamaCalledFunction(StrictModel):
     """Name and arguments of a tool call."""
 
     index: Whole | None = None
@@ -188,7 +201,7 @@ class OllamaCalledFunction(Wire):
     )
 
 
-class OllamaToolCall(Wire):
+class OllamaToolCall(StrictModel):
     """A tool call of the assistant."""
 
     id: Text | None = None
@@ -197,11 +210,11 @@ class OllamaToolCall(Wire):
     function: OllamaCalledFunction
 
 
-def _lower(given: Any) -> Any:
-    return given.lower() if isinstance(given, str) else given
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
 
 
-class OllamaMessage(Wire):
+class OllamaMessage(StrictModel):
     """A message of the conversation."""
 
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_lower)]
@@ -221,14 +234,14 @@ class OllamaMessage(Wire):
         return self
 
 
-class OllamaTool(Wire):
+class OllamaTool(StrictModel):
     """A tool that the model may call."""
 
     type: Literal["function"] | None = None
     function: Function
 
 
-class OllamaChosenTool(Wire):
+class OllamaChosenTool(StrictModel):
     """The one tool that the model must call."""
 
     type: Literal["function"]
@@ -294,7 +307,7 @@ class GenerateRequest(AnswerFields):
         return bool(self.raw) or bool(self.suffix)
 
 
-class EmbedRequest(KeptFields):
+class EmbedRequest(KeepAliveFields):
     """Body of /api/embed. A request without a text only loads the model, or unloads it if `keep_alive` is 0."""
 
     input: Text | Annotated[list[Text], elements(MAX_INPUTS)] | None = None
@@ -309,13 +322,13 @@ class EmbedRequest(KeptFields):
         return [self.input] if isinstance(self.input, str) and self.input else list(self.input or [])
 
 
-class EmbeddingsRequest(KeptFields):
+class EmbeddingsRequest(KeepAliveFields):
     """Body of /api/embeddings, Ollama's older endpoint for one text."""
 
     prompt: Text | None = None
 
 
-class ShowRequest(Wire):
+class ShowRequest(StrictModel):
     """Body of /api/show."""
 
     model: Text | None = Field(None, description="Name of the model.")
@@ -323,7 +336,7 @@ class ShowRequest(Wire):
     verbose: bool | None = Field(None, description="Accepted, but has no effect.")
 
 
-class PullRequest(Wire):
+class PullRequest(StrictModel):
     """Body of /api/pull."""
 
     model: Text | None = Field(

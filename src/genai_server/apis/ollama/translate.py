@@ -85,7 +85,9 @@ def _names_of_prompt(body: OllamaChatRequest | GenerateRequest) -> dict[str, str
     if isinstance(body, OllamaChatRequest):
         return {}
     fields = ["system", "prompt"] if body.system else ["prompt"]
-    messages = {f"messages[{index}]{rest}": field for index, field in enumerate(fields) for rest in ("", ".content")}
+    messages = {
+        f"messages[{index}]{suffix}": field for index, field in enumerate(fields) for suffix in ("", ".content")
+    }
     return {"messages": "prompt", **messages}
 
 
@@ -107,13 +109,13 @@ def _sampling(options: Options) -> JsonObject:
 
 
 def _raw(body: GenerateRequest) -> JsonObject:
-    found: JsonObject = {"prompt": body.prompt, "suffix": body.suffix}
+    fields: JsonObject = {"prompt": body.prompt, "suffix": body.suffix}
     if body.logprobs:
-        found["logprobs"] = body.top_logprobs or 0
+        fields["logprobs"] = body.top_logprobs or 0
     if body.format:
         schema = {"type": "object"} if body.format == "json" else body.format
-        found["structured_outputs"] = {"json": schema}
-    return found
+        fields["structured_outputs"] = {"json": schema}
+    return fields
 
 
 def _question(body: GenerateRequest) -> list[JsonObject]:
@@ -149,18 +151,18 @@ def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:
     """The chat parameters for reasoning effort, reasoning budget, response format and log probabilities. Without an
     effort, the model's default applies.
     """
-    found: JsonObject = {}
+    fields: JsonObject = {}
     if body.think is not None:
-        found[_EFFORT] = body.think if isinstance(body.think, str) else "medium" if body.think else "none"
+        fields[_EFFORT] = body.think if isinstance(body.think, str) else "medium" if body.think else "none"
     if not isinstance(body.think, str | bool):
-        found[_BUDGET] = body.think
+        fields[_BUDGET] = body.think
     if body.format == "json":
-        found["response_format"] = {"type": "json_object"}
+        fields["response_format"] = {"type": "json_object"}
     elif body.format:
-        found["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": body.format}}
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": body.format}}
     if body.logprobs:
-        found |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    return found
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    return fields
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> Iterator[JsonObject]:
@@ -170,15 +172,15 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[JsonObject]:
     waiting: dict[str, str] = {}
     for message in messages:
         content = _content(message.content, message.images)
-        found: JsonObject = {"role": message.role, "content": content}
+        fields: JsonObject = {"role": message.role, "content": content}
         if message.role == "tool":
             id = message.tool_call_id or _answered(waiting, message.tool_name) or _ID.format(num_ids)
             num_ids += 1
             name = waiting.pop(id, None) or message.tool_name
-            yield {**found, "tool_call_id": id, **({"name": name} if name else {})}
+            yield {**fields, "tool_call_id": id, **({"name": name} if name else {})}
             continue
         if message.role == "assistant" and message.thinking:
-            found["reasoning_content"] = message.thinking
+            fields["reasoning_content"] = message.thinking
         if message.tool_calls:
             waiting, calls = {}, []
             for call in message.tool_calls:
@@ -187,8 +189,8 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[JsonObject]:
                 waiting[id] = call.function.name
                 function = {"name": call.function.name, "arguments": call.function.arguments}
                 calls.append({"id": id, "type": "function", "function": function})
-            found |= {"content": content or None, "tool_calls": calls}
-        yield found
+            fields |= {"content": content or None, "tool_calls": calls}
+        yield fields
 
 
 def _tools(body: OllamaChatRequest) -> JsonObject:
@@ -293,8 +295,8 @@ def timestamp(time: datetime) -> str:
 
 
 def _scored(token: ScoredToken) -> JsonObject:
-    found: JsonObject = {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
-    return {**found, "top_logprobs": [_scored(other) for other in token.top]} if token.top else found
+    fields: JsonObject = {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
+    return {**fields, "top_logprobs": [_scored(other) for other in token.top]} if token.top else fields
 
 
 # Excludes LM Studio's model lists, whose errors have OpenAI's format.

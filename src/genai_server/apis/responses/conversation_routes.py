@@ -12,7 +12,7 @@ from genai_server.apis.responses.schemas import InputItemsParameters
 from genai_server.apis.responses.store import StoreDep, page_response
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import InvalidField
-from genai_server.generation.parameters.base import Metadata, Wire, elements
+from genai_server.generation.parameters.base import Metadata, StrictModel, elements
 from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import json_response
 from genai_server.store.records import Page, Record
@@ -20,20 +20,20 @@ from genai_server.store.records import Page, Record
 router = VersionedRouter(lenient_route(LEFT_OUT_OF_ITEMS, convert=convert_items), "openai")
 
 
-class ConversationRequest(Wire):
+class ConversationRequest(StrictModel):
     """Body of POST /v1/conversations."""
 
     items: Annotated[list[InputItem], elements(MAX_ITEMS)] | None = None
     metadata: Metadata | None = None
 
 
-class ConversationUpdate(Wire):
+class ConversationUpdate(StrictModel):
     """Body of POST /v1/conversations/{id}."""
 
     metadata: Metadata | None
 
 
-class ItemsRequest(Wire):
+class ItemsRequest(StrictModel):
     """Body of POST /v1/conversations/{id}/items."""
 
     items: Annotated[list[InputItem], elements(MAX_ITEMS, min_length=1)]
@@ -45,7 +45,7 @@ async def create_conversation(body: ConversationRequest, stored: StoreDep) -> di
     store = stored.store
     if not store.is_on:
         raise InvalidField(None, "this server does not store conversations (GENAI_RESPONSE_STORE_SIZE)")
-    items = await stored.given_items(body.items or [], "items")
+    items = await stored.to_response_items(body.items or [], "items")
     value = {
         "id": new_id("conv"),
         "object": "conversation",
@@ -81,7 +81,7 @@ async def delete_conversation(conversation_id: str, stored: StoreDep) -> dict[st
 @router.post("/v1/conversations/{conversation_id}/items")
 async def add_items(conversation_id: str, body: ItemsRequest, stored: StoreDep) -> Response:
     """Append items to a conversation; returns the new items."""
-    items = await stored.given_items(body.items, "items")
+    items = await stored.to_response_items(body.items, "items")
     await stored.store.add_items(conversation_id, stored.owner, items)
     return await page_response(Page([(item["id"], item) for item in items], has_more=False))
 

@@ -8,10 +8,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 
 from genai_server.apis.responses.tools import ItemTool
 from genai_server.generation.parameters.base import (
-    ByType,
     NonEmptyText,
+    StrictModel,
+    TaggedUnion,
     Text,
-    Wire,
     elements,
     field_error,
     members,
@@ -28,7 +28,7 @@ _MAX_VARIABLES = 1024
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputText(Wire):
+class InputText(StrictModel):
     """A text in a message or in the output of a tool."""
 
     type: Literal["input_text"]
@@ -36,7 +36,7 @@ class InputText(Wire):
     prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
 
 
-class InputImage(Wire):
+class InputImage(StrictModel):
     """An image in a message or in the output of a tool, for models that take images."""
 
     type: Literal["input_image"]
@@ -58,14 +58,14 @@ class InputImage(Wire):
         return self
 
 
-class InputAudioPart(Wire):
+class InputAudioPart(StrictModel):
     """Audio in a message or in the output of a tool, for models that take audio."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
-class OutputText(Wire):
+class OutputText(StrictModel):
     """A part of a text that the model has written."""
 
     type: Literal["output_text"]
@@ -74,11 +74,11 @@ class OutputText(Wire):
     logprobs: Any = Field(None, description="No effect: not part of the prompt.")
 
 
-InputPart = Annotated[InputText | InputImage | InputAudioPart, ByType("part")]
-MessagePart = Annotated[InputText | InputImage | InputAudioPart | OutputText, ByType("part")]
+InputPart = Annotated[InputText | InputImage | InputAudioPart, TaggedUnion("part")]
+MessagePart = Annotated[InputText | InputImage | InputAudioPart | OutputText, TaggedUnion("part")]
 
 
-class ReasoningText(Wire):
+class ReasoningText(StrictModel):
     """A part of the model's reasoning, or of a summary of the reasoning. Other servers use other values of `type`."""
 
     type: NonEmptyText
@@ -88,7 +88,7 @@ class ReasoningText(Wire):
 Thoughts = Annotated[list[ReasoningText], elements(MAX_PARTS)]
 
 
-class Item(Wire):
+class Item(StrictModel):
     """Fields of all items. Unknown fields that are null are ignored, because OpenAI's client sends null for each field
     of its types that is not set.
     """
@@ -98,11 +98,11 @@ class Item(Wire):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_unknown_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {name: value for name, value in given.items() if value is not None or name in known}
+    def _without_unknown_nulls(cls, item: Any) -> Any:
+        if not isinstance(item, dict):
+            return item
+        field_names = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: value for name, value in item.items() if value is not None or name in field_names}
 
 
 class ItemWithStatus(Item):
@@ -121,8 +121,8 @@ class MessageItem(ItemWithStatus):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_the_default_type(cls, given: Any) -> Any:
-        return {**given, "type": "message"} if isinstance(given, dict) and given.get("type") is None else given
+    def _null_is_the_default_type(cls, value: Any) -> Any:
+        return {**value, "type": "message"} if isinstance(value, dict) and value.get("type") is None else value
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
@@ -188,7 +188,7 @@ class CustomToolCallOutputItem(CallOutputItem):
     status: Status | None = None
 
 
-class PatchOperation(Wire):
+class PatchOperation(StrictModel):
     """The change of one file by a patch."""
 
     type: Literal["create_file", "update_file", "delete_file"]
@@ -219,7 +219,7 @@ class ApplyPatchCallOutputItem(CallOutputItem):
     output: Text | None = None
 
 
-class ShellAction(Wire):
+class ShellAction(StrictModel):
     """The commands of a shell call, and their limits."""
 
     commands: Annotated[list[Text], elements(MAX_PARTS)]
@@ -235,14 +235,14 @@ class ShellCallItem(CallItem):
     environment: Any = Field(None, description="No effect: not part of the prompt.")
 
 
-class ShellOutcome(Wire):
+class ShellOutcome(StrictModel):
     """How a command ended."""
 
     type: Literal["exit", "timeout"]
     exit_code: int | None = None
 
 
-class ShellOutput(Wire):
+class ShellOutput(StrictModel):
     """The output of one command, and how the command ended."""
 
     stdout: Text
@@ -261,7 +261,7 @@ class ShellCallOutputItem(CallOutputItem):
     status: Status | Literal["failed"] | None = None
 
 
-class LocalShellAction(Wire):
+class LocalShellAction(StrictModel):
     """The command of a local_shell call."""
 
     type: Literal["exec"]
@@ -340,7 +340,7 @@ class ReasoningItem(ItemWithStatus):
     encrypted_content: Text | None = Field(None, description="Value returned by this server, unchanged.")
 
 
-class ItemReference(Wire):
+class ItemReference(StrictModel):
     """Refers to an input or output item of a stored response."""
 
     type: Literal["item_reference"] | None = None
@@ -391,9 +391,9 @@ class ForeignItem(BaseModel):
         return {"type": self.type, **(self.model_extra or {})}
 
 
-def _form_of(given: Any) -> str | None:
+def _form_of(value: Any) -> str | None:
     """ "text" or "items", the two forms of an input; None for anything else."""
-    return "text" if isinstance(given, str) else "items" if isinstance(given, list) else None
+    return "text" if isinstance(value, str) else "items" if isinstance(value, list) else None
 
 
 def _type_of(item: Any) -> str | None:

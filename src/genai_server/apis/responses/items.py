@@ -68,7 +68,7 @@ _OTHER_PREFIX = "item"
 # Precedes the summary of a compacted conversation.
 _COMPACTED = "Summary of the conversation up to here:"
 # Precedes the output of a call that the conversation does not have.
-_ORPHAN = "[output of an earlier tool call]"
+_ORPHAN_NOTE = "[output of an earlier tool call]"
 
 
 def new_id(prefix: str) -> str:
@@ -80,9 +80,9 @@ def new_item(type: str, id: str | None = None, **fields: Any) -> JsonObject:
     """Create an item of this type with these fields. Fields with the value None are omitted. The item gets a new id if
     none is given.
     """
-    given = {name: value for name, value in fields.items() if value is not None}
+    values = {name: value for name, value in fields.items() if value is not None}
     prefix = _PREFIXES.get(type) or _SERVED_PREFIXES.get(type, _OTHER_PREFIX)
-    return {"id": id or new_id(prefix), "type": type, **given}
+    return {"id": id or new_id(prefix), "type": type, **values}
 
 
 def message(role: str, content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
@@ -123,36 +123,36 @@ def listed(item: JsonObject) -> JsonObject:
     return {**item, "status": "completed"} if is_custom else item
 
 
-def referenced_ids(given: str | Sequence[InputItem]) -> list[str]:
+def referenced_ids(items: str | Sequence[InputItem]) -> list[str]:
     """The ids of all items to which an input refers by item_reference, with repetitions."""
-    return [item.id for item in given if isinstance(item, ItemReference)]
+    return [item.id for item in items if isinstance(item, ItemReference)]
 
 
-def given_items(
-    given: str | Sequence[InputItem], known: Mapping[str, JsonObject], *, field: str = "input"
+def to_response_items(
+    items: str | Sequence[InputItem], stored: Mapping[str, JsonObject], *, field: str = "input"
 ) -> list[JsonObject]:
-    """Convert the items of a request to the form that items have in responses. `known` has stored items by id, which
+    """Convert the items of a request to the form that items have in responses. `stored` has stored items by id, which
     replace references to items.
 
     `field` is the request's field with the items. Raises InvalidField for a reference to an item that is not in
-    `known`, and for encrypted content that this server has not created.
+    `stored`, and for encrypted content that this server has not created.
     """
-    if isinstance(given, str):
-        return [message("user", [input_text(given)])]
-    found = []
-    for index, item in enumerate(given):
+    if isinstance(items, str):
+        return [message("user", [input_text(items)])]
+    converted = []
+    for index, item in enumerate(items):
         if isinstance(item, ItemReference):
-            if item.id not in known:
+            if item.id not in stored:
                 raise InvalidField(
                     f"{field}[{index}].id", f"{quoted(item.id)} is the id of no item of a stored response"
                 )
-            found.append(known[item.id])
+            converted.append(stored[item.id])
         else:
-            found.append(_given_item(item, f"{field}[{index}]"))
-    return found
+            converted.append(_to_response_item(item, f"{field}[{index}]"))
+    return converted
 
 
-def _given_item(item: Item | ForeignItem, location: str) -> JsonObject:
+def _to_response_item(item: Item | ForeignItem, location: str) -> JsonObject:
     status: Any = getattr(item, "status", None) or "completed"
     match item:
         case ForeignItem():
@@ -188,23 +188,23 @@ def _fields(item: Item) -> JsonObject:
 
 
 def _parts(
-    given: Sequence[InputText | InputImage | InputAudioPart | OutputText], text_part: Callable[[str], JsonObject]
+    parts: Sequence[InputText | InputImage | InputAudioPart | OutputText], text_part: Callable[[str], JsonObject]
 ) -> list[JsonObject]:
-    found = []
-    for part in given:
+    converted = []
+    for part in parts:
         if isinstance(part, InputImage):
-            found.append({"type": part.type, "detail": part.detail or "auto", "image_url": part.image_url})
+            converted.append({"type": part.type, "detail": part.detail or "auto", "image_url": part.image_url})
         elif isinstance(part, InputAudioPart):
-            found.append(part.model_dump())
+            converted.append(part.model_dump())
         else:
-            found.append(text_part(part.text))
-    return found
+            converted.append(text_part(part.text))
+    return converted
 
 
 def _thoughts(item: ReasoningItem, location: str) -> list[str]:
     if item.content is None and item.encrypted_content:
         return [_decrypted(item.encrypted_content, location)]
-    return [one.text for one in item.content or item.summary or []]
+    return [part.text for part in item.content or item.summary or []]
 
 
 def is_readable(encrypted_content: str) -> bool:
@@ -255,7 +255,7 @@ def to_messages(conversation: Sequence[JsonObject], introduce: Introduce = lambd
         if is_foreign(item) and kind not in _SETTINGS:
             _add_note(messages, item)
         elif is_orphan:
-            _new(messages, "user")["content"] = _joined(_ORPHAN, _output(item, introduce))
+            _new(messages, "user")["content"] = _joined(_ORPHAN_NOTE, _output(item, introduce))
         elif is_output(item):
             result = {"role": "tool", "tool_call_id": item["call_id"], "content": _output(item, introduce)}
             messages.append({**result, "name": item.get("name")})
@@ -272,7 +272,10 @@ def to_messages(conversation: Sequence[JsonObject], introduce: Introduce = lambd
         elif kind == "message":
             message = _turn(messages, "content") if item["role"] == "assistant" else _new(messages, item["role"])
             message["content"] = _content(item["content"])
-    return [ChatMessage.model_validate(one if "tool_calls" in one else {"content": "", **one}) for one in messages]
+    return [
+        ChatMessage.model_validate(fields if "tool_calls" in fields else {"content": "", **fields})
+        for fields in messages
+    ]
 
 
 def conversions(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, str]]:
@@ -298,13 +301,13 @@ def _with_orphans(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObje
     Raises InvalidField if no message of the user follows such an output, since the model is then to answer the output
     itself.
     """
-    asked = max((n for n, item in enumerate(conversation) if item.get("role") == "user"), default=-1)
+    last_user = max((n for n, item in enumerate(conversation) if item.get("role") == "user"), default=-1)
     calls: set[str] = set()
     for number, item in enumerate(conversation):
         if is_call(item):
             calls.add(item["call_id"])
         is_orphan = is_output(item) and item.get("call_id") not in calls
-        if is_orphan and number > asked:
+        if is_orphan and number > last_user:
             id = quoted(item.get("call_id"))
             raise InvalidField("input", f"has the output of call {id} but not the call itself")
         yield item, is_orphan
@@ -394,18 +397,18 @@ def _content(content: str | list[JsonObject]) -> str | list[JsonObject]:
     """
     if isinstance(content, str) or not any(map(is_medium, content)):
         return _text(content)
-    found: list[JsonObject] = []
+    parts: list[JsonObject] = []
     for are_media, run in groupby(content, key=is_medium):
         if not are_media:
-            found.append({"type": "text", "text": _text(list(run))})
+            parts.append({"type": "text", "text": _text(list(run))})
             continue
         for part in run:
             if part["type"] == "input_audio":
-                found.append(part)
+                parts.append(part)
             else:
                 image = {"url": part["image_url"], "detail": part["detail"]}
-                found.append({"type": "image_url", "image_url": image})
-    return found
+                parts.append({"type": "image_url", "image_url": image})
+    return parts
 
 
 def _text(content: str | list[JsonObject]) -> str:

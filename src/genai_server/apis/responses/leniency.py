@@ -12,7 +12,7 @@ from genai_server.apis.responses.tools import ItemTool, McpTool
 from genai_server.apis.shared.chat_history import convert_parts
 from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import (
-    LeftOut,
+    RemovalRules,
     history_of,
     nameable,
     objects_at,
@@ -70,18 +70,18 @@ def _leave_out_tools(body: Any) -> list[str]:
     """Remove tools that only OpenAI's servers can run, and replace each namespace by the tools in it. Returns the
     location of each removed tool or field.
     """
-    found = []
+    locations = []
     if not any(
         tool.get("type") == "tool_search" and _is_run_by_client(tool) for _, tool in objects_at(body, "tools[]")
     ):
-        found = remove(body, *_DEFERRED)
-    found += remove_tools(body, SERVER_TOOLS.__contains__, but=_is_run_by_client)
+        locations = remove(body, *_DEFERRED)
+    locations += remove_tools(body, SERVER_TOOLS.__contains__, but=_is_run_by_client)
     for location, tool in objects_at(body, "tools[]"):
         if tool.get("type") == "mcp":
-            found += [f"{location}.{key}" for key in remove_unknown_keys(tool, "", McpTool)]
+            locations += [f"{location}.{key}" for key in remove_unknown_keys(tool, "", McpTool)]
     if any(tool.get("type") == "namespace" for _, tool in objects_at(body, "tools[]")):
-        body["tools"] = [one for tool in body["tools"] for one in _flattened(tool)]
-    return found
+        body["tools"] = [inner for tool in body["tools"] for inner in _flattened(tool)]
+    return locations
 
 
 def _is_run_by_client(tool: JsonObject) -> bool:
@@ -97,8 +97,8 @@ def _convert(body: Any, field: str) -> list[str]:
     history = _history(body, field)
     return [
         location
-        for name, known in _PARTS.items()
-        for location in convert_parts(history, f"{field}[].{name}[]", known, "input_text")
+        for name, known_types in _PARTS.items()
+        for location in convert_parts(history, f"{field}[].{name}[]", known_types, "input_text")
     ]
 
 
@@ -114,15 +114,15 @@ def _history(body: Any, field: str) -> JsonObject:
 
 def _leave_out_of_items(body: Any, field: str) -> list[str]:
     paths = [f"{field}[].{name}[]" for name in _PARTS]
-    found = replace_media(_with_parts(body, field), MEDIA, "input_text", *paths)
+    locations = replace_media(_with_parts(body, field), MEDIA, "input_text", *paths)
     for path in paths:
         for location, part in objects_at(_history(body, field), path):
             if part.get("type") == "input_image" and part.get("file_id") is not None:
-                found += _leave_out_file(location, part)
-    found += _leave_out_encrypted(body, field)
+                locations += _leave_out_file(location, part)
+    locations += _leave_out_encrypted(body, field)
     for location, item in objects_at(body, f"{field}[]"):
-        found += _leave_out_loaded_tools(location, item)
-    return found
+        locations += _leave_out_loaded_tools(location, item)
+    return locations
 
 
 def _leave_out_file(location: str, image: JsonObject) -> Iterator[str]:
@@ -132,7 +132,9 @@ def _leave_out_file(location: str, image: JsonObject) -> Iterator[str]:
     if image.get("image_url"):
         yield from (f"{location}.{field}" for field in remove(image, "file_id"))
     else:
-        yield from (f"{location}{rest}" for rest in replace_media(image, {"input_image": "image"}, "input_text", ""))
+        yield from (
+            f"{location}{suffix}" for suffix in replace_media(image, {"input_image": "image"}, "input_text", "")
+        )
 
 
 def _with_parts(body: Any, field: str) -> JsonObject:
@@ -199,7 +201,7 @@ def _flattened(tool: Any) -> list[Any]:
 
 # Removed from bodies of the Responses API: fields that cannot affect answers of this server's models, or that only save
 # time or tokens. The models have no verbosity setting, and reasoning is returned unsummarized.
-LEFT_OUT = LeftOut(
+LEFT_OUT = RemovalRules(
     fields=(
         "client_metadata",
         "context_management",
@@ -215,4 +217,4 @@ LEFT_OUT = LeftOut(
     forms={"input[]": InputItem},
 )
 # Removed from bodies of the Conversations API.
-LEFT_OUT_OF_ITEMS = LeftOut(rules=(partial(_leave_out_of_items, field="items"),), forms={"items[]": InputItem})
+LEFT_OUT_OF_ITEMS = RemovalRules(rules=(partial(_leave_out_of_items, field="items"),), forms={"items[]": InputItem})

@@ -363,11 +363,11 @@ class Message(TextItem):
         scored = logprobs(list(tokens))["content"]
         self._logprobs += scored
         for name, fields in super().more(text, tokens):
-            yield name, {**fields, "logprobs": [_for_event(one) for one in scored]}
+            yield name, {**fields, "logprobs": [_for_event(entry) for entry in scored]}
 
     def closing(self) -> Iterator[NamedEvent]:
         for name, fields in super().closing():
-            scored = {"logprobs": [_for_event(one) for one in self._logprobs]}
+            scored = {"logprobs": [_for_event(entry) for entry in self._logprobs]}
             yield name, {**fields, **scored} if name == "output_text.done" else fields
 
 
@@ -375,7 +375,7 @@ def _for_event(scored: JsonObject) -> JsonObject:
     """Convert a token's log probability from the format of response objects to the format of stream events, which has
     no bytes of the token.
     """
-    top = [{"token": one["token"], "logprob": one["logprob"]} for one in scored["top_logprobs"]]
+    top = [{"token": alternative["token"], "logprob": alternative["logprob"]} for alternative in scored["top_logprobs"]]
     return {"token": scored["token"], "logprob": scored["logprob"], "top_logprobs": top}
 
 
@@ -401,14 +401,14 @@ class ResponseBuilder:
 
     def __init__(
         self,
-        begun: JsonObject,
+        response: JsonObject,
         *,
         is_encrypted: bool = False,
         tools: Mapping[str, ResponseTool] = MappingProxyType({}),
         listed: Sequence[McpToolList] = (),
         approved: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._begun = begun
+        self._begun = response
         # The tools of tool servers that the response begins with.
         self._listed = listed
         # The approval requests of the calls that the client has approved, keyed by the calls' ids.
@@ -445,8 +445,8 @@ class ResponseBuilder:
         with.
         """
         events = [self._state("created"), self._state(self._begun["status"])]
-        for each in self._listed:
-            events += [*self._open(each), *self._close("completed")]
+        for tool_list in self._listed:
+            events += [*self._open(tool_list), *self._close("completed")]
         return events
 
     def start(self) -> list[JsonObject]:
@@ -506,22 +506,27 @@ class ResponseBuilder:
         `at` is the time of completion in seconds since 1970. `more` are further fields of this server for the response
         object.
         """
-        left = self._close_called()
+        closing_events = self._close_called()
         if ending.is_cut:
             true_reason = {key: value for key, value in openai_reason(ending).items() if key != "finish_reason"}
             details = {"reason": "max_output_tokens", **true_reason}
-            left += self._close("incomplete")
-            return [*left, self._end("incomplete", usage, incomplete_details=details, **more)]
+            closing_events += self._close("incomplete")
+            return [*closing_events, self._end("incomplete", usage, incomplete_details=details, **more)]
         # Clients expect a message after reasoning, even if it is empty.
         events = self._open(Message()) if isinstance(self._last_item, Reasoning | McpToolList | None) else []
-        return [*left, *events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
+        return [
+            *closing_events,
+            *events,
+            *self._close("completed"),
+            self._end("completed", usage, completed_at=at, **more),
+        ]
 
     def cancel(self, usage: Usage) -> list[JsonObject]:
         """End the response as cancelled, and return the last events. OpenAI has no event for cancellation, so it is
         `incomplete`.
         """
-        left = self._close_called()
-        return [*left, *self._close("incomplete"), self._end("incomplete", usage, status="cancelled")]
+        closing_events = self._close_called()
+        return [*closing_events, *self._close("incomplete"), self._end("incomplete", usage, status="cancelled")]
 
     def fail(self, error: GenaiServerError, usage: Usage) -> JsonObject:
         """End the response with an error, and return the last event. If the response has already ended, its last event
@@ -618,8 +623,8 @@ class ResponseBuilder:
         """The most recent tokens that together make up the text. Earlier tokens belong to markers such as those around
         reasoning, which are part of no text.
         """
-        missing, found = len(text.encode(errors="replace")), []
+        missing, tokens = len(text.encode(errors="replace")), []
         while missing > 0 and self._tokens:
-            found.append(self._tokens.pop())
-            missing -= len(found[-1].data)
-        return found[::-1]
+            tokens.append(self._tokens.pop())
+            missing -= len(tokens[-1].data)
+        return tokens[::-1]

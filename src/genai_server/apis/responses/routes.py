@@ -66,7 +66,7 @@ async def create_response(
     """Create a response, as one object or as a stream of events. With `background`, the request returns at once."""
     running = await _start(body, services, context, stored)
     if body.background:
-        await running.begin_in_background(context.detach(), services.drain.counting)
+        await running.start_in_background(context.detach(), services.drain.counting)
         if body.stream:
             return _followed(running)
         return json_response(running.response)
@@ -74,8 +74,8 @@ async def create_response(
     if body.stream:
         return EventStream(running, running.events(), named=True, make_error=running.fail)
     try:
-        whole = await running.whole(context)
-        response = await built_response(lambda: whole, is_long=True)
+        final = await running.whole(context)
+        response = await built_response(lambda: final, is_long=True)
     finally:
         running.close()
     response.headers.update(not_stored(running.not_stored))
@@ -94,12 +94,12 @@ async def count_input_tokens(
 ) -> InputTokens:
     """Count the tokens of the prompt for a response. Needs no running engine and stores nothing."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
-    earlier, given = await _items(body, stored)
+    earlier, new_items = await _items(body, stored)
     mcp = await find_mcp_tools(body, services, context)
-    conversation = with_calls([*earlier, *given], mcp.labels).items
+    conversation = with_calls([*earlier, *new_items], mcp.labels).items
     chat = await asyncio.to_thread(to_chat, mcp.instead(body), conversation)
-    name_conversions(context.leniency, conversation, given, _field_of_earlier(body))
-    with context.leniency.with_names(field_names(chat, conversation, given, _field_of_earlier(body))):
+    name_conversions(context.leniency, conversation, new_items, _field_of_earlier(body))
+    with context.leniency.with_names(field_names(chat, conversation, new_items, _field_of_earlier(body))):
         prompt = await context.run_in_time(encode_chat(services, chat, codec, context))
     return InputTokens(input_tokens=len(prompt.tokens))
 
@@ -109,25 +109,25 @@ async def compact_response(
     body: CompactRequest, services: ServicesDep, context: RequestContextDep, stored: StoreDep
 ) -> dict[str, Any]:
     """Compact a long conversation to its user messages and a summary that the model writes."""
-    earlier, given = await _items(body, stored)
-    conversation = [*earlier, *given]
+    earlier, new_items = await _items(body, stored)
+    conversation = [*earlier, *new_items]
 
     async def begin(items: Sequence[JsonObject]) -> Generation:
         chat = await asyncio.to_thread(compacting, body, items)
-        name_conversions(context.leniency, items, given, _field_of_earlier(body))
-        with context.leniency.with_names(field_names(chat, items, given, _field_of_earlier(body))):
+        name_conversions(context.leniency, items, new_items, _field_of_earlier(body))
+        with context.leniency.with_names(field_names(chat, items, new_items, _field_of_earlier(body))):
             return await generate(services, chat, context, keeps_media=True)
 
     _, generation = await _begun(begin, conversation, is_shortened=True)
     try:
-        (whole,) = await context.run_while_connected(generation.whole())
+        (summary,) = await context.run_while_connected(generation.whole())
     finally:
         generation.close()
     return {
         "id": new_id("resp"),
         "object": "response.compaction",
         "created_at": int(time.time()),
-        "output": compacted(conversation, whole.content),
+        "output": compacted(conversation, summary.content),
         "usage": generation.usage().to_response_json(),
     }
 
@@ -195,15 +195,15 @@ async def _start(
                 )
     if body.store or body.conversation is not None:
         await store.check(stored.owner)
-    earlier, given = await _items(body, stored)
+    earlier, new_items = await _items(body, stored)
     mcp = await find_mcp_tools(body, services, context)
     expanded = mcp.instead(body)
 
     async def begin(items: Sequence[JsonObject]) -> Generation:
         history = with_calls(items, mcp.labels)
         chat: ChatParameters = await asyncio.to_thread(to_chat, expanded, history.items)
-        name_conversions(context.leniency, history.items, given, _field_of_earlier(body))
-        with context.leniency.with_names(field_names(chat, history.items, given, _field_of_earlier(body))):
+        name_conversions(context.leniency, history.items, new_items, _field_of_earlier(body))
+        with context.leniency.with_names(field_names(chat, history.items, new_items, _field_of_earlier(body))):
             return await generate_with_tools(
                 services,
                 chat,
@@ -213,8 +213,8 @@ async def _start(
                 max_calls=body.max_tool_calls,
             )
 
-    items, generation = await _begun(begin, [*earlier, *given], is_shortened=body.truncation == "auto")
-    begun = new_response(
+    items, generation = await _begun(begin, [*earlier, *new_items], is_shortened=body.truncation == "auto")
+    response = new_response(
         body,
         model=generation.model,
         sampling=generation.sampling,
@@ -223,7 +223,7 @@ async def _start(
         is_stored=store.is_on and body.store is not False and (bool(body.store) or not context.low_priority),
     )
     build = ResponseBuilder(
-        begun,
+        response,
         is_encrypted=ENCRYPTED_REASONING in (body.include or []),
         tools=tools_by_name(expanded, items),
         listed=mcp.lists(items),
@@ -234,24 +234,24 @@ async def _start(
         build,
         items,
         stored,
-        given=given,
+        given=new_items,
         with_metrics=bool(body.include_metrics),
         keeps_events=bool(body.background and body.stream),
     )
 
 
 async def _begun(
-    begin: Callable[[Sequence[JsonObject]], Awaitable[Generation]], items: list[JsonObject], *, is_shortened: bool
+    start: Callable[[Sequence[JsonObject]], Awaitable[Generation]], items: list[JsonObject], *, is_shortened: bool
 ) -> tuple[list[JsonObject], Generation]:
-    """Call `begin` with the items of a conversation, which starts to generate the answer. Returns the items that the
+    """Call `start` with the items of a conversation, which starts to generate the answer. Returns the items that the
     prompt contains, and the running generation.
 
     If `is_shortened`, the oldest items are dropped as long as the prompt is too long. Raises PromptTooLong if no more
-    items can be dropped, and the errors of `begin`.
+    items can be dropped, and the errors of `start`.
     """
     while True:
         try:
-            return items, await begin(items)
+            return items, await start(items)
         except PromptTooLong as error:
             if not is_shortened or not error.tokens:
                 raise
@@ -272,8 +272,8 @@ async def _items(
     body: ResponsesRequest | CompactRequest, stored: CallerStore
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """The items of all earlier turns, and the items of this request. Raises InvalidField and StoreUnavailable."""
-    given: str | list[InputItem] = [] if body.input is None else body.input
-    return await _earlier(body, stored), await stored.given_items(given, "input")
+    body_input: str | list[InputItem] = [] if body.input is None else body.input
+    return await _earlier(body, stored), await stored.to_response_items(body_input, "input")
 
 
 async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore) -> list[JsonObject]:

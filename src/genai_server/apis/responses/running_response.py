@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 class RunningResponse(Running):
     """A response that is being generated, from the acceptance by the engine to its storage. The route creates it and
-    then reads `events` or `whole`, or lets it run with `begin_in_background`. Otherwise it must be closed, which
+    then reads `events` or `whole`, or lets it run with `start_in_background`. Otherwise it must be closed, which
     cancels it if it is still running.
     """
 
@@ -71,25 +71,25 @@ class RunningResponse(Running):
         return self._generation.progress
 
     def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
-        given = {id: self._items_by_id[id] for id in self._items_by_id.keys() & ids}
-        return given | self._build.find_items(ids)
+        input_items = {id: self._items_by_id[id] for id in self._items_by_id.keys() & ids}
+        return input_items | self._build.find_items(ids)
 
     def begin(self) -> None:
         """Make the running response available to other requests, unless the client does not want it to be stored."""
         if self.response["store"]:
             self._stored.store.begin(self)
 
-    async def begin_in_background(
+    async def start_in_background(
         self, counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """Store the response, and continue to generate it in a task that does not depend on the client's connection.
 
         The task runs within the context manager that `counting` returns, which counts it as running work of the
         process. Closing `counted` ends the request's use of its API key's limits. That happens when the task ends, or
-        at once if the response cannot be stored. Raises the errors of `ResponseStore.begin_background`.
+        at once if the response cannot be stored. Raises the errors of `ResponseStore.start_background`.
         """
         try:
-            await self._stored.store.begin_background(self)
+            await self._stored.store.start_background(self)
         except BaseException:
             counted.close()
             self.close()
@@ -205,13 +205,13 @@ class RunningResponse(Running):
         if record.value["status"] not in ("completed", "incomplete"):
             return
         # Items without a status, such as custom tool calls, are only in the output if they are complete.
-        said = [
+        outputs = [
             item
             for item in record.value["output"]
             if item.get("status", "completed") == "completed" or item["type"] in ("message", "mcp_call")
         ]
         try:
-            await self._stored.store.add_items(conversation, self.owner, [*self._given, *said])
+            await self._stored.store.add_items(conversation, self.owner, [*self._given, *outputs])
         # The conversation has been deleted or is full, or the disk failed.
         except (ConversationNotFound, InvalidField, StoreUnavailable) as error:
             self.not_stored = error.message
@@ -246,14 +246,14 @@ class RunningResponse(Running):
         """End the response object with the finish reason in `ending`, and return the last stream events. A response
         that has been cancelled meanwhile, in this process or another one, stays cancelled.
         """
-        was_ended_elsewhere = (
+        was_ended_by_other_process = (
             ending.reason is FinishReason.CANCELLED
             and self._task is not None
-            and await self._stored.store.was_ended_elsewhere(self.response["id"], self.owner)
+            and await self._stored.store.was_ended_by_other_process(self.response["id"], self.owner)
         )
         if self._build.is_ended:  # it was cancelled in this process while waiting
             return self._last_events
-        if was_ended_elsewhere:
+        if was_ended_by_other_process:
             return self._build.cancel(self._generation.usage())
         more = {"metrics": self._generation.metrics()} if self._with_metrics else {}
         return self._build.finish(ending, self._generation.usage(), int(time.time()), **more)

@@ -12,8 +12,8 @@ from genai_server.errors import quoted
 from genai_server.generation.parameters.base import (
     Metadata,
     NonEmptyText,
+    StrictModel,
     Text,
-    Wire,
     WithoutEffect,
     check_with_type,
     elements,
@@ -38,7 +38,7 @@ Include = Literal[
 ]
 
 
-class NamedTypedTool(Wire):
+class NamedTypedTool(StrictModel):
     """Refers to a tool in `tools` that the API defines by its type."""
 
     namespace: ClassVar[None] = None
@@ -50,7 +50,7 @@ class NamedTypedTool(Wire):
         return self.type
 
 
-class NamedCustom(Wire):
+class NamedCustom(StrictModel):
     """Refers to a custom tool in `tools` by its name, and by its namespace if several tools have this name."""
 
     type: Literal["custom"]
@@ -58,7 +58,7 @@ class NamedCustom(Wire):
     namespace: FunctionName | None = None
 
 
-class NamedResponseFunction(Wire):
+class NamedResponseFunction(StrictModel):
     """Refers to a function in `tools` by its name, and by its namespace if several functions have this name."""
 
     type: Literal["function"]
@@ -66,7 +66,7 @@ class NamedResponseFunction(Wire):
     namespace: FunctionName | None = None
 
 
-class NamedMcpTool(Wire):
+class NamedMcpTool(StrictModel):
     """Requires a call of a tool of a tool server in `tools`: of the tool with this name, or of any if there is no
     name.
     """
@@ -79,7 +79,7 @@ class NamedMcpTool(Wire):
 ChosenTool = NamedResponseFunction | NamedCustom | NamedTypedTool
 
 
-class AllowedResponseTools(Wire):
+class AllowedResponseTools(StrictModel):
     """The subset of `tools` that the model may call, or must call one of. The prompt does not contain the other
     tools.
     """
@@ -89,7 +89,7 @@ class AllowedResponseTools(Wire):
     tools: Annotated[list[Annotated[ChosenTool, Field(discriminator="type")]], elements(MAX_TOOLS, min_length=1)]
 
 
-class TextFormat(Wire):
+class TextFormat(StrictModel):
     """The format of the answer. Without `strict`, as much of the schema as possible is enforced."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -106,14 +106,14 @@ class TextFormat(Wire):
         return self
 
 
-class TextConfig(Wire):
+class TextConfig(StrictModel):
     """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = Field(None, description="Only OpenAI's default is accepted.")
 
 
-class ReasoningConfig(Wire):
+class ReasoningConfig(StrictModel):
     """Options of the model's reasoning."""
 
     effort: ReasoningEffort | None = None
@@ -128,13 +128,13 @@ class ReasoningConfig(Wire):
     )
 
 
-class ResponseStreamOptions(Wire):
+class ResponseStreamOptions(StrictModel):
     """OpenAI's stream options."""
 
     include_obfuscation: bool | None = Field(None, description="No effect: chunks are not padded.")
 
 
-class ConversationId(Wire):
+class ConversationId(StrictModel):
     """Refers to a stored conversation."""
 
     id: NonEmptyText
@@ -212,8 +212,8 @@ class ResponsesRequest(GenerationFields):
     @property
     def conversation_id(self) -> str | None:
         """The id of the conversation to continue; None if there is none."""
-        given = self.conversation
-        return given.id if isinstance(given, ConversationId) else given
+        conversation = self.conversation
+        return conversation.id if isinstance(conversation, ConversationId) else conversation
 
     def chosen_names(self) -> list[str]:
         """The names, as they are in the prompt, of the tools that `tool_choice` selects. Raises a validation error if
@@ -229,7 +229,7 @@ class ResponsesRequest(GenerationFields):
                 namespaces[tool.type, tool.name].add(tool.namespace)
             else:
                 namespaces[tool.type, tool.full_name].add(None)
-        return [_full_name(one, namespaces[one.type, one.name]) for one in chosen]
+        return [_full_name(selected, namespaces[selected.type, selected.name]) for selected in chosen]
 
 
 def _kind(chosen: ChosenTool) -> str:
@@ -237,14 +237,14 @@ def _kind(chosen: ChosenTool) -> str:
 
 
 def _full_name(chosen: ChosenTool, namespaces: set[str | None]) -> str:
-    found = namespaces & {chosen.namespace} if chosen.namespace else namespaces
-    if not found:
+    matches = namespaces & {chosen.namespace} if chosen.namespace else namespaces
+    if not matches:
         raise field_error("tool_choice", f"names the {_kind(chosen)} {quoted(chosen.name)}, which is not in tools")
-    if len(found) > 1:
-        num_tools = f"{len(found)} tools have this name: add its namespace"
+    if len(matches) > 1:
+        num_tools = f"{len(matches)} tools have this name: add its namespace"
         rule = f"names the {_kind(chosen)} {quoted(chosen.name)}, but {num_tools}"
         raise field_error("tool_choice", rule)
-    return full_name(chosen.name, *found)
+    return full_name(chosen.name, *matches)
 
 
 class CompactRequest(WithoutEffect):

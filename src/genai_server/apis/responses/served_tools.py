@@ -64,9 +64,9 @@ class McpTools:
         if not any(isinstance(tool, McpTool) for tool in body.tools or ()):
             return body
         tools = [
-            one
+            replacement
             for tool in body.tools or ()
-            for one in (self.functions(tool.server_label) if isinstance(tool, McpTool) else [tool])
+            for replacement in (self.functions(tool.server_label) if isinstance(tool, McpTool) else [tool])
         ]
         if not tools and body.tool_choice not in (None, "none", "auto"):
             raise InvalidField("tool_choice", "is only allowed with tools")
@@ -80,10 +80,10 @@ class McpTools:
 
     def lists(self, conversation: Sequence[JsonObject]) -> list[McpToolList]:
         """An output item `mcp_list_tools` for each tool server whose tools the conversation does not list yet."""
-        known = {item.get("server_label") for item in conversation if item["type"] == "mcp_list_tools"}
+        listed_labels = {item.get("server_label") for item in conversation if item["type"] == "mcp_list_tools"}
         return [
             McpToolList(label, [_listed(tool) for tool in self.tools if tool.server == label])
-            for label in sorted(self.labels - known)
+            for label in sorted(self.labels - listed_labels)
         ]
 
 
@@ -106,14 +106,14 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
     if not named:
         return McpTools()
     usable = usable_servers(services, context)
-    found: dict[str, McpTool] = {}
+    by_label: dict[str, McpTool] = {}
     selected: list[Selection] = []
     for index, tool in named:
-        if tool.server_label in found:
+        if tool.server_label in by_label:
             raise InvalidField(f"tools[{index}].server_label", "must be unique", given=tool.server_label)
         at = None if tool.server_label in usable else _address(tool, index, services)
         if tool.server_label in usable or at is not None:
-            found[tool.server_label] = tool
+            by_label[tool.server_label] = tool
             selected.append(Selection(tool.server_label, tool.allows, tool.wants_approval, at))
             for name in tool.without_effect(has_address=at is not None):
                 if not context.leniency.leave_out(f"tools[{index}].{name}"):
@@ -126,9 +126,9 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
             raise InvalidField(f"tools[{index}].server_label", rule, given=tool.server_label)
     listed = await find_tools(services, context, body.model, selected) if selected else []
     # Functions of the request with the name of a server's tool replace it.
-    own = {tool.full_name for tool in body.tools or ()}
-    tools = [tool for tool in listed if tool.name not in own]
-    return McpTools(tools, frozenset(found), {label: tool.server_description for label, tool in found.items()})
+    own_names = {tool.full_name for tool in body.tools or ()}
+    tools = [tool for tool in listed if tool.name not in own_names]
+    return McpTools(tools, frozenset(by_label), {label: tool.server_description for label, tool in by_label.items()})
 
 
 def _address(tool: McpTool, index: int, services: Services) -> ServerAddress | None:
@@ -138,12 +138,12 @@ def _address(tool: McpTool, index: int, services: Services) -> ServerAddress | N
     Raises InvalidField for invalid headers or an invalid name.
     """
     try:
-        found = address_of(services, tool.server_url, tool.authorization, tool.headers)
+        address = address_of(services, tool.server_url, tool.authorization, tool.headers)
     except ValueError as error:
         raise InvalidField(f"tools[{index}].headers", str(error)) from None
-    if found is not None and not is_name(tool.server_label):
+    if address is not None and not is_name(tool.server_label):
         raise InvalidField(f"tools[{index}].server_label", NAME_RULE, given=tool.server_label)
-    return found
+    return address
 
 
 @dataclass(frozen=True)
@@ -167,25 +167,25 @@ def with_calls(conversation: Sequence[JsonObject], labels: Collection[str]) -> S
         return ServedHistory([*conversation], {})
     answers = _approvals(conversation)
     done = {item.get("approval_request_id") for item in conversation if item["type"] == "mcp_call"}
-    found: list[JsonObject] = []
+    converted: list[JsonObject] = []
     approved: dict[str, str] = {}
     for number, item in enumerate(conversation):
         kind = item["type"]
         if kind == "mcp_approval_response" or (kind.startswith("mcp_") and item.get("server_label") in labels):
             call_id = f"call{number:05}"  # Mistral's templates require ids of this length
             if kind == "mcp_call":
-                found += [_call(item, call_id), _output(item, call_id, _result(item))]
+                converted += [_call(item, call_id), _output(item, call_id, _result(item))]
             elif kind == "mcp_approval_request" and item["id"] not in done:
-                found.append(_call(item, call_id))
+                converted.append(_call(item, call_id))
                 answer = answers.get(item["id"], {})
                 if answer.get("approve"):
                     approved[call_id] = item["id"]
                 else:
                     reason = answer.get("reason")
-                    found.append(_output(item, call_id, f"{_NOT_APPROVED}: {reason}" if reason else _NOT_APPROVED))
+                    converted.append(_output(item, call_id, f"{_NOT_APPROVED}: {reason}" if reason else _NOT_APPROVED))
         else:
-            found.append(item)
-    return ServedHistory(found, approved)
+            converted.append(item)
+    return ServedHistory(converted, approved)
 
 
 def _approvals(conversation: Sequence[JsonObject]) -> dict[object, JsonObject]:
@@ -194,12 +194,12 @@ def _approvals(conversation: Sequence[JsonObject]) -> dict[object, JsonObject]:
     answers: dict[object, JsonObject] = {}
     for item in conversation:
         if item["type"] == "mcp_approval_response":
-            asked = item.get("approval_request_id")
-            if not isinstance(asked, str) or asked not in requests:
-                raise InvalidField("input", f"has an approval of {quoted(asked)}, which it does not request")
+            request_id = item.get("approval_request_id")
+            if not isinstance(request_id, str) or request_id not in requests:
+                raise InvalidField("input", f"has an approval of {quoted(request_id)}, which it does not request")
             if not isinstance(item.get("approve"), bool):
-                raise InvalidField("input", f"has an approval of {asked} whose approve is not true or false")
-            answers[asked] = item
+                raise InvalidField("input", f"has an approval of {request_id} whose approve is not true or false")
+            answers[request_id] = item
     return answers
 
 

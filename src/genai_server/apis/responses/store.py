@@ -19,7 +19,7 @@ import psutil
 from fastapi import Depends, Request, Response
 
 from genai_server.apis.responses.item_schemas import InputItem
-from genai_server.apis.responses.items import given_items, referenced_ids
+from genai_server.apis.responses.items import referenced_ids, to_response_items
 from genai_server.apis.responses.response import error_of
 from genai_server.apis.responses.schemas import InputItemsParameters
 from genai_server.errors import (
@@ -213,7 +213,7 @@ class ResponseStore:
         """Register a running response, so that other requests to this process can find it. It is not stored yet."""
         self._running[running.response["id"]] = running
 
-    async def begin_background(self, running: Running) -> None:
+    async def start_background(self, running: Running) -> None:
         """Register a running background response, and store it, so that other processes find it.
 
         Raises StoreUnavailable, and InvalidField if its items are too large to be stored.
@@ -326,10 +326,10 @@ class ResponseStore:
         running = self._running_of(key)
         if running is not None:
             return [*running.items, *running.response["output"]]
-        found = await self._find(
+        items = await self._find(
             key, lambda rows: self._records.history(rows, key, max_bytes, is_shortened=is_shortened)
         )
-        return await asyncio.to_thread(_decoded, found)
+        return await asyncio.to_thread(_decoded, items)
 
     async def cancel(self, id: str, owner: str | None = None) -> KeptResponse:
         """Cancel a running response, in whichever process it runs, and return it.
@@ -342,12 +342,12 @@ class ResponseStore:
             key = Key("response", id, owner)
             await self._database.write(owner, lambda rows: self._records.mark_cancelled(rows, key))
             # Runs in a task because other engines than the response's may not reply.
-            self.later(self._end_elsewhere(response.record))
+            self.later(self._end_in_other_process(response.record))
             response = await self._ended(id, owner)
         response.cancel()
         return response
 
-    async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
+    async def was_ended_by_other_process(self, id: str, owner: str | None) -> bool:
         """Whether another process has cancelled or deleted the background response with this id, which this process
         generates.
         """
@@ -376,7 +376,7 @@ class ResponseStore:
             with suppress(InvalidField):  # it has just ended
                 self._background[id].cancel()
         elif isinstance(response, StoredResponse) and response.is_running:
-            self.later(self._end_elsewhere(response.record))
+            self.later(self._end_in_other_process(response.record))
 
     async def conversation(self, id: str, owner: str | None) -> JsonObject:
         """The conversation of this owner with this id, without its items. Raises ConversationNotFound."""
@@ -388,11 +388,11 @@ class ResponseStore:
         conversation or item.
         """
         key = Key("conversation", id, owner)
-        found = await self._database.read(owner, lambda rows: self._records.item(rows, key, item))
-        if found is None:
+        row = await self._database.read(owner, lambda rows: self._records.item(rows, key, item))
+        if row is None:
             await self.conversation(id, owner)
             raise _no_item(id, item)
-        return msgspec.Raw(found)
+        return msgspec.Raw(row)
 
     async def update_conversation(
         self, id: str, owner: str | None, change: Callable[[JsonObject], JsonObject]
@@ -436,24 +436,24 @@ class ResponseStore:
 
         Raises InvalidField if the items are too many or too large.
         """
-        wanted = Counter(ids)
-        if not wanted:
+        counts = Counter(ids)
+        if not counts:
             return {}
-        if wanted.total() > MAX_REFERENCES:
+        if counts.total() > MAX_REFERENCES:
             raise InvalidField(
                 None,
                 "a request may have at most",
                 limit=f"{MAX_REFERENCES} items of type item_reference",
-                given=wanted.total(),
+                given=counts.total(),
             )
         max_bytes = self._max_history
-        found = await self._database.read(owner, lambda rows: self._records.find_items(rows, wanted, owner, max_bytes))
+        items = await self._database.read(owner, lambda rows: self._records.find_items(rows, counts, owner, max_bytes))
         for running in self._running.values():
             if running.owner == owner:
-                found |= {id: to_json(item) for id, item in running.find_items(wanted.keys()).items()}
-        if sum(wanted[id] * len(item) for id, item in found.items()) > max_bytes:
+                items |= {id: to_json(item) for id, item in running.find_items(counts.keys()).items()}
+        if sum(counts[id] * len(item) for id, item in items.items()) > max_bytes:
             raise references_too_large(max_bytes)
-        return await asyncio.to_thread(lambda: {id: json.loads(item) for id, item in found.items()})
+        return await asyncio.to_thread(lambda: {id: json.loads(item) for id, item in items.items()})
 
     async def close(self) -> None:
         """Stop background responses, and wait until those that have ended are stored."""
@@ -492,7 +492,7 @@ class ResponseStore:
                 evicted.add(id)
         return evicted
 
-    async def _end_elsewhere(self, running: StoredRecord) -> None:
+    async def _end_in_other_process(self, running: StoredRecord) -> None:
         """End the engine request of a response that another API process generates. Does nothing if the engine request
         has already ended.
         """
@@ -507,9 +507,9 @@ class ResponseStore:
         try:
             async with asyncio.timeout(_CANCEL_TIMEOUT):
                 while True:
-                    found = await self.get(id, owner)
-                    if found.response["status"] not in RUNNING:
-                        return found
+                    record = await self.get(id, owner)
+                    if record.response["status"] not in RUNNING:
+                        return record
                     await asyncio.sleep(_CHECK_EVERY)
         except TimeoutError:
             raise Unavailable(f"response {id} has not ended yet; try again", param="response_id") from None
@@ -518,14 +518,14 @@ class ResponseStore:
         events = await self._find(key, lambda rows: self._records.events(rows, key, after))
         return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
 
-    async def _find(self, key: Key, read: Do[T | None]) -> T:
-        """Run `read` as a database job, which reads from the record with this key, and return its result. Raises
+    async def _find(self, key: Key, job: Do[T | None]) -> T:
+        """Run `job` as a database job, which reads from the record with this key, and return its result. Raises
         ResponseNotFound or ConversationNotFound if the result is None.
         """
-        found = await self._database.read(key.owner, read)
-        if found is None:
+        result = await self._database.read(key.owner, job)
+        if result is None:
             raise _not_found(key)
-        return found
+        return result
 
 
 def not_streamed(id: str) -> InvalidField:
@@ -578,7 +578,7 @@ NOT_STORED = "x-genai-not-stored"
 
 
 @dataclass(frozen=True)
-class TurnReceipt(Receipt):
+class WebSocketReceipt(Receipt):
     """What is known of a request that came over a WebSocket before the app reads it, and the latest response on that
     connection.
     """
@@ -599,23 +599,23 @@ class CallerStore:
     # The latest response on the same WebSocket; None for an HTTP request.
     latest: LatestResponse | None = None
 
-    async def given_items(self, given: str | Sequence[InputItem], field: str) -> list[JsonObject]:
-        """Convert the items `given` in the request's field `field` to the form that items have in responses. References
+    async def to_response_items(self, items: str | Sequence[InputItem], field: str) -> list[JsonObject]:
+        """Convert the items `items` in the request's field `field` to the form that items have in responses. References
         to items are replaced by the stored items.
 
         Raises InvalidField and StoreUnavailable.
         """
         try:
-            stored = await self.store.find_items(referenced_ids(given), self.owner)
+            stored = await self.store.find_items(referenced_ids(items), self.owner)
         except InvalidField as error:
             raise error.at(field) from None
-        return await asyncio.to_thread(given_items, given, stored, field=field)
+        return await asyncio.to_thread(to_response_items, items, stored, field=field)
 
 
 async def caller_store(request: Request, owner: KeyHolderDep) -> CallerStore:
     """The store for the client of a request. A FastAPI dependency of the routes."""
     state = request_state(request.scope)
-    latest = state.receipt.latest if isinstance(state.receipt, TurnReceipt) else None
+    latest = state.receipt.latest if isinstance(state.receipt, WebSocketReceipt) else None
     return CallerStore(request.app.state.responses, owner, state.record.unique_id, latest)
 
 

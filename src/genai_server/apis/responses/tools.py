@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from genai_server.generation.parameters.base import (
-    ByType,
     NonEmptyText,
+    StrictModel,
+    TaggedUnion,
     Text,
-    Wire,
     WritableObject,
     check_with_type,
     elements,
@@ -54,7 +54,7 @@ def _with_direct(callers: list[str]) -> list[str]:
 AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], elements(8), AfterValidator(_with_direct)]
 
 
-class NamespacedTool(Wire):
+class NamespacedTool(StrictModel):
     """Fields of tools that have a name, and may have a namespace."""
 
     name: FunctionName
@@ -94,7 +94,7 @@ class FunctionTool(NamespacedTool):
     )
 
 
-class ToolGrammar(Wire):
+class ToolGrammar(StrictModel):
     """The format of the text with which a custom tool is called."""
 
     type: Literal["text", "grammar"]
@@ -114,7 +114,7 @@ class CustomTool(NamespacedTool):
     format: ToolGrammar | None = Field(None, description="Format of the tool's input; by default any text.")
 
 
-class TypedTool(Wire):
+class TypedTool(StrictModel):
     """Fields of tools that the API defines by their type, which is also their name in the prompt."""
 
     type: str
@@ -132,7 +132,7 @@ class ApplyPatchTool(TypedTool):
     type: Literal["apply_patch"]
 
 
-class LocalSkill(Wire):
+class LocalSkill(StrictModel):
     """A folder with instructions that the model may read with the shell."""
 
     name: Text
@@ -140,7 +140,7 @@ class LocalSkill(Wire):
     path: Text
 
 
-class LocalEnvironment(Wire):
+class LocalEnvironment(StrictModel):
     """The environment of shell commands: the client's own machine."""
 
     type: Literal["local"]
@@ -169,7 +169,7 @@ class ToolSearchTool(TypedTool):
     parameters: WritableObject | None = Field(None, description="JSON schema of a search; by default paths of tools.")
 
 
-class McpFilter(Wire):
+class McpFilter(StrictModel):
     """Selects tools of a tool server by name, by whether the server calls them read-only, or by both."""
 
     tool_names: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | None = None
@@ -181,14 +181,14 @@ class McpFilter(Wire):
         return is_named and (self.read_only is None or tool.is_read_only == self.read_only)
 
 
-class McpApproval(Wire):
+class McpApproval(StrictModel):
     """Selects the tools whose calls need an approval, or those whose calls need none."""
 
     always: McpFilter | None = None
     never: McpFilter | None = None
 
 
-class McpTool(Wire):
+class McpTool(StrictModel):
     """A tool server whose tools this server runs: one from the server's configuration, or one at an allowed host."""
 
     type: Literal["mcp"]
@@ -237,8 +237,10 @@ class McpTool(Wire):
         """The names of the fields in this request that have no effect. `has_address` says whether the tools are those
         of the server at `server_url`, not those of a configured tool server.
         """
-        own = () if has_address else ("server_url", "authorization", "headers")
-        return [field for field in (*own, "connector_id", "tunnel_id", "defer_loading") if getattr(self, field)]
+        address_fields = () if has_address else ("server_url", "authorization", "headers")
+        return [
+            field for field in (*address_fields, "connector_id", "tunnel_id", "defer_loading") if getattr(self, field)
+        ]
 
 
 class McpFunction(FunctionTool):
@@ -248,17 +250,18 @@ class McpFunction(FunctionTool):
 
 
 ResponseTool = Annotated[
-    FunctionTool | CustomTool | ApplyPatchTool | ShellTool | LocalShellTool | ToolSearchTool | McpTool, ByType("tool")
+    FunctionTool | CustomTool | ApplyPatchTool | ShellTool | LocalShellTool | ToolSearchTool | McpTool,
+    TaggedUnion("tool"),
 ]
 
 
-class NamespaceTool(Wire):
+class NamespaceTool(StrictModel):
     """Functions and custom tools with a common namespace."""
 
     type: Literal["namespace"]
     name: FunctionName
     description: Text | None = None
-    tools: Annotated[list[Annotated[FunctionTool | CustomTool, ByType("tool")]], elements(MAX_TOOLS)]
+    tools: Annotated[list[Annotated[FunctionTool | CustomTool, TaggedUnion("tool")]], elements(MAX_TOOLS)]
 
     @model_validator(mode="after")
     def _has_names_that_fit(self) -> Self:
@@ -270,7 +273,7 @@ class NamespaceTool(Wire):
 # A tool that an item of the conversation brings.
 ItemTool = Annotated[
     FunctionTool | CustomTool | ApplyPatchTool | ShellTool | LocalShellTool | ToolSearchTool | NamespaceTool,
-    ByType("tool"),
+    TaggedUnion("tool"),
 ]
 
 
@@ -279,7 +282,7 @@ def flattened(tools: "Iterable[ResponseTool | NamespaceTool]") -> Iterator[Respo
     for tool in tools:
         if isinstance(tool, NamespaceTool):
             space = {"namespace": tool.name, "namespace_description": tool.description}
-            yield from (one.model_copy(update=space) for one in tool.tools)
+            yield from (inner.model_copy(update=space) for inner in tool.tools)
         else:
             yield tool
 
@@ -436,7 +439,10 @@ class _ToolSearch(ClientTool):
         """The function that stands for a tool search. If the request does not define its parameters, its parameter is a
         list of paths: names of tools or namespaces in `deferred`.
         """
-        paths = {one.namespace or one.name: one.namespace_description or one.description for one in deferred}
+        paths = {
+            candidate.namespace or candidate.name: candidate.namespace_description or candidate.description
+            for candidate in deferred
+        }
         description = tool.description or "Load more tools, which can be called afterwards."
         if paths:
             lines = [f"- {path}: {text}" if text else f"- {path}" for path, text in paths.items()]

@@ -60,7 +60,7 @@ from genai_server.http.json_response import JsonObject
 from genai_server.http.leniency import Leniency
 from genai_server.messages.generation_request import Sampling
 
-_BRINGING = ("additional_tools", "tool_search_output")
+_TOOL_ADDING_TYPES = ("additional_tools", "tool_search_output")
 _TOOL: TypeAdapter[ItemTool] = TypeAdapter(ItemTool)
 
 
@@ -72,14 +72,14 @@ class OfferedTools:
     """
 
     def __init__(self, body: ResponsesRequest, conversation: Sequence[JsonObject]) -> None:
-        own = list(body.tools or [])
-        self._deferred = [tool for tool in own if isinstance(tool, NamespacedTool) and tool.defer_loading]
+        body_tools = list(body.tools or [])
+        self._deferred = [tool for tool in body_tools if isinstance(tool, NamespacedTool) and tool.defer_loading]
         hidden = {tool.full_name for tool in self._deferred} - set(body.chosen_names())
-        brought = {tool.full_name: tool for tool in chain.from_iterable(map(_brought, conversation))}
-        self.listed = [tool for tool in own if tool.full_name not in hidden]
+        brought = {tool.full_name: tool for tool in chain.from_iterable(map(_added_tools, conversation))}
+        self.listed = [tool for tool in body_tools if tool.full_name not in hidden]
         shown = brought.keys() | _called(conversation) | {tool.full_name for tool in self.listed}
         # What an answer may call: tools of the request have precedence over those of the same name that items bring.
-        self.callable = [tool for tool in own if tool.full_name in shown]
+        self.callable = [tool for tool in body_tools if tool.full_name in shown]
         names = {tool.full_name for tool in self.callable}
         self.callable += [tool for name, tool in brought.items() if name not in names]
         if len(self.callable) > MAX_TOOLS:
@@ -108,19 +108,21 @@ class OfferedTools:
         """The text with which the prompt introduces the tools that an item adds; "" if the beginning of the prompt
         defines all of them.
         """
-        tools = list(_brought(item))
+        tools = list(_added_tools(item))
         if item["type"] == "additional_tools" and all(tool.full_name in self._defined for tool in tools):
             return ""
-        known = self.by_name()
+        tools_by_name = self.by_name()
         return introduction(
-            {"name": tool.full_name} if tool.full_name in self._defined else self.function(known[tool.full_name])
+            {"name": tool.full_name}
+            if tool.full_name in self._defined
+            else self.function(tools_by_name[tool.full_name])
             for tool in tools
         )
 
 
-def _brought(item: JsonObject) -> Iterator[ResponseTool]:
+def _added_tools(item: JsonObject) -> Iterator[ResponseTool]:
     """The tools that an item adds to those that the model may call."""
-    if item["type"] in _BRINGING and not is_foreign(item):
+    if item["type"] in _TOOL_ADDING_TYPES and not is_foreign(item):
         yield from flattened(map(_TOOL.validate_python, item["tools"]))
 
 
@@ -213,8 +215,8 @@ def _mcp_choice(body: ResponsesRequest, choice: NamedMcpTool) -> JsonObject:
         if choice.name in (None, tool.name)
     ]
     if not names:
-        what = f"{choice.server_label} {choice.name or ''}".strip()
-        raise InvalidField("tool_choice", f"names the tool {quoted(what)}, which is not in tools")
+        tool_name = f"{choice.server_label} {choice.name or ''}".strip()
+        raise InvalidField("tool_choice", f"names the tool {quoted(tool_name)}, which is not in tools")
     functions = [{"type": "function", "function": {"name": name}} for name in names]
     if choice.name is not None:
         return functions[0]
@@ -222,14 +224,14 @@ def _mcp_choice(body: ResponsesRequest, choice: NamedMcpTool) -> JsonObject:
 
 
 def field_names(
-    chat: ChatParameters, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
+    chat: ChatParameters, conversation: Sequence[JsonObject], new_items: Sequence[JsonObject], earlier: str
 ) -> FieldNames:
     """Map fields of the chat parameters to the fields of the request from which they come, for error messages.
 
-    `given` are the items in the request's field `input`. `earlier` is the field of the request that refers to all other
-    items of the conversation, such as `previous_response_id`.
+    `new_items` are the items in the request's field `input`. `earlier` is the field of the request that refers to all
+    other items of the conversation, such as `previous_response_id`.
     """
-    location_of = _location_of(given, earlier)
+    location_of = _location_of(new_items, earlier)
 
     def media_locations() -> Iterator[MediaLocation]:
         for item in conversation:
@@ -251,7 +253,7 @@ def new_response(
     """A new response object with the request's fields and the sampling parameters in use. `created` is in seconds since
     1970. `is_stored` is the value of the field `store`.
     """
-    asked = body.model_dump(include={"reasoning", "text", "tool_choice"}, exclude_none=True, by_alias=True)
+    fields = body.model_dump(include={"reasoning", "text", "tool_choice"}, exclude_none=True, by_alias=True)
     return {
         "id": new_id("resp"),
         "object": "response",
@@ -273,41 +275,41 @@ def new_response(
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "presence_penalty": sampling.presence_penalty,
         "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": _given_text(body.prompt_cache_key),
-        "reasoning": {"effort": None, "summary": None, **asked.get("reasoning", {})},
-        "safety_identifier": _given_text(body.safety_identifier),
+        "prompt_cache_key": _text_or_none(body.prompt_cache_key),
+        "reasoning": {"effort": None, "summary": None, **fields.get("reasoning", {})},
+        "safety_identifier": _text_or_none(body.safety_identifier),
         "service_tier": "default",
         "store": is_stored,
         "temperature": sampling.temperature,
-        "text": {"format": {"type": "text"}, "verbosity": "medium", **asked.get("text", {})},
-        "tool_choice": asked.get("tool_choice", "auto"),
+        "text": {"format": {"type": "text"}, "verbosity": "medium", **fields.get("text", {})},
+        "tool_choice": fields.get("tool_choice", "auto"),
         "tools": _repeated(body.tools or []),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
         "truncation": body.truncation or "disabled",
-        "user": _given_text(body.user),
+        "user": _text_or_none(body.user),
     }
 
 
 def name_conversions(
-    leniency: Leniency, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
+    leniency: Leniency, conversation: Sequence[JsonObject], new_items: Sequence[JsonObject], earlier: str
 ) -> None:
     """Report to `leniency` the items of a conversation that the prompt leaves out, and those that it contains in
     another form than with OpenAI's API.
 
-    `given` are the items in the request's field `input`. `earlier` is the field of the request that refers to all other
-    items of the conversation, such as `previous_response_id`.
+    `new_items` are the items in the request's field `input`. `earlier` is the field of the request that refers to all
+    other items of the conversation, such as `previous_response_id`.
     """
-    location_of = _location_of(given, earlier)
+    location_of = _location_of(new_items, earlier)
     leniency.convert(f"{location_of(item)} ({form})" for item, form in conversions(conversation))
     leniency.note(f"{location_of(item)} ({kind})" for item, kind in without_effect(conversation))
 
 
-def _location_of(given: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject], str]:
+def _location_of(new_items: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject], str]:
     """A function that says where an item of the conversation is in the request: such as `input[3]` for an item of
-    `given`, otherwise the name `earlier` of the field that refers to it, with the item's id.
+    `new_items`, otherwise the name `earlier` of the field that refers to it, with the item's id.
     """
-    locations = {id(item): f"input[{index}]" for index, item in enumerate(given)}
+    locations = {id(item): f"input[{index}]" for index, item in enumerate(new_items)}
     return lambda item: locations.get(id(item)) or f"{earlier} (item {item['id']})"
 
 
@@ -320,35 +322,35 @@ def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
     """The request's tools in the form in which the response object repeats them. As in OpenAI's API, a namespace
     contains its tools.
     """
-    found: list[JsonObject] = []
+    repeated: list[JsonObject] = []
     for tool in tools:
         if not isinstance(tool, NamespacedTool):
-            found.append(tool.model_dump(exclude={"authorization", "headers"}, exclude_none=True))
+            repeated.append(tool.model_dump(exclude={"authorization", "headers"}, exclude_none=True))
             continue
         without = {"namespace", "namespace_description"}
         # OpenAI's functions have a null for each of their older fields.
         without |= {field for field in ("allowed_callers", "defer_loading") if getattr(tool, field) is None}
         named = tool.model_dump(exclude=without, exclude_none=not isinstance(tool, FunctionTool))
         if tool.namespace is None:
-            found.append(named)
+            repeated.append(named)
             continue
         space = {"type": "namespace", "name": tool.namespace, "description": tool.namespace_description or ""}
-        if not found or found[-1]["type"] != "namespace" or found[-1]["name"] != tool.namespace:
-            found.append({**space, "tools": []})
-        found[-1]["tools"].append(named)
-    return found
+        if not repeated or repeated[-1]["type"] != "namespace" or repeated[-1]["name"] != tool.namespace:
+            repeated.append({**space, "tools": []})
+        repeated[-1]["tools"].append(named)
+    return repeated
 
 
-def _given_text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     """The value if it is a text, otherwise None, because clients expect no other type."""
     return value if isinstance(value, str) else None
 
 
 def compacting(body: CompactRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
     """The chat parameters with which the model summarizes a conversation. Raises the same errors as `to_chat`."""
-    asked = [*conversation, message("user", [text_part(_COMPACT)])]
+    items = [*conversation, message("user", [text_part(_COMPACT)])]
     fields = {"model": body.model, "input": "", "instructions": body.instructions}
-    return to_chat(ResponsesRequest.model_validate(fields), asked)
+    return to_chat(ResponsesRequest.model_validate(fields), items)
 
 
 def compacted(conversation: Sequence[JsonObject], summary: str) -> list[JsonObject]:
@@ -364,11 +366,13 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
     Initial instructions and the user's last message are kept, and calls are not separated from their outputs. None if
     nothing can be dropped.
     """
-    first = next((position for position, item in enumerate(conversation) if item.get("role") not in _INSTRUCTING), 0)
-    head, rest = list(conversation[:first]), conversation[first:]
-    sizes = [_size(item) for item in rest]
-    left = list(accumulate(reversed(sizes), initial=0))[::-1]
-    last = max((position for position, item in enumerate(rest) if item.get("role") == "user"), default=None)
+    first = next(
+        (position for position, item in enumerate(conversation) if item.get("role") not in _INSTRUCTION_ROLES), 0
+    )
+    head, tail = list(conversation[:first]), conversation[first:]
+    sizes = [_size(item) for item in tail]
+    remaining = list(accumulate(reversed(sizes), initial=0))[::-1]
+    last = max((position for position, item in enumerate(tail) if item.get("role") == "user"), default=None)
 
     def users_last(position: int) -> int | None:
         """If the user's last message comes before `position`, so that a cut there would drop it, the position of the
@@ -378,22 +382,22 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
 
     def size(position: int) -> int:
         user = users_last(position)
-        return left[position] + (0 if user is None else sizes[user])
+        return remaining[position] + (0 if user is None else sizes[user])
 
-    cuts = [position for position in _cuts(rest) if size(position) < left[0]]
+    cuts = [position for position in _cuts(tail) if size(position) < remaining[0]]
     # Prefer complete turns: many templates require the user's message first.
-    turns = [position for position in cuts if rest[position].get("role") == "user"]
-    target = share * left[0]
+    turns = [position for position in cuts if tail[position].get("role") == "user"]
+    target = share * remaining[0]
     position = next(
         (position for position in [*turns, *cuts] if size(position) <= target), min(cuts, key=size, default=None)
     )
     if position is None:
         return None
     user = users_last(position)
-    return [*head, *([] if user is None else [rest[user]]), *rest[position:]]
+    return [*head, *([] if user is None else [tail[user]]), *tail[position:]]
 
 
-_INSTRUCTING = ("system", "developer")
+_INSTRUCTION_ROLES = ("system", "developer")
 # Characters of text that take about as many tokens as an image.
 _IMAGE_SIZE = 2000
 

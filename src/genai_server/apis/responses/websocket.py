@@ -13,7 +13,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.apis.responses.store import LatestResponse, TurnReceipt
+from genai_server.apis.responses.store import LatestResponse, WebSocketReceipt
 from genai_server.errors import InvalidField, OriginForbidden, RequestError
 from genai_server.http.body_budget import BODY_KEY
 from genai_server.http.error_wording import DEFAULT, ErrorParts
@@ -23,7 +23,7 @@ from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER
 from genai_server.http.middleware.authentication import is_own_origin
 from genai_server.http.middleware.body import check_json, replayed
 from genai_server.http.request_state import ParsingThread, Receipt, receipt_of, request_state, with_receipt
-from genai_server.timing import ARRIVED, request_clock
+from genai_server.timing import ARRIVAL_KEY, request_clock
 
 log = logging.getLogger(__name__)
 
@@ -92,13 +92,13 @@ async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: S
     try:
         while (message := await receive())["type"] != "websocket.disconnect":
             # Only this project's protocol class reports when a message's first byte arrived.
-            arrived = message.get(ARRIVED, request_clock())
+            arrived = message.get(ARRIVAL_KEY, request_clock())
             if turn is not None and not turn.is_finished:
                 await _send_error(send, _error("the previous response is still running", "response_in_progress"))
                 continue
             if turn is not None:
                 await turn.ended()
-            receipt = TurnReceipt(arrived, receipt_of(scope.get("state", {})).max_files, latest=latest)
+            receipt = WebSocketReceipt(arrived, receipt_of(scope.get("state", {})).max_files, latest=latest)
             try:
                 turn = await _begun(message, receipt, parsing, scope, send)
             except RequestError as error:
@@ -108,7 +108,9 @@ async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: S
             await turn.leave()
 
 
-async def _begun(message: Message, receipt: TurnReceipt, parsing: ParsingThread, scope: Scope, send: Send) -> "_Turn":
+async def _begun(
+    message: Message, receipt: WebSocketReceipt, parsing: ParsingThread, scope: Scope, send: Send
+) -> "_Turn":
     """Start the request that a WebSocket message asks for, and return it. Raises RequestError if the message is not
     valid.
     """
@@ -193,8 +195,8 @@ def _named(headers: Iterable[tuple[bytes, bytes]]) -> JsonObject:
     """The response headers that report what was left out or converted, as fields for the first event: `genai_ignored`
     for the header x-genai-ignored.
     """
-    found = {name.decode().lower(): value.decode() for name, value in headers}
-    return {name[2:].replace("-", "_"): found[name] for name in (IGNORED_HEADER, CONVERTED_HEADER) if name in found}
+    by_name = {name.decode().lower(): value.decode() for name, value in headers}
+    return {name[2:].replace("-", "_"): by_name[name] for name in (IGNORED_HEADER, CONVERTED_HEADER) if name in by_name}
 
 
 def _body(text: bytes) -> tuple[bytes, object]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from genai_server.generation.parameters.chat_messages import ChatMessage
 from genai_server.http.json_response import JsonObject
-from genai_server.http.leniency import LeftOut, history_of, nameable, objects_at, replace_media
+from genai_server.http.leniency import RemovalRules, history_of, nameable, objects_at, replace_media
 
 # Where a body has an image or audio: the part, such as `input[0].content[1]`, and its field with the data or URL.
 MediaLocation = tuple[str, str]
@@ -36,14 +36,14 @@ def media_names(messages: Sequence[ChatMessage], locations: Iterable[MediaLocati
         for number, message in enumerate(messages)
         for index, part in message.media
     ]
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for (part, field), (outer_part, outer_field) in zip(parts, locations, strict=True):
-        found |= {part: outer_part, f"{part}.{field}": outer_field}
-    return found
+        names |= {part: outer_part, f"{part}.{field}": outer_field}
+    return names
 
 
 # Fields that mean something only to the server that wrote them.
-_WITHOUT_MEANING = frozenset(
+_SERVER_SPECIFIC_FIELDS = frozenset(
     {
         "async",
         "cache_control",
@@ -64,7 +64,7 @@ _WITHOUT_MEANING = frozenset(
     }
 )
 # Fields next to a text that are not part of a prompt.
-_ABOUT_TEXTS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
+_TEXT_METADATA_FIELDS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
 # Files inside of a text: data URLs, and base64 that is too long for a word. The second form begins only where a run of
 # its characters does, so that the search takes linear time.
 _FILE = re.compile(r"data:[\w.+-]*/[\w.+-]+;base64,[\w+/=-]*|(?<![\w+/-])[\w+/-]{512,}={0,2}", re.ASCII)
@@ -83,7 +83,7 @@ def note(value: JsonObject) -> str:
     lines = [f"[{value['type']}]"]
     for name, field in value.items():
         field = _names(field) if name == "tools" else _meaning(field)
-        if name not in _WITHOUT_MEANING and field not in (None, "", [], {}):
+        if name not in _SERVER_SPECIFIC_FIELDS and field not in (None, "", [], {}):
             lines.append(f"{name}: {_text(field)}")
     return "\n".join(lines)
 
@@ -91,7 +91,7 @@ def note(value: JsonObject) -> str:
 def part_text(part: JsonObject) -> str:
     """The text of a content part of an unknown type: the part's own text if it has nothing else, otherwise a note."""
     texts = [part[name] for name in ("text", "refusal") if isinstance(part.get(name), str)]
-    is_text = len(texts) == 1 and len(part.keys() - _WITHOUT_MEANING - _ABOUT_TEXTS) == 1
+    is_text = len(texts) == 1 and len(part.keys() - _SERVER_SPECIFIC_FIELDS - _TEXT_METADATA_FIELDS) == 1
     return str(texts[0]) if is_text else note(part)
 
 
@@ -118,7 +118,9 @@ def _meaning(value: Any) -> Any:
     """
     if isinstance(value, dict):
         inner = {
-            name: _meaning(field) for name, field in value.items() if name == "type" or name not in _WITHOUT_MEANING
+            name: _meaning(field)
+            for name, field in value.items()
+            if name == "type" or name not in _SERVER_SPECIFIC_FIELDS
         }
         return {name: field for name, field in inner.items() if field is not None}
     if isinstance(value, list):
@@ -161,20 +163,20 @@ def convert_messages(body: Any) -> list[str]:
     """Convert parts of the conversation history in the field `messages` of a body that this server does not support to
     text. Returns the location and new form of each change.
     """
-    found = convert_parts(history_of(body, "messages"), "messages[].content[]", _PARTS, "text")
+    changes = convert_parts(history_of(body, "messages"), "messages[].content[]", _PARTS, "text")
     for location, message in objects_at(body, "messages[]"):
         if message.get("role") != "assistant":
             continue
         refusal, audio = message.get("refusal"), message.get("audio")
         if isinstance(refusal, str):
             del message["refusal"]
-            found += [f"{location}.refusal (as content)"] if _add_text(message, refusal) else []
+            changes += [f"{location}.refusal (as content)"] if _add_text(message, refusal) else []
         if isinstance(audio, dict) and isinstance(audio.get("transcript"), str):
             del message["audio"]
-            found += (
+            changes += (
                 [f"{location}.audio (its transcript as content)"] if _add_text(message, audio["transcript"]) else []
             )
-    return found
+    return changes
 
 
 def _leave_out_of_answers(body: Any) -> Iterator[str]:
@@ -186,7 +188,7 @@ def _leave_out_of_answers(body: Any) -> Iterator[str]:
 
 
 # What of the history in a body's `messages` cannot be read as text.
-HISTORY = LeftOut(
+HISTORY = RemovalRules(
     rules=(
         lambda body: replace_media(history_of(body, "messages"), FILES, "text", "messages[].content[]"),
         _leave_out_of_answers,
@@ -195,22 +197,22 @@ HISTORY = LeftOut(
 )
 
 
-def convert_parts(history: JsonObject, path: str, known: Collection[str], text_type: str) -> list[str]:
+def convert_parts(history: JsonObject, path: str, known_types: Collection[str], text_type: str) -> list[str]:
     """Replace content parts of unknown types in a conversation history by their text. Returns the location and former
     type of each replaced part.
 
-    `path` is where the parts are, such as `messages[].content[]`. Parts with a type in `known` are unchanged. The new
-    parts have the type `text_type`.
+    `path` is where the parts are, such as `messages[].content[]`. Parts with a type in `known_types` are unchanged. The
+    new parts have the type `text_type`.
     """
-    found = []
+    changes = []
     for location, part in objects_at(history, path):
         kind = part.get("type")
-        if isinstance(kind, str) and kind not in known:
+        if isinstance(kind, str) and kind not in known_types:
             text = part_text(part)
             part.clear()
             part.update(type=text_type, text=text)
-            found.append(f"{location} ({nameable(kind, 'a part')} as text)")
-    return found
+            changes.append(f"{location} ({nameable(kind, 'a part')} as text)")
+    return changes
 
 
 def _add_text(message: JsonObject, text: str) -> bool:

@@ -6,14 +6,14 @@ from typing import Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from genai_server.generation.parameters.base import Wire, field_error
+from genai_server.generation.parameters.base import StrictModel, field_error
 from genai_server.generation.parameters.chat_messages import ChatParameters, ReasoningEffort, ThoughtBudget
 
 # The effort of a request that asks for thoughts without saying how many.
-_SOME: ReasoningEffort = "medium"
+_DEFAULT_EFFORT: ReasoningEffort = "medium"
 
 
-class ReasoningOptions(Wire):
+class ReasoningOptions(StrictModel):
     """OpenRouter's options for reasoning."""
 
     effort: ReasoningEffort | None = None
@@ -23,7 +23,7 @@ class ReasoningOptions(Wire):
     max_tokens: ThoughtBudget | None = Field(None, description="Another name of thinking_token_budget.")
 
 
-class ThinkingOptions(Wire):
+class ThinkingOptions(StrictModel):
     """The options for reasoning in the APIs of Anthropic, DeepSeek and GLM."""
 
     type: Literal["enabled", "disabled", "adaptive", "auto"] = Field(
@@ -57,21 +57,21 @@ class OtherThinkingFields(ChatParameters):
             "thinking.type": None if self.thinking is None else _SWITCHES.get(self.thinking.type),
             "enable_thinking": self.enable_thinking,
         }
-        first, wanted = None, None
+        first, chosen = None, None
         for field, effort in efforts.items():
             if effort is None:
                 continue
-            if wanted not in (None, effort):
+            if chosen not in (None, effort):
                 raise field_error(field, f"contradicts {first}")
-            first, wanted = first or field, effort
+            first, chosen = first or field, effort
         for field, is_on in switches.items():
             if is_on is None:
                 continue
-            if wanted is not None and is_on == (wanted == "none"):
+            if chosen is not None and is_on == (chosen == "none"):
                 raise field_error(field, f"contradicts {first}")
-            first, wanted = first or field, wanted or (_SOME if is_on else "none")
+            first, chosen = first or field, chosen or (_DEFAULT_EFFORT if is_on else "none")
         if self.reasoning_effort is None:
-            self._effort_field, self.reasoning_effort = first, wanted
+            self._effort_field, self.reasoning_effort = first, chosen
         return self
 
     @model_validator(mode="after")
@@ -83,12 +83,12 @@ class OtherThinkingFields(ChatParameters):
             "thinking.budget_tokens": None if self.thinking is None else self.thinking.budget_tokens,
             "reasoning.max_tokens": None if self.reasoning is None else self.reasoning.max_tokens,
         }
-        given = {field: budget for field, budget in budgets.items() if budget is not None}
-        for field, budget in given.items():
-            if budget != next(iter(given.values())):
-                raise field_error(field, f"contradicts {next(iter(given))}")
-        if given and self.thinking_token_budget is None:
-            self._budget_field, self.thinking_token_budget = next(iter(given.items()))
+        present = {field: budget for field, budget in budgets.items() if budget is not None}
+        for field, budget in present.items():
+            if budget != next(iter(present.values())):
+                raise field_error(field, f"contradicts {next(iter(present))}")
+        if present and self.thinking_token_budget is None:
+            self._budget_field, self.thinking_token_budget = next(iter(present.items()))
         return self
 
     @property

@@ -74,7 +74,7 @@ _MAX_CONDITIONING = 0.5
 _MIN_WINDOW = 0.1
 _AUDIO_TOKENS_PER_SECOND = 50
 # The value of `language` with which the language is detected, as without the field.
-_DETECTED = "auto"
+_DETECT_LANGUAGE = "auto"
 # What follows the language in a tag such as `en-US` or `zh_Hant`.
 _SUBTAGS = re.compile(r"[-_].*", re.DOTALL)
 _WORDS = "timestamp_granularities"
@@ -192,15 +192,15 @@ class Transcription:
         texts = [[token for token in segment.tokens if self._transcriber.is_text(token)] for segment in segments]
         times = await self._transcriber.token_times(window, list(chain(*texts)), task)
         times = [min(window.start + time, window.end) for time in times]
-        found, first = [], 0
+        timed, first = [], 0
         for segment, text in zip(segments, texts, strict=True):
             words = words_of(text, times[first : first + len(text) + 1], self.token_bytes, task.language)
-            found.append(replace(segment, words=bounded(words, segment.start, segment.end)))
+            timed.append(replace(segment, words=bounded(words, segment.start, segment.end)))
             first += len(text)
-        return found
+        return timed
 
     async def _window(self, seek: float) -> Window | None:
-        with self._requests.noting_errors():
+        with self._requests.recording_errors():
             async with within(self._requests.deadline):
                 return await self._recording.window(seek)
 
@@ -236,7 +236,7 @@ class Transcription:
             avg_logprob=transcript.avg_logprob,
             compression_ratio=transcript.compression_ratio,
             no_speech_prob=transcript.no_speech_prob,
-            logprobs=[each for each in scored if self._transcriber.is_text(each.token)],
+            logprobs=[logprob for logprob in scored if self._transcriber.is_text(logprob.token)],
         )
 
 
@@ -293,7 +293,7 @@ async def _options(
     candidates = [] if not isinstance(form, TranscriptionForm) else form.languages or []
     candidates = [_known(code, model, "languages") for code in candidates]
     language = None
-    if form.language is not None and form.language.strip().lower() != _DETECTED:
+    if form.language is not None and form.language.strip().lower() != _DETECT_LANGUAGE:
         language = _known(form.language, model, "language")
     if not model.languages:
         language = ENGLISH
@@ -323,11 +323,11 @@ def _known(code: str, model: SpeechModel, param: str) -> str:
     """The code that the model uses for a language, given as in `en` or `en-US` (the region is ignored). Raises
     InvalidField for the field `param` if the model does not know the language.
     """
-    known = sorted(model.languages) or [ENGLISH]
-    found = _SUBTAGS.sub("", code.strip().lower())
-    if found not in known:
-        raise InvalidField(param, f"must be one of the model's languages ({', '.join(known)})", given=code)
-    return found
+    languages = sorted(model.languages) or [ENGLISH]
+    language = _SUBTAGS.sub("", code.strip().lower())
+    if language not in languages:
+        raise InvalidField(param, f"must be one of the model's languages ({', '.join(languages)})", given=code)
+    return language
 
 
 _PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
@@ -376,15 +376,15 @@ async def _transcribed(services: Services, form: AudioForm, context: RequestCont
         scored = transcription.token_bytes if shows_logprobs else None
         return EventStream(transcription, _events(transcription, scored))
     transcription, segments = await context.run_while_connected(whole())
-    found = Transcript(segments, transcription.duration, transcription.language, translates)
+    transcript = Transcript(segments, transcription.duration, transcription.language, translates)
     match form.response_format:
         case TranscriptFormat.JSON:
             scored = transcription.token_bytes if shows_logprobs else None
-            return await built_response(lambda: json_body(found, scored), is_long=len(segments) > _FEW_SEGMENTS)
+            return await built_response(lambda: json_body(transcript, scored), is_long=len(segments) > _FEW_SEGMENTS)
         case TranscriptFormat.VERBOSE_JSON:
-            body = partial(verbose_body, found, has_segments=form.has_segments, has_words=form.has_words)
+            body = partial(verbose_body, transcript, has_segments=form.has_segments, has_words=form.has_words)
             return await built_response(body, is_long=len(segments) > _FEW_SEGMENTS)
-    return PlainTextResponse(plain_body(found, form.response_format))
+    return PlainTextResponse(plain_body(transcript, form.response_format))
 
 
 async def _events(transcription: Transcription, scored: _Scored) -> AsyncGenerator[Event]:

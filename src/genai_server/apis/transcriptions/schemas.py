@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from genai_server.apis.transcriptions.windows import Segment
-from genai_server.generation.parameters.base import Text, Wire, elements, field_error
+from genai_server.generation.parameters.base import StrictModel, Text, elements, field_error
 from genai_server.http.json_response import JsonObject
 from genai_server.media.audio.detection import Detection
 from genai_server.messages.generation_request import TokenLogprob
@@ -34,7 +34,7 @@ class TranscriptFormat(StrEnum):
     VTT = "vtt"
 
 
-class AudioForm(Wire):
+class AudioForm(StrictModel):
     """The fields of both endpoints. All values in a form are texts, also numbers."""
 
     model_config = ConfigDict(strict=False)
@@ -95,7 +95,7 @@ class TranslationForm(AudioForm):
     """Body of /v1/audio/translations. OpenAI's own API does not have `language` and `stream` here."""
 
 
-class ServerVad(Wire):
+class ServerVad(StrictModel):
     """How speech is distinguished from silence (voice activity detection). A form has these fields as
     `chunking_strategy[type]` and so on, or one field with all of them as JSON.
     """
@@ -123,12 +123,12 @@ class ServerVad(Wire):
     def detection(self) -> Detection:
         """The parameters of the speech detector, with the detector's defaults for fields that are not given."""
         samples = SAMPLE_RATE // 1000
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "threshold": self.threshold,
             "padding": None if self.prefix_padding_ms is None else self.prefix_padding_ms * samples,
             "pause": None if self.silence_duration_ms is None else self.silence_duration_ms * samples,
         }
-        return Detection()._replace(**{name: value for name, value in given.items() if value is not None})
+        return Detection()._replace(**{name: value for name, value in options.items() if value is not None})
 
 
 class TranscriptionForm(AudioForm):
@@ -164,20 +164,20 @@ class TranscriptionForm(AudioForm):
 
     @field_validator("chunking_strategy", mode="before")
     @classmethod
-    def _from_json(cls, given: Any) -> Any:
-        if isinstance(given, str) and given.lstrip().startswith("{"):
+    def _from_json(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.lstrip().startswith("{"):
             try:
-                return json.loads(given)
+                return json.loads(value)
             except ValueError:
-                return given
-        return given
+                return value
+        return value
 
     @model_validator(mode="before")
     @classmethod
-    def _tells_no_speakers(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("response_format") == "diarized_json":
+    def _tells_no_speakers(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("response_format") == "diarized_json":
             raise field_error("response_format", f"cannot be diarized_json: {_NO_SPEAKERS}")
-        return given
+        return value
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
@@ -188,11 +188,11 @@ class TranscriptionForm(AudioForm):
             raise field_error("keywords", "is not supported: write the words into prompt")
         if self.language is not None and self.languages is not None:
             raise field_error("languages", "cannot be combined with language")
-        given = f"; given {self.response_format.value}"
+        suffix = f"; given {self.response_format.value}"
         if self.timestamp_granularities is not None and self.response_format is not TranscriptFormat.VERBOSE_JSON:
-            raise field_error("timestamp_granularities", f"is only allowed with response_format verbose_json{given}")
+            raise field_error("timestamp_granularities", f"is only allowed with response_format verbose_json{suffix}")
         if self.include is not None and self.response_format is not TranscriptFormat.JSON:
-            raise field_error("include", f"is only allowed with response_format json{given}")
+            raise field_error("include", f"is only allowed with response_format json{suffix}")
         return self
 
 
@@ -318,7 +318,7 @@ class Transcript:
     @property
     def logprobs(self) -> Iterable[TokenLogprob]:
         """The log probabilities of all tokens of the text, in order."""
-        return (each for segment in self.segments for each in segment.logprobs)
+        return (logprob for segment in self.segments for logprob in segment.logprobs)
 
 
 class TextDeltas:
@@ -333,9 +333,9 @@ class TextDeltas:
 
     def add(self, text: str) -> str:
         """The delta for the text of the next segment; may be empty."""
-        whole = self._held + text if self.text else text.lstrip()
-        delta = whole.rstrip()
-        self._held = whole[len(delta) :]
+        pending = self._held + text if self.text else text.lstrip()
+        delta = pending.rstrip()
+        self._held = pending[len(delta) :]
         self.text += delta
         return delta
 
@@ -362,11 +362,11 @@ def detected(language: str | None) -> list[JsonObject]:
 
 def scored_tokens(logprobs: Iterable[TokenLogprob], token_bytes: Callable[[int], bytes]) -> list[JsonObject]:
     """Tokens with their text, bytes and log probability, in OpenAI's format."""
-    found = []
-    for each in logprobs:
-        data = token_bytes(each.token)
-        found.append({"token": data.decode(errors="replace"), "bytes": list(data), "logprob": each.logprob})
-    return found
+    tokens = []
+    for logprob in logprobs:
+        data = token_bytes(logprob.token)
+        tokens.append({"token": data.decode(errors="replace"), "bytes": list(data), "logprob": logprob.logprob})
+    return tokens
 
 
 def verbose_body(transcript: Transcript, *, has_segments: bool = True, has_words: bool = False) -> JsonObject:
@@ -413,8 +413,8 @@ def plain_body(transcript: Transcript, form: TranscriptFormat) -> str:
     if form is TranscriptFormat.TEXT:
         return f"{transcript.text}\n"
     if form is TranscriptFormat.SRT:
-        return "".join(f"{number}\n{each}\n" for number, each in enumerate(_cues(transcript, ","), 1))
-    return "WEBVTT\n\n" + "".join(f"{each}\n" for each in _cues(transcript, "."))
+        return "".join(f"{number}\n{cue}\n" for number, cue in enumerate(_cues(transcript, ","), 1))
+    return "WEBVTT\n\n" + "".join(f"{cue}\n" for cue in _cues(transcript, "."))
 
 
 def _cues(transcript: Transcript, point: str) -> Iterable[str]:
@@ -426,5 +426,5 @@ def _cues(transcript: Transcript, point: str) -> Iterable[str]:
 
 def _time(seconds: float, point: str) -> str:
     milliseconds = round(seconds * 1000)
-    whole, fraction = divmod(milliseconds, 1000)
-    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}{point}{fraction:03d}"
+    whole_seconds, fraction = divmod(milliseconds, 1000)
+    return f"{whole_seconds // 3600:02d}:{whole_seconds // 60 % 60:02d}:{whole_seconds % 60:02d}{point}{fraction:03d}"

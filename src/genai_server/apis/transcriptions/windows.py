@@ -21,9 +21,9 @@ from genai_server.generation.engine_requests import EngineRequests
 from genai_server.media.audio.recordings import Window
 from genai_server.messages.generation_request import (
     Alignment,
+    AudioInput,
     GenerationRequest,
     Sampling,
-    Sound,
     TokenLogprob,
     TranscriptRules,
 )
@@ -70,8 +70,8 @@ def words_of(
     """
     grouped: list[list[_Piece]] = []
     for piece in _pieces([token_bytes(token) for token in tokens]):
-        begins = not piece.is_mark if language in _UNSPACED else piece.text[:1].isspace()
-        if begins or not grouped:
+        starts_word = not piece.is_mark if language in _UNSPACED else piece.text[:1].isspace()
+        if starts_word or not grouped:
             grouped.append([])
         grouped[-1].append(piece)
     return [word for pieces in grouped if (word := _word(pieces, times)) is not None]
@@ -86,12 +86,12 @@ def bounded(words: Sequence[Word], start: float, end: float) -> list[Word]:
     if not words:
         return []
     low, high = start - _SLACK, end + _SLACK
-    found = [Word(text, min(max(a, low), high), min(max(b, low), high)) for text, a, b in words]
-    first = found[0]
-    found[0] = first._replace(start=max(first.start, min(start, first.end)))
-    last = found[-1]
-    found[-1] = last._replace(end=min(last.end, max(end, last.start)))
-    return found
+    moved = [Word(text, min(max(a, low), high), min(max(b, low), high)) for text, a, b in words]
+    first = moved[0]
+    moved[0] = first._replace(start=max(first.start, min(start, first.end)))
+    last = moved[-1]
+    moved[-1] = last._replace(end=min(last.end, max(end, last.start)))
+    return moved
 
 
 def _word(pieces: Sequence[_Piece], times: Sequence[float]) -> Word | None:
@@ -102,7 +102,7 @@ def _word(pieces: Sequence[_Piece], times: Sequence[float]) -> Word | None:
 
 
 def _pieces(data: Sequence[bytes]) -> Collection[_Piece]:
-    found, first, text = [], 0, b""
+    pieces, first, text = [], 0, b""
     for last, part in enumerate(data, 1):
         text += part
         is_complete = last == len(data)
@@ -113,16 +113,16 @@ def _pieces(data: Sequence[bytes]) -> Collection[_Piece]:
         else:
             is_complete = True
         if is_complete:
-            found.append(_Piece(decoded, first, last))
+            pieces.append(_Piece(decoded, first, last))
             first, text = last, b""
-    return found
+    return pieces
 
 
 # A window of which less than this number of seconds would be complete is taken as a whole. Each window takes a pass of
 # the encoder, and timestamps may be only 0.02 s apart.
 _MIN_ADVANCE = 1.0
 # Seconds. A segment that ends so close to the end of a window that cuts speech may be cut, too.
-_AT_END = 0.3
+_CUT_MARGIN = 0.3
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def split(
     # A segment's end is followed by the next one's beginning.
     ends = [index for index in range(len(tokens) - 1) if is_time[index] and is_time[index + 1]]
     has_end = is_time[-2:] == [False, True]
-    if is_cut and has_end and (last := time(len(tokens) - 1, duration)) < duration - _AT_END:
+    if is_cut and has_end and (last := time(len(tokens) - 1, duration)) < duration - _CUT_MARGIN:
         ends, advance = [*ends, len(tokens) - 1], last
     elif not ends or (has_end and not is_cut):
         # No speech follows the last time, or the text has no other one.
@@ -187,11 +187,11 @@ def split(
         advance = time(ends[-1], duration)
     if advance < min(_MIN_ADVANCE, duration):
         ends, advance = [len(tokens) - 1], duration
-    spans, begin = [], 0
+    spans, first_token = [], 0
     for index in ends if tokens else ():
-        end = duration if index == begin else time(index, duration)
-        spans.append(Span(begin, index + 1, time(begin, 0.0), end))
-        begin = index + 1
+        end = duration if index == first_token else time(index, duration)
+        spans.append(Span(first_token, index + 1, time(first_token, 0.0), end))
+        first_token = index + 1
     return spans, min(advance, duration)
 
 
@@ -208,9 +208,9 @@ _MAX_COMPRESSION = 2.4
 _MIN_LOGPROB = -1.0
 _MAX_NO_SPEECH = 0.6
 # Seconds. The first timestamp of a window is at most this.
-_MAX_FIRST = 1.0
+_MAX_FIRST_TIMESTAMP = 1.0
 # At least this much is added to the logits of a token that is selected.
-_SELECTED = 100.0
+_SELECTED_TOKEN_BONUS = 100.0
 _ANY = Sampling()
 
 
@@ -277,7 +277,7 @@ class WindowTranscriber:
             suppressed=model.suppressed,
             end_of_text=model.end_of_text,
             first_timestamp=model.first_timestamp,
-            max_first=round(_MAX_FIRST / TIME_PRECISION),
+            max_first=round(_MAX_FIRST_TIMESTAMP / TIME_PRECISION),
         )
 
     async def detect_language(self, window: Window, candidates: Collection[str] = ()) -> str:
@@ -285,8 +285,8 @@ class WindowTranscriber:
         languages of the model if there are none.
         """
         languages = {code: id for code, id in self._model.languages.items() if not candidates or code in candidates}
-        found = await self._scores(window, [], list(languages.values()))
-        return max(languages, key=lambda code: found[languages[code]])
+        scores = await self._scores(window, [], list(languages.values()))
+        return max(languages, key=lambda code: scores[languages[code]])
 
     async def transcribe(self, window: Window, previous: Sequence[int], task: TranscriptTask) -> WindowTranscript:
         """The transcript of a window. `previous` are the tokens of the text before the window. Raises the errors of
@@ -296,17 +296,17 @@ class WindowTranscriber:
         no_speech: float | None = None
         if task.shows_no_speech:
             no_speech = await self._no_speech(window, before)
-        others = [temperature for temperature in _TEMPERATURES if temperature > task.temperature]
-        for temperature in (task.temperature, *others):
-            found = await self._attempt(window, before, task, temperature, no_speech or 0.0)
-            if found.is_good:
+        fallbacks = [temperature for temperature in _TEMPERATURES if temperature > task.temperature]
+        for temperature in (task.temperature, *fallbacks):
+            transcript = await self._attempt(window, before, task, temperature, no_speech or 0.0)
+            if transcript.is_good:
                 break
-            if found.avg_logprob < _MIN_LOGPROB and no_speech is None:
+            if transcript.avg_logprob < _MIN_LOGPROB and no_speech is None:
                 no_speech = await self._no_speech(window, before)
-                found = replace(found, no_speech_prob=no_speech)
-            if found.is_silent:
+                transcript = replace(transcript, no_speech_prob=no_speech)
+            if transcript.is_silent:
                 break
-        return found
+        return transcript
 
     async def token_times(self, window: Window, tokens: Sequence[int], task: TranscriptTask) -> list[float]:
         """The time at which each token of the window's text begins, and the time at which the last one ends, in seconds
@@ -337,12 +337,12 @@ class WindowTranscriber:
         """
         prompt = before or [self._model.start_of_transcript]
         # The token that is generated does not matter, but the end would bring no log probabilities.
-        chosen = Sampling(logit_bias={self._model.no_speech: _SELECTED})
+        chosen = Sampling(logit_bias={self._model.no_speech: _SELECTED_TOKEN_BONUS})
         answer = await self._requests.run(
             self._request(window, prompt, max_tokens=1, sampling=chosen, scored_tokens=tokens)
         )
-        found = dict(answer.logprobs[0].top) if answer.logprobs else {}
-        return {token: found.get(token, -math.inf) for token in tokens}
+        logprobs = dict(answer.logprobs[0].top) if answer.logprobs else {}
+        return {token: logprobs.get(token, -math.inf) for token in tokens}
 
     async def _attempt(
         self, window: Window, before: list[int], task: TranscriptTask, temperature: float, no_speech: float
@@ -364,7 +364,7 @@ class WindowTranscriber:
             text,
             temperature,
             # The end of the text counts as a token.
-            sum(each.logprob for each in answer.logprobs) / (len(answer.logprobs) + 1),
+            sum(logprob.logprob for logprob in answer.logprobs) / (len(answer.logprobs) + 1),
             compression_ratio(text),
             no_speech,
         )
@@ -403,7 +403,7 @@ class WindowTranscriber:
             sampling=sampling,
             cache_salt=digest,
             top_logprobs=0,
-            sound=Sound(digest, str(window.path)),
+            sound=AudioInput(digest, str(window.path)),
             transcript=transcript,
             scored_tokens=list(scored_tokens),
         )

@@ -172,7 +172,7 @@ class SupervisorThread:
         whether it is over.
         """
         states = {engine.state for engine in status.engines}
-        if status.has_nothing:
+        if status.no_model_loaded:
             self._on_nothing_loaded()
         elif EngineState.READY in states and EngineState.STARTING not in states:
             self._on_started(status)

@@ -22,7 +22,7 @@ from genai_server.apis.app import Attachment, ModelFiles, Telemetry, create_app
 from genai_server.apis.metrics import api_metrics
 from genai_server.cli.serve.attach import find_or_start
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
-from genai_server.cli.serve.loaders import ReadTexts, handing_out, load_traces, model_store, text_loader
+from genai_server.cli.serve.loaders import ReadTexts, load_traces, model_store, text_loader, with_preloaded
 from genai_server.cli.serve.preflight import check_models, check_storage
 from genai_server.cli.serve.process_limits import raise_file_limit
 from genai_server.cli.serve.shutdown import StopSignals
@@ -98,7 +98,7 @@ def attached_app(settings: Settings, attachment: Attachment, texts: ReadTexts, *
     return create_app(
         settings,
         attached,
-        ModelFiles(handing_out(texts, text_loader(settings)), model_store(settings)),
+        ModelFiles(with_preloaded(texts, text_loader(settings)), model_store(settings)),
         drain,
         _live_keys(settings),
         telemetry,

@@ -18,7 +18,7 @@ CUT_OFF = 3
 # The reader of the output has gone. Shells give this status for a program that SIGPIPE has ended.
 OUTPUT_CUT = 141
 # EINVAL is what Windows reports.
-_READER_GONE = (errno.EPIPE, errno.EINVAL)
+_BROKEN_PIPE_ERRNOS = (errno.EPIPE, errno.EINVAL)
 
 
 def note_cut_off(folder: Path, pid: int) -> None:
@@ -49,7 +49,7 @@ def output_is_cut(probe: str = "") -> bool:
     try:
         print(end=probe, flush=True)
     except OSError as error:
-        if error.errno not in _READER_GONE:
+        if error.errno not in _BROKEN_PIPE_ERRNOS:
             return False
         # Otherwise Python would try again at exit and report the failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

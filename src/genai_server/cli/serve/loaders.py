@@ -68,16 +68,16 @@ def text_loader(settings: Settings) -> "LoadText":
 ReadTexts = dict[tuple[str, str], Mapping[str, TextCodec]]
 
 
-def handing_out(texts: ReadTexts, load_text: "LoadText") -> "LoadText":
+def with_preloaded(texts: ReadTexts, load_text: "LoadText") -> "LoadText":
     """Return a function like `load_text` that, for a model in `texts`, returns the codecs that were loaded before. It
     returns them once and loads them again for later calls.
     """
 
-    def handed_out(path: str, devices: Sequence[str], chat_template: str = "") -> Mapping[str, TextCodec]:
+    def preloaded_or_loaded(path: str, devices: Sequence[str], chat_template: str = "") -> Mapping[str, TextCodec]:
         codecs = texts.pop((path, chat_template), {})
         return codecs if codecs.keys() == set(devices) else load_text(path, devices, chat_template)
 
-    return handed_out
+    return preloaded_or_loaded
 
 
 def model_store(settings: Settings) -> ModelStore:

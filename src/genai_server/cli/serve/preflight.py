@@ -220,12 +220,12 @@ def _check_files(settings: Settings) -> None:
         )
 
 
-def _check_file(setting: str, given: str, path: Path | None, versions: Set[int]) -> None:
-    """Raise ConfigurationError, with the setting and its value `given`, if the database file at `path` cannot be used.
+def _check_file(setting: str, value: str, path: Path | None, versions: Set[int]) -> None:
+    """Raise ConfigurationError, with the setting and its value `value`, if the database file at `path` cannot be used.
     `versions` are the versions of the file that the server can open.
     """
     if path is not None and (why := why_unusable(path, versions)):
-        raise ConfigurationError(f"{environment_variable(setting)}={given}: {why}")
+        raise ConfigurationError(f"{environment_variable(setting)}={value}: {why}")
 
 
 def check_traces(settings: Settings) -> None:

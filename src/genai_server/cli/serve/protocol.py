@@ -23,14 +23,14 @@ from websockets.frames import CloseCode, Frame
 from genai_server.cli.serve.process_limits import max_files
 from genai_server.errors import BodiesTooLarge, GenaiServerError, HeadTooLarge, MalformedHead, TooManyConnections
 from genai_server.http.body_budget import BODY_BUDGET, BODY_KEY, BodyBudget, HeldBody
-from genai_server.http.error_responses import FOR_BROWSERS, error_body, http_status
+from genai_server.http.error_responses import BROWSER_HEADERS, error_body, http_status
 from genai_server.http.request_state import Receipt, receipt_of, with_receipt
-from genai_server.timing import ARRIVED, request_clock
+from genai_server.timing import ARRIVAL_KEY, request_clock
 
 log = logging.getLogger(__name__)
 
 
-class ReaderGuard(asyncio.Protocol):
+class StallGuard(asyncio.Protocol):
     """Ends a connection whose client reads nothing of its response for `stall_timeout` seconds.
 
     At most 64 KiB of a response are buffered for the client, because asyncio then pauses the writer.
@@ -78,7 +78,7 @@ _FRAMING = 16
 # Open files reserved for everything but connections: starting an engine, its socket, downloads.
 _RESERVE = 16
 # Seconds for a connection that uses a reserved file to send its request.
-_SURPLUS_PATIENCE = 2
+_RESERVED_FILE_TIMEOUT = 2
 # Seconds between two looks at a connection whose client has ended its sending side.
 _CHECK_INTERVAL = 0.05
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -88,7 +88,7 @@ class _HeadTooLarge(Exception):
     """Stops the parser because a request's head is too large."""
 
 
-class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
+class GuardedProtocol(StallGuard, HttpToolsProtocol):
     """An HTTP connection that is closed if a request's head is too large or too late, or if the client stops reading.
 
     A head may have `h11_max_incomplete_event_size` bytes (a setting of uvicorn). It must arrive within
@@ -152,7 +152,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         self._other_bytes += len(data)
         if self._refusal is None:
             super().data_received(data)
-            self._limit_what_is_no_body()
+            self._limit_framing()
         elif self._other_bytes > self._max_head:
             self.transport.abort()
 
@@ -204,7 +204,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse malformed HTTP or a head that is too large, after the responses to the requests before it."""
-        self._refusal = self._what_is_wrong(sys.exception())
+        self._refusal = self._request_error(sys.exception())
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None:
             self._refuse(self._refusal)
@@ -227,16 +227,16 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         """
         limit = max_files()
         reserve = min(_RESERVE, limit / 4)
-        left = limit - self.transport.get_extra_info("socket").fileno()
-        if left > reserve:
+        available = limit - self.transport.get_extra_info("socket").fileno()
+        if available > reserve:
             return
         self.app_state = {**self.app_state, **with_receipt(Receipt(max_files=limit))}
-        self.timeout_keep_alive = min(self.timeout_keep_alive, _SURPLUS_PATIENCE)
-        if left <= reserve // 2:  # too few even to wait for its request
+        self.timeout_keep_alive = min(self.timeout_keep_alive, _RESERVED_FILE_TIMEOUT)
+        if available <= reserve // 2:  # too few even to wait for its request
             self._refusal = TooManyConnections(f"as many connections are open as the limit of files ({limit}) allows")
             self._refuse(self._refusal)
 
-    def _what_is_wrong(self, error: BaseException | None) -> GenaiServerError:
+    def _request_error(self, error: BaseException | None) -> GenaiServerError:
         if not self._head_size:
             reason = error if error is None or error.__context__ is None else error.__context__
             return MalformedHead(f"what was sent is no request of HTTP/1.1: {reason}")
@@ -252,7 +252,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         status = HTTPStatus(http_status(error)[0])
         body = json.dumps(error_body(error)).encode()
         headers = {
-            **FOR_BROWSERS,
+            **BROWSER_HEADERS,
             "content-type": "application/json",
             "content-length": str(len(body)),
             "connection": "close",
@@ -263,7 +263,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
         self.transport.close()
 
-    def _limit_what_is_no_body(self) -> None:
+    def _limit_framing(self) -> None:
         if self._refusal is None and self._other_bytes > self._max_head + _FRAMING * self._body_bytes:
             self._head_size = self._other_bytes
             self.send_400_response("")
@@ -349,7 +349,7 @@ class Unchunked:
 _FRAGMENT = 48
 
 
-class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
+class GuardedWebSocket(StallGuard, WebSocketsSansIOProtocol):
     """A WebSocket that is closed if a message takes too long to arrive, or exceeds the limit of the memory that all
     request bodies together may take.
 
@@ -426,20 +426,20 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         if self.queue.empty() and not self.disconnected:
             self._num_whole = 0
             self._count(self._num_unread)
-        return {**event, ARRIVED: self._arrivals.popleft()} if event["type"] == "websocket.receive" else event
+        return {**event, ARRIVAL_KEY: self._arrivals.popleft()} if event["type"] == "websocket.receive" else event
 
     @property
     def _num_unread(self) -> int:
         """The bytes of a message that is not complete, including an incomplete frame."""
         return self._num_fragments + len(self.conn.reader.buffer)
 
-    def _count(self, kept: int) -> None:
+    def _count(self, num_bytes: int) -> None:
         if self._held is None:
-            if not kept:
+            if not num_bytes:
                 return
             state = getattr(self, "scope", {}).get("state", {})  # no scope after a malformed handshake
             self._held = self._bodies.open(state.get(BODY_KEY), self._refuse_size)
-        self._held.resize(kept)
+        self._held.resize(num_bytes)
 
     def _refuse_size(self, error: BodiesTooLarge) -> None:
         self._refuse(CloseCode.TRY_AGAIN_LATER, "all bodies together are too large (GENAI_MAX_BODIES_BYTES)")

@@ -39,8 +39,8 @@ class _HelpOnAll(argparse.Action):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     _add_options(parser, _COMMON)
-    others = len(Settings.model_fields) - sum(len(SETTING_GROUPS[title]) for title in _COMMON)
-    parser.epilog = f"--help-all lists {others} more options."
+    num_more = len(Settings.model_fields) - sum(len(SETTING_GROUPS[title]) for title in _COMMON)
+    parser.epilog = f"--help-all lists {num_more} more options."
 
 
 def _add_options(parser: argparse.ArgumentParser, listed: Container[str]) -> None:
@@ -61,8 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a stop signal arrives; returns the exit status. Raises ConfigurationError and PullFailed."""
     settings = load_settings(vars(arguments))
     configure_logging(settings.log_level, settings.log_format)
-    for name, meant in unknown_variables().items():
-        log.warning("%s is not a setting of this server%s", name, f"; did you mean {meant}?" if meant else "")
+    for name, suggestion in unknown_variables().items():
+        log.warning("%s is not a setting of this server%s", name, f"; did you mean {suggestion}?" if suggestion else "")
     from genai_server.cli.serve.supervisor_start import prepared_supervisor
 
     with prepared_supervisor() as prepared:

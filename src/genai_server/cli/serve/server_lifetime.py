@@ -108,10 +108,10 @@ def _serve_on(
         if in_processes:
             status = _serve_in_processes(settings, listener, folder, stop)
         else:
-            status = _serve_here(settings, listener, folder, find, texts, stop)
+            status = _serve_in_this_process(settings, listener, folder, find, texts, stop)
     finally:
         supervisor.end()
-    return NOTHING_LOADED if stop.has_nothing else status
+    return NOTHING_LOADED if stop.no_model_loaded else status
 
 
 def _welcome(settings: Settings, listener: socket.socket, engines: Sequence[EngineStatus], stop: ServerStop) -> None:
@@ -132,7 +132,7 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def _serve_here(
+def _serve_in_this_process(
     settings: Settings,
     listener: socket.socket,
     folder: Path,
@@ -174,12 +174,12 @@ def _serve_in_processes(settings: Settings, listener: socket.socket, folder: Pat
     listener.set_inheritable(True)
     if settings.reload:
         reloader = ChangeReload(config, target=uvicorn.Server(config).run, sockets=[listener])
-        stop.obeyed_by(reloader.should_exit)
+        stop.use_stop_event(reloader.should_exit)
         reloader.run()
         workers = [(reloader.process.pid, reloader.process.exitcode)]
     else:
         parent = Multiprocess(config, [listener])
-        stop.obeyed_by(parent.should_exit)
+        stop.use_stop_event(parent.should_exit)
         stop.handle_signals_for(lambda: [process.pid for process in parent.processes])
         parent.run()
         workers = [(process.pid, process.exitcode) for process in parent.processes]

@@ -28,7 +28,7 @@ from types import FrameType
 
 from uvicorn.server import HANDLED_SIGNALS
 
-from genai_server.http.middleware.request_lifetime import LAST_WORDS, Drain
+from genai_server.http.middleware.request_lifetime import CANCELLED_SEND_TIMEOUT, Drain
 
 log = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ STOP_SIGNALS = tuple(signal.Signals(number) for number in HANDLED_SIGNALS)
 # Seconds after the drain until connections are closed by force, such as those of slow readers and unfinished bodies.
 CLOSING = 5
 # Seconds after the drain until the system ends the process.
-ENDING = LAST_WORDS + 2 * CLOSING
+ENDING = CANCELLED_SEND_TIMEOUT + 2 * CLOSING
 # What ends another process at once.
 if sys.platform == "win32":
     _KILL = signal.SIGTERM
 else:
     _KILL = signal.SIGKILL
 # Seconds for a parent's own end after that of its workers.
-_PARENTS_END = 5.0
+_PARENT_EXIT_TIMEOUT = 5.0
 # Seconds in which the traces of all threads are written before that.
 _TRACES = 1.0
 
@@ -56,8 +56,8 @@ def end_within(seconds: float) -> None:
     if sys.platform == "win32":
         faulthandler.dump_traceback_later(seconds, exit=True, file=2)
     else:
-        left, _ = signal.getitimer(signal.ITIMER_REAL)
-        if not 0 < left <= seconds + _TRACES:
+        remaining, _ = signal.getitimer(signal.ITIMER_REAL)
+        if not 0 < remaining <= seconds + _TRACES:
             faulthandler.dump_traceback_later(seconds, file=2)
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, seconds + _TRACES)
@@ -145,9 +145,9 @@ class StopSignals:
     def _pass_on(self, number: signal.Signals) -> None:
         """Raise a signal again with the handler that was installed before this class's handler."""
         if number in self._previous:
-            ours = signal.signal(number, self._previous[number])
+            own_handler = signal.signal(number, self._previous[number])
             signal.raise_signal(number)
-            signal.signal(number, ours)
+            signal.signal(number, own_handler)
 
 
 class ServerStop:
@@ -159,7 +159,7 @@ class ServerStop:
     def __init__(self, patience: float) -> None:
         self.order = threading.Event()
         # Whether no device could load its model.
-        self.has_nothing = False
+        self.no_model_loaded = False
         # Whether workers were killed because of repeated signals.
         self.has_killed = False
         self._patience = patience
@@ -176,7 +176,7 @@ class ServerStop:
         for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: self._on_signal())
 
-    def obeyed_by(self, order: threading.Event) -> None:
+    def use_stop_event(self, order: threading.Event) -> None:
         """Use `order` as the event that is set when the server must stop. One of uvicorn's parent processes stops its
         workers when this event is set.
         """
@@ -197,20 +197,20 @@ class ServerStop:
     def nothing_loaded(self) -> None:
         """Order the stop because no device could load its model."""
         log.error("no device could load the model; the server ends")
-        self.has_nothing = True
+        self.no_model_loaded = True
         self.order.set()
 
     def _on_signal(self) -> None:
         self._num_signals += 1
         if self._num_signals == 1:
-            end_within(self._patience + _PARENTS_END)
+            end_within(self._patience + _PARENT_EXIT_TIMEOUT)
             self.order.set()
             if sys.platform != "win32":  # where uvicorn's parent does it
                 self._signal_workers(signal.SIGTERM)
         elif self._workers is None:
             end_now()
         elif self._num_signals == 2 and sys.platform != "win32":
-            end_within(ENDING + _PARENTS_END)
+            end_within(ENDING + _PARENT_EXIT_TIMEOUT)
             self._signal_workers(signal.SIGUSR1)
         else:
             self.has_killed = True

@@ -143,5 +143,5 @@ def _command() -> str:
         return f"{shlex.quote(sys.executable)} -m genai_server"
     if shutil.which(script.name) == str(script):
         return script.name
-    here = Path.cwd()
-    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+    cwd = Path.cwd()
+    return shlex.quote(str(script.relative_to(cwd) if script.is_relative_to(cwd) else script))

@@ -27,17 +27,17 @@ _MATRICES = {
     "Transpose": (0,),
 }
 # Operators whose inputs are kept between passes: keys, values and states.
-_KEEPING = {"GroupQueryAttention", "MultiHeadAttention", "LinearAttention", "CausalConvWithState"}
+_STATEFUL_OPERATORS = {"GroupQueryAttention", "MultiHeadAttention", "LinearAttention", "CausalConvWithState"}
 _WIDE, _HALF = ".wide", ".half"
 
 
 def use_fast_operators(graph: onnx.GraphProto) -> None:
     """Replace slow operators of a graph, in place, by faster ones. A second call changes nothing."""
-    _match_experts(graph)
+    _quantize_expert_activations(graph)
     _split_gated_norms(graph)
 
 
-def _match_experts(graph: onnx.GraphProto) -> None:
+def _quantize_expert_activations(graph: onnx.GraphProto) -> None:
     """Make mixture-of-experts layers quantize activations to 8 bits if all other quantized products of the graph do.
 
     The model builder sets `accuracy_level` only for the other products, so the experts would compute with 32-bit
@@ -80,9 +80,9 @@ def _split_gated_norm(node: onnx.NodeProto, graph: onnx.GraphProto, size: int) -
     (values, weight, gate), out = node.input[:3], node.output[0]
     attributes = _GATED_NORM_DEFAULTS | {a.name: helper.get_attribute_value(a) for a in node.attribute}
     groups = f"genai_server.norm.{size}"
-    known = {value.name for value in graph.initializer}
+    initializers = {value.name for value in graph.initializer}
     for name, shape in ((groups, [0, 0, -1, size]), (_FLAT, [0, 0, -1])):
-        if name not in known:
+        if name not in initializers:
             graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), name))
     if attributes["activation"] == b"sigmoid":
         activation = helper.make_node("Sigmoid", [gate], [f"{out}.gate"])
@@ -98,28 +98,28 @@ def _split_gated_norm(node: onnx.NodeProto, graph: onnx.GraphProto, size: int) -
     ]
 
 
-def computes_in_half(graph: onnx.GraphProto) -> bool:
+def computes_in_16_bits(graph: onnx.GraphProto) -> bool:
     """Whether the logits, the KV cache or the recurrent states of a graph have 16 bits."""
     return any(value.type.tensor_type.elem_type in _HALVES for value in graph.output)
 
 
 def widen(graph: onnx.GraphProto, weights: Weights) -> None:
     """Rewrite a graph, in place, so that it computes in 32 bits. `weights` reads the constants that are converted."""
-    if not computes_in_half(graph):
+    if not computes_in_16_bits(graph):
         return
-    kept = _matrices(graph)
+    matrices = _matrices(graph)
     for tensor in graph.initializer:
-        if tensor.data_type in _HALVES and tensor.name not in kept:
+        if tensor.data_type in _HALVES and tensor.name not in matrices:
             weights.load(tensor)
             _widen_tensor(tensor)
     nodes = _widen_inputs(graph)
     for node in graph.node:
         _widen_attributes(node)
         nodes.append(node)
-        if node.op_type == "Gather" and node.input[0] in kept:
-            found = node.output[0]
+        if node.op_type == "Gather" and node.input[0] in matrices:
+            output = node.output[0]
             node.output[0] += _HALF
-            nodes.append(helper.make_node("Cast", [node.output[0]], [found], to=TensorProto.FLOAT))
+            nodes.append(helper.make_node("Cast", [node.output[0]], [output], to=TensorProto.FLOAT))
     replace(graph.node, nodes)
     for value in graph.output:
         if value.type.tensor_type.elem_type in _HALVES:
@@ -134,7 +134,7 @@ def _widen_inputs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     for node in graph.node:
         for name in readers.keys() & set(node.input):
             readers[name].add(node.op_type)
-    cast = {name for name, operators in readers.items() if not operators <= _KEEPING}
+    cast = {name for name, operators in readers.items() if not operators <= _STATEFUL_OPERATORS}
     for value in halves:
         if value.name not in cast:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
@@ -153,14 +153,14 @@ def _matrices(graph: onnx.GraphProto) -> set[str]:
     for node in graph.node:
         if node.op_type == "Transpose" and node.input[0] in halves:
             turned[node.output[0]] = node.input[0]
-    others = {value.name for value in [*graph.input, *graph.output]}
+    widened = {value.name for value in [*graph.input, *graph.output]}
     for node in graph.node:
         indices = _MATRICES.get(node.op_type, ())
-        others |= {name for index, name in enumerate(node.input) if index not in indices}
+        widened |= {name for index, name in enumerate(node.input) if index not in indices}
     # What others read is widened, turned or not.
-    others |= {source for name, source in turned.items() if name in others}
-    kept = halves - others
-    return kept | {name for name, source in turned.items() if source in kept}
+    widened |= {source for name, source in turned.items() if name in widened}
+    matrices = halves - widened
+    return matrices | {name for name, source in turned.items() if source in matrices}
 
 
 def _widen_tensor(tensor: TensorProto) -> None:

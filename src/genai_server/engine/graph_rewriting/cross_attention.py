@@ -2,7 +2,7 @@
 
 Each layer has self-attention, as in other decoders, and cross-attention over the keys and values of the encoded audio.
 The builder writes both as MultiHeadAttention, with positions that are the same for all rows of a batch. For decoding in
-a batch (`use_known_operators`), self-attention becomes GroupQueryAttention, positions become an input, and the keys and
+a batch (`normalize_decoder`), self-attention becomes GroupQueryAttention, positions become an input, and the keys and
 values of the audio become states of each row that are only read.
 
 To find when tokens were spoken (`score_heads`), the graph is rewritten to return its cross-attention scores, which are
@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.graph_description import ATTENTION, DecoderGraph, DoesNotFit
-from genai_server.engine.graph_rewriting.onnx_graph import drop_unread, replace
+from genai_server.engine.graph_rewriting.onnx_graph import remove_unused_nodes, replace
 
 CROSS_ATTENTION = "MultiHeadAttention"
 # Inputs of a MultiHeadAttention.
@@ -27,7 +27,7 @@ _FORMS = {"num_heads", "scale", "unidirectional", "mask_filter_value"}
 POSITIONS = "genai_server.positions"
 
 
-def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
+def normalize_decoder(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     """Rewrite a graph with cross-attention, in place, to the form that `read_cross_decoder` describes.
 
     Self-attention becomes GroupQueryAttention, and the positions of tokens become an input of the graph. Raises
@@ -44,16 +44,20 @@ def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         if not attributes.keys() <= _FORMS:
             raise DoesNotFit(f"its {CROSS_ATTENTION} has attributes that the runner does not know")
-        given = [*node.input, *[""] * (_PAST.stop - len(node.input))]
-        if audio_states.issuperset(given[_AUDIO]):
+        old_inputs = [*node.input, *[""] * (_PAST.stop - len(node.input))]
+        if audio_states.issuperset(old_inputs[_AUDIO]):
             continue
-        if not attributes.get("unidirectional") or not all(given[_PAST]) or any(given[_AUDIO.stop : _PAST.start]):
+        if (
+            not attributes.get("unidirectional")
+            or not all(old_inputs[_PAST])
+            or any(old_inputs[_AUDIO.stop : _PAST.start])
+        ):
             raise DoesNotFit(f"its {CROSS_ATTENTION} has a form that the runner does not know")
         heads = attributes["num_heads"]
         scale = {"scale": attributes["scale"]} if "scale" in attributes else {}
-        known = helper.make_node(
+        attention = helper.make_node(
             ATTENTION,
-            [*given[: _AUDIO.stop], *given[_PAST]],
+            [*old_inputs[: _AUDIO.stop], *old_inputs[_PAST]],
             list(node.output),
             node.name,
             domain="com.microsoft",
@@ -61,7 +65,7 @@ def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
             kv_num_heads=heads,
             **scale,
         )
-        node.CopyFrom(known)
+        node.CopyFrom(attention)
     for node in graph.node:
         if list(node.output) == [positions.output[0]]:
             node.CopyFrom(helper.make_node("Gather", [positions.input[0], POSITIONS], list(node.output), axis=0))
@@ -70,10 +74,10 @@ def use_known_operators(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
     """Return the node that looks up position embeddings in a table. Raises DoesNotFit unless there is exactly one."""
     tables = {value.name for value in graph.initializer if len(value.dims) == 2}
-    found = [node for node in graph.node if node.op_type == "Slice" and node.input[0] in tables]
-    if len(found) != 1:
+    lookups = [node for node in graph.node if node.op_type == "Slice" and node.input[0] in tables]
+    if len(lookups) != 1:
         raise DoesNotFit("its graph has no table of positions")
-    node: onnx.NodeProto = found[0]
+    node: onnx.NodeProto = lookups[0]
     return node
 
 
@@ -89,19 +93,19 @@ def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, 
     DoesNotFit if the graph has another form than the model builder writes.
     """
     keys = {state.past: layer for layer, state in enumerate(decoder.cross_states[::2])}
-    made: dict[int, list[onnx.NodeProto]] = {}
+    score_nodes: dict[int, list[onnx.NodeProto]] = {}
     for node in graph.node:
         if node.op_type == CROSS_ATTENTION and (layer := keys.get(node.input[_KEYS])) in heads:
-            made[layer] = _scores(graph, node, layer, heads[layer], decoder.head_size)
-    if missing := sorted(heads.keys() - made.keys()):
+            score_nodes[layer] = _scores(graph, node, layer, heads[layer], decoder.head_size)
+    if missing := sorted(heads.keys() - score_nodes.keys()):
         raise DoesNotFit(f"its layer {missing[0]} has no attention to the audio")
-    graph.node.extend(node for layer in sorted(made) for node in made[layer])
-    names = [f"{_PREFIX}{layer}" for layer in sorted(made)]
+    graph.node.extend(node for layer in sorted(score_nodes) for node in score_nodes[layer])
+    names = [f"{_PREFIX}{layer}" for layer in sorted(score_nodes)]
     replace(graph.output, [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names])
-    drop_unread(graph)
-    read = {name for node in graph.node for name in node.input}
+    remove_unused_nodes(graph)
+    read_names = {name for node in graph.node for name in node.input}
     for field in (graph.input, graph.initializer):
-        replace(field, [value for value in field if value.name in read])
+        replace(field, [value for value in field if value.name in read_names])
     del graph.value_info[:]
     return names
 

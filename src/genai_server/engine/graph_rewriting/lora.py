@@ -85,13 +85,13 @@ def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
         if tensor.name in first:
             tensor.dims[:] = tensor.dims[::-1]
     # What a path reads, by its first product.
-    read: dict[str, tuple[str, str]] = {}
+    path_inputs: dict[str, tuple[str, str]] = {}
     nodes = []
     for node in graph.node:
         if node.op_type == "MatMul" and node.input[1] in first:
-            read[node.output[0]] = node.input[0], node.input[1]
+            path_inputs[node.output[0]] = node.input[0], node.input[1]
         elif node.op_type == "MatMul" and node.input[1] in second:
-            tokens, a = read[node.input[0]]
+            tokens, a = path_inputs[node.input[0]]
             inputs = [tokens, a, node.input[1], STARTS, RANKS, NUM_RANKS]
             nodes.append(helper.make_node("RaggedLowRank", inputs, node.output, node.name, domain=DOMAIN))
         else:

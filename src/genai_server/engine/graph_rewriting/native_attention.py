@@ -67,19 +67,19 @@ def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
     Raises DoesNotFit if RaggedAttention cannot compute the same.
     """
     attributes = {attribute.name: attribute for attribute in shared_attributes(node)}
-    given = [*node.input, *[""] * (_KEY_NORM + 1 - len(node.input))]
-    if any(given[index] for index in _QUANTIZED):
+    old_inputs = [*node.input, *[""] * (_KEY_NORM + 1 - len(node.input))]
+    if any(old_inputs[index] for index in _QUANTIZED):
         raise DoesNotFit("its keys and values are quantized")
     _check_head_size(decoder.head_size)
     rotates = bool(attributes["do_rotary"].i) if "do_rotary" in attributes else False
-    ropes = [given[index] if rotates else "" for index in (_COS, _SIN, _POSITIONS)]
-    rest = [given[index] for index in (_SINKS, _QUERY_NORM, _KEY_NORM)]
-    inputs = [*given[:3], *(NATIVE + name for name in given[PAST]), STARTS, PASTS, SLOTS, *ropes, *rest]
-    found = helper.make_node(OPERATOR, inputs, node.output[:1], node.name, domain=DOMAIN)
-    found.attribute.extend(attribute for name, attribute in attributes.items() if name in _ATTRIBUTES)
+    ropes = [old_inputs[index] if rotates else "" for index in (_COS, _SIN, _POSITIONS)]
+    optional = [old_inputs[index] for index in (_SINKS, _QUERY_NORM, _KEY_NORM)]
+    inputs = [*old_inputs[:3], *(NATIVE + name for name in old_inputs[PAST]), STARTS, PASTS, SLOTS, *ropes, *optional]
+    attention = helper.make_node(OPERATOR, inputs, node.output[:1], node.name, domain=DOMAIN)
+    attention.attribute.extend(attribute for name, attribute in attributes.items() if name in _ATTRIBUTES)
     if decoder.has_bf16_attention:
-        found.attribute.append(helper.make_attribute("bf16", 1))
-    return found
+        attention.attribute.append(helper.make_attribute("bf16", 1))
+    return attention
 
 
 def to_native_cross(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
@@ -87,10 +87,14 @@ def to_native_cross(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodePro
 
     Raises DoesNotFit if RaggedAttention cannot compute the same.
     """
-    given = {index for index, name in enumerate(node.input) if name}
+    used_inputs = {index for index, name in enumerate(node.input) if name}
     audio_states = {state.past: state for state in decoder.cross_states}
     attributes: dict[str, Any] = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    if given != {0, 1, 2} or not audio_states.keys() >= set(node.input[_AUDIO]) or attributes.get("unidirectional"):
+    if (
+        used_inputs != {0, 1, 2}
+        or not audio_states.keys() >= set(node.input[_AUDIO])
+        or attributes.get("unidirectional")
+    ):
         raise DoesNotFit("its attention to audio has a form that the runner does not know")
     _check_head_size(audio_states[node.input[1]].shape[2])
     given_heads: dict[str, Any] = {"num_heads": attributes["num_heads"], "kv_num_heads": attributes["num_heads"]}

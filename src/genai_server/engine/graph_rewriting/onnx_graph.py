@@ -27,16 +27,16 @@ def replace(field: Any, values: Iterable[Any]) -> None:
     field.extend(values)
 
 
-def drop_unread(graph: onnx.GraphProto) -> None:
+def remove_unused_nodes(graph: onnx.GraphProto) -> None:
     """Remove all nodes whose outputs are read neither by a remaining node nor as an output of the graph."""
     wanted = {value.name for value in graph.output}
-    kept = []
+    remaining = []
     for node in reversed(graph.node):  # in a graph each node follows the nodes that it reads
         if wanted.intersection(node.output):
-            kept.append(node)
+            remaining.append(node)
             wanted.update(node.input)
             wanted.update(name for a in node.attribute for inner in a.g.node for name in inner.input)
-    replace(graph.node, kept[::-1])
+    replace(graph.node, remaining[::-1])
 
 
 class Weights:
@@ -59,13 +59,13 @@ class Weights:
         The file is in the model directory, or linked from there. onnx itself refuses hard and symbolic links, of which
         the caches of model hubs consist; engine/model/files.py has checked where they lead.
         """
-        given = {entry.key: entry.value for entry in tensor.external_data}
-        length = int(given.get("length", -1))
-        with (self._folder / given["location"]).open("rb") as file:
-            file.seek(int(given.get("offset", 0)))
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        length = int(entries.get("length", -1))
+        with (self._folder / entries["location"]).open("rb") as file:
+            file.seek(int(entries.get("offset", 0)))
             values: bytes = file.read(length)
         if len(values) < length:
-            raise ValueError(f"{given['location']} ends within the tensor {tensor.name}")
+            raise ValueError(f"{entries['location']} ends within the tensor {tensor.name}")
         return values
 
     def array(self, name: str) -> NDArray[Any] | None:
@@ -188,8 +188,8 @@ class Constants:
         Values with 16 bits are returned as they are, even if the graph casts them to 32 bits.
         """
         if name in self._tensors:
-            found = weights.array(name)
-            return numpy_helper.to_array(self._tensors[name]) if found is None else found
+            array = weights.array(name)
+            return numpy_helper.to_array(self._tensors[name]) if array is None else array
         node = self._makers[name]
         values = self.values(node.input[0], weights)
         if node.op_type == "Transpose":

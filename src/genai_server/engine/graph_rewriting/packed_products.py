@@ -29,13 +29,13 @@ from genai_server.engine.graph_rewriting.packed_weights import (
     QuantizedMatrix,
     alternate,
     alternating,
-    is_like,
+    has_same_format,
     pack,
+    padded_to_panels,
     quantized_matrix,
     rounded,
     several,
     unpacked,
-    with_whole_panels,
 )
 
 _FLOAT_EXPERTS, _QUANTIZED_EXPERTS = "MoE", "QMoE"
@@ -112,25 +112,25 @@ class _Experts(NamedTuple):
 
 def _read(node: onnx.NodeProto) -> _Experts:
     inputs = [*node.input, *[""] * 21]
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type == _FLOAT_EXPERTS:
         first, second, third = (_Part(inputs[at], "", "", inputs[at + 1]) for at in (2, 4, 6))
-        return _Experts(given, inputs[0], inputs[1], "", first, second, third, [])
+        return _Experts(attributes, inputs[0], inputs[1], "", first, second, third, [])
     first, second, third = (
         _Part(inputs[at], inputs[at + 1], inputs[zeros], inputs[at + 2]) for at, zeros in ((2, 11), (5, 12), (8, 13))
     )
     return _Experts(
-        given, inputs[0], inputs[1], inputs[14], first, second, third, [name for name in inputs[15:] if name]
+        attributes, inputs[0], inputs[1], inputs[14], first, second, third, [name for name in inputs[15:] if name]
     )
 
 
 def why_not_experts(node: onnx.NodeProto, constants: Constants) -> str | None:
     """The reason why genai-server-native cannot compute a MoE or QMoE node; None if it can."""
     experts = _read(node)
-    known = FLOATS if node.op_type == _FLOAT_EXPERTS else (TensorProto.UINT8,)
+    supported = FLOATS if node.op_type == _FLOAT_EXPERTS else (TensorProto.UINT8,)
     for part in (experts.first, experts.second, *([experts.third] if experts.third.weights else [])):
         shape, kinds = constants.shape(part.weights), [constants.kind(name) for name in part if name]
-        if shape is None or len(shape) != 3 or kinds[0] not in known or None in kinds:
+        if shape is None or len(shape) != 3 or kinds[0] not in supported or None in kinds:
             return "the weights of its experts are of a form that genai-server-native does not know"
     if experts.activation not in _ACTIVATIONS or (experts.third.weights and experts.activation not in (_SWIGLU, _SILU)):
         return f"its experts have the activation {experts.activation}"
@@ -140,8 +140,8 @@ def why_not_experts(node: onnx.NodeProto, constants: Constants) -> str | None:
         return "its experts are chosen by a sparse mixer"
     if node.op_type == _FLOAT_EXPERTS:
         return None
-    given = experts.given
-    if experts.rest or given.get("quant_type", b"int") != b"int" or given.get("weights_prepacked", -1) == 1:
+    attributes = experts.given
+    if experts.rest or attributes.get("quant_type", b"int") != b"int" or attributes.get("weights_prepacked", -1) == 1:
         return "the weights of its experts are in the form of another device"
     if (
         len(experts.bits) > 1
@@ -202,35 +202,35 @@ def pack_experts(
     The node must be one for which `why_not_experts` returns None. `weights` reads the tensors of the graph.
     """
     experts = _read(node)
-    given, bits = experts.given, min(experts.bits)
+    node_attributes, bits = experts.given, min(experts.bits)
     second = _load(experts.second, weights, bits, experts.block)
     layer, bias = _first_layer(experts, weights, bits)
-    numbers = range(len(second.weights))
+    indices = range(len(second.weights))
     form = layer[0]
     attributes: dict[str, Any] = {
-        "experts": len(numbers),
-        "k": given.get("k", 1),
+        "experts": len(indices),
+        "k": node_attributes.get("k", 1),
         "inner": second.num_inputs,
-        "normalize_routing_weights": given.get("normalize_routing_weights", 0),
+        "normalize_routing_weights": node_attributes.get("normalize_routing_weights", 0),
         "activation": 0 if experts.has_gates else _ACTIVATIONS.index(experts.activation),
     }
     if experts.activation == _SWIGLU:
         attributes |= {
-            "alpha": given.get("activation_alpha", 1.0),
-            "beta": given.get("activation_beta", 0.0),
-            "limit": given.get("swiglu_limit", math.inf),
-            "limits_result": given.get("swiglu_limit_after_activation", 0),
+            "alpha": node_attributes.get("activation_alpha", 1.0),
+            "beta": node_attributes.get("activation_beta", 0.0),
+            "limit": node_attributes.get("swiglu_limit", math.inf),
+            "limits_result": node_attributes.get("swiglu_limit_after_activation", 0),
         }
     if isinstance(form, QuantizedMatrix):
         # ONNX Runtime has no products of floats with 8 bits in blocks.
-        is_rounded = given.get("accuracy_level") == _INT8_ACTIVATIONS or (bits == 8 and experts.block > 0)
+        is_rounded = node_attributes.get("accuracy_level") == _INT8_ACTIVATIONS or (bits == 8 and experts.block > 0)
         attributes |= {"K": form.num_inputs, "bits": form.bits, "block": form.block, "second_block": second.block}
         attributes["activation_bits"] = 8 if is_rounded else 32
     else:
         attributes |= {"K": form.weights.shape[1], "bits": 8 * form.weights.itemsize}
     added = [
         *_add(f"{node.output[0]}.first", several(layer), bias, data),
-        *_add(f"{node.output[0]}.second", several([second.matrix(n) for n in numbers]), second.bias, data),
+        *_add(f"{node.output[0]}.second", several([second.matrix(n) for n in indices]), second.bias, data),
     ]
     inputs = [experts.tokens, experts.router, experts.router_weights, *added]
     while not inputs[-1]:
@@ -246,36 +246,38 @@ def _first_layer(experts: _Experts, weights: Weights, bits: int) -> tuple[list[M
     computes at once.
     """
     first = _load(experts.first, weights, bits, experts.block)
-    numbers = range(len(first.weights))
+    indices = range(len(first.weights))
     if not experts.has_gates:
         bias = None if first.bias is None else np.stack([_panels(row) for row in first.bias])
-        return [with_whole_panels(first.matrix(n)) for n in numbers], bias
-    values, (here, there) = first, (_ALL, _ALL)
+        return [padded_to_panels(first.matrix(n)) for n in indices], bias
+    values, (gate_rows, value_rows) = first, (_ALL, _ALL)
     if experts.third.weights:
         values = _load(experts.third, weights, bits, experts.block)
     elif experts.given["swiglu_fusion"] == 1:
-        here, there = slice(0, None, 2), slice(1, None, 2)
+        gate_rows, value_rows = slice(0, None, 2), slice(1, None, 2)
     else:
         half = first.weights.shape[1] // 2
-        here, there = slice(half), slice(half, None)
+        gate_rows, value_rows = slice(half), slice(half, None)
     layer = [
-        alternating(with_whole_panels(first.matrix(n, here)), with_whole_panels(values.matrix(n, there)))
-        for n in numbers
+        alternating(padded_to_panels(first.matrix(n, gate_rows)), padded_to_panels(values.matrix(n, value_rows)))
+        for n in indices
     ]
     if first.bias is None and values.bias is None:
         return layer, None
     biases = [
-        np.zeros((len(numbers), layer[0].weights.shape[0] // 2), np.float32) if one.bias is None else one.bias[:, rows]
-        for one, rows in ((first, here), (values, there))
+        np.zeros((len(indices), layer[0].weights.shape[0] // 2), np.float32)
+        if part.bias is None
+        else part.bias[:, rows]
+        for part, rows in ((first, gate_rows), (values, value_rows))
     ]
     return layer, np.stack([alternate(_panels(gate), _panels(value)) for gate, value in zip(*biases, strict=True)])
 
 
 def _panels(values: NDArray[Any]) -> NDArray[Any]:
     """Pad values [outputs] with zeros to a multiple of 64 outputs, the number that the kernel computes at once."""
-    whole = with_whole_panels(FloatMatrix(values[:, np.newaxis])).weights
-    found: NDArray[Any] = whole[:, 0]
-    return found
+    padded = padded_to_panels(FloatMatrix(values[:, np.newaxis])).weights
+    column: NDArray[Any] = padded[:, 0]
+    return column
 
 
 def _add(name: str, packed: PackedWeights, bias: NDArray[Any] | None, data: DataFile | InlineData) -> list[str]:
@@ -326,17 +328,17 @@ def _why_not(node: onnx.NodeProto, constants: Constants) -> str | None:
 
 
 def _why_not_quantized(node: onnx.NodeProto, constants: Constants) -> str | None:
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    if given["bits"] not in _BITS:
-        return f"it has weights of {given['bits']} bits"
-    if given["block_size"] % _MIN_BLOCK:
-        return f"it has weights in blocks of {given['block_size']}"
-    if given.get("weight_prepacked"):
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if attributes["bits"] not in _BITS:
+        return f"it has weights of {attributes['bits']} bits"
+    if attributes["block_size"] % _MIN_BLOCK:
+        return f"it has weights in blocks of {attributes['block_size']}"
+    if attributes.get("weight_prepacked"):
         return "its weights are in the order of another device"
     inputs = _padded(node, _BIAS + 1)
     types = [constants.kind(inputs[index]) for index in (_WEIGHTS, _SCALES, _ZEROS, _ORDER) if inputs[index]]
-    known = [TensorProto.UINT8, *FLOATS, TensorProto.INT32]
-    if any(kind not in known for kind in types) or types[1] not in FLOATS:
+    supported = [TensorProto.UINT8, *FLOATS, TensorProto.INT32]
+    if any(kind not in supported for kind in types) or types[1] not in FLOATS:
         return f"the weights of {node.name or node.output[0]} are of types that genai-server-native does not know"
     return None
 
@@ -345,15 +347,15 @@ def _why_not_float(node: onnx.NodeProto, constants: Constants) -> str | None:
     left, right = (constants.is_constant(name) for name in node.input[:2])
     if not (left or right) or _is_outer(node, constants):
         return None
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     why = f"the weights of {node.name or node.output[0]} are of a form that genai-server-native does not know"
     if left or constants.matrix(node.input[1]) is None:
         return why
-    if given.get("alpha", 1) != 1 or given.get("beta", 1) != 1 or given.get("transA", 0):
+    if attributes.get("alpha", 1) != 1 or attributes.get("beta", 1) != 1 or attributes.get("transA", 0):
         return why
     bias = node.input[2] if len(node.input) > 2 else ""
     shape, size = constants.matrix_shape(node.input[1]), constants.size(bias) if bias else None
-    return why if bias and size != shape[0 if given.get("transB", 0) else 1] else None
+    return why if bias and size != shape[0 if attributes.get("transB", 0) else 1] else None
 
 
 def _is_outer(node: onnx.NodeProto, constants: Constants) -> bool:
@@ -399,18 +401,18 @@ class PackedProducts:
         nodes = list(nodes)
         gated = self._find_gated(nodes)
         fused = {id(part) for group in gated.values() for part in group}
-        found: list[onnx.NodeProto] = []
+        rewritten: list[onnx.NodeProto] = []
         for node in nodes:
             if id(node) in fused:  # only the node that multiplies gate and values reads it
                 continue
             group = gated.get(id(node))
             product = None if group is None else self._gated_product(node, group)
             if product is not None:
-                found.append(product)
+                rewritten.append(product)
             else:
                 for part in (*(group or ()), node):
-                    found += self._replaced(part)
-        return found
+                    rewritten += self._replaced(part)
+        return rewritten
 
     def _replaced(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
         if not self.is_product(node):
@@ -433,18 +435,23 @@ class PackedProducts:
     def _product(self, node: onnx.NodeProto) -> _Product:
         if node.op_type == _QUANTIZED:
             return self._quantized_product(node)
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         values = self._constants.values(node.input[1], self._weights)
-        by_output = values if given.get("transB", 0) else values.T
+        by_output = values if attributes.get("transB", 0) else values.T
         bias = node.input[2] if len(node.input) > 2 else ""
         if self._rounds_floats:
             return _Product(node.input[0], rounded(by_output), 8, bias, None)
         return _Product(node.input[0], FloatMatrix(by_output), 32, bias, None)
 
     def _quantized_product(self, node: onnx.NodeProto) -> _Product:
-        given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         inputs = _padded(node, _BIAS + 1)
-        bits, block, num_inputs, num_outputs = given["bits"], given["block_size"], given["K"], given["N"]
+        bits, block, num_inputs, num_outputs = (
+            attributes["bits"],
+            attributes["block_size"],
+            attributes["K"],
+            attributes["N"],
+        )
         rows, scales, zeros, order = (self._weights.array(name) for name in inputs[_WEIGHTS:_BIAS])
         assert rows is not None and scales is not None
         rows, scales = rows.reshape(num_outputs, -1), scales.reshape(num_outputs, -1)
@@ -457,18 +464,18 @@ class PackedProducts:
             columns = np.concatenate([permutation, np.arange(num_inputs, matrix.weights.shape[1])])
             matrix = matrix._replace(weights=matrix.weights[:, columns])
         # With an order of its own, ONNX Runtime computes in floats at each level.
-        is_rounded = given.get("accuracy_level") == _INT8_ACTIVATIONS and order is None
+        is_rounded = attributes.get("accuracy_level") == _INT8_ACTIVATIONS and order is None
         return _Product(node.input[0], matrix, 8 if is_rounded else 32, inputs[_BIAS], permutation)
 
     def _gated_product(self, node: onnx.NodeProto, group: "_Gated") -> onnx.NodeProto | None:
-        if any(_why_not(one, self._constants) for one in (group.gate, group.values)):
+        if any(_why_not(part, self._constants) for part in (group.gate, group.values)):
             return None
         gate, values = self._product(group.gate), self._product(group.values)
         if gate.activations != values.activations or gate.activation_bits != values.activation_bits:
             return None
         if gate.bias or values.bias or gate.order is not None or values.order is not None:
             return None
-        if not is_like(gate.matrix, values.matrix) or len(gate.matrix.weights) % PANEL:
+        if not has_same_format(gate.matrix, values.matrix) or len(gate.matrix.weights) % PANEL:
             return None
         both = alternating(gate.matrix, values.matrix)
         return self._node(group.values.name, values._replace(matrix=both), node.output[0], gated=True)
@@ -501,17 +508,17 @@ class PackedProducts:
         A layer is left out if other nodes read one of its inner values.
         """
         makers = {output: node for node in nodes for output in node.output}
-        reads: dict[str, int] = {}
+        num_reads: dict[str, int] = {}
         for node in nodes:
             for name in node.input:
-                reads[name] = reads.get(name, 0) + 1
+                num_reads[name] = num_reads.get(name, 0) + 1
 
         def made_by(operators: Iterable[str], node: onnx.NodeProto) -> onnx.NodeProto | None:
-            found = [makers[name] for name in node.input if name in makers and makers[name].op_type in operators]
-            return found[0] if len(found) == 1 else None
+            matches = [makers[name] for name in node.input if name in makers and makers[name].op_type in operators]
+            return matches[0] if len(matches) == 1 else None
 
         products = (_QUANTIZED, "MatMul")
-        found: dict[int, _Gated] = {}
+        matches: dict[int, _Gated] = {}
         for node in nodes:
             if node.op_type != "Mul" or len(node.input) != 2:
                 continue
@@ -521,10 +528,10 @@ class PackedProducts:
             sigmoid, gate = made_by(("Sigmoid",), activation), made_by(products, activation)
             if sigmoid is None or gate is None or list(sigmoid.input) != [gate.output[0]]:
                 continue
-            counts = [reads.get(one.output[0], 0) for one in (activation, values, sigmoid, gate)]
+            counts = [num_reads.get(part.output[0], 0) for part in (activation, values, sigmoid, gate)]
             if counts == [1, 1, 1, 2] and self.is_product(gate) and self.is_product(values):
-                found[id(node)] = _Gated(gate, sigmoid, activation, values)
-        return found
+                matches[id(node)] = _Gated(gate, sigmoid, activation, values)
+        return matches
 
 
 class _Gated(NamedTuple):
@@ -561,12 +568,12 @@ def pack_products(model: onnx.ModelProto, folder: Path) -> None:
     """
     weights, data = Weights(model.graph, folder), InlineData()
     products = PackedProducts(model.graph, weights, data)
-    read = {name for node in model.graph.node if products.is_product(node) for name in node.input}
-    if not read:
+    inputs = {name for node in model.graph.node if products.is_product(node) for name in node.input}
+    if not inputs:
         _name_domain(model)
         return
     constants = Constants(model.graph)
-    if sum(constants.num_bytes(name) for name in read) > _MAX_INLINE:
+    if sum(constants.num_bytes(name) for name in inputs) > _MAX_INLINE:
         raise DoesNotFit("packed weights of more than 1 GiB need a file, and none is kept (GENAI_CACHE_DIR)")
     _pack_products(model, weights, data)
 
@@ -583,13 +590,13 @@ def _pack_products(
     widen(graph, weights)
     nodes = PackedProducts(graph, weights, data, rounds_floats=rounds_floats).replaced(graph.node)
     nodes = _without_constant_layouts(graph, nodes, weights, data)
-    read = {name for node in nodes for name in _reads(node)} | {value.name for value in graph.output}
+    read_names = {name for node in nodes for name in _reads(node)} | {value.name for value in graph.output}
     inputs = {value.name for value in graph.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in read | inputs]
+    initializers = [tensor for tensor in graph.initializer if tensor.name in read_names | inputs]
     replace(graph.node, nodes)
-    replace(graph.initializer, [*kept, *data.tensors])
+    replace(graph.initializer, [*initializers, *data.tensors])
     _name_domain(model)
-    return list(graph.initializer[: len(kept)])
+    return list(graph.initializer[: len(initializers)])
 
 
 def _name_domain(model: onnx.ModelProto) -> None:
@@ -616,12 +623,12 @@ def _without_constant_layouts(
     mapped into memory, only those parts of an embedding take memory that have been looked up.
     """
     constants = Constants(graph)
-    read = {name for node in nodes for name in _reads(node)}
-    found = []
+    read_names = {name for node in nodes for name in _reads(node)}
+    remaining = []
     for node in nodes:
         if constants.is_layout(node):
-            if node.output[0] in read:
+            if node.output[0] in read_names:
                 data.add({node.output[0]: np.ascontiguousarray(constants.values(node.output[0], weights))})
         else:
-            found.append(node)
-    return found
+            remaining.append(node)
+    return remaining

@@ -85,11 +85,11 @@ def by_panel(values: NDArray[Any]) -> NDArray[Any]:
     num_outputs, blocks = values.shape
     panels = -(-num_outputs // PANEL)
     packed = np.empty((panels, blocks, PANEL), values.dtype)
-    whole = num_outputs // PANEL
-    packed[:whole] = values[: whole * PANEL].reshape(whole, PANEL, blocks).transpose(0, 2, 1)
-    if whole < panels:
-        packed[whole] = 0
-        packed[whole, :, : num_outputs - whole * PANEL] = values[whole * PANEL :].T
+    num_whole = num_outputs // PANEL
+    packed[:num_whole] = values[: num_whole * PANEL].reshape(num_whole, PANEL, blocks).transpose(0, 2, 1)
+    if num_whole < panels:
+        packed[num_whole] = 0
+        packed[num_whole, :, : num_outputs - num_whole * PANEL] = values[num_whole * PANEL :].T
     return packed
 
 
@@ -154,7 +154,7 @@ def alternating(gate: Matrix, values: Matrix) -> Matrix:
         return FloatMatrix(alternate(gate.weights, values.weights))
     offsets = None
     if gate.offsets is not None or values.offsets is not None:
-        both = (np.zeros_like(one.scales) if one.offsets is None else one.offsets for one in (gate, values))
+        both = (np.zeros_like(matrix.scales) if matrix.offsets is None else matrix.offsets for matrix in (gate, values))
         offsets = alternate(*both)
     return gate._replace(
         weights=alternate(gate.weights, values.weights),
@@ -163,24 +163,24 @@ def alternating(gate: Matrix, values: Matrix) -> Matrix:
     )
 
 
-def is_like(one: Matrix, other: Matrix) -> bool:
+def has_same_format(first: Matrix, second: Matrix) -> bool:
     """Whether two matrices have the same shape, data type and quantization."""
-    if one.weights.shape != other.weights.shape or one.weights.dtype != other.weights.dtype:
+    if first.weights.shape != second.weights.shape or first.weights.dtype != second.weights.dtype:
         return False
-    if isinstance(one, FloatMatrix) or isinstance(other, FloatMatrix):
-        return type(one) is type(other)
-    return one[3:] == other[3:]
+    if isinstance(first, FloatMatrix) or isinstance(second, FloatMatrix):
+        return type(first) is type(second)
+    return first[3:] == second[3:]
 
 
 def alternate(gate: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
     """Return one array in which groups of 64 outputs of the gate and of the values alternate. Both arrays are [outputs,
     …].
     """
-    panels = [one.reshape(-1, PANEL, *one.shape[1:]) for one in (gate, values)]
+    panels = [array.reshape(-1, PANEL, *array.shape[1:]) for array in (gate, values)]
     return np.stack(panels, 1).reshape(-1, *gate.shape[1:])
 
 
-def with_whole_panels(matrix: Matrix) -> Matrix:
+def padded_to_panels(matrix: Matrix) -> Matrix:
     """Return the matrix with a multiple of 64 outputs. The weights of added outputs are zero."""
     missing = -len(matrix.weights) % PANEL
     if not missing:
@@ -201,11 +201,11 @@ def with_whole_panels(matrix: Matrix) -> Matrix:
 def several(matrices: Sequence[Matrix]) -> PackedWeights:
     """Pack several matrices of the same shape, data type and quantization, and concatenate their panels."""
     packed = [pack(matrix) for matrix in matrices]
-    scales = [one.scales for one in packed if one.scales is not None]
+    scales = [part.scales for part in packed if part.scales is not None]
     offsets: NDArray[np.float32] | None = None
-    if any(one.offsets is not None for one in packed):
+    if any(part.offsets is not None for part in packed):
         offsets = np.concatenate(
             [np.zeros_like(s) if p.offsets is None else p.offsets for p, s in zip(packed, scales, strict=True)]
         )
-    weights = np.concatenate([one.weights for one in packed])
+    weights = np.concatenate([part.weights for part in packed])
     return PackedWeights(weights, np.concatenate(scales) if scales else None, offsets)

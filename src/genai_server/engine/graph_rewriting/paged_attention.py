@@ -70,17 +70,17 @@ def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         if index in _INPUTS:
             inputs[_INPUTS[index]] = name
     axis, flat = f"{node.output[0]}.axis", f"{node.output[0]}.flat"
-    made = [helper.make_node("Constant", [], [axis], value_ints=[0])]
+    input_nodes = [helper.make_node("Constant", [], [axis], value_ints=[0])]
     for index in range(3):
         if name := inputs[index]:
             inputs[index] = f"{node.output[0]}.{index}"
-            made.append(helper.make_node("Squeeze", [name, axis], [inputs[index]]))
+            input_nodes.append(helper.make_node("Squeeze", [name, axis], [inputs[index]]))
     inputs[_PAST] = [PAGED + name for name in inputs[_PAST]]
     inputs[_STARTS], inputs[_PASTS], inputs[_BLOCKS], inputs[_BOUNDS] = STARTS, PASTS, BLOCKS, BOUNDS
     outputs = [flat, *(PAGED + name for name in node.output[1:3])]
     paged = helper.make_node(OPERATOR, inputs, outputs, node.name, domain="com.microsoft")
     paged.attribute.extend(attributes)
-    return [*made, paged, helper.make_node("Unsqueeze", [flat, axis], node.output[:1])]
+    return [*input_nodes, paged, helper.make_node("Unsqueeze", [flat, axis], node.output[:1])]
 
 
 def shared_attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
@@ -88,11 +88,11 @@ def shared_attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
 
     Raises DoesNotFit if the node has other attributes or inputs that affect its result.
     """
-    given = {index for index, name in enumerate(node.input) if name}
-    if _BIAS in given:
+    used_inputs = {index for index, name in enumerate(node.input) if name}
+    if _BIAS in used_inputs:
         raise DoesNotFit("its attention has a bias")
     attributes = {attribute.name: attribute for attribute in node.attribute}
-    if _SINK in given:  # implies the other kind of softmax
+    if _SINK in used_inputs:  # implies the other kind of softmax
         attributes.pop("smooth_softmax", None)
     for name in sorted(attributes.keys() & _SAME):
         if attributes[name].i not in _SAME[name]:

@@ -44,7 +44,7 @@ from genai_server.engine.graph_rewriting.native_attention import (
     to_native,
     to_native_cross,
 )
-from genai_server.engine.graph_rewriting.onnx_graph import drop_unread, replace
+from genai_server.engine.graph_rewriting.onnx_graph import remove_unused_nodes, replace
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.graph_rewriting.paged_attention import paged_inputs, pool, to_paged
 from genai_server.engine.scores import NUM_BEST
@@ -89,7 +89,7 @@ _value = helper.make_tensor_value_info
 WANTED = "genai_server.wanted"
 # int64 [1, T]: where each flat token's cosines and sines are, of a graph with other ones for long rows
 # (`DecoderGraph.switches_at`), which lie behind those for short ones.
-ROPE_PLACES = "genai_server.rope_places"
+ROPE_POSITIONS = "genai_server.rope_places"
 _STATES = "genai_server.wanted_states"
 # Ends the names of values in 16 bits.
 _HALF = ".half"
@@ -111,7 +111,7 @@ class Head:
     # The product that reads the states. Other nodes may read them, too.
     reader: onnx.NodeProto
 
-    def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
+    def insert_selection(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
         """Insert the node `selection` between the hidden states and the head's matrix product.
 
         Other nodes that read the hidden states are not changed.
@@ -130,11 +130,11 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
     other nodes.
     """
     makers: dict[str, onnx.NodeProto] = {output: node for node in graph.node for output in node.output}
-    reads = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
+    read_names = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
     node = makers.get(logits)
     while node is not None and node.op_type in _ELEMENTWISE:
         node = makers.get(node.input[0])
-        if node is not None and reads.count(node.output[0]) > 1:
+        if node is not None and read_names.count(node.output[0]) > 1:
             return None
     if node is None or node.op_type not in _PRODUCTS or node.input[0] not in makers:
         return None
@@ -151,7 +151,7 @@ def read_last(graph: onnx.GraphProto, logits: str) -> bool:
     if head is None:
         return False
     graph.input.append(onnx.helper.make_tensor_value_info(LAST_POSITIONS, onnx.TensorProto.INT64, ["rows", 1, 2]))
-    head.read_through(graph, onnx.helper.make_node("GatherND", [head.states, LAST_POSITIONS], [_READ_STATES]))
+    head.insert_selection(graph, onnx.helper.make_node("GatherND", [head.states, LAST_POSITIONS], [_READ_STATES]))
     return True
 
 
@@ -241,12 +241,12 @@ class StateLayers:
         if bias:
             self._graph.initializer.append(_constant(self._values(constants[bias]), f"{out}.bias"))
             bias = f"{out}.bias"
-        made: list[onnx.NodeProto] = []
+        new_nodes: list[onnx.NodeProto] = []
         maker = self._makers.get(tokens)
         if maker is not None and _is_swap(maker):
             tokens = maker.input[0]
         else:
-            made.append(helper.make_node("Transpose", [tokens], [f"{out}.tokens"], perm=_SWAP))
+            new_nodes.append(helper.make_node("Transpose", [tokens], [f"{out}.tokens"], perm=_SWAP))
             tokens = f"{out}.tokens"
         flat = f"{out}.flat"
         if is_swapped := [_is_swap(reader) for reader in self._readers[out]] == [True]:
@@ -264,10 +264,10 @@ class StateLayers:
             ),
             _OF_CONVOLUTION,
         )
-        made.append(operator)
+        new_nodes.append(operator)
         if not is_swapped:
-            made.append(helper.make_node("Transpose", [flat], [out], perm=_SWAP))
-        return made
+            new_nodes.append(helper.make_node("Transpose", [flat], [out], perm=_SWAP))
+        return new_nodes
 
     def _values(self, constant: TensorProto) -> NDArray[Any]:
         return numpy_helper.to_array(constant, str(self._folder))
@@ -275,15 +275,15 @@ class StateLayers:
     def _recurrence(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         attributes: dict[str, Any] = {"update_rule": b"gated_delta", "state_window": 0, "scale": 0.0}
         attributes |= {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        given = [*node.input, *[""] * (_RATE + 1 - len(node.input))]
+        old_inputs = [*node.input, *[""] * (_RATE + 1 - len(node.input))]
         gates = _RULES.get(attributes["update_rule"])
-        if gates is None or attributes["state_window"] or given[_PAST] not in self._recurrent:
+        if gates is None or attributes["state_window"] or old_inputs[_PAST] not in self._recurrent:
             raise DoesNotFit(f"its operator {RECURRENCE} has a form that the runner does not know")
-        optional = [given[index] if index in gates else "" for index in (_DECAY, _RATE)]
+        optional = [old_inputs[index] if index in gates else "" for index in (_DECAY, _RATE)]
         operator = self._operator(
             helper.make_node(
                 _NATIVE_RECURRENCE,
-                [*given[:_PAST], NATIVE + given[_PAST], STARTS, SLOTS, COMMITTED, *optional],
+                [*old_inputs[:_PAST], NATIVE + old_inputs[_PAST], STARTS, SLOTS, COMMITTED, *optional],
                 node.output[:1],
                 node.name,
                 domain=DOMAIN,
@@ -321,18 +321,18 @@ def state_operators(model: onnx.ModelProto, decoder: DecoderGraph) -> onnx.Model
     """
     nodes = [node for node in model.graph.node if node.op_type in (_NATIVE_CONVOLUTION, _NATIVE_RECURRENCE)]
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    read = list(dict.fromkeys(name for node in nodes for name in node.input if name))
+    input_names = list(dict.fromkeys(name for node in nodes for name in node.input if name))
     integers = {STARTS, SLOTS, COMMITTED}
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.INT32 if name in integers else TensorProto.FLOAT, None)
-        for name in read
+        for name in input_names
         if name not in constants
     ]
     # ONNX Runtime would leave out operators whose results nothing reads.
     outputs = [helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None) for node in nodes]
-    kept = [constants[name] for name in read if name in constants]
-    found = helper.make_graph(nodes, "state_operators", inputs, outputs, kept)
-    return helper.make_model(found, opset_imports=model.opset_import, ir_version=model.ir_version)
+    initializers = [constants[name] for name in input_names if name in constants]
+    graph = helper.make_graph(nodes, "state_operators", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
 def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
@@ -348,7 +348,10 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     _choose_positions(graph, decoder)
     _join_ropes(graph, decoder)
     new_outputs = [outputs[name] for name in (decoder.logits, decoder.hidden_output) if name]
-    new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"]), _value(ROPE_PLACES, TensorProto.INT64, [1, "tokens"])]
+    new_inputs = [
+        _value(WANTED, TensorProto.INT64, ["wanted"]),
+        _value(ROPE_POSITIONS, TensorProto.INT64, [1, "tokens"]),
+    ]
     if decoder.block_tokens:
         new_inputs += paged_inputs()
         nodes = _paged_nodes(graph, halves=graph_type != cache_type)
@@ -376,11 +379,11 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     replace(graph.node, nodes)
     replace(graph.value_info, [])
     replace(graph.output, new_outputs)
-    drop_unread(graph)
-    read = {name for node in graph.node for name in node.input}
-    if decoder.attention_mask and decoder.attention_mask in read:
+    remove_unused_nodes(graph)
+    read_names = {name for node in graph.node for name in node.input}
+    if decoder.attention_mask and decoder.attention_mask in read_names:
         raise DoesNotFit("its graph reads the attention mask outside of attention")
-    replace(graph.input, [value for value in [*graph.input, *new_inputs] if value.name in read])
+    replace(graph.input, [value for value in [*graph.input, *new_inputs] if value.name in read_names])
 
 
 def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto]:
@@ -395,7 +398,7 @@ def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto
             nodes.append(node)
             continue
         half = node.output[0]
-        nodes += _in_half(node, casts) if halves else []
+        nodes += _cast_to_half(node, casts) if halves else []
         nodes += to_paged(node)
         if halves:
             nodes.append(helper.make_node("Cast", [f"{half}{_HALF}"], [half], to=TensorProto.FLOAT))
@@ -421,14 +424,14 @@ def _all_slots(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProt
     """Return graph inputs for the encoded audio of all slots, [slots, heads, frames, size]. `values` are the graph's
     inputs for the audio of one row.
     """
-    found = []
+    inputs = []
     for value in values:
         of_slots = onnx.ValueInfoProto()
         of_slots.CopyFrom(value)
         of_slots.name = NATIVE + value.name
         of_slots.type.tensor_type.shape.dim[0].dim_param = "slots"
-        found.append(of_slots)
-    return found
+        inputs.append(of_slots)
+    return inputs
 
 
 def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
@@ -440,9 +443,9 @@ def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     head = find_head(graph, decoder.logits)
     if head is not None and decoder.gives_last_logits_only:
         states = _all_states(graph, head.states)
-        head.read_through(graph, helper.make_node("Gather", [states, WANTED], [_STATES], axis=1))
+        head.insert_selection(graph, helper.make_node("Gather", [states, WANTED], [_STATES], axis=1))
     elif head is not None:
-        head.read_through(graph, helper.make_node("Gather", [head.states, WANTED], [_STATES], axis=1))
+        head.insert_selection(graph, helper.make_node("Gather", [head.states, WANTED], [_STATES], axis=1))
     elif decoder.gives_last_logits_only:
         raise DoesNotFit("its graph gives the logits of the last token only")
     else:  # all logits are computed
@@ -495,17 +498,17 @@ def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
             graph.initializer.append(numpy_helper.from_array(np.concatenate([short[:switches_at], long]), name))
         graph.node.remove(branch)
     for node in attentions:
-        _place_rope(node)
+        _set_rope_positions(node)
 
 
-def _place_rope(node: onnx.NodeProto) -> None:
-    """Make an attention node read its cosines and sines at the positions in the graph input ROPE_PLACES.
+def _set_rope_positions(node: onnx.NodeProto) -> None:
+    """Make an attention node read its cosines and sines at the positions in the graph input ROPE_POSITIONS.
 
     A node without cosines and sines is not changed, because other nodes have rotated its queries and keys.
     """
     if all(node.input[_ROPE]):
         node.input.extend([""] * (_POSITIONS + 1 - len(node.input)))
-        node.input[_POSITIONS] = ROPE_PLACES
+        node.input[_POSITIONS] = ROPE_POSITIONS
 
 
 def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
@@ -513,23 +516,23 @@ def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
 
     `folder` has the files in which constants are stored outside of the graph.
     """
-    found = {value.name: value for value in graph.initializer}
-    found |= {node.output[0]: node.attribute[0].t for node in graph.node}
-    return [numpy_helper.to_array(found[value.name], str(folder)) for value in graph.output]
+    tensors = {value.name: value for value in graph.initializer}
+    tensors |= {node.output[0]: node.attribute[0].t for node in graph.node}
+    return [numpy_helper.to_array(tensors[value.name], str(folder)) for value in graph.output]
 
 
-def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:
+def _cast_to_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:
     """Change an attention node, in place, so that it computes in 16 bits. Returns new nodes that cast its inputs.
 
     `halved` has the names of the cast values by those of the inputs. Inputs in it are not cast again, and new ones are
     added.
     """
-    made = []
+    casts = []
     for position in _FLOATS:
         if position < len(node.input) and (name := node.input[position]):
             if name not in halved:
                 halved[name] = name + _HALF
-                made.append(helper.make_node("Cast", [name], [halved[name]], to=TensorProto.FLOAT16))
+                casts.append(helper.make_node("Cast", [name], [halved[name]], to=TensorProto.FLOAT16))
             node.input[position] = halved[name]
     node.output[0] += _HALF
-    return made
+    return casts

@@ -39,7 +39,7 @@ _ODD_TOKENS, _MAX_TOKENS = 64, 128
 _MIN_UNREAD = 32
 # Tokens behind that checkpoint, at least. The next prompt of a conversation often differs in the last ones, which begin
 # the answer.
-_BEHIND = 6
+_MIN_TOKENS_AFTER = 6
 # Checkpoints lie at multiples of this behind cached tokens, so that prompts that differ a little have the same ones.
 _GROUP = 8
 
@@ -49,7 +49,7 @@ def _head_bytes(graph: DecoderGraph) -> int:
     return graph.cache_width * int(np.dtype(graph.cache_type).itemsize)
 
 
-def _whole_tokens(graph: DecoderGraph) -> int:
+def _page_aligned_tokens(graph: DecoderGraph) -> int:
     """Return the smallest number of tokens whose keys (or values), of one head in one layer, fill whole pages of
     memory.
     """
@@ -60,19 +60,19 @@ def page_tokens(graph: DecoderGraph) -> int:
     """Return the number of tokens by which the KV cache of a slot grows.
 
     They fill whole pages of the system's memory, except in a KV cache of 8 bits. There a slot may have as many bytes
-    more as `rest_bytes` returns.
+    more as `padding_bytes` returns.
     """
-    tokens = _whole_tokens(graph)
+    tokens = _page_aligned_tokens(graph)
     return tokens if tokens <= _MAX_TOKENS else _ODD_TOKENS
 
 
-def rest_bytes(graph: DecoderGraph) -> int:
+def padding_bytes(graph: DecoderGraph) -> int:
     """Return how many bytes of memory a slot may have in addition to those of its tokens, counted in steps of
     `page_tokens`.
 
     In each layer, the last page of the system's memory with a head's keys or values may be used only in part.
     """
-    is_whole = page_tokens(graph) == _whole_tokens(graph)
+    is_whole = page_tokens(graph) == _page_aligned_tokens(graph)
     return 0 if is_whole else len(graph.past_names) * graph.num_kv_heads * mmap.PAGESIZE
 
 
@@ -121,7 +121,7 @@ class CpuBuffers:
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
         length = max_length
         if sys.platform == "linux":
-            length += -length % _whole_tokens(graph)  # so that the heads of a row share no page
+            length += -length % _page_aligned_tokens(graph)  # so that the heads of a row share no page
         shape = (num_rows, graph.num_kv_heads, length, graph.cache_width)
         self._names = graph.past_names
         size = math.prod(shape) * np.dtype(graph.cache_type).itemsize
@@ -192,7 +192,7 @@ def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
     prompt, of which `num_left` tokens are unread, and one after the next `num_common` tokens if other prompts begin
     with them.
     """
-    end = (num_left - _BEHIND) // _GROUP * _GROUP if num_left >= _MIN_UNREAD else 0
+    end = (num_left - _MIN_TOKENS_AFTER) // _GROUP * _GROUP if num_left >= _MIN_UNREAD else 0
     common = num_common // _GROUP * _GROUP if num_common >= _MIN_UNREAD else 0
     return min((border for border in (common, end) if 0 < border < chunk), default=chunk)
 
@@ -241,15 +241,15 @@ class RowStates:
             NATIVE + state.past: np.zeros((num_rows, *state.shape), state.type) for state in graph.cross_states
         }
         # Tokens whose keys and values take as much memory as a row's states.
-        self.tokens_worth = graph.bytes_per_row // graph.bytes_per_token
+        self.state_size_in_tokens = graph.bytes_per_row // graph.bytes_per_token
         # The arrays that a checkpoint copies.
         self.arrays = list(self._states.values())
         self._operators = operators
         # Names of the outputs that a pass with drafts must give: what the operators have read of its tokens.
         self.read: list[str] = []
         if operators is not None:
-            known = {STARTS, SLOTS, COMMITTED, *self._states}
-            self.read = [name for value in operators.get_inputs() if (name := value.name) not in known]
+            row_inputs = {STARTS, SLOTS, COMMITTED, *self._states}
+            self.read = [name for value in operators.get_inputs() if (name := value.name) not in row_inputs]
         # By their slots, the rows of the last pass that have drafted tokens.
         self._waiting: dict[int, _Drafted] = {}
 
@@ -301,14 +301,14 @@ class RowStates:
             start = value.data_ptr() + drafted.first * channels * size
             binding.bind_input(name, "cpu", 0, np.float32, (1, num_tokens, channels), start)
         inputs = {STARTS: [0, num_tokens], SLOTS: [row], COMMITTED: [num_tokens]}
-        arrays = {name: np.array(numbers, np.int32) for name, numbers in inputs.items()}  # a binding owns nothing
+        arrays = {name: np.array(values, np.int32) for name, values in inputs.items()}  # a binding owns nothing
         for name, array in (self._states | arrays).items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         for value in self._operators.get_outputs():
             binding.bind_output(value.name, "cpu")
         self._operators.run_with_iobinding(binding)
 
-    def accept_nothing(self) -> None:
+    def discard_drafts(self) -> None:
         """Discard the drafts of all rows. The states stay as they were before the drafts."""
         self._waiting.clear()
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from genai_server.engine.kv_cache.kv_slots import Slot
-from genai_server.engine.sequence import common_length
+from genai_server.engine.sequence import common_prefix_length
 from genai_server.errors import ConfigurationError
 from genai_server.messages.prefix_cache import (
     BLOCK_TOKENS,
@@ -100,9 +100,9 @@ class CachedBlocks:
             num_blocks = len(slot.tokens) // BLOCK_TOKENS
             if slot.tokens is chain.tokens and num_blocks == len(chain.hashes):
                 continue
-            kept = self._num_kept(slot, chain)
-            dropped += chain.hashes[kept:]
-            chain.hashes = chain.hashes[:kept]
+            num_kept = self._num_kept(slot, chain)
+            dropped += chain.hashes[num_kept:]
+            chain.hashes = chain.hashes[:num_kept]
             chain.tokens, chain.salt = slot.tokens, slot.salt
             stored += self._add(slot, chain, num_blocks)
         self._holders.subtract(dropped)
@@ -116,7 +116,7 @@ class CachedBlocks:
             return len(chain.hashes)
         if slot.salt != chain.salt:
             return 0
-        return min(len(chain.hashes), common_length(slot.tokens, chain.tokens) // BLOCK_TOKENS)
+        return min(len(chain.hashes), common_prefix_length(slot.tokens, chain.tokens) // BLOCK_TOKENS)
 
     def _add(self, slot: Slot, chain: _Chain, num_blocks: int) -> list[StoredBlocks]:
         """Compute the hashes of those of a slot's first `num_blocks` blocks that `chain` lacks, and append them to

@@ -28,7 +28,7 @@ from typing import Protocol
 
 from genai_server.engine.kv_cache.buffers import RowStates, Saved, is_common_end
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvBudget, KvMemory
-from genai_server.engine.sequence import common_length
+from genai_server.engine.sequence import common_prefix_length
 from genai_server.timing import Clock
 
 
@@ -81,13 +81,13 @@ class Slot:
         """Whether this slot begins with all tokens of another slot, so that it can provide every prefix that the other
         can.
         """
-        same = (self.salt, self.is_long) == (other.salt, other.is_long)
-        return same and self.tokens[: len(other.tokens)] == other.tokens
+        is_compatible = (self.salt, self.is_long) == (other.salt, other.is_long)
+        return is_compatible and self.tokens[: len(other.tokens)] == other.tokens
 
 
 # Seconds after its last use for which a cached prefix may be in its tenant's share, and for which sequences of the
 # background leave it alone.
-KEPT_SECONDS = 300.0
+RECENT_SECONDS = 300.0
 
 
 class KvPages:
@@ -126,8 +126,8 @@ class KvPages:
 
         The memory of cached prefixes in idle slots counts as free.
         """
-        known, has = (0, 0) if slot is None else (len(slot.tokens), self._needed(slot))
-        return self._memory.pages(known + num_tokens) - has <= self._free()
+        num_cached, num_held = (0, 0) if slot is None else (len(slot.tokens), self._needed(slot))
+        return self._memory.pages(num_cached + num_tokens) - num_held <= self._free()
 
     def can_copy(self, source: Slot, length: int) -> bool:
         """Whether there is memory for a copy of the first `length` tokens of a slot that itself stays in memory."""
@@ -177,9 +177,9 @@ class KvPages:
         or if no slot is needed for a new sequence.
         """
         # In lexicographic order, a list of tokens with which others begin comes directly before one of them.
-        kept = sorted((slot for slot in self._slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
-        repeated = {one.index for one, other in pairwise(kept) if other.begins_with(one)}
-        idle = [slot for slot in kept if slot.sequence is None]
+        occupied = sorted((slot for slot in self._slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
+        repeated = {previous.index for previous, following in pairwise(occupied) if following.begins_with(previous)}
+        idle = [slot for slot in occupied if slot.sequence is None]
         kept_by_share = self._within_shares(tenant)
         return sorted(
             idle,
@@ -192,9 +192,9 @@ class KvPages:
         )
 
     def is_recent(self, slot: Slot) -> bool:
-        """Whether an idle slot has a prefix that a sequence of normal priority used within the last KEPT_SECONDS."""
+        """Whether an idle slot has a prefix that a sequence of normal priority used within the last RECENT_SECONDS."""
         is_cached = slot.sequence is None and bool(slot.tokens) and not slot.low_priority
-        return is_cached and slot.used_at > self._clock() - KEPT_SECONDS
+        return is_cached and slot.used_at > self._clock() - RECENT_SECONDS
 
     def _within_shares(self, newcomer: str | None) -> set[int]:
         """Return the indexes of the idle slots whose prefixes are within the shares of their tenants; empty if there is
@@ -212,14 +212,14 @@ class KvPages:
         if len(held) < 2:
             return set()
         max_slots, max_pages = max(1, len(self._slots) // len(held)), self._memory.num_pages // len(held)
-        found: set[int] = set()
+        indexes: set[int] = set()
         for slot in (*running, *recent):
             num_slots, num_pages = held[slot.tenant]
             num_pages += max(self._pages[slot.index], self._needed(slot))
             held[slot.tenant] = num_slots, num_pages = num_slots + 1, num_pages
             if slot.sequence is None and num_slots <= max_slots and num_pages <= max_pages:
-                found.add(slot.index)
-        return found
+                indexes.add(slot.index)
+        return indexes
 
     def _free(self, *keep: Slot) -> int:
         """Number of pages that hold tokens neither of slots in use nor of the slots in `keep`, so that they can be
@@ -242,7 +242,7 @@ class KvPages:
 
 # A new sequence gets an idle slot that has at most this many tokens beyond the common prefix, because reading these
 # tokens again later costs less than copying the prefix.
-_LITTLE = 16
+_MAX_DISCARDED_TOKENS = 16
 
 
 class Buffers(Protocol):
@@ -328,21 +328,21 @@ class KvSlots:
         past = prompt if reuse else []
         source, length, common = self._longest_past(past, salt, is_long=is_long)
         idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._pages.cached(tenant)
-        taken = next((slot for slot in idle if slot is not source), idle[0])
+        target = next((slot for slot in idle if slot is not source), idle[0])
         if source is not None:
-            beyond = len(source.tokens) - length
-            is_little = beyond <= _LITTLE or (taken.tokens and beyond <= length)
+            num_beyond = len(source.tokens) - length
+            is_little = num_beyond <= _MAX_DISCARDED_TOKENS or (target.tokens and num_beyond <= length)
             if source.sequence is None and (is_little or not self._pages.can_copy(source, length)):
-                taken = source
-            elif taken is not source and length < self._min_copied:
+                target = source
+            elif target is not source and length < self._min_copied:
                 source, length = None, 0
-        self._cut(taken, length if taken is source else 0)
-        taken.num_common = common
-        taken.sequence, taken.salt, taken.is_long = sequence, salt, is_long
-        taken.owner, taken.tenant = sequence, tenant
-        self._running[sequence] = taken
-        if source is not None and taken is not source:
-            self._copy(source, taken, length)
+        self._cut(target, length if target is source else 0)
+        target.num_common = common
+        target.sequence, target.salt, target.is_long = sequence, salt, is_long
+        target.owner, target.tenant = sequence, tenant
+        self._running[sequence] = target
+        if source is not None and target is not source:
+            self._copy(source, target, length)
         return length
 
     def resume(self, sequence: int, *, is_long: bool = False) -> int | None:
@@ -352,11 +352,11 @@ class KvSlots:
         `is_long` says whether the sequence needs the long factors of the rope. Returns None if another sequence has the
         slot, if the slot was emptied because memory was short, or if its tokens were read with other rope factors.
         """
-        own = [slot for slot in self.slots if slot.owner == sequence and slot.sequence is None and slot.tokens]
-        own = [slot for slot in own if slot.is_long == is_long]
-        if not own:
+        candidates = [slot for slot in self.slots if slot.owner == sequence and slot.sequence is None and slot.tokens]
+        candidates = [slot for slot in candidates if slot.is_long == is_long]
+        if not candidates:
             return None
-        slot = max(own, key=lambda slot: len(slot.tokens))
+        slot = max(candidates, key=lambda slot: len(slot.tokens))
         slot.sequence = sequence
         self._running[sequence] = slot
         return len(slot.tokens)
@@ -418,14 +418,14 @@ class KvSlots:
             return
         last = length
         for older in sorted(slot.checkpoints, reverse=True)[1:]:
-            if last - older < self._states.tokens_worth and not is_common_end(slot.num_common - older):
+            if last - older < self._states.state_size_in_tokens and not is_common_end(slot.num_common - older):
                 del slot.checkpoints[older]
             else:
                 last = older
         if self._pages.take_checkpoint():
             slot.checkpoints[length] = self._states.save(slot.index)
 
-    def spoil(self, sequence: int) -> None:
+    def discard_after_failure(self, sequence: int) -> None:
         """Discard the tokens of a running sequence after a failed pass, which may have changed the sequence's recurrent
         states.
 
@@ -498,7 +498,7 @@ class KvSlots:
             elif length < len(slot.tokens):
                 self._states.load(slot.index, slot.checkpoints[length])
         slot.tokens = slot.tokens[:length]
-        slot.checkpoints = {kept: saved for kept, saved in slot.checkpoints.items() if kept <= length}
+        slot.checkpoints = {position: saved for position, saved in slot.checkpoints.items() if position <= length}
 
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
         """Copy the first `length` tokens of one slot, with their KV cache and recurrent states, to another slot."""
@@ -539,7 +539,7 @@ class KvSlots:
         for slot in sorted(self.slots, key=lambda slot: slot.sequence is not None):
             if (slot.salt, slot.is_long) != (salt, is_long):
                 continue
-            common = min(maximum, common_length(prompt, slot.tokens))
+            common = min(maximum, common_prefix_length(prompt, slot.tokens))
             length, longest = self._usable(slot, common), max(longest, common)
             if length > best[1]:
                 best = (slot, length)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.graph_description import DecoderGraph
 from genai_server.engine.graph_rewriting import lora, native_attention, paged_attention
-from genai_server.engine.graph_rewriting.ragged import ROPE_PLACES, SCALES, WANTED
+from genai_server.engine.graph_rewriting.ragged import ROPE_POSITIONS, SCALES, WANTED
 
 # The first rank of an adapter and the number of its ranks.
 Ranks = tuple[int, int]
@@ -92,8 +92,8 @@ class Layout:
             return False
         self.ids[0] = [row.tokens[0] for row in rows]
         self.positions[0] = self.inputs[native_attention.PASTS][:] = [row.num_cached for row in rows]
-        if ROPE_PLACES in self.inputs:
-            self.inputs[ROPE_PLACES] += 1
+        if ROPE_POSITIONS in self.inputs:
+            self.inputs[ROPE_POSITIONS] += 1
         self.rows = rows
         return True
 
@@ -139,7 +139,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
     inputs[WANTED] = np.array(wanted, np.int64)
     inputs[SCALES] = np.array(scales, np.float32)[:, np.newaxis]
     if graph.switches_at is not None:
-        inputs[ROPE_PLACES] = np.array([rope_places], np.int64)
+        inputs[ROPE_POSITIONS] = np.array([rope_places], np.int64)
     return Layout(
         ids=np.array([ids], np.int64),
         positions=_with_axes(positions, image_positions),
@@ -184,11 +184,11 @@ def _paged_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDA
 
 
 def _hidden(rows: Sequence[Row], tokens: Sequence[slice], num_tokens: int, graph: DecoderGraph) -> NDArray[Any]:
-    found = np.zeros((1, num_tokens, graph.hidden_size), graph.logits_type)
+    hidden = np.zeros((1, num_tokens, graph.hidden_size), graph.logits_type)
     for row, span in zip(rows, tokens, strict=True):
         if row.hidden is not None:
-            found[0, span] = row.hidden
-    return found
+            hidden[0, span] = row.hidden
+    return hidden
 
 
 def _with_axes(positions: list[int], image_positions: Mapping[int, NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -198,9 +198,9 @@ def _with_axes(positions: list[int], image_positions: Mapping[int, NDArray[np.in
     `positions` has the positions of all flat tokens as text. `image_positions` has the positions of those rows that
     contain images, by the index of the row's first flat token.
     """
-    found = np.array([positions], np.int64)
-    for start, own in image_positions.items():
-        if found.ndim == 2:
-            found = np.repeat(found[np.newaxis], len(own), axis=0)
-        found[:, 0, start : start + own.shape[1]] = own
-    return found
+    by_axis = np.array([positions], np.int64)
+    for start, row_positions in image_positions.items():
+        if by_axis.ndim == 2:
+            by_axis = np.repeat(by_axis[np.newaxis], len(row_positions), axis=0)
+        by_axis[:, 0, start : start + row_positions.shape[1]] = row_positions
+    return by_axis

@@ -69,16 +69,16 @@ class PagedBuffers:
         RunnerFailed.
         """
         binding = self._mover.io_binding()
-        for given, taken in zip(self._blocks[source], self._take(target, length), strict=False):
+        for source_block, target_block in zip(self._blocks[source], self._take(target, length), strict=False):
             for number, pool in enumerate(self._pools):
-                binding.bind_input(f"from{number}", *self._block(pool, given))
-                binding.bind_output(f"to{number}", *self._block(pool, taken))
+                binding.bind_input(f"from{number}", *self._block(pool, source_block))
+                binding.bind_output(f"to{number}", *self._block(pool, target_block))
             _run(self._mover, binding)
 
     def give_back(self, slot: int, first: int) -> None:
-        kept = num_blocks(self._graph, first)
-        self._free += self._blocks[slot][kept:]
-        del self._blocks[slot][kept:]
+        num_kept = num_blocks(self._graph, first)
+        self._free += self._blocks[slot][num_kept:]
+        del self._blocks[slot][num_kept:]
 
     def bind(self, binding: Any) -> None:
         """Bind each pool both as the past and as the present KV cache, so that a pass changes it in place."""
@@ -94,8 +94,8 @@ class PagedBuffers:
         """
         blocks = [self._take(row.slot, row.num_cached + len(row.tokens)) for row in rows]
         table = np.zeros((len(rows), max(map(len, blocks))), np.int32)
-        for line, found in zip(table, blocks, strict=True):
-            line[: len(found)] = found
+        for line, row_blocks in zip(table, blocks, strict=True):
+            line[: len(row_blocks)] = row_blocks
         return {BLOCKS: table}
 
     def give(self, binding: Any, name: str, values: NDArray[Any]) -> None:
@@ -114,20 +114,20 @@ class PagedBuffers:
         """Bind an output to memory of the device that ONNX Runtime allocates in each pass."""
         binding.bind_output(output, self._device.device_type, self._device.device_id)
 
-    def read(self, kept: Any, rows: range) -> NDArray[np.float32]:
+    def read(self, logits: Any, rows: range) -> NDArray[np.float32]:
         """Copy logits from the device to the host, as 32-bit floats [rows, vocab_size]. Raises RunnerFailed.
 
-        `kept` are the logits [1, positions, vocab_size] on the device, and `rows` the positions to copy.
+        `logits` are the logits [1, positions, vocab_size] on the device, and `rows` the positions to copy.
         """
-        _, _, vocab_size = kept.shape()
-        found = np.empty((len(rows), vocab_size), np.float32)
+        _, _, vocab_size = logits.shape()
+        floats = np.empty((len(rows), vocab_size), np.float32)
         binding = self._reader.io_binding()
-        address = kept.data_ptr() + rows.start * vocab_size * self._logits_type.itemsize
+        address = logits.data_ptr() + rows.start * vocab_size * self._logits_type.itemsize
         where = self._device.device_type, self._device.device_id, self._logits_type.type
-        binding.bind_input("logits", *where, found.shape, address)
-        binding.bind_output("floats", "cpu", 0, np.float32, found.shape, found.ctypes.data)
+        binding.bind_input("logits", *where, floats.shape, address)
+        binding.bind_output("floats", "cpu", 0, np.float32, floats.shape, floats.ctypes.data)
         _run(self._reader, binding)
-        return found
+        return floats
 
     def _take(self, slot: int, length: int) -> list[int]:
         """Return the numbers of the blocks for a slot's first `length` tokens. Missing blocks are assigned to the slot.
@@ -157,10 +157,10 @@ class PagedBuffers:
     def _open_reader(self) -> Any:
         """Open a session that converts logits to 32-bit floats."""
         kind, shape = helper.np_dtype_to_tensor_dtype(self._logits_type), ["rows", "vocab_size"]
-        given = helper.make_tensor_value_info("logits", kind, shape)
+        logits = helper.make_tensor_value_info("logits", kind, shape)
         floats = helper.make_tensor_value_info("floats", onnx.TensorProto.FLOAT, shape)
         node = helper.make_node("Cast", ["logits"], ["floats"], to=onnx.TensorProto.FLOAT)
-        return self._open(helper.make_graph([node], "read", [given], [floats]))
+        return self._open(helper.make_graph([node], "read", [logits], [floats]))
 
     def _open(self, graph: onnx.GraphProto) -> Any:
         """Open a session for a graph on the device. Raises RuntimeError."""

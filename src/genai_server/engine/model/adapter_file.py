@@ -56,10 +56,10 @@ def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]"
         raise AdapterLoadFailed("the model takes no adapters: its graph has no inputs with defaults for their weights")
     if not weights:
         raise AdapterLoadFailed(f"{path} has no weights")
-    if strange := sorted(weights.keys() - inputs.keys()):
-        more = f" and {len(strange) - _MAX_SHOWN} more" if len(strange) > _MAX_SHOWN else ""
+    if unknown := sorted(weights.keys() - inputs.keys()):
+        more = f" and {len(unknown) - _MAX_SHOWN} more" if len(unknown) > _MAX_SHOWN else ""
         raise AdapterLoadFailed(
-            f"{path} does not fit this model, whose graph has no input {', '.join(strange[:_MAX_SHOWN])}{more}"
+            f"{path} does not fit this model, whose graph has no input {', '.join(unknown[:_MAX_SHOWN])}{more}"
         )
     for name, weight in weights.items():
         if not _fits(weight, inputs[name]):
@@ -84,14 +84,14 @@ def read_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
         raise AdapterLoadFailed(f"{path} cannot be read: {error}") from None
     root = table.Table(content, encode.Get(packer.uoffset, content, 0))
     field = root.Offset(_PARAMETERS)
-    found = {}
+    weights = {}
     for number in range(root.VectorLen(field)):
         entry = table.Table(content, root.Indirect(root.Vector(field) + number * number_types.UOffsetTFlags.bytewidth))
         name = entry.String(entry.Pos + entry.Offset(_NAME)).decode()
         dims = entry.GetVectorAsNumpy(number_types.Int64Flags, entry.Offset(_DIMS))
         values = entry.GetVectorAsNumpy(number_types.Uint8Flags, entry.Offset(_VALUES))
-        found[name] = values.view(np.float32).reshape(dims)
-    return found
+        weights[name] = values.view(np.float32).reshape(dims)
+    return weights
 
 
 @contextmanager

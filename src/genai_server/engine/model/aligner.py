@@ -39,11 +39,11 @@ class Aligner:
         model = onnx.load(str(decoder.path), load_external_data=False)
         self._outputs = score_heads(model.graph, decoder, alignment_heads(model_dir, decoder))
         self._session: Any = open_encoder(model.SerializeToString(), threads, options, folder=decoder.path.parent)
-        given = {value.name for value in self._session.get_inputs()}
+        input_names = {value.name for value in self._session.get_inputs()}
         shape = (1, decoder.num_kv_heads, 0, decoder.head_size)
-        self._empty = {name: np.zeros(shape, decoder.cache_type) for name in decoder.past_names if name in given}
+        self._empty = {name: np.zeros(shape, decoder.cache_type) for name in decoder.past_names if name in input_names}
         self._audio_states = [state.past for state in decoder.cross_states]
-        self._given = given
+        self._given = input_names
         self._input_ids = decoder.input_ids
 
     def times(self, alignment: Alignment, audio: EncodedAudio) -> list[float]:
@@ -57,10 +57,10 @@ class Aligner:
             name: values for name, values in zip(self._audio_states, audio.states, strict=True) if name in self._given
         }
         try:
-            found = self._session.run(self._outputs, inputs)
+            outputs = self._session.run(self._outputs, inputs)
         except Exception as error:  # ONNX Runtime's errors have no base of their own
             raise RunnerFailed(f"the times of tokens cannot be computed: {in_one_line(error)}") from error
-        scores = np.concatenate([each[0] for each in found]).astype(np.float32, copy=False)
+        scores = np.concatenate([each[0] for each in outputs]).astype(np.float32, copy=False)
         # The token before the text has the weights with which the text's first one is chosen.
         scores = scores[:, alignment.num_before - 1 : -1]
         return token_times(scores, round(alignment.seconds / TIME_PRECISION), TIME_PRECISION)
@@ -84,20 +84,20 @@ def alignment_heads(model_dir: Path, decoder: DecoderGraph) -> dict[int, list[in
     does not have the listed heads.
     """
     num_layers = len(decoder.past_names) // 2
-    given = read_object(model_dir / GENERATION).get(_HEADS)
-    if given is None:
-        given = [(layer, head) for layer in range(num_layers // 2, num_layers) for head in range(decoder.num_kv_heads)]
-    found: dict[int, list[int]] = {}
+    heads = read_object(model_dir / GENERATION).get(_HEADS)
+    if heads is None:
+        heads = [(layer, head) for layer in range(num_layers // 2, num_layers) for head in range(decoder.num_kv_heads)]
+    by_layer: dict[int, list[int]] = {}
     try:
-        for layer, head in given:
+        for layer, head in heads:
             if not (0 <= layer < num_layers and 0 <= head < decoder.num_kv_heads):
                 raise ValueError
-            found.setdefault(layer, []).append(head)
+            by_layer.setdefault(layer, []).append(head)
     except (TypeError, ValueError):
         raise DoesNotFit(f"{GENERATION} has {_HEADS} that its decoder does not have") from None
-    if not found:
+    if not by_layer:
         raise DoesNotFit(f"{GENERATION} has no {_HEADS}")
-    return found
+    return by_layer
 
 
 Weights = NDArray[np.float32]
@@ -114,8 +114,8 @@ def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> l
     the first `num_frames` frames have audio.
     """
     heads = (_followed(head) for head in scores[:, :, : max(1, num_frames)])
-    found = sum(heads, np.zeros(1, np.float32))
-    tokens, frames = _path(-found)
+    attention = sum(heads, np.zeros(1, np.float32))
+    tokens, frames = _path(-attention)
     begins = np.flatnonzero(np.diff(tokens, prepend=-1))
     times: list[float] = (frames[begins] * seconds_per_frame).tolist()
     return times

@@ -32,7 +32,7 @@ def features_graph(files: VisionFiles) -> bytes:
     """
     embedding = onnx.load(str(files.embedding), load_external_data=False).graph
     wanted = next(value.type.tensor_type for value in embedding.input if value.name == files.features)
-    given, made = files.given, files.features
+    input_name, output_name = files.given, files.features
     rows: list[int | str] = ["features", files.hidden_size]
     # The library requires this input of a speech graph.
     lengths = (
@@ -42,12 +42,12 @@ def features_graph(files: VisionFiles) -> bytes:
     shape = rows if len(wanted.shape.dim) == len(rows) and not files.has_audio else [1, *rows]
     graph = helper.make_graph(
         [
-            helper.make_node("Cast", [given], ["cast"], to=wanted.elem_type),
-            helper.make_node("Reshape", ["cast", "to"], [made]),
+            helper.make_node("Cast", [input_name], ["cast"], to=wanted.elem_type),
+            helper.make_node("Reshape", ["cast", "to"], [output_name]),
         ],
         "features",
-        [helper.make_tensor_value_info(given, onnx.TensorProto.FLOAT, [1, *rows]), *lengths],
-        [helper.make_tensor_value_info(made, wanted.elem_type, shape)],
+        [helper.make_tensor_value_info(input_name, onnx.TensorProto.FLOAT, [1, *rows]), *lengths],
+        [helper.make_tensor_value_info(output_name, wanted.elem_type, shape)],
         [numpy_helper.from_array(np.array([*[1] * (len(shape) - 2), -1, files.hidden_size]), "to")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -80,10 +80,10 @@ class ImageEncoder:
 
         `tensors` are the encoder's inputs, by onnxruntime-genai's names.
         """
-        given = {self._name(name): values for name, values in tensors.items()}
-        given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
+        inputs = {self._name(name): values for name, values in tensors.items()}
+        inputs = {name: inputs[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in inputs}
         try:
-            features: Features = self._session.run([self._features], given)[0]
+            features: Features = self._session.run([self._features], inputs)[0]
         except Exception as error:  # ONNX Runtime's errors have no base of their own
             raise RunnerFailed(f"{self.noun} cannot be encoded: {in_one_line(error)}") from error
         return features.reshape(-1, features.shape[-1])
@@ -104,8 +104,8 @@ class TokenEmbedder:
         kinds = {name: NUMPY_TYPES[value.type] for name, value in inputs.items()}
         self._no_features = np.zeros((0, files.hidden_size), kinds[self._features])
         # Such as features of audio, which no prompt has.
-        others = kinds.keys() - {self._ids, self._features}
-        self._others = {name: self._no_features.astype(kinds[name]) for name in others}
+        other_inputs = kinds.keys() - {self._ids, self._features}
+        self._others = {name: self._no_features.astype(kinds[name]) for name in other_inputs}
 
     def embed(self, ids: NDArray[np.int64], features: Features | None = None) -> NDArray[Any]:
         """Return the embeddings [1, tokens, hidden_size] of the tokens `ids` [1, tokens]. Raises RunnerFailed.
@@ -113,12 +113,16 @@ class TokenEmbedder:
         Image tokens get the rows of `features` [image tokens, hidden_size] instead, in order. If there are fewer rows
         than image tokens, the last image tokens get zeros.
         """
-        given = self._no_features
+        image_features = self._no_features
         if num_images := int(np.count_nonzero(ids == self.image_token)):
-            given = np.zeros((num_images, given.shape[1]), given.dtype)
+            image_features = np.zeros((num_images, image_features.shape[1]), image_features.dtype)
             if features is not None:
-                given[: len(features)] = features
-        inputs = {self._ids: ids, self._features: given[np.newaxis] if self._grouped else given, **self._others}
+                image_features[: len(features)] = features
+        inputs = {
+            self._ids: ids,
+            self._features: image_features[np.newaxis] if self._grouped else image_features,
+            **self._others,
+        }
         try:
             embeddings: NDArray[Any] = self._session.run([self._output], inputs)[0]
         except Exception as error:  # ONNX Runtime's errors have no base of their own
@@ -164,8 +168,8 @@ class AudioEncoder:
         """
         features = tensors.get(FEATURES)
         if features is None or features.shape != (1, *self.shape):
-            given = None if features is None else features.shape
-            raise RunnerFailed(f"a sound needs features [1, {', '.join(map(str, self.shape))}], given {given}")
+            shape = None if features is None else features.shape
+            raise RunnerFailed(f"a sound needs features [1, {', '.join(map(str, self.shape))}], given {shape}")
         try:
             states = self._session.run(list(self._files.presents), {self._files.features: features.astype(self._type)})
         except Exception as error:  # ONNX Runtime's errors have no base of their own

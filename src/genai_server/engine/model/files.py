@@ -240,7 +240,7 @@ def has_chat_template(directory: Path) -> bool:
     return (directory / CHAT_TEMPLATE).is_file() or bool(_read_json(directory / TOKENIZER_CONFIG).get("chat_template"))
 
 
-def what_is_left_out(directory: Path) -> str:
+def unsupported_media_message(directory: Path) -> str:
     """Message for the operator about images or audio that the original model takes and this server does not support for
     it; "" if there are none.
     """
@@ -248,8 +248,8 @@ def what_is_left_out(directory: Path) -> str:
         return ""
     model = read_config(directory)["model"]
     kind = str(model.get("type", ""))
-    if (found := read_vision_model(directory)) is not None:
-        return NO_AUDIO if _SPEECH in model and found.medium is Medium.IMAGE else ""
+    if (vision := read_vision_model(directory)) is not None:
+        return NO_AUDIO if _SPEECH in model and vision.medium is Medium.IMAGE else ""
     is_part = kind.endswith(_TEXT_PART) and kind != _WHOLE
     return TEXT_ONLY if is_part or _VISION in model or _SPEECH in model else ""
 
@@ -259,14 +259,14 @@ def named_files(config: Any) -> list[str]:
 
     The default file with settings for images is included if images are supported and no other file is named.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for part in _objects(config):
-        found |= {part[key]: None for key in _FILE_KEYS if part.get(key) and isinstance(part[key], str)}
+        names |= {part[key]: None for key in _FILE_KEYS if part.get(key) and isinstance(part[key], str)}
     model = config.get("model")
     vision = model.get(_VISION) if isinstance(model, dict) else None
     if isinstance(vision, dict) and vision.get("filename") and "config_filename" not in vision:
-        found[_PROCESSOR] = None
-    return list(found)
+        names[_PROCESSOR] = None
+    return list(names)
 
 
 def remedy(directory: Path, name: str) -> str:
@@ -275,11 +275,11 @@ def remedy(directory: Path, name: str) -> str:
         return _FROM_THE_ORIGINAL
     if name != CONFIG:
         return _FROM_THE_BUILDER
-    found = [str(folder) for folder in islice(_nested_models(directory), _MAX_NAMED + 1)]
-    if len(found) > 1:
-        more = ", and more" if len(found) > _MAX_NAMED else ""
-        return f"name one of the folders that have it: {', '.join(found[:_MAX_NAMED])}{more}"
-    return "name the folder that has it" + "".join(f": {folder}" for folder in found)
+    folders = [str(folder) for folder in islice(_nested_models(directory), _MAX_NAMED + 1)]
+    if len(folders) > 1:
+        more = ", and more" if len(folders) > _MAX_NAMED else ""
+        return f"name one of the folders that have it: {', '.join(folders[:_MAX_NAMED])}{more}"
+    return "name the folder that has it" + "".join(f": {folder}" for folder in folders)
 
 
 def _nested_models(directory: Path) -> Iterator[Path]:
@@ -424,7 +424,7 @@ def weight_bytes(directory: Path) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object_without_duplicates)
     except FileNotFoundError:
         raise ModelDirectoryError(
             f"model directory {path.parent} is incomplete: {path.name} is missing; {remedy(path.parent, path.name)}"
@@ -438,17 +438,17 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the key-value pairs of a JSON object as a dictionary. Raises ValueError if a key is repeated.
 
     Python would use the last value of a repeated key, and onnxruntime-genai would apply both.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
         double = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"it has {quoted(double)} twice in one object")
-    return found
+    return unique
 
 
 def check_draft_model(model: Path, draft: Path) -> ModelInfo:
@@ -463,30 +463,36 @@ def check_draft_model(model: Path, draft: Path) -> ModelInfo:
         info = check_model_directory(draft)
         if task_of(draft) is not Task.GENERATE:
             raise ConfigurationError(f"{draft}: it does not generate text")
-        (own, own_special), (other, special) = _tokens(model), _tokens(draft)
+        (model_tokens, model_special), (draft_tokens, draft_special) = _tokens(model), _tokens(draft)
         read_mask_token(draft, info.vocab_size)
     except ModelDirectoryError as error:
         raise ConfigurationError(f"{draft}: {error.message}") from None
-    fault = _first_difference("special token", own_special, special) or _first_difference("token", own, other)
+    fault = _first_difference("special token", model_special, draft_special) or _first_difference(
+        "token", model_tokens, draft_tokens
+    )
     if fault:
         raise ConfigurationError(f"{draft}: it must have the tokenizer of {model}: {fault}")
-    if info.vocab_size < len(own):
+    if info.vocab_size < len(model_tokens):
         raise ConfigurationError(
-            f"{draft}: its vocabulary has {info.vocab_size} tokens (vocab_size), the tokenizer has {len(own)}"
+            f"{draft}: its vocabulary has {info.vocab_size} tokens (vocab_size), the tokenizer has {len(model_tokens)}"
         )
     return info
 
 
-def _first_difference(kind: str, wanted: dict[int, str], found: dict[int, str]) -> str:
+def _first_difference(kind: str, expected: dict[int, str], actual: dict[int, str]) -> str:
     """Return a message about the lowest token id at which two vocabularies differ; "" if they are equal.
 
-    `wanted` and `found` have the texts of tokens by id. `kind` is what such a token is called in the message.
+    `expected` and `actual` have the texts of tokens by id. `kind` is what such a token is called in the message.
     """
-    if wanted == found:
+    if expected == actual:
         return ""
-    token = min(id for id in wanted.keys() | found.keys() if wanted.get(id) != found.get(id))
-    here, there = (quoted(tokens[token]) if token in tokens else "missing" for tokens in (found, wanted))
-    return f"{kind} {token} is {here} and not {there}; it has {len(found)} {kind}s and not {len(wanted)}"
+    token = min(id for id in expected.keys() | actual.keys() if expected.get(id) != actual.get(id))
+    actual_text, expected_text = (
+        quoted(tokens[token]) if token in tokens else "missing" for tokens in (actual, expected)
+    )
+    return (
+        f"{kind} {token} is {actual_text} and not {expected_text}; it has {len(actual)} {kind}s and not {len(expected)}"
+    )
 
 
 def _tokens(directory: Path) -> tuple[dict[int, str], dict[int, str]]:

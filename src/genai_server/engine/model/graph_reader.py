@@ -59,22 +59,22 @@ def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
     _check_operators(graph)
     inputs = {value.name: value.type.tensor_type for value in graph.input}
     outputs = {value.name: value.type.tensor_type for value in graph.output}
-    given, made = decoder.get("inputs", {}), decoder.get("outputs", {})
+    input_names, output_names = decoder.get("inputs", {}), decoder.get("outputs", {})
     ids, embeddings, mask, position_ids = (
-        given.get(name, name) for name in ("input_ids", "inputs_embeds", "attention_mask", "position_ids")
+        input_names.get(name, name) for name in ("input_ids", "inputs_embeds", "attention_mask", "position_ids")
     )
     takes_ids = embeddings not in inputs
-    input_ids, logits = ids if takes_ids else embeddings, made.get("logits", "logits")
+    input_ids, logits = ids if takes_ids else embeddings, output_names.get("logits", "logits")
     past, present, conv_states, recurrent_states = _layer_names(decoder, inputs)
     states = dict((*conv_states, *recurrent_states))
     needed_inputs = {input_ids, mask, *past, *states}
     optional = optional_inputs(graph).keys() - needed_inputs - {position_ids}
     hidden_input, hidden_output = (
-        name if (name := named.get("hidden_states", "")) in found else ""
-        for named, found in ((given, inputs), (made, outputs))
+        name if (name := named.get("hidden_states", "")) in available else ""
+        for named, available in ((input_names, inputs), (output_names, outputs))
     )
-    if strange := sorted(set(inputs) - needed_inputs - optional - {position_ids, hidden_input}):
-        raise DoesNotFit(f"its graph has inputs that the runner does not know: {_some(strange)}")
+    if unknown := sorted(set(inputs) - needed_inputs - optional - {position_ids, hidden_input}):
+        raise DoesNotFit(f"its graph has inputs that the runner does not know: {_some(unknown)}")
     if missing := sorted((needed_inputs - set(inputs)) | ({logits, *present, *states.values()} - set(outputs))):
         raise DoesNotFit(f"its graph lacks {_some(missing)}")
     vision = None if takes_ids else read_vision_files(model_dir)
@@ -149,13 +149,13 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def _layer_names(
-    decoder: dict[str, Any], given: Container[str]
+    decoder: dict[str, Any], graph_inputs: Container[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Pairs, Pairs]:
     """Return the names of the past and of the present KV cache, and those of the states of convolutions and of linear
     attention as pairs of past and present.
 
     `decoder` is the section of genai_config.json with the patterns of these names, for which onnxruntime-genai has
-    defaults. A layer with a state among the graph's inputs, whose names are `given`, has no KV cache.
+    defaults. A layer with a state among the graph's inputs, whose names are `graph_inputs`, has no KV cache.
     """
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
     parts = [
@@ -169,7 +169,9 @@ def _layer_names(
 
     def states(kind: str) -> dict[int, tuple[str, str]]:
         past, after = inputs.get(f"past_{kind}_names"), outputs.get(f"present_{kind}_names")
-        return {layer: (past % layer, after % layer) for layer in layers if past and after and past % layer in given}
+        return {
+            layer: (past % layer, after % layer) for layer in layers if past and after and past % layer in graph_inputs
+        }
 
     conv, recurrent = states("conv"), states("recurrent")
     attending = [layer for layer in layers if layer not in conv and layer not in recurrent]
@@ -183,13 +185,13 @@ def layer_states(names: Iterable[tuple[str, str]], inputs: Mapping[str, Any]) ->
 
     Raises DoesNotFit unless each state has a fixed size.
     """
-    found = []
+    states = []
     for past, present in names:
         shape = tuple(int(dim.dim_value) for dim in inputs[past].shape.dim[1:])
         if not all(shape):
             raise DoesNotFit(f"its state {past} has no fixed size")
-        found.append(LayerState(past, present, shape, float_type("state", inputs[past].elem_type)))
-    return tuple(found)
+        states.append(LayerState(past, present, shape, float_type("state", inputs[past].elem_type)))
+    return tuple(states)
 
 
 def _conv_states(names: Pairs, inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
@@ -197,10 +199,10 @@ def _conv_states(names: Pairs, inputs: Mapping[str, Any]) -> tuple[LayerState, .
 
     Raises DoesNotFit unless all convolutions have the same width.
     """
-    found = layer_states(names, inputs)
-    if any(len(state.shape) != 2 or state.shape[1] != found[0].shape[1] for state in found):
+    states = layer_states(names, inputs)
+    if any(len(state.shape) != 2 or state.shape[1] != states[0].shape[1] for state in states):
         raise DoesNotFit("its convolutions have states of several forms")
-    return tuple(replace(state, shape=state.shape[::-1]) for state in found)
+    return tuple(replace(state, shape=state.shape[::-1]) for state in states)
 
 
 def _position_axes(shape: Any) -> int:
@@ -228,8 +230,8 @@ def _check_operators(graph: onnx.GraphProto) -> None:
     operators = {node.op_type for node in graph.node}
     if ATTENTION not in operators:
         raise DoesNotFit(f"its attention is not {ATTENTION}")
-    if others := sorted(operators & _OTHER_ATTENTION):
-        raise DoesNotFit(f"its attention is partly {', '.join(others)}")
+    if unsupported := sorted(operators & _OTHER_ATTENTION):
+        raise DoesNotFit(f"its attention is partly {', '.join(unsupported)}")
 
 
 def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
@@ -287,18 +289,18 @@ def read_vision_files(model_dir: Path) -> VisionFiles | None:
     """Return the description of the encoder and embedding graphs in a checked model directory; None if the model reads
     only text.
     """
-    known = read_vision_model(model_dir)
-    if known is None:
+    vision_model = read_vision_model(model_dir)
+    if vision_model is None:
         return None
     model = read_config(model_dir)["model"]
-    has_audio = known.medium is Medium.AUDIO
+    has_audio = vision_model.medium is Medium.AUDIO
     vision, embedding = model["speech" if has_audio else "vision"], model["embedding"]
     parts = [part.get(kind) or {} for part in (vision, embedding) for kind in ("inputs", "outputs")]
     names = {name: graph_name for part in parts for name, graph_name in part.items()}
     return VisionFiles(
         model_dir / vision["filename"],
         model_dir / embedding["filename"],
-        known.image_token_id,
+        vision_model.image_token_id,
         int(model["decoder"]["hidden_size"]),
         has_audio,
         merge_size=int(vision.get("spatial_merge_size", _MERGE_SIZE)),
@@ -332,23 +334,23 @@ def read_encoder_files(model_dir: Path) -> EncoderFiles:
 
 def read_cross_decoder(model_dir: Path) -> DecoderGraph:
     """Return the description of the decoder in a checked directory of a speech recognition model, as it is after
-    `use_known_operators` has rewritten its graph. Raises DoesNotFit if it cannot run in the batch.
+    `normalize_decoder` has rewritten its graph. Raises DoesNotFit if it cannot run in the batch.
     """
     decoder = read_config(model_dir)["model"]["decoder"]
     graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph
     inputs = {value.name: value.type.tensor_type for value in graph.input}
     outputs = {value.name: value.type.tensor_type for value in graph.output}
-    given, made = decoder.get("inputs", {}), decoder.get("outputs", {})
+    input_names, output_names = decoder.get("inputs", {}), decoder.get("outputs", {})
     layers = range(int(decoder["num_hidden_layers"]))
 
-    def names(found: dict[str, str], key: str, default: str) -> tuple[str, ...]:
-        patterns = [found.get(key % part, default % part) for part in ("key", "value")]
+    def names(section: dict[str, str], key: str, default: str) -> tuple[str, ...]:
+        patterns = [section.get(key % part, default % part) for part in ("key", "value")]
         return tuple(pattern % layer for layer in layers for pattern in patterns)
 
-    past = names(given, "past_%s_names", "past_%s_self_%%d")
-    present = names(made, "present_%s_names", "present_%s_self_%%d")
-    cross = names(given, "cross_past_%s_names", "past_%s_cross_%%d")
-    input_ids, logits = given.get("input_ids", "input_ids"), made.get("logits", "logits")
+    past = names(input_names, "past_%s_names", "past_%s_self_%%d")
+    present = names(output_names, "present_%s_names", "present_%s_self_%%d")
+    cross = names(input_names, "cross_past_%s_names", "past_%s_cross_%%d")
+    input_ids, logits = input_names.get("input_ids", "input_ids"), output_names.get("logits", "logits")
     if inputs.keys() != {input_ids, *past, *cross}:
         raise DoesNotFit(f"its graph has other inputs than tokens, keys and values: {', '.join(sorted(inputs))}")
     if missing := sorted({logits, *present} - outputs.keys()):

@@ -39,8 +39,8 @@ def _package() -> Any:
 
 def native_library() -> Path:
     """Path of the shared library. Raises ImportError if the package is not installed."""
-    found: Path = _package().library()
-    return found
+    path: Path = _package().library()
+    return path
 
 
 @cache
@@ -56,8 +56,8 @@ def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None
     On the first call on a processor, the kernels are tried in a separate process. The result is stored in `cache_dir`,
     unless that is None.
     """
-    if others := [provider.name for provider in options.providers if provider.name != CPU]:
-        return f"a batch on a CPU has operators of its own, and the provider {others[0]} runs the graph"
+    if accelerators := [provider.name for provider in options.providers if provider.name != CPU]:
+        return f"a batch on a CPU has operators of its own, and the provider {accelerators[0]} runs the graph"
     if not is_installed():
         return NOT_INSTALLED
     chosen = choose_instruction_set(cache_dir)
@@ -78,29 +78,29 @@ def choose_instruction_set(cache_dir: Path | None) -> str | None:
     The result is stored in `cache_dir`, for this library and this processor, unless a trial could not run for lack of
     time or memory, which may be different at the next start.
     """
-    kept = None if cache_dir is None else cache_dir / f"native-{library_key()}.json"
+    cache_file = None if cache_dir is None else cache_dir / f"native-{library_key()}.json"
     usable = _package().instruction_sets()
-    if kept is not None:
+    if cache_file is not None:
         try:
-            known: str | None = json.loads(kept.read_text(encoding="utf-8"))["instruction_set"]
+            cached: str | None = json.loads(cache_file.read_text(encoding="utf-8"))["instruction_set"]
         except (OSError, ValueError, KeyError, TypeError):
-            known = ""
-        if known is None or known in usable:
-            return known
+            cached = ""
+        if cached is None or cached in usable:
+            return cached
     tried: list[bool | None] = []
-    found = None
+    chosen = None
     for name in usable:
         tried.append(_works(name))
         if tried[-1]:
-            found = name
+            chosen = name
             break
-    if kept is not None and None not in tried:
+    if cache_file is not None and None not in tried:
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps({"instruction_set": found}), encoding="utf-8")
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
+            cache_file.write_text(json.dumps({"instruction_set": chosen}), encoding="utf-8")
         except OSError as error:
             log.warning("what the trial of the kernels found cannot be kept in %s: %s", cache_dir, error)
-    return found
+    return chosen
 
 
 @cache

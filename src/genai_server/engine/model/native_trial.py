@@ -20,8 +20,8 @@ from genai_server.engine.graph_rewriting.packed_weights import (
     QuantizedMatrix,
     alternating,
     pack,
+    padded_to_panels,
     several,
-    with_whole_panels,
 )
 
 _FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
@@ -65,8 +65,8 @@ def main(instruction_set: str) -> None:
     _check("the matrices of an adapter", *_low_rank(), _MAX_FLOAT_ERROR)
 
 
-def _check(what: str, found: NDArray[Any], expected: NDArray[Any], max_error: float) -> None:
-    error = float(np.abs(found - expected).max() / expected.std())
+def _check(what: str, actual: NDArray[Any], expected: NDArray[Any], max_error: float) -> None:
+    error = float(np.abs(actual - expected).max() / expected.std())
     if not error <= max_error:
         raise ValueError(f"{what} is wrong by {error:.2g} of its standard deviation")
 
@@ -90,8 +90,8 @@ def _product_of_any(
     dense = (weights.astype(np.float64) - (1 << (bits - 1))) * np.repeat(scales, block, 1) + np.repeat(
         offsets, block, 1
     )
-    given = [numpy_helper.from_array(array, name) for name, array in tensors.items() if array is not None]
-    return _run(node, {"x": x}, given), x @ dense.T
+    initializers = [numpy_helper.from_array(array, name) for name, array in tensors.items() if array is not None]
+    return _run(node, {"x": x}, initializers), x @ dense.T
 
 
 def _product_of_floats(kind: Any, rows: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -114,19 +114,20 @@ def _experts(activation: int) -> tuple[NDArray[Any], NDArray[Any]]:
     gates, values = rng.standard_normal((2, _EXPERTS, _INNER, _INPUTS)).astype(np.float32) / 16
     second = rng.standard_normal((_EXPERTS, _INPUTS, _INNER)).astype(np.float32)
     x, router = (rng.standard_normal((max(_ROWS), size), np.float32) for size in (_INPUTS, _EXPERTS))
-    layers = [with_whole_panels(FloatMatrix(one)) for one in gates]
+    layers = [padded_to_panels(FloatMatrix(matrix)) for matrix in gates]
     if activation == 0:
         layers = [
-            alternating(gate, with_whole_panels(FloatMatrix(one))) for gate, one in zip(layers, values, strict=True)
+            alternating(gate, padded_to_panels(FloatMatrix(matrix)))
+            for gate, matrix in zip(layers, values, strict=True)
         ]
-    tensors = {"first": several(layers), "second": several([FloatMatrix(one) for one in second])}
+    tensors = {"first": several(layers), "second": several([FloatMatrix(matrix) for matrix in second])}
     attributes: dict[str, Any] = {"experts": _EXPERTS, "k": _EXPERTS, "inner": _INNER, "K": _INPUTS, "bits": 32}
     inputs = ["x", "router", "", "first", "", "", "", "second"]
     node = helper.make_node(PACKED_EXPERTS, inputs, ["y"], domain=DOMAIN, activation=activation, **attributes)
-    found = _run(
+    result = _run(
         node,
         {"x": x, "router": router},
-        [numpy_helper.from_array(one.weights.reshape(-1), name) for name, one in tensors.items()],
+        [numpy_helper.from_array(matrix.weights.reshape(-1), name) for name, matrix in tensors.items()],
     )
     h = np.einsum("tk,enk->etn", x.astype(np.float64), gates)
     if activation == 0:
@@ -139,7 +140,7 @@ def _experts(activation: int) -> tuple[NDArray[Any], NDArray[Any]]:
         h = h / (1 + np.exp(-h))
     weights = np.exp(router.astype(np.float64))
     weights /= weights.sum(1, keepdims=True)
-    return found, np.einsum("te,etn,ekn->tk", weights, h, second)
+    return result, np.einsum("te,etn,ekn->tk", weights, h, second)
 
 
 def _attention(cache_type: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -147,11 +148,11 @@ def _attention(cache_type: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     width = (_HEADS + 2 * _CACHE_HEADS) * _SIZE
     x = rng.standard_normal((1, _TOKENS, width), np.float32)
     caches = rng.standard_normal((2, 1, _CACHE_HEADS, _LENGTH, _SIZE), np.float32)
-    given = caches.copy()
+    stored = caches.copy()
     if cache_type == np.int8:
         scales = np.abs(caches).max(-1, keepdims=True) / 127
-        given = np.concatenate([np.rint(caches / scales).astype(np.int8), scales.view(np.int8)], axis=-1)
-    feed = {"x": x, "k": given[0], "v": given[1]}
+        stored = np.concatenate([np.rint(caches / scales).astype(np.int8), scales.view(np.int8)], axis=-1)
+    feed = {"x": x, "k": stored[0], "v": stored[1]}
     feed |= {
         name: np.array(value, np.int32)
         for name, value in (("starts", [0, _TOKENS]), ("pasts", [_PAST]), ("slots", [0]))
@@ -176,8 +177,8 @@ def _rows(slots: int = 1) -> dict[str, NDArray[Any]]:
     """Return the inputs that describe the rows of a pass to the operators, for a single sequence of `_TOKENS` tokens in
     the last of `slots` slots.
     """
-    given = {"starts": [0, _TOKENS], "slots": [slots - 1], "committed": [_TOKENS]}
-    return {name: np.array(numbers, np.int32) for name, numbers in given.items()}
+    inputs = {"starts": [0, _TOKENS], "slots": [slots - 1], "committed": [_TOKENS]}
+    return {name: np.array(values, np.int32) for name, values in inputs.items()}
 
 
 def _convolution() -> tuple[NDArray[Any], NDArray[Any]]:
@@ -200,11 +201,11 @@ def _linear_attention() -> tuple[NDArray[Any], NDArray[Any]]:
     feed |= {"decay": decay, "rate": rate}
     heads: dict[str, Any] = {"q_num_heads": 1, "kv_num_heads": 1, "scale": 1.0}
     node = helper.make_node("RaggedLinearAttention", list(feed), ["y"], domain=DOMAIN, **heads)
-    expected, known = np.empty((_TOKENS, 72)), state[0, 0].astype(np.float64)
+    expected, expected_state = np.empty((_TOKENS, 72)), state[0, 0].astype(np.float64)
     for t in range(_TOKENS):
-        known *= np.exp(decay[0, t])
-        known += np.outer(key[0, t], rate[0, t] * (value[0, t] - key[0, t] @ known))
-        expected[t] = query[0, t] @ known
+        expected_state *= np.exp(decay[0, t])
+        expected_state += np.outer(key[0, t], rate[0, t] * (value[0, t] - key[0, t] @ expected_state))
+        expected[t] = query[0, t] @ expected_state
     return _run(node, feed)[0], expected
 
 
@@ -232,8 +233,8 @@ def _run(node: onnx.NodeProto, feed: dict[str, NDArray[Any]], tensors: list[Tens
     options.register_custom_ops_library(str(genai_server_native.library()))
     model = helper.make_model(graph, ir_version=10, opset_imports=opsets).SerializeToString()
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    found: NDArray[Any] = session.run(None, feed)[0]
-    return found
+    result: NDArray[Any] = session.run(None, feed)[0]
+    return result
 
 
 if __name__ == "__main__":

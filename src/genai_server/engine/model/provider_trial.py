@@ -23,8 +23,12 @@ def main() -> None:
     """Open a session for a graph of one node with each provider that ONNX Runtime contains, and print the results."""
     onnxruntime.set_default_logger_severity(_ERRORS)
     available = onnxruntime.get_available_providers()
-    found = {name: load_error(known.onnxruntime) for name, known in PROVIDERS.items() if known.onnxruntime in available}
-    sys.stdout.write(json.dumps(found) + "\n")
+    errors = {
+        name: load_error(definition.onnxruntime)
+        for name, definition in PROVIDERS.items()
+        if definition.onnxruntime in available
+    }
+    sys.stdout.write(json.dumps(errors) + "\n")
 
 
 def load_error(provider: str) -> str | None:

@@ -17,8 +17,8 @@ import onnx
 import onnxruntime
 
 from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
-from genai_server.engine.graph_rewriting.cpu_operators import computes_in_half, use_fast_operators, widen
-from genai_server.engine.graph_rewriting.cross_attention import use_known_operators
+from genai_server.engine.graph_rewriting.cpu_operators import computes_in_16_bits, use_fast_operators, widen
+from genai_server.engine.graph_rewriting.cross_attention import normalize_decoder
 from genai_server.engine.graph_rewriting.onnx_graph import Weights
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, pack_products, why_not_packed
 from genai_server.engine.graph_rewriting.ragged import make_ragged, offer_best, state_operators
@@ -63,28 +63,28 @@ def open_session(
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < minimum:
         needed = ".".join(map(str, minimum))
         raise DoesNotFit(f"a batch needs onnxruntime {needed}, and {onnxruntime.__version__} is installed")
-    found = session_options(options, threads, profile_prefix=profile_prefix)
-    if graph.has_states and found.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:
+    ort_options = session_options(options, threads, profile_prefix=profile_prefix)
+    if graph.has_states and ort_options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:
         raise DoesNotFit("its states are updated in place, which parallel execution_mode would do in any order")
-    found.log_severity_level = _ERRORS  # it would warn about each input for adapters, and about changed shapes
-    found.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
+    ort_options.log_severity_level = _ERRORS  # it would warn about each input for adapters, and about changed shapes
+    ort_options.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
     model = onnx.load(str(graph.path), load_external_data=False)
     if graph.is_native:
-        found.register_custom_ops_library(str(native_library()))
+        ort_options.register_custom_ops_library(str(native_library()))
         if (why := why_not_packed(model.graph)) is None:
             pack_products(model, graph.path.parent)
-        elif computes_in_half(model.graph):
+        elif computes_in_16_bits(model.graph):
             raise DoesNotFit(f"it computes in 16 bits, and {why}")
     _make_ragged(model, graph)
     if offers_best:
         offer_best(model.graph, graph.logits, None if graph.vision is None else graph.vision.image_token)
-    return open_with(model.SerializeToString(), found, options)
+    return open_with(model.SerializeToString(), ort_options, options)
 
 
 def _make_ragged(model: onnx.ModelProto, graph: DecoderGraph) -> None:
     use_fast_operators(model.graph)
     if graph.cross_states:
-        use_known_operators(model.graph, graph)
+        normalize_decoder(model.graph, graph)
     make_ragged(model.graph, graph)
     if graph.is_native:
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
@@ -99,16 +99,16 @@ def open_state_operators(graph: DecoderGraph, complete: Any) -> Any:
     """
     if not graph.has_states:
         return None
-    given = complete.get_session_options()
-    found = session_options(DEFAULT_OPTIONS, given.intra_op_num_threads)
-    found.use_per_session_threads = given.use_per_session_threads
-    found.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    found.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
-    found.register_custom_ops_library(str(native_library()))
+    complete_options = complete.get_session_options()
+    ort_options = session_options(DEFAULT_OPTIONS, complete_options.intra_op_num_threads)
+    ort_options.use_per_session_threads = complete_options.use_per_session_threads
+    ort_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    ort_options.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
+    ort_options.register_custom_ops_library(str(native_library()))
     model = onnx.load(str(graph.path), load_external_data=False)
     widen(model.graph, Weights(model.graph, graph.path.parent))
     _make_ragged(model, graph)
-    return open_with(state_operators(model, graph).SerializeToString(), found, DEFAULT_OPTIONS)
+    return open_with(state_operators(model, graph).SerializeToString(), ort_options, DEFAULT_OPTIONS)
 
 
 def profile_pass(options: onnxruntime.RunOptions, prefix: str) -> None:
@@ -134,24 +134,24 @@ def _functions() -> ctypes.Array[ctypes.c_size_t]:
     Raises RunnerFailed if the C API cannot use the objects of the Python package.
     """
     folder = Path(onnxruntime.__file__).parent / "capi"
-    found = [path for name in _LIBRARIES for path in sorted(folder.glob(name))]
+    libraries = [path for name in _LIBRARIES for path in sorted(folder.glob(name))]
     if not hasattr(onnxruntime.RunOptions, _OF_PYBIND11):
         raise RunnerFailed(f"the run options of onnxruntime {onnxruntime.__version__} are no object of pybind11")
-    if not found:
+    if not libraries:
         raise RunnerFailed(f"{folder} has no library with the C API of ONNX Runtime")
     try:
-        get_base = ctypes.CDLL(str(found[0])).OrtGetApiBase
+        get_base = ctypes.CDLL(str(libraries[0])).OrtGetApiBase
     except (OSError, AttributeError) as error:
-        raise RunnerFailed(f"{found[0]} cannot be used: {error}") from None
+        raise RunnerFailed(f"{libraries[0]} cannot be used: {error}") from None
     get_base.restype = ctypes.POINTER(_GetApi)
     table = get_base()[0](_API_VERSION)
     if not table:
         raise RunnerFailed(f"onnxruntime {onnxruntime.__version__} has no version {_API_VERSION} of the C API")
     functions = (ctypes.c_size_t * (_ENABLE_PROFILING + 1)).from_address(table)
-    options, seen = onnxruntime.RunOptions(), ctypes.c_int()
+    options, number = onnxruntime.RunOptions(), ctypes.c_int()
     options.log_verbosity_level, options.log_severity_level = _TRIED
     for index, expected in zip((_GET_VERBOSITY, _GET_SEVERITY), _TRIED, strict=True):
-        if _GetNumber(functions[index])(_address(options), ctypes.byref(seen)) or seen.value != expected:
+        if _GetNumber(functions[index])(_address(options), ctypes.byref(number)) or number.value != expected:
             raise RunnerFailed(f"the C API of onnxruntime {onnxruntime.__version__} cannot read Python's run options")
     return functions
 

@@ -81,7 +81,7 @@ def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptio
     Relative paths are searched in the model directory and then in the working directory. Otherwise each of the two
     copies of ONNX Runtime would search other folders.
     """
-    found = []
+    paths = []
     for name in options.custom_op_libraries:
         path = next((path for path in (model_dir / name, Path(name)) if path.is_file()), None)
         if path is None:
@@ -89,8 +89,8 @@ def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptio
                 f"[session] {session.LIBRARIES}: {name}: there is no such file, neither in {model_dir} "
                 "nor in the working directory"
             )
-        found.append(str(path.resolve()))
-    return msgspec.structs.replace(options, custom_op_libraries=found)
+        paths.append(str(path.resolve()))
+    return msgspec.structs.replace(options, custom_op_libraries=paths)
 
 
 def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
@@ -99,22 +99,22 @@ def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
     `threads` is the configured number of threads, 0 for the usable physical cores. Raises ConfigurationError for
     options that onnxruntime-genai cannot apply.
     """
-    found: dict[str, Any] = {session.THREADS: num_threads(options, threads)}
-    given = options.session
-    if "inter_op_num_threads" in given:
-        found["inter_op_num_threads"] = int(given["inter_op_num_threads"])
-    if session.LEVEL in given:
-        found[session.LEVEL] = _LEVELS[given[session.LEVEL]]
-    found |= {name: given[name] == "1" for name in (session.ARENA, session.PATTERN) if name in given}
-    found |= config_entries(options, threads)
+    overlay: dict[str, Any] = {session.THREADS: num_threads(options, threads)}
+    configured = options.session
+    if "inter_op_num_threads" in configured:
+        overlay["inter_op_num_threads"] = int(configured["inter_op_num_threads"])
+    if session.LEVEL in configured:
+        overlay[session.LEVEL] = _LEVELS[configured[session.LEVEL]]
+    overlay |= {name: configured[name] == "1" for name in (session.ARENA, session.PATTERN) if name in configured}
+    overlay |= config_entries(options, threads)
     if options.custom_op_libraries:
         if len(options.custom_op_libraries) > 1:
             raise ConfigurationError(
                 f"[session] {session.LIBRARIES}={quoted(options.custom_op_libraries)}: "
                 "onnxruntime-genai's model takes only one"
             )
-        found["custom_ops_library"] = options.custom_op_libraries[0]
-    return {"session_options": found} | ({"run_options": dict(options.run)} if options.run else {})
+        overlay["custom_ops_library"] = options.custom_op_libraries[0]
+    return {"session_options": overlay} | ({"run_options": dict(options.run)} if options.run else {})
 
 
 def configure_providers(library: Any, config: Any, options: DeviceOptions) -> None:
@@ -124,45 +124,45 @@ def configure_providers(library: Any, config: Any, options: DeviceOptions) -> No
     Raises ConfigurationError if the library of a provider cannot be loaded.
     """
     config.clear_providers()
-    for given in options.providers:
-        register(library, given)
-        name = provider(given.name).genai
+    for ep in options.providers:
+        register(library, ep)
+        name = provider(ep.name).genai
         assert name is not None  # unknown providers were refused before
         config.append_provider(name)
-        for key, value in given.options.items():
+        for key, value in ep.options.items():
             config.set_provider_option(name, key, value)
 
 
-def register(library: Any, given: ProviderOptions) -> None:
+def register(library: Any, ep: ProviderOptions) -> None:
     """Register an execution provider with a module, onnxruntime or onnxruntime_genai.
 
     Does nothing for a provider that is built in. Raises ConfigurationError if the provider's library cannot be loaded.
     """
-    where = library_of(given)
+    where = library_of(ep)
     if where is None:
         return
     try:
-        library.register_execution_provider_library(provider(given.name).onnxruntime, where)
+        library.register_execution_provider_library(provider(ep.name).onnxruntime, where)
     except Exception as error:  # each library has its own errors
         if "already registered" not in str(error):
-            raise ConfigurationError(f"[provider.{given.name}] {where}: {error}") from None
+            raise ConfigurationError(f"[provider.{ep.name}] {where}: {error}") from None
 
 
-def library_of(given: ProviderOptions) -> str | None:
+def library_of(ep: ProviderOptions) -> str | None:
     """Return the path of the library of a provider; None if the provider is built in.
 
     Raises ConfigurationError if the library or its Python package is missing.
     """
-    if given.package:
+    if ep.package:
         try:
-            return str(importlib.import_module(given.package).get_library_path())
+            return str(importlib.import_module(ep.package).get_library_path())
         except (ImportError, AttributeError) as error:
-            raise ConfigurationError(f"[provider.{given.name}] package={quoted(given.package)}: {error}") from None
-    if given.library and not Path(given.library).is_file():
+            raise ConfigurationError(f"[provider.{ep.name}] package={quoted(ep.package)}: {error}") from None
+    if ep.library and not Path(ep.library).is_file():
         raise ConfigurationError(
-            f"[provider.{given.name}] library={quoted(given.library, limit=1000)}: there is no such file"
+            f"[provider.{ep.name}] library={quoted(ep.library, limit=1000)}: there is no such file"
         )
-    return str(Path(given.library).resolve()) if given.library else None
+    return str(Path(ep.library).resolve()) if ep.library else None
 
 
 def missing_device(options: DeviceOptions) -> str | None:
@@ -170,16 +170,16 @@ def missing_device(options: DeviceOptions) -> str | None:
 
     Raises ConfigurationError for a provider that ONNX Runtime cannot load.
     """
-    for given in options.providers:
-        if given.package or given.library:
-            register(onnxruntime, given)
-            if not _devices_of(given):
-                return f"provider {given.name}: its library finds no suitable device on this machine"
+    for ep in options.providers:
+        if ep.package or ep.library:
+            register(onnxruntime, ep)
+            if not _devices_of(ep):
+                return f"provider {ep.name}: its library finds no suitable device on this machine"
     return None
 
 
-def _devices_of(given: ProviderOptions) -> list[Any]:
-    name = provider(given.name).onnxruntime
+def _devices_of(ep: ProviderOptions) -> list[Any]:
+    name = provider(ep.name).onnxruntime
     return [device for device in onnxruntime.get_ep_devices() if device.ep_name == name]
 
 
@@ -190,31 +190,31 @@ def session_options(options: DeviceOptions, threads: int, *, profile_prefix: str
     Runtime profiles the whole session into files whose paths begin with it. Raises ConfigurationError if a library of
     operators cannot be loaded.
     """
-    found, given = onnxruntime.SessionOptions(), options.session
-    level = given.get(session.LEVEL, "all")
-    found.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[level])
-    inter_op = int(given.get("inter_op_num_threads", "0"))
-    if given.get(session.POOL) == "1":
-        found.use_per_session_threads = False
+    ort_options, configured = onnxruntime.SessionOptions(), options.session
+    level = configured.get(session.LEVEL, "all")
+    ort_options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[level])
+    inter_op = int(configured.get("inter_op_num_threads", "0"))
+    if configured.get(session.POOL) == "1":
+        ort_options.use_per_session_threads = False
     else:
-        found.intra_op_num_threads = num_threads(options, threads)
-        found.inter_op_num_threads = inter_op
-    if given.get(session.MODE) == "parallel":
-        found.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    if session.ARENA in given:
-        found.enable_cpu_mem_arena = given[session.ARENA] == "1"
+        ort_options.intra_op_num_threads = num_threads(options, threads)
+        ort_options.inter_op_num_threads = inter_op
+    if configured.get(session.MODE) == "parallel":
+        ort_options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
+    if session.ARENA in configured:
+        ort_options.enable_cpu_mem_arena = configured[session.ARENA] == "1"
     if profile_prefix:
-        found.enable_profiling, found.profile_file_prefix = True, profile_prefix
-    if session.PATTERN in given:
-        found.enable_mem_pattern = given[session.PATTERN] == "1"
+        ort_options.enable_profiling, ort_options.profile_file_prefix = True, profile_prefix
+    if session.PATTERN in configured:
+        ort_options.enable_mem_pattern = configured[session.PATTERN] == "1"
     for name, value in config_entries(options, threads).items():
-        found.add_session_config_entry(name, value)
+        ort_options.add_session_config_entry(name, value)
     for path in options.custom_op_libraries:
         try:
-            found.register_custom_ops_library(path)
+            ort_options.register_custom_ops_library(path)
         except Exception as error:  # ONNX Runtime's errors have no base of their own
             raise ConfigurationError(f"[session] {session.LIBRARIES}: {path}: {error}") from None
-    return found
+    return ort_options
 
 
 def use_global_pool(options: DeviceOptions, threads: int) -> None:
@@ -233,44 +233,44 @@ def preload_cuda(options: DeviceOptions) -> None:
 
     The operating system does not look for libraries in the folders of these packages.
     """
-    if any(given.name in _ON_CUDA for given in options.providers):
+    if any(ep.name in _ON_CUDA for ep in options.providers):
         onnxruntime.preload_dlls(cuda=True, cudnn=True)
 
 
-def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:
+def open_with(model: Path | bytes, ort_options: Any, options: DeviceOptions) -> Any:
     """Open a session for a model, which is a path or a serialized model. The device's providers get the nodes of its
     graph in their order, and the CPU gets the rest.
 
-    `found` are the SessionOptions. Raises ConfigurationError for a provider that ONNX Runtime does not contain, and
-    errors of the providers.
+    `ort_options` are the SessionOptions. Raises ConfigurationError for a provider that ONNX Runtime does not contain,
+    and errors of the providers.
     """
     given_model = model if isinstance(model, bytes) else str(model)
-    found.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
+    ort_options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
     available = onnxruntime.get_available_providers()
     built_in: list[tuple[str, dict[str, str]]] = []
-    for given in options.providers:
-        name = provider(given.name).onnxruntime
-        register(onnxruntime, given)
-        devices = _devices_of(given)
-        if devices and (given.library or given.package):
-            found.add_provider_for_devices(devices[:1], given.options)
+    for ep in options.providers:
+        name = provider(ep.name).onnxruntime
+        register(onnxruntime, ep)
+        devices = _devices_of(ep)
+        if devices and (ep.library or ep.package):
+            ort_options.add_provider_for_devices(devices[:1], ep.options)
         elif name in available:
-            built_in.append((name, _DEFAULTS.get(given.name, {}) | given.options))
+            built_in.append((name, _DEFAULTS.get(ep.name, {}) | ep.options))
         else:
             raise ConfigurationError(
                 missing_device(options)
-                or f"provider {given.name}: the installed onnxruntime has no {name}; it has {', '.join(available)}"
-                f"{how_to_get(given.name)}"
+                or f"provider {ep.name}: the installed onnxruntime has no {name}; it has {', '.join(available)}"
+                f"{how_to_get(ep.name)}"
             )
-    if found.has_providers():
+    if ort_options.has_providers():
         if built_in:
             raise ConfigurationError(
                 f"provider {built_in[0][0]}: ONNX Runtime cannot combine built-in providers with those of libraries"
             )
-        return onnxruntime.InferenceSession(given_model, found, enable_fallback=0)
+        return onnxruntime.InferenceSession(given_model, ort_options, enable_fallback=0)
     providers = [*built_in, (PROVIDERS[CPU].onnxruntime, {})]
     # Otherwise it would print a message when a provider fails, and continue on the CPU alone.
-    return onnxruntime.InferenceSession(given_model, found, providers=providers, enable_fallback=0)
+    return onnxruntime.InferenceSession(given_model, ort_options, providers=providers, enable_fallback=0)
 
 
 def open_encoder(
@@ -282,23 +282,23 @@ def open_encoder(
     With `is_packed`, the graph has operators of genai-server-native. `folder` has the weights of a serialized model.
     Raises ConfigurationError for a provider that ONNX Runtime does not contain, and errors of the providers.
     """
-    found = session_options(options, threads)
+    ort_options = session_options(options, threads)
     if is_packed:
-        found.register_custom_ops_library(str(native_library()))
-    found.add_session_config_entry(session.SPINNING, "0")
+        ort_options.register_custom_ops_library(str(native_library()))
+    ort_options.add_session_config_entry(session.SPINNING, "0")
     if folder is not None:
-        found.add_session_config_entry(EXTERNAL_DATA, str(folder))
-    return open_with(model, found, options)
+        ort_options.add_session_config_entry(EXTERNAL_DATA, str(folder))
+    return open_with(model, ort_options, options)
 
 
 def node_shares(opened: Any) -> dict[str, int]:
     """Return how many nodes of a session's graph run on each execution provider, by this server's names of the
     providers.
     """
-    ours = {known.onnxruntime: name for name, known in PROVIDERS.items()}
+    server_names = {definition.onnxruntime: name for name, definition in PROVIDERS.items()}
     counts: Counter[str] = Counter()
     for part in opened.get_provider_graph_assignment_info():
-        counts[ours.get(part.ep_name, part.ep_name)] += len(part.get_nodes())
+        counts[server_names.get(part.ep_name, part.ep_name)] += len(part.get_nodes())
     return dict(counts.most_common())
 
 
@@ -308,14 +308,14 @@ _OLD_DIRECTML = "onnxruntime-genai-directml"
 
 def how_to_get(name: str) -> str:
     """Return the end of an error message about a missing provider: what to install. "" if that is not known."""
-    known = provider(name)
-    if known.package:
-        package = known.package.replace("_", "-")
-        return f'; pip install {package}, and write package = "{known.package}" in [provider.{name}]'
-    if known.extra == "winml" and sys.platform != "win32":
+    definition = provider(name)
+    if definition.package:
+        package = definition.package.replace("_", "-")
+        return f'; pip install {package}, and write package = "{definition.package}" in [provider.{name}]'
+    if definition.extra == "winml" and sys.platform != "win32":
         return "; DirectML is for Windows only"
-    if known.extra and _version(f"onnxruntime-genai-{known.extra}") is None:
-        return f"; the extra {known.extra} has it: {this_installation().device_command(known.extra)}"
+    if definition.extra and _version(f"onnxruntime-genai-{definition.extra}") is None:
+        return f"; the extra {definition.extra} has it: {this_installation().device_command(definition.extra)}"
     return ""
 
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
 # The section of genai_config.json whose graph is meant if no other is named.
 DECODER = "decoder"
-_OF_THREADS = ("session.intra_op", "session.inter_op", "session.force_spinning_stop")
+_THREAD_OPTIONS = ("session.intra_op", "session.inter_op", "session.force_spinning_stop")
 _ERRORS = 3  # ONNX Runtime's level of severity
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 # Part of a folder's name; another one for each change of what is written into it.
@@ -115,7 +115,7 @@ def _packed(
     return target
 
 
-def _write(model_dir: Path, target: Path, given: DeviceOptions, products: _Products, part: str) -> None:
+def _write(model_dir: Path, target: Path, device_options: DeviceOptions, products: _Products, part: str) -> None:
     """Pack a graph's weights in a folder next to `target`, and rename the folder to `target` when it is complete."""
     config = read_config(model_dir)
     graph = str(config["model"][part]["filename"])
@@ -124,9 +124,9 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, products: _Produ
     head = config["model"].pop(MTP, None) or {}
     left_out = {model_dir / CONFIG, *_with_weights(model_dir, graph), *_with_weights(model_dir, head.get("filename"))}
     prefix = f".making-{target.name}-"
-    for left in target.parent.iterdir():
-        if left.name.startswith(prefix):  # left by a killed process, since this one holds the lock
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in target.parent.iterdir():
+        if leftover.name.startswith(prefix):  # left by a killed process, since this one holds the lock
+            shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as making:
         fresh = Path(making) / "model"
         fresh.mkdir()
@@ -140,7 +140,7 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, products: _Produ
         packed = fresh / graph
         packed.parent.mkdir(parents=True, exist_ok=True)
         if products is _Products.LIBRARY:
-            _optimize(model_dir / graph, packed, given)
+            _optimize(model_dir / graph, packed, device_options)
         else:
             write_packed_model(model_dir / graph, packed, rounds_floats=products is _Products.ROUNDED)
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
@@ -155,11 +155,11 @@ def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
     return {path, *(path.parent / name for name in external_files(path))}
 
 
-def _optimize(source: Path, target: Path, given: DeviceOptions) -> None:
+def _optimize(source: Path, target: Path, device_options: DeviceOptions) -> None:
     """Let ONNX Runtime optimize the graph at `source` for this processor and pack its weights, and write the result to
     `target`.
     """
-    options = session_options(given, 0)
+    options = session_options(device_options, 0)
     options.log_severity_level = _ERRORS  # it would warn that the graph is for this processor only, which is intended
     options.optimized_model_filepath = str(target)
     for name, value in (
@@ -230,5 +230,5 @@ def _packing(options: DeviceOptions) -> dict[str, str]:
     """Return those session options by name on which packed weights depend: all but those for threads and memory."""
     level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
     return level | {
-        name: value for name, value in config_entries(options, 0).items() if not name.startswith(_OF_THREADS)
+        name: value for name, value in config_entries(options, 0).items() if not name.startswith(_THREAD_OPTIONS)
     }

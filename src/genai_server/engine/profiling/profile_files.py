@@ -68,7 +68,7 @@ class ProfileFolder:
         self._max_bytes = max_bytes
         self._max_age = max_age
         self._counted = 0, 0
-        self._looks_left = 0  # calls until all files are counted again
+        self._num_until_recount = 0  # calls until all files are counted again
 
     def prepare(self) -> None:
         """Create the engine's folder, and test that files can be written there. Raises Unavailable if not.
@@ -106,10 +106,10 @@ class ProfileFolder:
         only after a number of calls that is a hundredth of the number of files. Until then, the profiles of other
         engines may exceed a limit by about as much.
         """
-        if self._looks_left == 0:
+        if self._num_until_recount == 0:
             self._counted = self.usage()
-            self._looks_left = 1 + self._counted[0] // 100
-        self._looks_left -= 1
+            self._num_until_recount = 1 + self._counted[0] // 100
+        self._num_until_recount -= 1
         files, size = self._counted
         if files >= self._max_files:
             return f"{files} profiles reach GENAI_PROFILE_MAX_FILES ({self._max_files})"
@@ -131,7 +131,7 @@ class ProfileFolder:
         for manifest in removable(self._root, now):
             (old if end_of(manifest) < now - self._max_age else younger).append(manifest)
         remove_all([*old, *younger[: max(0, len(younger) - self._max_files)]])
-        self._looks_left = 0
+        self._num_until_recount = 0
 
     def make_room(self, keep: Collection[Path]) -> str | None:
         """If a limit is reached, remove the oldest profile sessions until a tenth of the limit is free.
@@ -152,7 +152,7 @@ class ProfileFolder:
                 with suppress(OSError):
                     remove(manifest)
                     files, size = files - len(sizes), size - sum(sizes)
-        self._looks_left = 0
+        self._num_until_recount = 0
         return self.limit_reached()
 
 
@@ -186,7 +186,7 @@ def profile_folder(spec: EngineSpec) -> ProfileFolder:
     )
 
 
-def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> Session:
+def session_template(device: str, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> Session:
     """Return the contents that the manifests of all profile sessions of an engine share.
 
     `threads` is the configured number of threads, 0 for as many as there are usable cores; a number in `options` takes
@@ -218,7 +218,7 @@ def _library_versions() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _Before:
+class _StateBeforePass:
     """The state before a profiled pass: names of the files in the folder, number of tokens read, and the times of
     clocks.
     """
@@ -238,11 +238,11 @@ class ProfileManifest:
     sessions that have begun. `about` has the contents that all manifests share.
     """
 
-    def __init__(self, directory: Path, about: Session) -> None:
+    def __init__(self, directory: Path, session: Session) -> None:
         self._directory = directory
-        self._about = about
+        self._about = session
         self._open: dict[str, Path] = {}
-        self._before: _Before | None = None
+        self._before: _StateBeforePass | None = None
         self.num_begun = 0
 
     @property
@@ -265,7 +265,7 @@ class ProfileManifest:
             if path is not None and path.exists():
                 _write(path, End(time.time(), reason, profiled))
 
-    def end_others(self, prefixes: Collection[str], reason: str | None = None) -> None:
+    def end_except(self, prefixes: Collection[str], reason: str | None = None) -> None:
         """End all open sessions whose file prefixes are not in `prefixes`. `reason` says why."""
         for prefix in set(self._open).difference(prefixes):
             self.end(prefix, reason)
@@ -275,7 +275,7 @@ class ProfileManifest:
         profiled.
         """
         files = frozenset(self._files())
-        self._before = _Before(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
+        self._before = _StateBeforePass(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
 
     def after_step(self, sequence: Sequence) -> list[int]:
         """Add the files that the pass after `before_step` has written to the manifest. Returns their sizes in bytes.

@@ -19,7 +19,7 @@ from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, RequestNotFound, Unavailable, quoted
 from genai_server.messages.admin import ProfiledRequest, ProfilePlan, RuntimeOptions
-from genai_server.messages.launch import KeptOptions
+from genai_server.messages.launch import RetainedOptions
 from genai_server.profiles.manifest import Session
 from genai_server.timing import Clock
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 TERMINATE = "terminate_session"
 PROFILING = "enable_profiling"
 _UNWRITABLE = "a profile cannot be written: {}"
-_NOTHING_SET = KeptOptions()
+_NOTHING_SET = RetainedOptions()
 
 
 class RuntimeOptionState:
@@ -49,8 +49,8 @@ class RuntimeOptionState:
         folder: ProfileFolder,
         *,
         max_rows: int = 1,
-        kept: KeptOptions = _NOTHING_SET,
-        keep: Callable[[KeptOptions], None] = lambda kept: None,
+        kept: RetainedOptions = _NOTHING_SET,
+        keep: Callable[[RetainedOptions], None] = lambda kept: None,
         about: Session | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -72,11 +72,11 @@ class RuntimeOptionState:
 
     @terminated.setter
     def terminated(self, value: bool) -> None:
-        self._keep(KeptOptions(value, self._kept.profile))
+        self._keep(RetainedOptions(value, self._kept.profile))
 
-    def _keep(self, kept: KeptOptions) -> None:
-        self._kept = kept
-        self._keep_for_successor(kept)
+    def _keep(self, options: RetainedOptions) -> None:
+        self._kept = options
+        self._keep_for_successor(options)
 
     def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
         """Set the option enable_profiling to `value` for `sequences`: "0" stops profiling, "1" starts it with the
@@ -95,7 +95,7 @@ class RuntimeOptionState:
             if self._stopped:
                 prefix = None
         if whole_device:
-            self._keep(KeptOptions(self.terminated, prefix or "0"))
+            self._keep(RetainedOptions(self.terminated, prefix or "0"))
         for sequence in sequences:
             sequence.profile.left_out = prefix is None and not whole_device
             if prefix is None or not whole_device or sequence.profile.is_on:
@@ -130,7 +130,7 @@ class RuntimeOptionState:
             return
         self.sessions.release(running, waiting)
         if self._manifest.open_sessions:
-            self._manifest.end_others({*self._prefixes(running), *self.sessions.prefixes})
+            self._manifest.end_except({*self._prefixes(running), *self.sessions.prefixes})
         for sequence in running:
             sequence.profile.is_awaited = self.sessions.awaits(sequence)
         if self._device_prefix is None and not self.sessions.prefixes:
@@ -217,7 +217,7 @@ class RuntimeOptionState:
 
     def _stop(self, reason: str, sequences: Iterable[Sequence]) -> None:
         self.sessions.end_all(reason)
-        self._manifest.end_others((), reason)
+        self._manifest.end_except((), reason)
         self.set_profiling("0", sequences, whole_device=True)
         self._stopped = reason
         log.warning("profiling has stopped: %s", reason)

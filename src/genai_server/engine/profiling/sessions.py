@@ -136,12 +136,12 @@ class ProfileSessions:
         """File prefixes of the open sessions."""
         return self._open.keys()
 
-    def start(self, plan: ProfilePlan, others: Collection[str]) -> ProfileSession:
+    def start(self, plan: ProfilePlan, other_prefixes: Collection[str]) -> ProfileSession:
         """Begin a session. Raises InvalidField if its file prefix is in use or too many sessions are open, and OSError.
 
-        `others` are file prefixes that are used without a session.
+        `other_prefixes` are file prefixes that are used without a session.
         """
-        if plan.prefix in self._open or plan.prefix in others:
+        if plan.prefix in self._open or plan.prefix in other_prefixes:
             raise InvalidField("prefix", f"{quoted(plan.prefix)} is in use")
         if len(self._open) >= MAX_OPEN:
             raise InvalidField("device", f"may have at most {MAX_OPEN} open profile sessions; end one")

@@ -49,13 +49,13 @@ def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
         if not np.isfinite(matrix).all():
             raise AdapterLoadFailed(f"{path} has values in {name} that are not finite")
     rank = 0
-    for one in paths:
-        found = [matrices[name].shape[axis] if name in matrices else 0 for name, axis in ((one.a, 1), (one.b, 0))]
-        if found[0] != found[1]:
+    for lora in paths:
+        ranks = [matrices[name].shape[axis] if name in matrices else 0 for name, axis in ((lora.a, 1), (lora.b, 0))]
+        if ranks[0] != ranks[1]:
             raise AdapterLoadFailed(
-                f"{path} cannot be used with this model: {one.a} has the rank {found[0]}, and {one.b} {found[1]}"
+                f"{path} cannot be used with this model: {lora.a} has the rank {ranks[0]}, and {lora.b} {ranks[1]}"
             )
-        rank = max(rank, found[0])
+        rank = max(rank, ranks[0])
     return AdapterWeights(matrices, rank)
 
 
@@ -149,10 +149,10 @@ class AdapterStack:
 
     def _write(self, name: str, first: int, weights: AdapterWeights, *, transposed: bool) -> None:
         part = self._matrices[name][first : first + weights.rank]
-        given = weights.matrices.get(name)
+        stored = weights.matrices.get(name)
         rows = 0
-        if given is not None:
-            matrix = given.T if transposed else given
+        if stored is not None:
+            matrix = stored.T if transposed else stored
             rows = len(matrix)
             part[:rows] = matrix
         part[rows:] = 0

@@ -99,11 +99,11 @@ class Runner(ABC):
         factors, and those with images or audio, which onnxruntime-genai accepts only together with the first tokens.
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
-        left = sequence.num_unread - (1 if sequence.num_produced else 0)
+        num_left = sequence.num_unread - (1 if sequence.num_produced else 0)
         has_inputs = sequence.images is not None or sequence.audio is not None
         if not sequence.batched and (self.is_long(sequence) or has_inputs):
-            return max(1, left)
-        return left if left <= maximum + 1 else maximum
+            return max(1, num_left)
+        return num_left if num_left <= maximum + 1 else maximum
 
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether draft tokens for speculative decoding may follow the newest token of a sequence.
@@ -177,7 +177,7 @@ class Runner(ABC):
         if (options := self._interruptible) is not None:
             options.terminate = True
 
-    def lapse(self) -> None:
+    def cancel_interrupt(self) -> None:
         """Cancel an interrupt that has not interrupted any pass."""
         self._is_interrupted = False
 
@@ -230,7 +230,10 @@ def open_bare(
 
 def read_all(runner: Runner, sequences: abc.Sequence[Sequence]) -> list[Scores]:
     """Read all unread tokens of several sequences in one pass. Raises RunnerFailed."""
-    return run_pass(runner, [ScheduledChunk.next(one, one.num_unread, texts=one.request.texts) for one in sequences])
+    return run_pass(
+        runner,
+        [ScheduledChunk.next(sequence, sequence.num_unread, texts=sequence.request.texts) for sequence in sequences],
+    )
 
 
 def try_pass(runner: Runner) -> None:

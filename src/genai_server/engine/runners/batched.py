@@ -75,10 +75,10 @@ class PassBinding:
 
     def write_to(self, name: str, array: NDArray[Any]) -> None:
         """Let a pass write the output `name` to an array in CPU memory, which must exist as long as it is bound."""
-        place = array.ctypes.data, array.shape
-        if self._outputs.get(name) != place:
-            self.io.bind_output(name, "cpu", 0, array.dtype, array.shape, place[0])
-            self._outputs[name] = place
+        target = array.ctypes.data, array.shape
+        if self._outputs.get(name) != target:
+            self.io.bind_output(name, "cpu", 0, array.dtype, array.shape, target[0])
+            self._outputs[name] = target
 
     def keep(self, name: str, buffers: BatchBuffers) -> None:
         """Let ONNX Runtime allocate the output `name` in each pass, in the memory where it is computed."""
@@ -173,27 +173,29 @@ class DecoderSession:
             shape = (1, layout.num_logits, NUM_BEST)
             best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
             shares = np.empty((*shape[:2], 1), np.float32)
-            left = self.run(layout, {BEST_LOGITS: best, BEST_TOKENS: tokens, SHARES: shares, **wanted}, options)
+            device_logits = self.run(
+                layout, {BEST_LOGITS: best, BEST_TOKENS: tokens, SHARES: shares, **wanted}, options
+            )
             scales = layout.inputs[SCALES][:, 0]
             every = range(layout.num_logits)
-            found = Best(best[0], tokens[0], shares[0, :, 0], scales, every, partial(self._read, left))
-            return [Scores(best=found.at(positions)) for positions in layout.logits]
+            highest = Best(best[0], tokens[0], shares[0, :, 0], scales, every, partial(self._read, device_logits))
+            return [Scores(best=highest.at(positions)) for positions in layout.logits]
         logits = self._logits(layout.num_logits)
         wanted[self._graph.logits] = logits[np.newaxis]
         self.run(layout, wanted, options)
-        given = self._without_images(logits.astype(np.float32, copy=False))
-        scores = [Scores(given[positions]) for positions in layout.logits]
-        is_steady = self._embedder is None and given is logits and not with_hidden
+        text_logits = self._without_images(logits.astype(np.float32, copy=False))
+        scores = [Scores(text_logits[positions]) for positions in layout.logits]
+        is_steady = self._embedder is None and text_logits is logits and not with_hidden
         self._last = _LastPass(layout, wanted, scores) if is_steady else None
         return scores
 
-    def _read(self, left: Any, positions: range) -> Logits:
+    def _read(self, device_logits: Any, positions: range) -> Logits:
         """Copy the logits [positions, vocab_size] at the given positions of a pass from the device.
 
-        `left` is the OrtValue with the logits of the pass in the device's memory.
+        `device_logits` is the OrtValue with the logits of the pass in the device's memory.
         """
         assert isinstance(self._buffers, PagedBuffers)  # else the session does not offer the best
-        return self._without_images(self._buffers.read(left, positions))
+        return self._without_images(self._buffers.read(device_logits, positions))
 
     def _without_images(self, logits: Logits) -> Logits:
         """Set the logit of the token that stands for image features to minus infinity, in place, so that it is never
@@ -224,18 +226,18 @@ class DecoderSession:
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
         else:
-            if self._keeps_read(layout):
-                self._states.passed(layout, self._read_of_states(binding))
+            if self._returns_recurrent_inputs(layout):
+                self._states.passed(layout, self._recurrent_inputs(binding))
             return binding.io.get_outputs_as_ortvaluevector()[0] if self.offers_best else None
         finally:
-            self._keep_unread(binding, wanted)
+            self._let_runtime_allocate(binding, wanted)
 
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> PassBinding:
         """Return a binding with all inputs and outputs of a pass.
 
         `wanted` maps the names of outputs to the arrays into which the pass writes them.
         """
-        binding = self._binding(keeps_read=self._keeps_read(layout))
+        binding = self._binding(keeps_read=self._returns_recurrent_inputs(layout))
         if binding.bound is not None and binding.bound[0] is layout and binding.bound[1] is wanted:
             return binding
         inputs, give = layout.inputs, binding.give
@@ -255,34 +257,34 @@ class DecoderSession:
                 give(name, values)
         for name, array in wanted.items():
             binding.write_to(name, array)
-        self._keep_unread(binding, wanted)
+        self._let_runtime_allocate(binding, wanted)
         has_own = (
             self._embedder is None and positions is layout.positions and not isinstance(self._buffers, PagedBuffers)
         )
         binding.bound = (layout, wanted) if has_own else None
         return binding
 
-    def _keeps_read(self, layout: Layout) -> bool:
+    def _returns_recurrent_inputs(self, layout: Layout) -> bool:
         """Whether a pass must also return the inputs of operators with recurrent states, from which the states are
         computed when a part of a draft is accepted.
         """
         return bool(self._states.read) and layout.has_drafts
 
-    def _read_of_states(self, binding: PassBinding) -> dict[str, Any]:
+    def _recurrent_inputs(self, binding: PassBinding) -> dict[str, Any]:
         """Return the inputs of operators with recurrent states, by name as OrtValues, from the binding of a finished
         pass.
         """
         values = binding.io.get_outputs_as_ortvaluevector()
-        found = {name: values[number] for number, name in enumerate(self._states.read)}
-        for name in found:
+        inputs = {name: values[number] for number, name in enumerate(self._states.read)}
+        for name in inputs:
             binding.keep(name, self._buffers)
-        return found
+        return inputs
 
     def _positions(self, layout: Layout) -> NDArray[np.int64]:
         axes = self._graph.position_axes
         return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions
 
-    def _keep_unread(self, binding: PassBinding, wanted: Mapping[str, NDArray[Any]]) -> None:
+    def _let_runtime_allocate(self, binding: PassBinding, wanted: Mapping[str, NDArray[Any]]) -> None:
         """Let ONNX Runtime allocate those outputs that are not in `wanted`, in the memory where they are computed.
 
         This is called before a pass and again after it, because a binding otherwise references its outputs as long as
@@ -463,7 +465,7 @@ class BatchedRunner(Runner):
 
     def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
         if self._has_states:
-            self.states.accept_nothing()
+            self.states.discard_drafts()
         index = self.slots.of(chunks[0].sequence.id).index
         interrupts = self._interrupts(chunks)
         prefix = self._profiles.get(chunks[0].sequence.id, "") if len(chunks) == 1 else ""
@@ -479,11 +481,11 @@ class BatchedRunner(Runner):
             raise
         except Exception:
             for chunk in chunks:
-                self.slots.spoil(chunk.sequence.id)
+                self.slots.discard_after_failure(chunk.sequence.id)
             raise
         finally:
             self._interruptible = None
-            self.lapse()
+            self.cancel_interrupt()
         if self._has_states:
             self._keep_checkpoints(chunks)
         return scores
@@ -496,11 +498,13 @@ class BatchedRunner(Runner):
         than the checkpoint's memory.
         """
         for chunk in chunks:
-            left = chunk.sequence.num_unread - chunk.num_tokens
+            num_left = chunk.sequence.num_unread - chunk.num_tokens
             if not chunk.decodes:
                 behind = self.slots.of(chunk.sequence.id).num_common - chunk.sequence.num_read - chunk.num_tokens
-                is_worth = ends_at_checkpoint(left) or is_common_end(behind)
-                self.slots.checkpoint(chunk.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))
+                is_worthwhile = ends_at_checkpoint(num_left) or is_common_end(behind)
+                self.slots.checkpoint(
+                    chunk.sequence.id, spacing=1 if is_worthwhile else max(1, self.states.state_size_in_tokens)
+                )
 
     def _interrupts(self, chunks: abc.Sequence[ScheduledChunk]) -> bool:
         """Whether the pass of these chunks may be interrupted: if it has low priority, or reads a single chunk of a
@@ -529,14 +533,14 @@ class BatchedRunner(Runner):
         """Run one pass over the rows that share it, and one for each other row. Returns the scores of all rows."""
         together = [number for number, row in enumerate(rows) if not row.is_alone]
         passes = [*([together] if together else []), *([number] for number, row in enumerate(rows) if row.is_alone)]
-        found: dict[int, Scores] = {}
+        by_row: dict[int, Scores] = {}
         for members in passes:
             scores = self._pass(
                 [sequences[number] for number in members], [rows[number] for number in members], options
             )
             # The next pass overwrites the logits.
-            found |= zip(members, scores if members is passes[-1] else map(Scores.copy, scores), strict=True)
-        return [found[number] for number in range(len(rows))]
+            by_row |= zip(members, scores if members is passes[-1] else map(Scores.copy, scores), strict=True)
+        return [by_row[number] for number in range(len(rows))]
 
     def _pass(self, sequences: abc.Sequence[Sequence], rows: abc.Sequence[Row], options: Any) -> list[Scores]:
         """Run one pass over some rows. `sequences` has the sequence of each row. Returns the scores of each row."""
@@ -576,7 +580,7 @@ class BatchedRunner(Runner):
             try:
                 self.states.accept(self.slots.of(sequence).index, len(tokens))
             except Exception:
-                self.slots.spoil(sequence)
+                self.slots.discard_after_failure(sequence)
                 raise
         self.slots.append(sequence, list(tokens))
 

@@ -42,13 +42,13 @@ from genai_server.timing import Clock
 class Copy:
     """The copy of a sequence that the draft model runs in its own batch.
 
-    The first `num_sure` tokens are known to be tokens of the sequence. Later ones are draft tokens.
+    The first `num_confirmed` tokens are known to be tokens of the sequence. Later ones are draft tokens.
     """
 
     # The copy, whose id is that of the sequence itself.
     sequence: Sequence
     # How many of the copy's tokens are certainly those of the sequence.
-    num_sure: int
+    num_confirmed: int
 
 
 class DraftModel:
@@ -107,8 +107,8 @@ class DraftModel:
         if copy is not None:
             return len(self.tokens_of(sequence)) - self._num_common(copy, self.tokens_of(sequence))
         if sequence.id not in self._found:
-            found = self.runner.slots.find(sequence.tokens, sequence.cache_salt) if sequence.reuses_past else 0
-            self._found[sequence.id] = found
+            num_cached = self.runner.slots.find(sequence.tokens, sequence.cache_salt) if sequence.reuses_past else 0
+            self._found[sequence.id] = num_cached
         return max(1, len(sequence.tokens) - self._found[sequence.id])
 
     def propose(
@@ -125,7 +125,7 @@ class DraftModel:
         chunks = [
             ScheduledChunk.next(copy, number) for sequence, number in to_read if (copy := self._updated(sequence))
         ]
-        made: dict[int, list[int]] = {sequence.id: [] for sequence, _ in wanted}
+        drafts: dict[int, list[int]] = {sequence.id: [] for sequence, _ in wanted}
         missing: dict[int, int] = {}  # by the id of a sequence, the tokens that its draft may still have
         for sequence, length in wanted:
             copy = self._updated(sequence)
@@ -133,22 +133,24 @@ class DraftModel:
             if copy is not None and copy.num_unread <= MAX_DRAFTED:
                 missing[copy.id] = length
                 chunks.append(ScheduledChunk.next(copy, copy.num_unread, draft=self._mask * (length - 1)))
-        while chunks := [chunk for chunk in chunks if self._take_room(chunk)]:
+        while chunks := [chunk for chunk in chunks if self._reserve_memory(chunk)]:
             started = self.clock()
             scores = run_pass(self.runner, chunks)
             drafting = [
-                (chunk, found) for chunk, found in zip(chunks, scores, strict=True) if chunk.sequence.id in missing
+                (chunk, chunk_scores)
+                for chunk, chunk_scores in zip(chunks, scores, strict=True)
+                if chunk.sequence.id in missing
             ]
-            for chunk, found in drafting:
-                copy, tokens = chunk.sequence, self.best_tokens(chunk.sequence, found)
-                made[copy.id] += tokens
+            for chunk, chunk_scores in drafting:
+                copy, tokens = chunk.sequence, self.best_tokens(chunk.sequence, chunk_scores)
+                drafts[copy.id] += tokens
                 missing[copy.id] -= len(tokens)
                 if not self.is_parallel:
                     copy.tokens += tokens
             num_drafting = sum(chunk.num_tokens for chunk, _ in drafting)
             self.times.passed(num_drafting, sum(chunk.num_tokens for chunk in chunks), self.clock() - started)
             chunks = [ScheduledChunk.next(chunk.sequence) for chunk, _ in drafting if missing[chunk.sequence.id]]
-        return list(made.values())
+        return list(drafts.values())
 
     def best_tokens(self, copy: Sequence, scores: Scores) -> list[int]:
         """Return the tokens that are drafted after the tokens of a copy: for each position of the scores, the token
@@ -162,7 +164,7 @@ class DraftModel:
         self._found.pop(sequence, None)
         if (copy := self._copies.pop(sequence, None)) is not None:
             # Tokens that the answer may not have are no use to others.
-            self.runner.slots.cut(sequence, min(copy.num_sure, copy.sequence.num_read))
+            self.runner.slots.cut(sequence, min(copy.num_confirmed, copy.sequence.num_read))
         self.runner.close(sequence)  # also if it could not be opened completely
 
     def fit(self) -> None:
@@ -177,7 +179,7 @@ class DraftModel:
         has_slot = len(self._copies) < self.runner.abilities.max_rows
         return has_slot and self.runner.slots.has_room(sequence.id, len(sequence.tokens))
 
-    def _take_room(self, chunk: ScheduledChunk) -> bool:
+    def _reserve_memory(self, chunk: ScheduledChunk) -> bool:
         """Get memory for the tokens of a chunk. Returns whether there is enough; if not, the copy of its sequence is
         discarded.
         """
@@ -197,7 +199,7 @@ class DraftModel:
         counts as unread.
         """
         maximum = min(copy.sequence.num_read, len(tokens) - 1)
-        common = min(copy.num_sure, maximum)
+        common = min(copy.num_confirmed, maximum)
         while common < maximum and copy.sequence.tokens[common] == tokens[common]:
             common += 1
         return common
@@ -212,14 +214,14 @@ class DraftModel:
             copy = None
         if copy is None:
             return self._opened(sequence) if self._can_open(sequence) else None
-        found, tokens = copy.sequence, self.tokens_of(sequence)
+        draft_sequence, tokens = copy.sequence, self.tokens_of(sequence)
         num_common = self._num_common(copy, tokens)
-        if num_common < found.num_read:
-            self.runner.slots.cut(found.id, num_common)
-        found.tokens[num_common:] = tokens[num_common:]
-        found.num_read = num_common
-        copy.num_sure = len(tokens)
-        return found
+        if num_common < draft_sequence.num_read:
+            self.runner.slots.cut(draft_sequence.id, num_common)
+        draft_sequence.tokens[num_common:] = tokens[num_common:]
+        draft_sequence.num_read = num_common
+        copy.num_confirmed = len(tokens)
+        return draft_sequence
 
     def _opened(self, sequence: Sequence) -> Sequence:
         """Create a copy of a sequence in the draft model's batch."""
@@ -316,7 +318,7 @@ class MtpHead(DraftModel):
         super().__init__(runner, main.model.vocab_size, **how)
         self._states: dict[int, _States] = {}  # by the id of the sequence
         self._main = main
-        main.take_hidden, runner.take_hidden, runner.head = self._take, self._take_own, self
+        main.take_hidden, runner.take_hidden, runner.head = self._take, self._store_own_state, self
 
     def states_of(self, copy: Sequence) -> _States | None:
         """Return the hidden states for the copy of a sequence; None for a sequence that no client has requested, as in
@@ -352,31 +354,31 @@ class MtpHead(DraftModel):
         is_bare = sequence.id < 0
         if is_bare or sequence.images is not None or not self._main.may_draft(sequence):
             return
-        kept = self._states.get(sequence.id)
-        if kept is not None:
-            kept.cut(start)
-        if kept is None or kept.end != start:
+        stored = self._states.get(sequence.id)
+        if stored is not None:
+            stored.cut(start)
+        if stored is None or stored.end != start:
             super().close(sequence.id)
-            kept = self._states[sequence.id] = _States(start, start, start)
-        kept.append(states)
-        kept.forget_before(kept.end - MAX_KEPT)
+            stored = self._states[sequence.id] = _States(start, start, start)
+        stored.append(states)
+        stored.forget_before(stored.end - MAX_KEPT)
 
-    def _take_own(self, copy: Sequence, num_before: int, states: NDArray[Any]) -> None:
+    def _store_own_state(self, copy: Sequence, num_before: int, states: NDArray[Any]) -> None:
         """Store the last hidden state of the head itself, in place of the model's state for the next token, which is
         not computed yet.
 
         `states` [tokens, hidden_size] are the head's states of the copy's tokens after the first `num_before`.
         """
-        kept = self._states.get(copy.id)
-        if kept is not None and kept.end == kept.first + num_before + len(states):
-            kept.append(states[-1:])
+        stored = self._states.get(copy.id)
+        if stored is not None and stored.end == stored.first + num_before + len(states):
+            stored.append(states[-1:])
 
     def _num_common(self, copy: Copy, tokens: list[int]) -> int:
         """Return how many of a sequence's tokens the head has read with hidden states of the model.
 
         Later tokens must be read again, because they were read with hidden states of the head.
         """
-        return min(_num_sure(copy), len(tokens) - 1)
+        return min(_num_confirmed(copy), len(tokens) - 1)
 
     def _updated(self, sequence: Sequence) -> Sequence | None:
         self._restart_behind_gap(sequence)
@@ -386,7 +388,7 @@ class MtpHead(DraftModel):
         if copy is None:
             states.first = states.start
         else:
-            states.forget_before(states.first + _num_sure(copy))
+            states.forget_before(states.first + _num_confirmed(copy))
         return super()._updated(sequence)
 
     def _restart_behind_gap(self, sequence: Sequence) -> None:
@@ -394,10 +396,10 @@ class MtpHead(DraftModel):
         starts again with the first states that it has.
         """
         copy, states = self._copies.get(sequence.id), self._states[sequence.id]
-        if copy is not None and states.first + _num_sure(copy) < states.start:
+        if copy is not None and states.first + _num_confirmed(copy) < states.start:
             super().close(sequence.id)
 
 
-def _num_sure(copy: Copy) -> int:
+def _num_confirmed(copy: Copy) -> int:
     """Return how many tokens the copy of a sequence has read that are known to be tokens of the sequence."""
-    return min(copy.num_sure, copy.sequence.num_read)
+    return min(copy.num_confirmed, copy.sequence.num_read)

@@ -48,8 +48,8 @@ def with_memory_left(spec: EngineSpec, graph: DecoderGraph, session: Any, model:
     decoder.use(buffers, RowStates(graph, 1), np.empty((0, 0), graph.logits_type))
     (scores,) = decoder.scores(lay_out([row], graph))
     num_logits = len(scores.logits)  # copied from the device
-    left = free_gpu_memory(device_id(spec.options))
-    if left is None:
+    free = free_gpu_memory(device_id(spec.options))
+    if free is None:
         return spec
-    log.info("a pass of %d tokens and %d logits leaves %d bytes of %s", len(row.tokens), num_logits, left, spec.device)
-    return structs.replace(spec, kv_bytes=max(1, int(_SHARE * left)))
+    log.info("a pass of %d tokens and %d logits leaves %d bytes of %s", len(row.tokens), num_logits, free, spec.device)
+    return structs.replace(spec, kv_bytes=max(1, int(_SHARE * free)))

@@ -17,7 +17,12 @@ from genai_server.engine.encoded_inputs import EncodedAudio
 from genai_server.engine.encoder_worker import AudioWorker, EncoderWorker, ImageWorker, Tensors
 from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
 from genai_server.engine.model.adapter_file import adapter_inputs
-from genai_server.engine.model.files import check_draft_model, check_model_directory, session_profile, what_is_left_out
+from genai_server.engine.model.files import (
+    check_draft_model,
+    check_model_directory,
+    session_profile,
+    unsupported_media_message,
+)
 from genai_server.engine.model.graph_reader import MTP, read_cross_decoder, read_decoder_graph
 from genai_server.engine.profiling.profile_files import profile_folder
 from genai_server.engine.runners.base import Runner
@@ -182,8 +187,8 @@ def load_model(spec: EngineSpec) -> LoadedModel:
     if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
     kv_bytes = allowed(spec).bytes if share else 0
-    own = spec if may_draft else structs.replace(spec, draft_model="")
-    loaded = _load_runners(with_kv_share(spec, 1 - share) if share else own)
+    main_spec = spec if may_draft else structs.replace(spec, draft_model="")
+    loaded = _load_runners(with_kv_share(spec, 1 - share) if share else main_spec)
     if spec.draft_model and may_draft and loaded.main.abilities.drafts:
         loaded.draft_model = _load_draft_model(spec, loaded)
     elif spec.draft_model:
@@ -218,7 +223,7 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
         return _pooled(spec, model_dir)
     if task_of(model_dir) is Task.TRANSCRIBE:
         return _transcribing(spec, model_dir)
-    if left_out := what_is_left_out(model_dir):
+    if left_out := unsupported_media_message(model_dir):
         log.info("the model in %s %s", spec.model_dir, left_out)
     return _batched(spec, model_dir, _image_worker(spec, model_dir))
 
@@ -260,7 +265,7 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
     # It never reads longer sequences.
     model = structs.replace(model, context_length=min(model.context_length, main.model.max_length))
     share, options = draft_share(spec), with_found_libraries(spec.options, path)
-    own = structs.replace(
+    draft_spec = structs.replace(
         with_kv_share(spec, share),
         model_dir=spec.draft_model,
         draft_model="",
@@ -268,7 +273,7 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
         exact=False,  # how it rounds changes how many drafts are accepted, and no answer
     )
     try:
-        runner = load_batched(own, path, model)
+        runner = load_batched(draft_spec, path, model)
         if runner.slots.keeps_states:
             raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
     except DoesNotFit as reason:
@@ -296,9 +301,9 @@ def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftMod
     try:
         if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.graph.hidden_size:
             raise DoesNotFit(loaded.batching.reason or "the model's graph does not give it what it reads")
-        own = with_kv_share(spec, share)
-        graph = with_cache_type(own, read_decoder_graph(model_dir, MTP).in_32_bits(), main.model.context_length)
-        limits, model = batch_limits(own, graph, main.model)
+        head_spec = with_kv_share(spec, share)
+        graph = with_cache_type(head_spec, read_decoder_graph(model_dir, MTP).in_32_bits(), main.model.context_length)
+        limits, model = batch_limits(head_spec, graph, main.model)
         options = with_found_libraries(spec.options, model_dir)
         session = open_session(graph, spec.threads, options=options)
         runner = HeadRunner(graph, session, model, limits, run_entries=spec.options.run)

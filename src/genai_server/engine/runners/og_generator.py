@@ -138,15 +138,15 @@ class OgGeneratorRunner(Runner):
         For a request with `exact`, the prompt is always divided at the same tokens, whatever else runs. After a
         preemption, each token of its answer is read in a pass of its own again, as when it was generated.
         """
-        left = len(sequence.prompt) - sequence.num_read
+        num_left = len(sequence.prompt) - sequence.num_read
         has_inputs = sequence.images is not None or sequence.audio is not None
         if not sequence.request.exact:
             return super().fit_chunk(sequence, maximum)
-        if left <= 0:
+        if num_left <= 0:
             return 1
         if has_inputs or self.is_long(sequence):
-            return min(left, super().fit_chunk(sequence, maximum))
-        return min(left, _EXACT_CHUNK - sequence.num_read % _EXACT_CHUNK)
+            return min(num_left, super().fit_chunk(sequence, maximum))
+        return min(num_left, _EXACT_CHUNK - sequence.num_read % _EXACT_CHUNK)
 
     def open(self, sequence: Sequence) -> int:
         with self._translated():
@@ -234,7 +234,7 @@ class OgGeneratorRunner(Runner):
         those in genai_config.json.
         """
         config = self.library.Config(str(model_dir))
-        decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
+        decoder = genai_overlay(self._options, threads) | self._without_sliding_window(model_dir)
         if profile_prefix:
             decoder["session_options"]["enable_profiling"] = profile_prefix
         # The library would take each token of a prompt that equals it for padding, and attend to none of them.
@@ -247,7 +247,7 @@ class OgGeneratorRunner(Runner):
             config.add_model_data(str(self._vision.vision.relative_to(model_dir)), self._features_graph)
         return config
 
-    def _whole_caches(self, model_dir: Path) -> dict[str, Any]:
+    def _without_sliding_window(self, model_dir: Path) -> dict[str, Any]:
         """Return an overlay for genai_config.json that removes a configured sliding window which no layer has.
 
         Version 0.18 of the model builder writes such a window for Mistral 7B v0.1 and Phi-3-mini-4k. onnxruntime-genai

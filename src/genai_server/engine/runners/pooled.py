@@ -49,16 +49,16 @@ def pool(states: Logits, mask: NDArray[np.int64], modes: abc.Sequence[str]) -> L
 
 def _pooled(states: Logits, mask: NDArray[np.int64], mode: str) -> Logits:
     rows = np.arange(len(states))
-    found: Logits
+    vectors: Logits
     if mode == "cls":
-        found = states[rows, mask.argmax(axis=1)]
+        vectors = states[rows, mask.argmax(axis=1)]
     elif mode == "lasttoken":
-        found = states[rows, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)]
+        vectors = states[rows, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)]
     elif mode == "max":
-        found = np.where(mask[..., np.newaxis] == 0, np.float32(-np.inf), states).max(axis=1)
+        vectors = np.where(mask[..., np.newaxis] == 0, np.float32(-np.inf), states).max(axis=1)
     else:
-        found = _mean(states, mask.astype(np.float32), mode)
-    return found
+        vectors = _mean(states, mask.astype(np.float32), mode)
+    return vectors
 
 
 def _mean(states: Logits, weights: Logits, mode: str) -> Logits:
@@ -129,7 +129,7 @@ class PooledRunner(Runner):
         tokens = np.concatenate([np.array(chunk.tokens, np.int64) for chunk in chunks])
         texts = [text for chunk in chunks for text in chunk.texts]
         ends = np.cumsum([text.num_tokens for text in texts])
-        found: dict[int, Logits] = {}
+        by_text: dict[int, Logits] = {}
         options = self._run_options()
         if is_low_priority(chunks) or len(chunks) == 1:
             self._allow_interrupts(options)
@@ -137,12 +137,12 @@ class PooledRunner(Runner):
             for batch in _batches(texts, are_filled=self._fills):
                 ids = [tokens[ends[number] - texts[number].num_tokens : ends[number]] for number in batch]
                 vectors = self._read(ids, [texts[number] for number in batch], options)
-                found.update(zip(batch, vectors, strict=True))
+                by_text.update(zip(batch, vectors, strict=True))
         finally:
             self._interruptible = None
-            self.lapse()
-        numbers = iter(range(len(texts)))
-        return [Scores(vectors=np.stack([found[next(numbers)] for _ in chunk.texts])) for chunk in chunks]
+            self.cancel_interrupt()
+        indices = iter(range(len(texts)))
+        return [Scores(vectors=np.stack([by_text[next(indices)] for _ in chunk.texts])) for chunk in chunks]
 
     def warm_up(self) -> None:
         """Read a short text alone, and then two texts together.
@@ -207,8 +207,8 @@ class PooledRunner(Runner):
                 lasts = mask.sum(axis=1) - 1
                 feed[name] = np.stack([np.arange(len(ids)), lasts], axis=1)[:, np.newaxis]
             else:
-                found = {_IDS: ids, _MASK: mask, _POSITIONS: np.broadcast_to(positions, ids.shape)}[name]
-                feed[name] = np.ascontiguousarray(found, NUMPY_TYPES[value.type])
+                array = {_IDS: ids, _MASK: mask, _POSITIONS: np.broadcast_to(positions, ids.shape)}[name]
+                feed[name] = np.ascontiguousarray(array, NUMPY_TYPES[value.type])
         return feed
 
     def _scores(self, logits: Logits) -> Logits:
@@ -221,10 +221,10 @@ class PooledRunner(Runner):
         if model.true_token is None:
             return logits.reshape(len(logits), -1)
         last = logits[:, -1]
-        found = last[:, model.true_token]
+        scores = last[:, model.true_token]
         if model.false_token is not None:
-            found = found - last[:, model.false_token]
-        return found[:, np.newaxis]
+            scores = scores - last[:, model.false_token]
+        return scores[:, np.newaxis]
 
     def _run_options(self) -> Any:
         options = self._library.RunOptions()
@@ -239,24 +239,24 @@ class PooledRunner(Runner):
             if INTERRUPTED_MESSAGE in str(error):
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
-        found: Logits = np.asarray(result, np.float32)
-        return found
+        output: Logits = np.asarray(result, np.float32)
+        return output
 
 
 def _open(graph: Path, model: PoolingModel, threads: int, options: DeviceOptions, profile_prefix: str) -> Any:
-    found = session_options(options, threads, profile_prefix=profile_prefix)
+    ort_options = session_options(options, threads, profile_prefix=profile_prefix)
     for name, value in DISABLED_FUSIONS.items():
         if not options.providers and name not in options.entries:
-            found.add_session_config_entry(name, value)
+            ort_options.add_session_config_entry(name, value)
     if model.true_token is None:
-        return open_with(graph, found, options)
+        return open_with(graph, ort_options, options)
     loaded = onnx.load(str(graph), load_external_data=False)
     # Without logits the graph is refused later.
     shapes = [value.type.tensor_type.shape.dim for value in loaded.graph.output if value.name == _LOGITS]
     if not shapes or shapes[0][1].dim_value == 1 or not read_last(loaded.graph, _LOGITS):
-        return open_with(graph, found, options)
-    found.add_session_config_entry(EXTERNAL_DATA, str(graph.parent))
-    return open_with(loaded.SerializeToString(), found, options)
+        return open_with(graph, ort_options, options)
+    ort_options.add_session_config_entry(EXTERNAL_DATA, str(graph.parent))
+    return open_with(loaded.SerializeToString(), ort_options, options)
 
 
 def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> str:
@@ -280,9 +280,9 @@ def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
     """Raise ModelDirectoryError if the graph has an input that this runner does not know, or an input of an unsupported
     type.
     """
-    known = {_IDS, _MASK, _TYPES, _POSITIONS, LAST_POSITIONS}
+    supported = {_IDS, _MASK, _TYPES, _POSITIONS, LAST_POSITIONS}
     for name, value in inputs.items():
-        if name not in known and not name.startswith(_PAST):
+        if name not in supported and not name.startswith(_PAST):
             raise ModelDirectoryError(f"{graph} has an input that this server does not know: {name}")
         if value.type not in NUMPY_TYPES:
             raise ModelDirectoryError(f"{graph} has an input of a type that this server does not give: {value.type}")

@@ -31,11 +31,11 @@ def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options
 
     Whether the model's graph fits a batch is checked when the model is loaded. Raises ConfigurationError.
     """
-    for given in options.providers:
-        if given.package and importlib.util.find_spec(given.package.partition(".")[0]) is None:
+    for ep in options.providers:
+        if ep.package and importlib.util.find_spec(ep.package.partition(".")[0]) is None:
             raise ConfigurationError(
-                f"[provider.{given.name}] package={quoted(given.package)}: it is not installed; "
-                f"pip install {given.package.replace('_', '-')}"
+                f"[provider.{ep.name}] package={quoted(ep.package)}: it is not installed; "
+                f"pip install {ep.package.replace('_', '-')}"
             )
     if task_of(model_dir).pools:
         return  # it has a session of its own, which all options for the batch reach
@@ -50,10 +50,10 @@ def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) ->
     """Raise ConfigurationError if an option has no effect with the runner in use. `why` is the reason why this runner
     is used, for the message.
     """
-    if found := unreachable(options, runner):
+    if problem := unreachable(options, runner):
         if runner is Reach.BATCHED and unreachable(options, Reach.GENERATOR) is None:
             why += "; with GENAI_SCHEDULER=generator they run one by one, and the option has an effect"
-        raise ConfigurationError(f"{found}, which device {device} does not run on: {why}")
+        raise ConfigurationError(f"{problem}, which device {device} does not run on: {why}")
 
 
 def never_batched(device: str, settings: RunnerSettings) -> str | None:

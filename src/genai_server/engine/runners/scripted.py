@@ -79,8 +79,8 @@ class ScriptedSequence:
                     self._add(verb, match.groupdict())
         self.answer = first + self.answer
 
-    def _add(self, verb: str, given: dict[str, str]) -> None:
-        argument = given.get("argument", "")
+    def _add(self, verb: str, groups: dict[str, str]) -> None:
+        argument = groups.get("argument", "")
         if verb == "say":
             self.answer = argument.replace(LINE_BREAK, "\n").encode()
         elif verb == "count":
@@ -94,7 +94,7 @@ class ScriptedSequence:
                 "break": self.break_runner,
                 "crash": lambda: os._exit(70),
             }
-            self.events.setdefault(int(given["at"]), []).append(actions[verb])
+            self.events.setdefault(int(groups["at"]), []).append(actions[verb])
 
     def next_token(self) -> int:
         """Run the commands that belong to the next output token, such as to sleep or to fail, and return the token."""

@@ -68,11 +68,11 @@ class Allowed:
 
 def allowed(spec: EngineSpec) -> Allowed:
     """Return the memory for the KV cache of an engine's model. What a draft model gets is subtracted."""
-    found = _of_engine(spec)
+    total = _of_engine(spec)
     if not spec.draft_model:
-        return found
-    left = found.bytes - int(draft_share(spec) * found.bytes)
-    return Allowed(left, f"{found.source} less the part of GENAI_DRAFT_MODEL")
+        return total
+    num_bytes = total.bytes - int(draft_share(spec) * total.bytes)
+    return Allowed(num_bytes, f"{total.source} less the part of GENAI_DRAFT_MODEL")
 
 
 def _of_engine(spec: EngineSpec) -> Allowed:
@@ -84,16 +84,16 @@ def _of_engine(spec: EngineSpec) -> Allowed:
         return Allowed(free_memory() // 2, "half of the free memory")
     if (free := free_gpu_memory(device_id(spec.options))) is None:
         return Allowed(_UNKNOWN_BYTES, f"the default where the free memory is unknown, as that of {spec.device} is")
-    left = free - read_model_memory(Path(spec.model_dir)).weights
-    return Allowed(max(0, int(_GPU_SHARE * left)), f"four fifths of what the weights leave of {spec.device}")
+    remaining = free - read_model_memory(Path(spec.model_dir)).weights
+    return Allowed(max(0, int(_GPU_SHARE * remaining)), f"four fifths of what the weights leave of {spec.device}")
 
 
 def draft_share(spec: EngineSpec) -> float:
     """Return the part, from 0 to 1, of the memory for KV caches that the draft model gets, so that model and draft
     model can hold the same number of tokens.
     """
-    own, draft = (read_model_memory(Path(path)).per_token for path in (spec.model_dir, spec.draft_model))
-    return draft / (own + draft) if own and draft else _DRAFT_SHARE
+    main, draft = (read_model_memory(Path(path)).per_token for path in (spec.model_dir, spec.draft_model))
+    return draft / (main + draft) if main and draft else _DRAFT_SHARE
 
 
 def head_share(spec: EngineSpec) -> float:
@@ -106,10 +106,10 @@ def head_share(spec: EngineSpec) -> float:
         return 0.0
     model = check_model_directory(model_dir)
     try:
-        own, head = (read_decoder_graph(model_dir, part).in_32_bits() for part in ("decoder", MTP))
-        share = head.bytes_per_token / (own.bytes_per_token + head.bytes_per_token)
-        left = with_kv_share(spec, 1 - share)
-        batch_limits(left, with_cache_type(left, own, model.context_length), model)
+        main, head = (read_decoder_graph(model_dir, part).in_32_bits() for part in ("decoder", MTP))
+        share = head.bytes_per_token / (main.bytes_per_token + head.bytes_per_token)
+        main_spec = with_kv_share(spec, 1 - share)
+        batch_limits(main_spec, with_cache_type(main_spec, main, model.context_length), model)
     except Exception as error:  # its files may be broken in any way, and answers need no drafts
         log.warning("the model's head for multi-token prediction is not used: %s", in_one_line(error))
         return 0.0
@@ -183,7 +183,7 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     Raises ConfigurationError if GENAI_KV_CACHE_BYTES is too small for a single sequence, and DoesNotFit if the engine's
     memory is.
     """
-    from genai_server.engine.kv_cache.buffers import can_reserve, page_tokens, rest_bytes
+    from genai_server.engine.kv_cache.buffers import can_reserve, padding_bytes, page_tokens
 
     memory = allowed(spec)
     max_slots = spec.max_batch_size
@@ -191,13 +191,15 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     shares = graph.block_tokens > 0 or can_reserve(graph, max_slots, wanted)
     if shares:
         tokens = graph.block_tokens or page_tokens(graph)
-        row_bytes = graph.bytes_per_row + (0 if graph.block_tokens else rest_bytes(graph))
+        row_bytes = graph.bytes_per_row + (0 if graph.block_tokens else padding_bytes(graph))
         slot_bytes = tokens * graph.bytes_per_token + row_bytes
-        many, one = (_tokens_of(memory.bytes - rows * slot_bytes, graph) for rows in (max_slots, 1))
+        for_many, for_one = (_tokens_of(memory.bytes - rows * slot_bytes, graph) for rows in (max_slots, 1))
     else:
         row_bytes = graph.bytes_per_row
-        many, one = (_tokens_of(memory.bytes // rows - row_bytes, graph) for rows in (min(max_slots, _WHOLE), 1))
-    affordable = max(many, min(SHORT, one))
+        for_many, for_one = (
+            _tokens_of(memory.bytes // rows - row_bytes, graph) for rows in (min(max_slots, _WHOLE), 1)
+        )
+    affordable = max(for_many, min(SHORT, for_one))
     if affordable > _ROUND:
         affordable -= affordable % _ROUND
     model = with_limit(model, spec.max_length, max(affordable, _LEAST), memory.in_words)
@@ -208,8 +210,8 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     slot_bytes = page_bytes + row_bytes
     min_bytes = shared * page_bytes + slot_bytes
     num_slots = min(max_slots, (memory.bytes - shared * page_bytes) // slot_bytes)
-    kept = "keys, values and states" if graph.bytes_per_row else "keys and values"
-    need = f"{kept} of {max_length} tokens ({model.limited_by}) need {min_bytes} bytes"
+    contents = "keys, values and states" if graph.bytes_per_row else "keys and values"
+    need = f"{contents} of {max_length} tokens ({model.limited_by}) need {min_bytes} bytes"
     if num_slots < 1 and spec.kv_cache_bytes:
         raise ConfigurationError(
             f"GENAI_KV_CACHE_BYTES={memory.bytes}: at least {min_bytes} are needed for a request: {need}"
@@ -220,12 +222,12 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     if not shared:
         if num_slots < max_slots:
             log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, max_slots, need)
-        own = num_slots * slot_bytes
+        own_bytes = num_slots * slot_bytes
         if not graph.has_states:
-            return BatchLimits(num_slots, max_length, KvMemory(UNSHARED.page_tokens, 0, own_bytes=own)), model
-        num_checkpoints = min(_CHECKPOINTS * num_slots, (memory.bytes - own) // graph.bytes_per_row)
-        own += num_checkpoints * graph.bytes_per_row
-        checkpoints = KvMemory(UNSHARED.page_tokens, num_checkpoints, checkpoint_pages=1, own_bytes=own)
+            return BatchLimits(num_slots, max_length, KvMemory(UNSHARED.page_tokens, 0, own_bytes=own_bytes)), model
+        num_checkpoints = min(_CHECKPOINTS * num_slots, (memory.bytes - own_bytes) // graph.bytes_per_row)
+        own_bytes += num_checkpoints * graph.bytes_per_row
+        checkpoints = KvMemory(UNSHARED.page_tokens, num_checkpoints, checkpoint_pages=1, own_bytes=own_bytes)
         return BatchLimits(num_slots, max_length, checkpoints), model
     checkpoint_pages = -(-graph.bytes_per_row // page_bytes) if graph.has_states else 0
     pages = KvMemory(

@@ -77,8 +77,8 @@ def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] 
         top = top_tokens(logits, num_top).tolist() if num_top else []
         highest = logits.max()
         log_of_sum = highest + np.log(np.exp(logits - highest).sum(dtype=np.float64))
-    others = [(other, float(logits[other] - log_of_sum)) for other in (*top, *scored)]
-    return TokenLogprob(token, float(logits[token] - log_of_sum), others)
+    alternatives = [(alternative, float(logits[alternative] - log_of_sum)) for alternative in (*top, *scored)]
+    return TokenLogprob(token, float(logits[token] - log_of_sum), alternatives)
 
 
 def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
@@ -211,8 +211,8 @@ def _allowed(sequence: Sequence, guide: Guide, eos: Tokens[int]) -> NDArray[np.b
 
 def _ends(sequence: Sequence, eos: Tokens[int]) -> Tokens[int]:
     """Return the tokens that end the answer if one of them comes next."""
-    own = () if _is_too_early(sequence) else sequence.request.stop_token_ids
-    return own if sequence.request.ignore_eos else (*eos, *own)
+    stop_tokens = () if _is_too_early(sequence) else sequence.request.stop_token_ids
+    return stop_tokens if sequence.request.ignore_eos else (*eos, *stop_tokens)
 
 
 def _commit(sequence: Sequence, token: int) -> None:

@@ -29,8 +29,8 @@ from genai_server.timing import Clock
 log = logging.getLogger(__name__)
 # Limits of the cache of compiled grammars and error messages, for all tenants together. A grammar takes some hundred
 # bytes for each of its characters. The second limit applies to all but the newest.
-_KEPT_GRAMMARS = 32
-_KEPT_CHARACTERS = 50_000
+_MAX_CACHED_GRAMMARS = 32
+_MAX_CACHED_CHARACTERS = 50_000
 # Copies of a compiled grammar share the states of its lexer, which only grow (350 bytes each). Beyond 250,000 states no
 # copy works any more, so the grammar is compiled again after this number of tokens.
 # 20,000 tokens took 7 MB for each cached grammar.
@@ -87,9 +87,9 @@ class Guide:
     """
 
     def __init__(
-        self, kept: CachedGrammar, matcher: LLMatcher, vocab_size: int, consumer: UnlockedConsumer, clock: Clock
+        self, cached: CachedGrammar, matcher: LLMatcher, vocab_size: int, consumer: UnlockedConsumer, clock: Clock
     ) -> None:
-        self._kept = kept
+        self._kept = cached
         self._consumer = consumer
         self._matcher = matcher
         self._vocab_size = vocab_size
@@ -207,7 +207,7 @@ class Guidance:
         self._texts: dict[int, bytes] = {}  # of tokens, once they were asked for
 
     @property
-    def knows_text(self) -> bool:
+    def has_tokenizer(self) -> bool:
         """Whether `token_bytes` can be called, because there is a tokenizer."""
         return self._tokenizer is not None
 
@@ -226,13 +226,13 @@ class Guidance:
         """
         if self._consumer is None:
             raise InvalidField("grammar", f"cannot be followed by this model: {self._reason}")
-        kept = self._kept.get((tenant, grammar))
-        if kept is None or kept.followed >= _MAX_FOLLOWED:
+        cached = self._kept.get((tenant, grammar))
+        if cached is None or cached.followed >= _MAX_FOLLOWED:
             return None
         self._kept.move_to_end((tenant, grammar))
-        if isinstance(kept.compiled, str):
-            raise InvalidField("grammar", f"is wrong: {kept.compiled}")
-        return Guide(kept, kept.compiled.deep_copy(), self._vocab_size, self._consumer, self._clock)
+        if isinstance(cached.compiled, str):
+            raise InvalidField("grammar", f"is wrong: {cached.compiled}")
+        return Guide(cached, cached.compiled.deep_copy(), self._vocab_size, self._consumer, self._clock)
 
     def compile(
         self, grammar: str, done: Callable[[Compiled], None], *, tenant: str = "", low_priority: bool = False
@@ -261,12 +261,12 @@ class Guidance:
         self._compiling.pop(newest, None)
         self._kept[newest] = CachedGrammar(compiled)
         self._kept.move_to_end(newest)
-        if len(self._kept) > _KEPT_GRAMMARS:
-            del self._kept[self._of_largest_holder(newest, lambda key: 1)[0]]
-        while sum(map(_num_characters, self._kept)) - len(grammar) > _KEPT_CHARACTERS:
-            del self._kept[max(self._of_largest_holder(newest, _num_characters), key=_num_characters)]
+        if len(self._kept) > _MAX_CACHED_GRAMMARS:
+            del self._kept[self._keys_of_largest_tenant(newest, lambda key: 1)[0]]
+        while sum(map(_num_characters, self._kept)) - len(grammar) > _MAX_CACHED_CHARACTERS:
+            del self._kept[max(self._keys_of_largest_tenant(newest, _num_characters), key=_num_characters)]
 
-    def _of_largest_holder(self, newest: _Key, size: Callable[[_Key], int]) -> list[_Key]:
+    def _keys_of_largest_tenant(self, newest: _Key, size: Callable[[_Key], int]) -> list[_Key]:
         """Return the keys of the cached grammars of the tenant whose grammars have the largest total `size`, the least
         recently used first.
 
@@ -276,9 +276,9 @@ class Guidance:
         held: Counter[str] = Counter()
         for key in self._kept:
             held[key[0]] += size(key)
-        others = [key for key in self._kept if key != newest]
-        largest = max((tenant for tenant, _ in others), key=lambda tenant: (held[tenant], tenant == newest[0]))
-        return [key for key in others if key[0] == largest]
+        candidates = [key for key in self._kept if key != newest]
+        largest = max((tenant for tenant, _ in candidates), key=lambda tenant: (held[tenant], tenant == newest[0]))
+        return [key for key in candidates if key[0] == largest]
 
     def _compile(self, grammar: str) -> Compiled:
         assert self._tokenizer is not None

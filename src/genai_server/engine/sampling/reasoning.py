@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from genai_server.messages.generation_request import ThoughtRules
+from genai_server.messages.generation_request import ReasoningRules
 
 # How many of an answer's last characters are searched for a marker. No marker is longer, nor the header of a message.
 _SEARCHED = 512
@@ -29,7 +29,7 @@ class ReasoningTracker:
     call.
     """
 
-    def __init__(self, rules: ThoughtRules, token_bytes: Callable[[int], bytes], first: int = 0) -> None:
+    def __init__(self, rules: ReasoningRules, token_bytes: Callable[[int], bytes], first: int = 0) -> None:
         # Whether the answer is within reasoning, and whether no further reasoning can follow.
         self._is_open, self._is_over = rules.is_open, False
         # The next tokens, if these are not chosen by the model.
@@ -87,8 +87,8 @@ class ReasoningTracker:
         marker = (self._closing if self._is_open else self._opening).search(self._end)
         if marker is not None:
             self._is_open, self._end = not self._is_open, self._end[marker.end() :]
-            self._is_over = not self._is_open and not self._rules.are_several
-        elif not self._is_open and not self._rules.are_several:
+            self._is_over = not self._is_open and not self._rules.allows_several
+        elif not self._is_open and not self._rules.allows_several:
             self._is_over = len(self._end.lstrip()) > _PLAIN
 
     @property
@@ -96,5 +96,5 @@ class ReasoningTracker:
         """Whether the reasoning must end here. It is never ended between the tokens of one character."""
         if not self._is_open or self._budget is None or self._characters.getstate()[0]:
             return False
-        left = self._budget - self._num_tokens
-        return left <= 0 or (left <= self._budget // 10 and _SENTENCE_END.search(self._end) is not None)
+        num_left = self._budget - self._num_tokens
+        return num_left <= 0 or (num_left <= self._budget // 10 and _SENTENCE_END.search(self._end) is not None)

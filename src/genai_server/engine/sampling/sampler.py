@@ -49,9 +49,9 @@ class Bias:
             logits += np.array([self._by_token.get(token, 0.0) for token in tokens.tolist()], np.float32)
             return
         if self._only.size:
-            kept = logits[self._only]
+            allowed = logits[self._only]
             logits.fill(-np.inf)
-            logits[self._only] = kept
+            logits[self._only] = allowed
         logits[self._tokens] += self._added
 
 
@@ -310,8 +310,8 @@ class Sampler:
             self._bias.apply(logits, tokens)
         if self._excludes and tokens is None and logits.max() == -np.inf:
             fields = self._excluding_fields
-            others = ", ".join([*fields[1:], "grammar and min_tokens"])
-            raise InvalidField(fields[0], f"excludes every possible next token, together with {others}")
+            other_fields = ", ".join([*fields[1:], "grammar and min_tokens"])
+            raise InvalidField(fields[0], f"excludes every possible next token, together with {other_fields}")
         if self._penalties is not None:
             self._penalties.apply(logits, tokens)
         return logits
@@ -336,15 +336,15 @@ class Sampler:
         if not tokens.size or self._is_greedy:
             return int(tokens[0]) if tokens.size else None
         weights = self._weights(logits)
-        others: tuple[float | None, ...] = (None,)
+        lower_sums: tuple[float | None, ...] = (None,)
         if 0 < top_k <= tokens.size:
-            weights, others = weights[:top_k], (0.0,)
+            weights, lower_sums = weights[:top_k], (0.0,)
         elif not is_adjusted and not top_k and best.scales[-1] == self.scale:
-            total, known = 1 / float(best.shares[-1]), float(weights.sum())
-            others = tuple(max(0.0, total * factor - known) for factor in (1 - SHARE_ERROR, 1 + SHARE_ERROR))
+            total, best_sum = 1 / float(best.shares[-1]), float(weights.sum())
+            lower_sums = tuple(max(0.0, total * factor - best_sum) for factor in (1 - SHARE_ERROR, 1 + SHARE_ERROR))
         sums = weights.cumsum(dtype=np.float64)
-        found = {self._index(weights, sums, each, share) for each in others}
-        index = found.pop() if len(found) == 1 else None
+        choices = {self._index(weights, sums, each, share) for each in lower_sums}
+        index = choices.pop() if len(choices) == 1 else None
         return None if index is None else int(tokens[index])
 
     def _from_all(self, logits: Logits, share: float) -> int:
@@ -363,12 +363,12 @@ class Sampler:
         sums = weights[first].cumsum(dtype=np.float64)
         has_all = first.size < NUM_BEST or first.size == weights.size  # but for excluded tokens
         total = float(weights.sum())
-        others = 0.0 if has_all else max(0.0, total - float(sums[-1]))
-        index = self._index(weights[first], sums, others, share)
-        index = self._index_beyond(weights, total, first, sums, share) if index is None else int(first[index])
+        lower_sum = 0.0 if has_all else max(0.0, total - float(sums[-1]))
+        index = self._index(weights[first], sums, lower_sum, share)
+        index = self._index_in_tail(weights, total, first, sums, share) if index is None else int(first[index])
         return index if tokens is None else int(tokens[index])
 
-    def _index_beyond(
+    def _index_in_tail(
         self, weights: Logits, total: float, first: NDArray[np.int64], sums: NDArray[np.float64], share: float
     ) -> int:
         """Return the index of the drawn weight when the best weights alone do not determine it, in the order of
@@ -380,45 +380,45 @@ class Sampler:
         proportions, and nothing has to be sorted.
         """
         sampling = self._sampling
-        rest = weights.copy()
-        rest[first] = 0.0
+        lower_weights = weights.copy()
+        lower_weights[first] = 0.0
         if sampling.min_p > 0.0:
-            rest *= weights >= np.float32(sampling.min_p) * weights[first[0]]
-        while left := float(rest.sum()):
-            value = share * (sums[-1] + left)
+            lower_weights *= weights >= np.float32(sampling.min_p) * weights[first[0]]
+        while lower_sum := float(lower_weights.sum()):
+            value = share * (sums[-1] + lower_sum)
             if value < sums[-1]:
                 break
-            index = _first_above(rest, value - sums[-1])
+            index = _first_above(lower_weights, value - sums[-1])
             if sampling.top_p == 1.0:
                 return index
             is_higher = _is_higher(weights, index)
             if float((weights * is_higher).sum()) < sampling.top_p * total:
                 return index
-            rest *= is_higher
+            lower_weights *= is_higher
             share = self._random.random()
-        return int(first[_above(sums, share * (sums[-1] + left))])
+        return int(first[_above(sums, share * (sums[-1] + lower_sum))])
 
-    def _index(self, weights: Logits, sums: NDArray[np.float64], others: float | None, share: float) -> int | None:
+    def _index(self, weights: Logits, sums: NDArray[np.float64], lower_sum: float | None, share: float) -> int | None:
         """Return the index of the drawn weight among the best weights; None if these do not determine it.
 
-        The weights are in descending order, `sums` are their cumulative sums, and `others` is the sum of all lower
+        The weights are in descending order, `sums` are their cumulative sums, and `lower_sum` is the sum of all lower
         weights, None if it is unknown. `share` is the random number of the draw, from 0 to 1.
         """
         sampling = self._sampling
         # How many pass; one more than there are here if lower ones may pass, too.
-        count = weights.size + (others != 0.0)
+        count = weights.size + (lower_sum != 0.0)
         if sampling.top_p < 1.0:
-            if others is None:
+            if lower_sum is None:
                 return None
-            count = min(count, 1 + int(sums.searchsorted(sampling.top_p * (sums[-1] + others))))
+            count = min(count, 1 + int(sums.searchsorted(sampling.top_p * (sums[-1] + lower_sum))))
         if sampling.min_p > 0.0:
             num_likely = int(np.count_nonzero(weights >= np.float32(sampling.min_p) * weights[0]))
             count = min(count, num_likely) if num_likely < weights.size else count
         if count <= weights.size:
             return _above(sums[:count], share * sums[count - 1])
-        if others is None or sampling.top_p < 1.0 or sampling.min_p > 0.0:
+        if lower_sum is None or sampling.top_p < 1.0 or sampling.min_p > 0.0:
             return None
-        value = share * (sums[-1] + others)
+        value = share * (sums[-1] + lower_sum)
         return None if value >= sums[-1] else _above(sums, value)
 
     def _weights(self, logits: Logits) -> Logits:
@@ -471,8 +471,8 @@ def top_tokens(logits: Logits, k: int) -> NDArray[np.int64]:
 
     Excluded tokens (minus infinity) are left out, so there may be fewer than `k`.
     """
-    found = highest(logits, k)
-    return found[np.argsort(-logits[found], kind="stable")]
+    tokens = highest(logits, k)
+    return tokens[np.argsort(-logits[tokens], kind="stable")]
 
 
 def highest(logits: Logits, k: int) -> NDArray[np.int64]:
@@ -489,18 +489,18 @@ def highest(logits: Logits, k: int) -> NDArray[np.int64]:
         # Every num_groups-th logit is in the same group, so that the maximum is one of whole rows.
         groups = logits[: num_groups * _GROUP].reshape(_GROUP, num_groups)
         bound = max(bound, _kth_highest(groups.max(axis=0), k))
-    found = np.flatnonzero(logits >= bound)
-    if found.size <= k:
-        return found
-    candidates = logits[found]
-    return found[_down_to(candidates, _kth_highest(candidates, k), k)]
+    tokens = np.flatnonzero(logits >= bound)
+    if tokens.size <= k:
+        return tokens
+    candidates = logits[tokens]
+    return tokens[_largest_indexes(candidates, _kth_highest(candidates, k), k)]
 
 
-def _down_to(values: Logits, minimum: np.float32, number: int) -> NDArray[np.int64]:
+def _largest_indexes(values: Logits, minimum: np.float32, number: int) -> NDArray[np.int64]:
     """Return the indexes, in ascending order, of the `number` largest values; `minimum` is the least of these."""
-    kept = values > minimum
-    kept[np.flatnonzero(values == minimum)[: number - np.count_nonzero(kept)]] = True
-    return np.flatnonzero(kept)
+    mask = values > minimum
+    mask[np.flatnonzero(values == minimum)[: number - np.count_nonzero(mask)]] = True
+    return np.flatnonzero(mask)
 
 
 def _kth_highest(values: Logits, k: int) -> np.float32:

@@ -31,7 +31,7 @@ from genai_server.fair_queue import FairQueue
 from genai_server.messages.engine_protocol import Capacity
 
 # Seconds. Longer estimates would mean little.
-_FURTHEST = 600
+_MAX_QUEUE_WAIT = 600
 
 
 def queue_wait(
@@ -51,13 +51,13 @@ def queue_wait(
     pages, has room for the sequence. `pages` returns the number of pages that a sequence is expected to need.
     `step_times` has the measured times.
     """
-    read = 0.0
+    read_time = 0.0
     ends = []
     free = num_pages - sum(map(pages, running))
     for sequence in running:
         if not sequence.is_decoding:
-            read += step_times.seconds_to_read(sequence.num_unread)
-        begins = 0.0 if sequence.is_decoding else read
+            read_time += step_times.seconds_to_read(sequence.num_unread)
+        begins = 0.0 if sequence.is_decoding else read_time
         ends.append((begins + _seconds_to_answer(sequence, step_times), pages(sequence)))
     heapify(ends)
     slots, now, waits = 0, 0.0, deque(waiting)
@@ -75,7 +75,7 @@ def queue_wait(
             heappush(ends, (now + seconds, needed))
         if num_tokens <= 0:
             break
-    return max(1, min(_FURTHEST, math.ceil(now)))
+    return max(1, min(_MAX_QUEUE_WAIT, math.ceil(now)))
 
 
 def _seconds_to_answer(sequence: Sequence, step_times: StepTimeModel) -> float:
@@ -137,7 +137,7 @@ class AdmissionQueue:
         return not self.running and all(s.state is SequenceState.PREPARING for s in self.waiting)
 
     @property
-    def has_foreground(self) -> bool:
+    def has_normal_priority(self) -> bool:
         """Whether any sequence of normal priority runs or waits."""
         is_waiting = bool(self.waiting) and not self.waiting[0].low_priority
         return is_waiting or not all(sequence.low_priority for sequence in self.running)
@@ -152,7 +152,7 @@ class AdmissionQueue:
         present = self.present(low_priority=low_priority)
         if not self.capacity.num_free(present, tenant):
             wait = self.queue_wait(low_priority=low_priority)
-            raise self.capacity.full_of_requests("this device", present, tenant, wait)
+            raise self.capacity.request_limit_error("this device", present, tenant, wait)
         self._check_tokens(sequence, present)
         waiting = {other.tenant for other in self._of(low_priority) if not other.is_decoding}
         if tenant not in waiting:
@@ -165,7 +165,7 @@ class AdmissionQueue:
 
         `present` has the number of sequences by tenant.
         """
-        low_priority, own = sequence.low_priority, len(sequence.request.prompt)
+        low_priority, prompt_tokens = sequence.low_priority, len(sequence.request.prompt)
         num_tokens = sum(self.waiting_tokens(sequence, low_priority=low_priority).values())
         excess = num_tokens - self._max_waiting_tokens
         if excess <= 0:
@@ -173,10 +173,10 @@ class AdmissionQueue:
         if present.keys() - {sequence.tenant}:
             waiting_tokens = self.waiting_tokens(low_priority=low_priority)
             free = self.capacity.free_tokens(present, waiting_tokens, sequence.tenant)
-            if free is None or own <= free:
+            if free is None or prompt_tokens <= free:
                 return
         wait = self.queue_wait(int(excess), low_priority=low_priority)
-        raise self.capacity.full_of_tokens("this device", num_tokens, own, wait)
+        raise self.capacity.token_limit_error("this device", num_tokens, prompt_tokens, wait)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a waiting or running sequence."""
@@ -201,10 +201,10 @@ class AdmissionQueue:
 
         The sequences in `more` are counted as if they waited, too. The numbers may be too high, never too low.
         """
-        found: Counter[str] = Counter()
+        by_tenant: Counter[str] = Counter()
         for sequence in self._late(*more, low_priority=low_priority):
-            found[sequence.tenant] += len(sequence.request.prompt)
-        return found
+            by_tenant[sequence.tenant] += len(sequence.request.prompt)
+        return by_tenant
 
     def count_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """Count `num_tokens` tokens, which were read or generated for a sequence, as used by its tenant, for the order
@@ -252,7 +252,7 @@ class AdmissionQueue:
             queue = min(queues, key=lambda queue: self._slot_order(queue[0]))
             sequence = queue.popleft()
             num = num_tenants[sequence.low_priority]
-            if not any(other.gives_prompt(sequence) for other in self.running):
+            if not any(other.provides_prompt_to(sequence) for other in self.running):
                 may_run = blocked is None or self._may_pass(sequence, blocked, num)
                 if may_run and self._make_slot(sequence, num):
                     sequence.state = SequenceState.RUNNING
@@ -270,11 +270,11 @@ class AdmissionQueue:
         """Return the sequences that are ready to run, as one queue for each tenant, each in the order in which to admit
         them.
         """
-        found: dict[tuple[bool, str], deque[Sequence]] = {}
+        queues: dict[tuple[bool, str], deque[Sequence]] = {}
         for sequence in sorted(self.waiting, key=lambda sequence: (priority_class(sequence), own_priority(sequence))):
             if sequence.state is SequenceState.WAITING and not sequence.is_choosing:
-                found.setdefault((sequence.low_priority, sequence.tenant), deque()).append(sequence)
-        return list(found.values())
+                queues.setdefault((sequence.low_priority, sequence.tenant), deque()).append(sequence)
+        return list(queues.values())
 
     def _slot_order(self, sequence: Sequence) -> tuple[object, ...]:
         """Return the sort key of the first sequence in a tenant's queue. The sequence with the lowest key gets the next
@@ -341,8 +341,8 @@ class AdmissionQueue:
         in `running`.
         """
         slots, pages = self._share(sequence.low_priority, num_tenants)
-        own = [*self._running_of(sequence, running), sequence]
-        return len(own) <= slots and sum(map(self._pages, own)) <= pages
+        of_tenant = [*self._running_of(sequence, running), sequence]
+        return len(of_tenant) <= slots and sum(map(self._pages, of_tenant)) <= pages
 
     def _above_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> list[Sequence]:
         """Return those sequences in `running` whose tenants are above their shares, so that they may be preempted for
@@ -351,14 +351,14 @@ class AdmissionQueue:
         if num_tenants == 1 or not self._is_within_share(sequence, running, num_tenants):
             return []
         slots, pages = self._share(sequence.low_priority, num_tenants)
-        found: list[Sequence] = []
+        preemptible: list[Sequence] = []
         for tenant in {other.tenant for other in running if other.low_priority is sequence.low_priority}:
-            own = [s for s in running if s.tenant == tenant and s.low_priority is sequence.low_priority]
+            of_tenant = [s for s in running if s.tenant == tenant and s.low_priority is sequence.low_priority]
             # One sequence of each tenant may run, however much memory it takes.
-            is_above = len(own) > slots or sum(map(self._pages, own)) > pages
-            if tenant != sequence.tenant and len(own) > 1 and is_above:
-                found += own
-        return [other for other in found if priority_class(other) >= priority_class(sequence)]
+            is_above = len(of_tenant) > slots or sum(map(self._pages, of_tenant)) > pages
+            if tenant != sequence.tenant and len(of_tenant) > 1 and is_above:
+                preemptible += of_tenant
+        return [other for other in preemptible if priority_class(other) >= priority_class(sequence)]
 
     def _share(self, low_priority: bool, num_tenants: int) -> tuple[int, int]:
         """Return the equal share of each of `num_tenants` tenants: a number of slots, at least one, and a number of
@@ -456,9 +456,9 @@ class AdmissionQueue:
         """Return the number of pages of memory that a sequence is expected to need until its end."""
         if not self._grows(sequence):
             return self._memory.pages(sequence.max_length)
-        left = self._step_times.tokens_left(0)
-        left = _ANSWER if left == math.inf else _MARGIN * left
-        more = max(_MIN_LEFT, int(left) - sequence.num_produced)
+        expected = self._step_times.tokens_left(0)
+        expected = _ANSWER if expected == math.inf else _MARGIN * expected
+        more = max(_MIN_LEFT, int(expected) - sequence.num_produced)
         return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
 
     def _least_pages(self, sequence: Sequence) -> int:

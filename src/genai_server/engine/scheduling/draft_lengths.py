@@ -36,19 +36,19 @@ def fit_drafts(
     ]
     chances.sort(key=lambda chance: -chance[0])
     del chances[max(0, len(seconds) - 1 - num_rows) :]
-    best, per_second, accepted, made = 0, num_rows / seconds[num_rows], 0.0, 0.0
+    best, per_second, accepted, draft_seconds = 0, num_rows / seconds[num_rows], 0.0, 0.0
     gain = _MIN_GAIN * per_second
     # Tokens of the draft model's passes, by the position of the first token that they make.
     passes = [0] * (MAX_LENGTH + 1)
     for number, (chance, row, position) in enumerate(chances, 1):
         accepted += chance
         if num_unread := drafts[row].num_unread:
-            place = 1 if drafts[row].is_parallel else position
-            made -= _seconds(passes[place], drafting)
-            passes[place] += num_unread if position == 1 else 1
-            made += _seconds(passes[place], drafting)
-        if (found := (num_rows + accepted) / (seconds[num_rows + number] + made)) > gain:
-            best, gain, per_second = number, found, found
+            first_position = 1 if drafts[row].is_parallel else position
+            draft_seconds -= _seconds(passes[first_position], drafting)
+            passes[first_position] += num_unread if position == 1 else 1
+            draft_seconds += _seconds(passes[first_position], drafting)
+        if (rate := (num_rows + accepted) / (seconds[num_rows + number] + draft_seconds)) > gain:
+            best, gain, per_second = number, rate, rate
     lengths = [0] * num_rows
     for _, row, _ in chances[:best]:
         lengths[row] += 1

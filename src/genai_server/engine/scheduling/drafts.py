@@ -142,12 +142,12 @@ class TextIndex:
         """Append tokens to the text."""
         while tokens:
             newest = self._segments[-1]
-            room = newest.capacity - newest.size
-            if room >= len(tokens):
+            num_free = newest.capacity - newest.size
+            if num_free >= len(tokens):
                 newest.extend(tokens)
                 return
-            newest.extend(tokens[:room])
-            tokens = tokens[room:]
+            newest.extend(tokens[:num_free])
+            tokens = tokens[num_free:]
             self._open(len(tokens))
 
     def drop_oldest(self) -> bool:
@@ -197,21 +197,21 @@ class TextIndex:
         If the match is near the end of the whole text, the tokens between the match and the end are repeated.
         """
         segment, first = match.segment, match.position + 1
-        found: list[int] = segment.text[first : min(first + number, segment.size)].tolist()
-        if min(found) < 0:
-            return list(takewhile(lambda token: token >= 0, found))
-        if len(found) < number and segment is self._segments[-1]:
-            return (found * (-(-number // len(found))))[:number]
-        return found
+        tokens: list[int] = segment.text[first : min(first + number, segment.size)].tolist()
+        if min(tokens) < 0:
+            return list(takewhile(lambda token: token >= 0, tokens))
+        if len(tokens) < number and segment is self._segments[-1]:
+            return (tokens * (-(-number // len(tokens))))[:number]
+        return tokens
 
     def _open(self, num_tokens: int) -> None:
         """Begin a new segment with room for at least `num_tokens` tokens."""
-        known = sum(segment.size for segment in self._segments)
+        num_stored = sum(segment.size for segment in self._segments)
         carried: list[int] = []
         if self._segments:
             newest = self._segments[-1]
             carried = newest.text[max(0, newest.size - MAX_MATCH) : newest.size].tolist()
-        wanted = max(_MIN_SEGMENT, min(known, self._max_segment), num_tokens + len(carried))
+        wanted = max(_MIN_SEGMENT, min(num_stored, self._max_segment), num_tokens + len(carried))
         segment = Segment(1 << (wanted - 1).bit_length(), self._gram)
         segment.extend(carried)
         self._segments.append(segment)
@@ -302,7 +302,7 @@ class AnswerMemory:
 # Maximum length of a draft in tokens.
 MAX_LENGTH = 15
 # Minimum length in tokens of a match in the sequence's own text.
-_OWN_MATCH = 2
+_MIN_OWN_MATCH = 2
 # Factor by which the weight of earlier tokens decays with each new one: about the last 14 tokens count.
 _DECAY = 0.93
 
@@ -329,9 +329,9 @@ class Acceptance:
     def count(self, num_drafted: int, num_accepted: int) -> None:
         """Record that `num_accepted` tokens of a draft of `num_drafted` tokens were accepted."""
         num_tried = min(num_accepted + 1, num_drafted)
-        kept = self._decay**num_tried
-        self._right = kept * self._right + num_accepted
-        self._tried = kept * self._tried + num_tried
+        decay = self._decay**num_tried
+        self._right = decay * self._right + num_accepted
+        self._tried = decay * self._tried + num_tried
 
     def forget(self, share: float) -> None:
         """Move the estimate towards the initial assumption by the part `share`: 0 changes nothing, and 1 discards all
@@ -354,7 +354,7 @@ class Draft:
     share: float = 0.0
     # The maximum number of tokens that a draft model would propose, and the number of the sequence's tokens that it
     # would read in its first pass for this draft; both are 0 if the tokens are known.
-    num_unmade: int = 0
+    max_proposed: int = 0
     num_unread: int = 0
     # Whether the draft model would propose all tokens in that pass. Otherwise it needs a pass for each token.
     is_parallel: bool = False
@@ -362,7 +362,7 @@ class Draft:
     @property
     def length(self) -> int:
         """Number of tokens that the draft has, or would have at most."""
-        return len(self.tokens) or self.num_unmade
+        return len(self.tokens) or self.max_proposed
 
     @property
     def expected(self) -> float:
@@ -383,10 +383,10 @@ class TextDrafts:
 
     def __init__(self, prompt: list[int], prediction: list[int], earlier: FindText | None = None) -> None:
         self._num_known = len(prompt)  # tokens of prompt and answer in the text
-        self._text = TextIndex(_OWN_MATCH, len(prompt) + len(prediction))
+        self._text = TextIndex(_MIN_OWN_MATCH, len(prompt) + len(prediction))
         # Each text with the length of a long match. More tokens after these are accepted, so they have an estimate of
         # their own, the second one.
-        self._texts: list[tuple[FindText, int]] = [(lambda: self._text, 2 * _OWN_MATCH)]
+        self._texts: list[tuple[FindText, int]] = [(lambda: self._text, 2 * _MIN_OWN_MATCH)]
         if earlier is not None:
             self._texts.append((earlier, 2 * MIN_MATCH))
         self._acceptances = [(Acceptance(0.5), Acceptance(0.75)) for _ in self._texts]
@@ -420,13 +420,13 @@ class TextDrafts:
         k = min(k, MAX_LENGTH)
         if k < 1:
             return NO_DRAFT
-        found, source = self._after_match(tokens[-MAX_MATCH:], k)
-        if forced and (len(found) <= len(forced) or found[: len(forced)] != list(forced)):
-            found, source = list(forced[:k]), self._forced
-        if not found:
+        proposed, source = self._after_match(tokens[-MAX_MATCH:], k)
+        if forced and (len(proposed) <= len(forced) or proposed[: len(forced)] != list(forced)):
+            proposed, source = list(forced[:k]), self._forced
+        if not proposed:
             return NO_DRAFT
-        self._proposed, self._source = found, source
-        return Draft(found, source.share)
+        self._proposed, self._source = proposed, source
+        return Draft(proposed, source.share)
 
     def _after_match(self, end: list[int], k: int) -> tuple[list[int], Acceptance]:
         """Return at most `k` tokens after the longest match with `end`, the last tokens of the sequence, and the

@@ -29,7 +29,7 @@ from genai_server.engine.scheduling.drafts import AnswerMemory
 from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, ScheduledChunk, Step, StepPolicy
 from genai_server.engine.scheduling.speculation import DraftingModel, Speculation
 from genai_server.engine.scheduling.step_time import MIN_CHUNK
-from genai_server.engine.sequence import Sequence, common_length
+from genai_server.engine.sequence import Sequence, common_prefix_length
 from genai_server.messages.generation_request import PooledText
 
 log = logging.getLogger(__name__)
@@ -105,11 +105,11 @@ class Scheduler(AdmissionQueue):
         Steps come in rounds, in which every running sequence gets its turn: a step for the batch, one for each sequence
         that shares no passes, and one for a prompt that shares no passes.
         """
-        found = next(self._round, None)
-        if found is None:
+        step = next(self._round, None)
+        if step is None:
             self._round = self._passes()
-            found = next(self._round, None)
-        return found
+            step = next(self._round, None)
+        return step
 
     def draft_with(self, model: DraftingModel) -> None:
         """Use a draft model in addition to drafts from texts, where it is expected to save time."""
@@ -163,14 +163,14 @@ class Scheduler(AdmissionQueue):
         """Return the running sequences that take part in steps. Those of low priority do only while no other sequence
         is present.
         """
-        if not self.has_foreground:
+        if not self.has_normal_priority:
             return self.running
         return [sequence for sequence in self.running if not sequence.low_priority]
 
     def _batch(self) -> list[Sequence]:
         """Return the sequences that the next pass decodes together."""
         batch = [sequence for sequence in self._active() if sequence.shares_passes and _decodes(sequence)]
-        if self.has_foreground or self._runner.abilities.interrupts:
+        if self.has_normal_priority or self._runner.abilities.interrupts:
             return batch
         curve = self._step_times.curve(len(batch))
         batch = sorted(batch, key=self._turn)
@@ -183,19 +183,19 @@ class Scheduler(AdmissionQueue):
         Empty if the model runs on the host's cores. There, each token also slows the processes that deliver the other
         sequences' tokens, which the times of passes do not show.
         """
-        if not self.has_foreground or self._runner.abilities.uses_host_cores:
+        if not self.has_normal_priority or self._runner.abilities.uses_host_cores:
             return []
-        others = [s for s in self.running if s.low_priority and self._mixes(s)]
-        if not others:
+        low_priority = [s for s in self.running if s.low_priority and self._mixes(s)]
+        if not low_priority:
             return []
-        others.sort(key=self._turn)
-        budget = self._step_times.tokens_beside(sum(chunk.num_tokens for chunk in decoding))
-        found = [ScheduledChunk.next(sequence) for sequence in others if _decodes(sequence)][:budget]
-        budget -= len(found)
-        prompts = sorted((s for s in others if _reads_prompt(s)), key=self._urgency)
+        low_priority.sort(key=self._turn)
+        budget = self._step_times.low_priority_tokens(sum(chunk.num_tokens for chunk in decoding))
+        chunks = [ScheduledChunk.next(sequence) for sequence in low_priority if _decodes(sequence)][:budget]
+        budget -= len(chunks)
+        prompts = sorted((s for s in low_priority if _reads_prompt(s)), key=self._urgency)
         if prompts and budget >= MIN_CHUNK:
-            found.append(self._next_chunk(prompts[0], budget))
-        return found
+            chunks.append(self._next_chunk(prompts[0], budget))
+        return chunks
 
     def _mixes(self, sequence: Sequence) -> bool:
         """Whether a pass can read tokens of a sequence together with any tokens of other sequences."""
@@ -225,8 +225,8 @@ class Scheduler(AdmissionQueue):
     def _urgency(self, sequence: Sequence) -> tuple[object, ...]:
         """Return the sort key of a sequence whose prompt is being read. The one with the lowest key is read first."""
         gained = _AGEING * self._step_times.tokens_read_in(sequence.age)
-        own = own_priority(sequence), sequence.num_unread - gained, sequence.id
-        return priority_class(sequence), self._turn(sequence), own
+        order = own_priority(sequence), sequence.num_unread - gained, sequence.id
+        return priority_class(sequence), self._turn(sequence), order
 
     def _turn(self, sequence: Sequence) -> tuple[float, int]:
         """Return the sort key of a sequence by the turn of its tenant. The tenant with the lowest key has the next
@@ -246,7 +246,7 @@ class Scheduler(AdmissionQueue):
         for sequence in filter(self._mixes, self._prompts()):
             if not chunks:
                 budget = self._prompt_budget(sequence, batch)
-            elif any(_begin_alike(sequence, chunk.sequence) for chunk in chunks):
+            elif any(_waits_for_common_prefix(sequence, chunk.sequence) for chunk in chunks):
                 continue  # it reuses what is read now
             elif budget < min(sequence.num_unread, MIN_CHUNK):
                 break
@@ -285,14 +285,14 @@ class Scheduler(AdmissionQueue):
         return min(budget, max(MIN_CHUNK, int(fitting)))
 
 
-def _begin_alike(sequence: Sequence, other: Sequence) -> bool:
+def _waits_for_common_prefix(sequence: Sequence, other: Sequence) -> bool:
     """Whether a sequence should wait before it reads its prompt, until the sequence `other` has read the tokens with
     which both prompts begin. Their keys and values are in the KV cache then, so that they are computed only once.
     """
     if not sequence.reuses_past or sequence.num_read or sequence.cache_salt != other.cache_salt:
         return False
     start = other.num_read
-    return start + MIN_CHUNK <= common_length(sequence.tokens, other.tokens)
+    return start + MIN_CHUNK <= common_prefix_length(sequence.tokens, other.tokens)
 
 
 def _decodes(sequence: Sequence) -> bool:
@@ -318,13 +318,13 @@ class PoolingScheduler(Scheduler):
 
     def _passes(self) -> Iterator[Step]:
         budget = int(min(_MAX_TOKENS, max(_MIN_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
-        left = _MAX_TEXTS
+        texts_left = _MAX_TEXTS
         chunks: list[ScheduledChunk] = []
         for sequence in sorted(self._active(), key=self._urgency):
-            if (chunk := _next_texts(sequence, budget, left, is_first=not chunks)) is not None:
+            if (chunk := _next_texts(sequence, budget, texts_left, is_first=not chunks)) is not None:
                 chunks.append(chunk)
                 budget -= chunk.num_tokens
-                left -= len(chunk.texts)
+                texts_left -= len(chunk.texts)
         if chunks:
             yield Step(chunks)
 

@@ -97,9 +97,9 @@ class Speculation:
         if not steps[len(batch)]:
             return [()] * len(batch)
         if self.model is not None:
-            able = [may and sequence not in self._failed for sequence, may in zip(batch, may_draft, strict=True)]
+            usable = [may and sequence not in self._failed for sequence, may in zip(batch, may_draft, strict=True)]
             try:
-                return self._with_model(self.model, batch, drafts, able, times)
+                return self._with_model(self.model, batch, drafts, usable, times)
             except Exception:  # the engine must not end for what would only save time
                 names = [sequence.request.request_id for sequence in batch]
                 log.exception("the draft model failed; requests %s go on without it", names)
@@ -123,56 +123,61 @@ class Speculation:
         model: DraftingModel,
         batch: abc.Sequence[Sequence],
         drafts: abc.Sequence[Draft],
-        able: abc.Sequence[bool],
+        usable: abc.Sequence[bool],
         times: StepTimeModel,
     ) -> list[abc.Sequence[int]]:
         """Return the drafts of a step if there is a draft model, which now proposes some of them.
 
-        `drafts` are the drafts from texts for the sequences in `batch`, and `able` says for each sequence whether the
+        `drafts` are the drafts from texts for the sequences in `batch`, and `usable` says for each sequence whether the
         draft model may draft for it. `times` has the measured times of steps.
         """
         steps, drafting = times.curve(MAX_DRAFTED), [0.0, *model.times.curve(MAX_DRAFTED)[1:]]
-        few = _FEW_IN_PARALLEL if model.is_parallel else _FEW
+        max_unread = _FEW_IN_PARALLEL if model.is_parallel else _FEW
         offers, later = list(drafts), list(drafts)  # now, and once the model has read what it has not read
         behind: dict[int, int] = {}  # how many tokens that are, by the row
         for row, (sequence, draft) in enumerate(zip(batch, drafts, strict=True)):
-            k = min(MAX_LENGTH, sequence.num_left - 1, model.room(sequence)) if able[row] else 0
-            unmade = Draft((), self._acceptance(sequence).share, num_unmade=max(0, k), is_parallel=model.is_parallel)
-            if unmade.expected <= draft.expected:
+            k = min(MAX_LENGTH, sequence.num_left - 1, model.room(sequence)) if usable[row] else 0
+            model_draft = Draft(
+                (), self._acceptance(sequence).share, max_proposed=max(0, k), is_parallel=model.is_parallel
+            )
+            if model_draft.expected <= draft.expected:
                 continue
             # A model that drafts in parallel must still read the accepted tokens of the last draft.
-            usual = 1 + round(unmade.expected) if model.is_parallel else _FEW
-            later[row], num_unread = replace(unmade, num_unread=usual), model.num_unread(sequence)
-            if num_unread <= few:
-                offers[row] = replace(unmade, num_unread=num_unread)
+            usual = 1 + round(model_draft.expected) if model.is_parallel else _FEW
+            later[row], num_unread = replace(model_draft, num_unread=usual), model.num_unread(sequence)
+            if num_unread <= max_unread:
+                offers[row] = replace(model_draft, num_unread=num_unread)
             behind[row] = num_unread - 1
-        (own, without), (lengths, per_second) = fit_drafts(drafts, steps), fit_drafts(offers, steps, drafting)
-        if without > per_second:
-            offers, lengths, per_second = list(drafts), own, without
+        (lengths_without, rate_without), (lengths, per_second) = (
+            fit_drafts(drafts, steps),
+            fit_drafts(offers, steps, drafting),
+        )
+        if rate_without > per_second:
+            offers, lengths, per_second = list(drafts), lengths_without, rate_without
         wanted = [
             (sequence, length)
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
-            if length and offer.num_unmade
+            if length and offer.max_proposed
         ]
         drafted = {sequence for sequence, _ in wanted}
         idle = [self._acceptance(sequence) for sequence in batch if sequence not in drafted]
         for acceptance in idle if drafted else [*idle, self._overall]:
             acceptance.forget(_FORGOTTEN)
-        then, per_second_then = fit_drafts(later, steps, drafting)
-        behind = {row: number for row, number in behind.items() if then[row] and batch[row] not in drafted}
+        later_lengths, later_rate = fit_drafts(later, steps, drafting)
+        behind = {row: number for row, number in behind.items() if later_lengths[row] and batch[row] not in drafted}
         # Reading is expected to save this number of seconds for each further token of the batch's answers.
-        saved = 1 / per_second - 1 / per_second_then
-        left = sum(min(sequence.num_left, times.tokens_left(sequence.num_produced)) for sequence in batch)
-        pays = left * saved > _MIN_RETURN * model.times.seconds_to_read(sum(behind.values()))
-        is_behind = max(behind.values(), default=0) >= few
+        saved = 1 / per_second - 1 / later_rate
+        tokens_left = sum(min(sequence.num_left, times.tokens_left(sequence.num_produced)) for sequence in batch)
+        pays = tokens_left * saved > _MIN_RETURN * model.times.seconds_to_read(sum(behind.values()))
+        is_behind = max(behind.values(), default=0) >= max_unread
         chunks = self._chunks(model, batch, behind, steps[len(batch)]) if is_behind and pays else []
-        made: dict[Sequence, list[int]] = {}
+        drafted_tokens: dict[Sequence, list[int]] = {}
         if wanted or chunks:
             proposed = model.propose(wanted, chunks)
-            made = dict(zip((sequence for sequence, _ in wanted), proposed, strict=True))
-        self._drafted = {sequence for sequence, tokens in made.items() if tokens}
+            drafted_tokens = dict(zip((sequence for sequence, _ in wanted), proposed, strict=True))
+        self._drafted = {sequence for sequence, tokens in drafted_tokens.items() if tokens}
         return [
-            made.get(sequence, []) if offer.num_unmade else offer.tokens[:length]
+            drafted_tokens.get(sequence, []) if offer.max_proposed else offer.tokens[:length]
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
         ]
 

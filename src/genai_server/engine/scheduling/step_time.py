@@ -23,7 +23,7 @@ _HALF_LIFE = 16
 # What a further token costs before passes of more tokens are measured, as a share of a pass of one token.
 _SHARE_PER_TOKEN = 0.2
 # How much slower a pass may become by tokens of low-priority sequences, as a share of its time; their maximum number.
-_MAX_SLOWDOWN, _MAX_BESIDE = 0.03, 64
+_MAX_SLOWDOWN, _MAX_LOW_PRIORITY_TOKENS = 0.03, 64
 # Maximum number of tokens of a pass with drafts: longer ones take as much time for each token as a prompt.
 MAX_DRAFTED = 64
 
@@ -119,18 +119,18 @@ class StepTimeModel:
                 seconds = (more * before + weight * seconds) / (more + weight)
                 weight, numbers = more + weight, [*smaller, *numbers]
             blocks.append((seconds, weight, numbers))
-        known = {number: seconds for seconds, _, numbers in blocks for number in numbers}
+        times = {number: seconds for seconds, _, numbers in blocks for number in numbers}
         if self._tried:
-            measured = list(known)
+            measured = list(times)
             tried = np.interp(measured, list(self._tried), list(self._tried.values()))
-            ratios = [known[number] / float(each) for number, each in zip(measured, tried, strict=True)]
+            ratios = [times[number] / float(each) for number, each in zip(measured, tried, strict=True)]
             for number, seconds in self._tried.items():
                 now = seconds * float(np.interp(number, measured or [1], ratios or [1.0]))
                 below = max((each for each in measured if each < number), default=0)
-                usual = known[below] + (number - below) * _per_token(below, known[below]) if below else now
-                known.setdefault(number, min(now, usual))
-        numbers = sorted(known)
-        return numbers, [float(value) for value in np.maximum.accumulate([known[number] for number in numbers] or [0])]
+                usual = times[below] + (number - below) * _per_token(below, times[below]) if below else now
+                times.setdefault(number, min(now, usual))
+        numbers = sorted(times)
+        return numbers, [float(value) for value in np.maximum.accumulate([times[number] for number in numbers] or [0])]
 
     def seconds(self, num_tokens: int) -> float:
         """Estimate the seconds of a pass that only decodes, with `num_tokens` tokens; 0 before any measurement."""
@@ -142,28 +142,28 @@ class StepTimeModel:
 
         The estimates never decrease, however uneven the measurements are.
         """
-        known, times = self._known
-        if not known:
+        measured, times = self._known
+        if not measured:
             return [0.0] * (num_tokens + 1)
         numbers = np.arange(num_tokens + 1)
-        found = np.interp(numbers, known, times)
-        if num_tokens > known[-1]:
-            slope = _per_token(known[-1], times[-1])
-            if len(known) > 1:
-                slope = (times[-1] - times[0]) / (known[-1] - known[0])
-            found[known[-1] :] = times[-1] + slope * (numbers[known[-1] :] - known[-1])
-        return [float(value) for value in found]
+        seconds = np.interp(numbers, measured, times)
+        if num_tokens > measured[-1]:
+            slope = _per_token(measured[-1], times[-1])
+            if len(measured) > 1:
+                slope = (times[-1] - times[0]) / (measured[-1] - measured[0])
+            seconds[measured[-1] :] = times[-1] + slope * (numbers[measured[-1] :] - measured[-1])
+        return [float(value) for value in seconds]
 
-    def tokens_beside(self, num_tokens: int) -> int:
+    def low_priority_tokens(self, num_tokens: int) -> int:
         """Return how many tokens low-priority sequences may read in a pass that decodes `num_tokens` tokens of other
         sequences.
 
         According to the measured times, these tokens do not make the pass noticeably slower.
         """
-        known, _ = self._known
-        if not known or not known[0] <= num_tokens < known[-1]:
+        measured, _ = self._known
+        if not measured or not measured[0] <= num_tokens < measured[-1]:
             return 0
-        curve = self.curve(min(num_tokens + _MAX_BESIDE, known[-1]))
+        curve = self.curve(min(num_tokens + _MAX_LOW_PRIORITY_TOKENS, measured[-1]))
         return sum(seconds <= (1 + _MAX_SLOWDOWN) * curve[num_tokens] for seconds in curve[num_tokens + 1 :])
 
     def chunk(self, maximum: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:

@@ -48,7 +48,7 @@ def _tag(value: Any) -> str:
     return f"type={kind}"
 
 
-class ByType:
+class TaggedUnion:
     """An annotation for a union of models. The value of an object's field `type` selects the model.
 
     `kind` is the noun for such an object in the error for an unknown type, and `note` is appended to this error.
@@ -60,22 +60,22 @@ class ByType:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         types = {get_args(member.model_fields["type"].annotation)[0]: member for member in get_args(source)}
-        *others, last = types
-        message = f"must be a {self._kind} of type {', '.join(others)} or {last}{self._note}"
+        *names, last = types
+        message = f"must be a {self._kind} of type {', '.join(names)} or {last}{self._note}"
         by_type = Discriminator(_tag, custom_error_type=self._kind, custom_error_message=message)
         members = [Annotated[member, Tag(f"type={kind}")] for kind, member in types.items()]
         return handler.generate_schema(Annotated[Union[tuple(members)], by_type])  # noqa: UP007 - of a tuple
 
 
-def check_with_type(given: str, wanted: str, **fields: Any) -> None:
-    """Check fields that belong to one value of an object's field `type`. Raises a validation error if `given`, the
-    object's type, is `wanted` and a field is None, or if it is another type and a field is not None.
+def check_with_type(actual: str, expected: str, **fields: Any) -> None:
+    """Check fields that belong to one value of an object's field `type`. Raises a validation error if `actual`, the
+    object's type, is `expected` and a field is None, or if it is another type and a field is not None.
     """
     for field, value in fields.items():
-        if given == wanted and value is None:
-            raise missing_error(field, f"with type {wanted}")
-        if given != wanted and value is not None:
-            raise field_error(field, f"is only allowed with type {wanted}")
+        if actual == expected and value is None:
+            raise missing_error(field, f"with type {expected}")
+        if actual != expected and value is not None:
+            raise field_error(field, f"is only allowed with type {expected}")
 
 
 def elements(max_length: int, *, min_length: int | None = None) -> Any:
@@ -91,12 +91,12 @@ def members(max_length: int) -> BeforeValidator:
     pydantic's own limit counts only valid members.
     """
 
-    def counted(given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > max_length:
+    def counted(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > max_length:
             raise PydanticKnownError(
-                "too_long", {"field_type": "Dictionary", "max_length": max_length, "actual_length": len(given)}
+                "too_long", {"field_type": "Dictionary", "max_length": max_length, "actual_length": len(value)}
             )
-        return given
+        return value
 
     return BeforeValidator(counted)
 
@@ -122,23 +122,23 @@ def writable(value: Any) -> Any:
 WritableObject = Annotated[JsonObject, AfterValidator(writable)]
 
 
-class Wire(BaseModel):
+class StrictModel(BaseModel):
     """Base of all bodies: unknown fields and values of another JSON type are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _one_unknown_field(cls, given: Any) -> Any:
+    def _one_unknown_field(cls, body: Any) -> Any:
         """Keep at most one unknown field of a body. pydantic would report each one, which takes long for many."""
-        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
-            return given
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next(name for name in given if name not in known)
-        return {name: value for name, value in given.items() if name in known or name == unknown}
+        if not isinstance(body, dict) or len(body) <= len(cls.model_fields):
+            return body
+        field_names = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next(name for name in body if name not in field_names)
+        return {name: value for name, value in body.items() if name in field_names or name == unknown}
 
 
-class WithoutEffect(Wire):
+class WithoutEffect(StrictModel):
     """OpenAI's fields that have no effect on this server. Any value is accepted."""
 
     metadata: Any = Field(None, description="Accepted, but has no effect.")
@@ -151,7 +151,7 @@ class WithoutEffect(Wire):
     user: Any = Field(None, description="Accepted, but has no effect.")
 
 
-class RouterFields(Wire):
+class RouterFields(StrictModel):
     """Fields of vLLM and SGLang that routers add to every body. Only the values that match what this server does are
     accepted.
     """
@@ -199,7 +199,7 @@ class Metrics(Timings):
     profiled_tokens: int = 0
 
 
-_OF_VLLM = (
+_VLLM_FIELDS = (
     "activation add_generation_prompt add_special_tokens additional_data allowed_token_ids bad_words best_of "
     "chat_template chat_template_kwargs continue_final_message documents ec_transfer_params echo embed_dtype "
     "encoding_format endianness guided_choice guided_decoding_backend guided_grammar guided_json guided_regex "
@@ -210,14 +210,14 @@ _OF_VLLM = (
     "spaces_between_special_tokens stream_interval structural_tag thinking_token_budget truncate_prompt_tokens "
     "truncation_side use_activation use_beam_search vllm_xargs watermarking"
 )
-_OF_SGLANG = (
+_SGLANG_FIELDS = (
     "bootstrap_host bootstrap_port bootstrap_room custom_labels custom_logit_processor custom_params "
     "data_parallel_rank disagg_prefill_dp_rank ebnf extra_key images_config input_ids json_schema lora_path "
     "max_dynamic_patch min_dynamic_patch ngram_corpus_id no_stop_trim priority regex return_cached_tokens_details "
     "return_hidden_states return_routed_experts rid routed_dp_rank routed_experts_start_len separate_reasoning "
     "session_params stop_regex stream_reasoning"
 )
-_OF_LLAMA_CPP = (
+_LLAMA_CPP_FIELDS = (
     "chat_format dry_allowed_length dry_base dry_multiplier dry_penalty_last_n dry_sequence_breakers "
     "dynatemp_exponent dynatemp_range grammar grammar_lazy grammar_triggers id_slot image_data lora min_keep mirostat "
     "mirostat_eta mirostat_tau n_discard n_indent n_keep n_predict n_probs parse_tool_calls penalize_nl "
@@ -226,18 +226,18 @@ _OF_LLAMA_CPP = (
     "typical_p xtc_probability xtc_threshold"
 )
 # Of vLLM's, SGLang's and llama.cpp's requests.
-OTHER_FIELDS = frozenset(f"{_OF_VLLM} {_OF_SGLANG} {_OF_LLAMA_CPP}".split())
+OTHER_FIELDS = frozenset(f"{_VLLM_FIELDS} {_SGLANG_FIELDS} {_LLAMA_CPP_FIELDS}".split())
 
 
-class NullFields(Wire):
+class NullFields(StrictModel):
     """Accepts null for optional fields of other servers, and treats it as absent."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not any(value is None for value in given.values()):
-            return given
-        return {name: value for name, value in given.items() if value is not None or name not in OTHER_FIELDS}
+    def _without_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict) or not any(value is None for value in body.values()):
+            return body
+        return {name: value for name, value in body.items() if value is not None or name not in OTHER_FIELDS}
 
 
 class ResultFields(NullFields):

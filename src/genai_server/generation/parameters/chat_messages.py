@@ -13,10 +13,10 @@ from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, mod
 
 from genai_server.errors import quoted
 from genai_server.generation.parameters.base import (
-    ByType,
     NonEmptyText,
+    StrictModel,
+    TaggedUnion,
     Text,
-    Wire,
     check_with_type,
     elements,
     field_error,
@@ -87,15 +87,15 @@ class CustomText:
         """Add a piece of the arguments. Returns the next piece of the text."""
         self._pending += arguments
         if not self._has_begun:
-            begun = _BEGINNING.match(self._pending)
-            if begun is None:
+            beginning = _BEGINNING.match(self._pending)
+            if beginning is None:
                 return ""
             self._has_begun = True
-            self._pending = self._pending[begun.end() :]
-        found = _CHARACTERS.match(self._pending)
-        assert found is not None
-        self._pending = self._pending[found.end() :]
-        return self._returned(json.loads(f'"{found[0]}"'))
+            self._pending = self._pending[beginning.end() :]
+        match = _CHARACTERS.match(self._pending)
+        assert match is not None
+        self._pending = self._pending[match.end() :]
+        return self._returned(json.loads(f'"{match[0]}"'))
 
     def finish(self) -> str:
         """The rest of the text, when no more arguments come: all arguments if they are in another format."""
@@ -122,7 +122,7 @@ ThoughtBudget = Annotated[int, Field(ge=-1, le=2**31 - 1)]
 EndOfThought = Annotated[str, Field(min_length=0, max_length=1024)]
 
 
-class TextPart(Wire):
+class TextPart(StrictModel):
     """Text in a message's content."""
 
     type: Literal["text"]
@@ -133,7 +133,7 @@ class TextPart(Wire):
 TextParts = Annotated[list[TextPart], elements(MAX_PARTS)]
 
 
-class ImageUrl(Wire):
+class ImageUrl(StrictModel):
     """The URL of an image, and the level of detail at which the model reads the image."""
 
     url: NonEmptyText = Field(
@@ -144,7 +144,7 @@ class ImageUrl(Wire):
     )
 
 
-class ImagePart(Wire):
+class ImagePart(StrictModel):
     """An image in a message's content, for models that take images."""
 
     type: Literal["image_url"]
@@ -152,7 +152,7 @@ class ImagePart(Wire):
     prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
 
 
-class InputAudio(Wire):
+class InputAudio(StrictModel):
     """An audio file."""
 
     data: NonEmptyText = Field(description="The file in base64.")
@@ -161,7 +161,7 @@ class InputAudio(Wire):
     )
 
 
-class AudioPart(Wire):
+class AudioPart(StrictModel):
     """Audio in a message's content, for models that take audio."""
 
     type: Literal["input_audio"]
@@ -169,11 +169,11 @@ class AudioPart(Wire):
     prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
 
 
-ContentPart = Annotated[TextPart | ImagePart | AudioPart, ByType("part")]
+ContentPart = Annotated[TextPart | ImagePart | AudioPart, TaggedUnion("part")]
 ContentParts = Annotated[list[ContentPart], elements(MAX_PARTS)]
 
 
-class CalledFunction(Wire):
+class CalledFunction(StrictModel):
     """Name and arguments of a tool call, as a model wrote them. `arguments` is the text of a JSON object, unless the
     call was cut off or is wrong.
     """
@@ -182,7 +182,7 @@ class CalledFunction(Wire):
     arguments: Text
 
 
-class ToolCall(Wire):
+class ToolCall(StrictModel):
     """A function call made by the assistant."""
 
     id: NonEmptyText
@@ -191,18 +191,18 @@ class ToolCall(Wire):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_the_default_type(cls, given: Any) -> Any:
-        return {**given, "type": "function"} if isinstance(given, dict) and given.get("type") is None else given
+    def _null_is_the_default_type(cls, value: Any) -> Any:
+        return {**value, "type": "function"} if isinstance(value, dict) and value.get("type") is None else value
 
 
-class CalledCustomTool(Wire):
+class CalledCustomTool(StrictModel):
     """Name and input of a custom tool call, as a model wrote them."""
 
     name: NonEmptyText
     input: Text
 
 
-class CustomToolCall(Wire):
+class CustomToolCall(StrictModel):
     """A call of a custom tool, made by the assistant."""
 
     id: NonEmptyText
@@ -236,7 +236,7 @@ _ROLE_OF_FIELD = {
 }
 
 
-class ChatMessage(Wire):
+class ChatMessage(StrictModel):
     """A message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -307,13 +307,13 @@ def _for_template(part: TextPart | ImagePart | AudioPart) -> dict[str, Any]:
     return {"type": "image" if isinstance(part, ImagePart) else "audio"}
 
 
-class DirectCaller(Wire):
+class DirectCaller(StrictModel):
     """The caller of a tool: only the model itself, no code execution environment."""
 
     type: Literal["direct"]
 
 
-class Function(Wire):
+class Function(StrictModel):
     """A function the model may call. `parameters` is a JSON schema."""
 
     name: FunctionName
@@ -325,21 +325,21 @@ class Function(Wire):
     )
 
 
-class Tool(Wire):
+class Tool(StrictModel):
     """A function as a tool the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class GrammarDefinition(Wire):
+class GrammarDefinition(StrictModel):
     """A grammar that a text must match."""
 
     syntax: Literal["lark", "regex"]
     definition: NonEmptyText
 
 
-class CustomToolFormat(Wire):
+class CustomToolFormat(StrictModel):
     """Format of a custom tool's input."""
 
     type: Literal["text", "grammar"]
@@ -351,7 +351,7 @@ class CustomToolFormat(Wire):
         return self
 
 
-class CustomToolDefinition(Wire):
+class CustomToolDefinition(StrictModel):
     """A tool that is called with a text."""
 
     name: FunctionName
@@ -359,7 +359,7 @@ class CustomToolDefinition(Wire):
     format: CustomToolFormat | None = Field(None, description="Format of the tool's input; by default any text.")
 
 
-class CustomChatTool(Wire):
+class CustomChatTool(StrictModel):
     """A tool the model may call with a text instead of arguments."""
 
     type: Literal["custom"]
@@ -374,7 +374,7 @@ class CustomChatTool(Wire):
         return Function.model_validate(function_of(tool.name, tool.description, *form))
 
 
-AnyTool = Annotated[Tool | CustomChatTool, ByType("tool")]
+AnyTool = Annotated[Tool | CustomChatTool, TaggedUnion("tool")]
 
 
 def tool_for_template(tool: Tool | CustomChatTool) -> dict[str, Any]:
@@ -382,18 +382,18 @@ def tool_for_template(tool: Tool | CustomChatTool) -> dict[str, Any]:
     return {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
 
 
-class NamedFunction(Wire):
+class NamedFunction(StrictModel):
     name: FunctionName
 
 
-class NamedTool(Wire):
+class NamedTool(StrictModel):
     """The one function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class NamedCustomTool(Wire):
+class NamedCustomTool(StrictModel):
     """The one custom tool that must be called."""
 
     type: Literal["custom"]
@@ -408,21 +408,21 @@ class NamedCustomTool(Wire):
 ChosenTool = NamedTool | NamedCustomTool
 
 
-class AllowedNames(Wire):
+class AllowedNames(StrictModel):
     """A subset of `tools`, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[Annotated[ChosenTool, ByType("tool")]], elements(MAX_TOOLS, min_length=1)]
+    tools: Annotated[list[Annotated[ChosenTool, TaggedUnion("tool")]], elements(MAX_TOOLS, min_length=1)]
 
 
-class AllowedTools(Wire):
+class AllowedTools(StrictModel):
     """The subset of `tools` that the model may, or must, call. Other tools are not part of the prompt."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedNames
 
 
-class JsonSchema(Wire):
+class JsonSchema(StrictModel):
     """The JSON schema of the answer. Without `strict`, as much of the schema as possible is enforced."""
 
     name: NonEmptyText
@@ -431,7 +431,7 @@ class JsonSchema(Wire):
     strict: bool | None = None
 
 
-class ResponseFormat(Wire):
+class ResponseFormat(StrictModel):
     """Format of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -473,7 +473,7 @@ Messages = Annotated[list[ChatMessage], elements(MAX_MESSAGES, min_length=1), Af
 Tools = Annotated[list[AnyTool], elements(MAX_TOOLS)]
 
 
-class Prediction(Wire):
+class Prediction(StrictModel):
     """Text that the answer is expected to repeat in large part."""
 
     type: Literal["content"]
@@ -562,7 +562,7 @@ class ChatParameters(GenerationFields):
         """
         names = {tool.function.name for tool in allowed.tools}
         offered = {tool.function.name for tool in self.tools or []}
-        if strange := sorted(names - offered):
-            raise field_error("tool_choice", f"allows the function {quoted(strange[0])}, which is not in tools")
+        if unknown := sorted(names - offered):
+            raise field_error("tool_choice", f"allows the function {quoted(unknown[0])}, which is not in tools")
         self.tools = [tool for tool in self.tools or [] if tool.function.name in names]
         self.tool_choice = allowed.mode

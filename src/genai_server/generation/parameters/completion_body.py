@@ -19,17 +19,17 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], elements(MAX_TOKENS, min_l
 Texts = Annotated[list[Text], elements(MAX_PROMPTS, min_length=1)]
 
 
-def form_of_texts(given: Any) -> str | None:
+def form_of_texts(prompt: Any) -> str | None:
     """The form of a prompt, judged by its first element: "text", "tokens" (a list of token ids), "texts", or "lists"
     (several lists of token ids); None for any other value.
     """
-    if isinstance(given, str):
+    if isinstance(prompt, str):
         return "text"
-    if not isinstance(given, list):
+    if not isinstance(prompt, list):
         return None
-    if not given or isinstance(given[0], (int, float)):
+    if not prompt or isinstance(prompt[0], (int, float)):
         return "tokens"
-    return "texts" if isinstance(given[0], str) else "lists" if isinstance(given[0], list) else None
+    return "texts" if isinstance(prompt[0], str) else "lists" if isinstance(prompt[0], list) else None
 
 
 Prompts = Annotated[

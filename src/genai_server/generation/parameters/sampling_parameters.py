@@ -7,8 +7,8 @@ from pydantic import AfterValidator, Field, model_validator
 from genai_server.generation.parameters.base import (
     NonEmptyText,
     NullFields,
+    StrictModel,
     Text,
-    Wire,
     WithoutEffect,
     elements,
     field_error,
@@ -43,7 +43,7 @@ Schema = dict[str, Any] | bool | Text
 Choice = Annotated[list[NonEmptyText], elements(1000, min_length=1)]
 
 
-class StructuredOutputs(Wire):
+class StructuredOutputs(StrictModel):
     """A constraint for the answer: exactly one of the fields."""
 
     json_: Schema | None = Field(None, alias="json", description="A JSON schema that the answer must match.")
@@ -53,15 +53,15 @@ class StructuredOutputs(Wire):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        given = [name for name in ("json_", "regex", "choice", "grammar") if getattr(self, name) is not None]
-        if not given:
+        names = [name for name in ("json_", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if not names:
             raise ValueError("must have one of json, regex, choice and grammar")
-        if len(given) > 1:
-            raise field_error(given[1], f"cannot be combined with {given[0].removesuffix('_')}")
+        if len(names) > 1:
+            raise field_error(names[1], f"cannot be combined with {names[0].removesuffix('_')}")
         return self
 
 
-class RepetitionDetection(Wire):
+class RepetitionDetection(StrictModel):
     """The repetition that ends an answer, in vLLM's form: the same sequence of tokens `min_count` times in a row."""
 
     max_pattern_size: int = Field(
@@ -79,7 +79,7 @@ class RepetitionDetection(Wire):
         return self
 
 
-class StreamOptions(Wire):
+class StreamOptions(StrictModel):
     """OpenAI's stream options, and vLLM's `continuous_usage_stats`."""
 
     include_usage: bool | None = Field(None, description="Send the usage in an additional chunk at the end.")
@@ -87,7 +87,7 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = Field(None, description="No effect: chunks are not padded.")
 
 
-class StreamFields(Wire):
+class StreamFields(StrictModel):
     """Streaming options of OpenAI's endpoints, and this server's additions to their responses."""
 
     stream: bool | None = None
@@ -222,22 +222,22 @@ class OtherStructureFields(SamplingFields):
 
     @model_validator(mode="after")
     def _are_structured_outputs(self) -> Self:
-        first, *others = [name for name in _OTHER_NAMES if getattr(self, name) is not None] or [""]
-        if others:
-            raise field_error(others[0], f"cannot be combined with {first}")
+        first, *extra = [name for name in _OTHER_NAMES if getattr(self, name) is not None] or [""]
+        if extra:
+            raise field_error(extra[0], f"cannot be combined with {first}")
         if first:
-            same = StructuredOutputs.model_validate({_OTHER_NAMES[first]: getattr(self, first)})
-            if self.structured_outputs not in (None, same):
+            structured = StructuredOutputs.model_validate({_OTHER_NAMES[first]: getattr(self, first)})
+            if self.structured_outputs not in (None, structured):
                 raise field_error(first, "must equal structured_outputs if both are given")
-            self.structured_outputs = same
+            self.structured_outputs = structured
         return self
 
     @property
     def other_names(self) -> dict[str, str]:
         """Maps this server's field names to the names that the client used."""
-        given = next((name for name in _OTHER_NAMES if getattr(self, name) is not None), "")
+        sent_name = next((name for name in _OTHER_NAMES if getattr(self, name) is not None), "")
         name = "structured_outputs"
-        return {f"{name}.{_OTHER_NAMES[given]}": given, name: given} if given else {}
+        return {f"{name}.{_OTHER_NAMES[sent_name]}": sent_name, name: sent_name} if sent_name else {}
 
 
 class GenerationFields(SamplingFields, WithoutEffect):

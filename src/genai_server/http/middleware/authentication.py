@@ -81,7 +81,7 @@ class Authentication:
         state.access = access
         state.record.key_name = "" if access is None else access.key_name
         if access is None and scope["path"] not in self._open_paths:
-            message = (_WRONG_KEY if given_key(headers) else _NO_KEY) if self._keys.required else _NO_KEYS
+            message = (_WRONG_KEY if key_in_headers(headers) else _NO_KEY) if self._keys.required else _NO_KEYS
             await error_response(InvalidApiKey(message), scope)(scope, receive, send)
             return
         with state.counted:
@@ -124,11 +124,11 @@ class Authentication:
         return None if key is None else self._access(key, digest=key.digest)
 
     def _identify(self, headers: Headers, scope: Scope) -> Access | None:
-        given = given_key(headers)
-        if given and self._admin is not None and hmac.compare_digest(hash_key(given), self._admin):
+        sent_key = key_in_headers(headers)
+        if sent_key and self._admin is not None and hmac.compare_digest(hash_key(sent_key), self._admin):
             return self._access(is_admin=True, digest=self._admin if self._keys.required else None)
         if self._keys.required:
-            key = self._keys.find(given)
+            key = self._keys.find(sent_key)
             return None if key is None else self._access(key, digest=key.digest)
         client = scope.get("client")
         is_near = client is not None and is_loopback(client[0]) and forwarded_by(headers) is None
@@ -136,10 +136,10 @@ class Authentication:
         return self._access() if self._insecure or is_own else None
 
 
-def given_key(headers: Mapping[str, str]) -> str:
+def key_in_headers(headers: Mapping[str, str]) -> str:
     """The API key in a request's headers, as OpenAI's or Anthropic's clients send it; "" if there is none."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def forwarded_by(headers: Mapping[str, str]) -> str | None:
@@ -224,8 +224,8 @@ def _names_this_machine(headers: Mapping[str, str]) -> bool:
     """Whether the Host header of a request names this machine or is missing. (Browsers set this header, so a web page
     cannot choose its value.)
     """
-    given = headers.get("host", "")
-    return not given or is_loopback(host_name(given) or "")
+    host = headers.get("host", "")
+    return not host or is_loopback(host_name(host) or "")
 
 
 def host_name(header: str) -> str | None:

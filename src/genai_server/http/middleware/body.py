@@ -46,7 +46,7 @@ MAX_CONTAINERS = 50_000
 # A string without an end extends to the end of the text, so each character is read once.
 _JSON_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
-_ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
+_NON_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 @dataclass
@@ -156,7 +156,7 @@ class BodyLimits:
         state.record.arrival.received()
         state.held_body.arrived()
         state.num_body_bytes = reading.size
-        await self._beginning.one_each_iteration(state.key)
+        await self._beginning.wait_for_turn(state.key)
         try:
             await self._check(reading, state)
         except GenaiServerError as error:
@@ -166,7 +166,7 @@ class BodyLimits:
         reading.body.clear()
         await self.app(scope, replay, send)
 
-    async def _read(self, reading: _Reading, held: HeldBody, receive: Receive) -> bool:
+    async def _read(self, reading: _Reading, held_body: HeldBody, receive: Receive) -> bool:
         """Receive the body until it is complete or far larger than the limit. Returns False if the client has
         disconnected.
         """
@@ -178,33 +178,33 @@ class BodyLimits:
             reading.size += len(part)
             reading.more = message.get("more_body", False)
             if reading.error is None:
-                self._keep(reading, held, part)
+                self._keep(reading, held_body, part)
         return True
 
-    def _keep(self, reading: _Reading, held: HeldBody, part: bytes) -> None:
+    def _keep(self, reading: _Reading, held_body: HeldBody, part: bytes) -> None:
         if (
             reading.is_json
             and reading.size > reading.limit == self.limit
             and (media_limit := self._media_limit()) > self.limit
         ):
             reading.limit, reading.setting = media_limit, "GENAI_MAX_MEDIA_BODY_BYTES"
-            held.has_media = True
+            held_body.has_media = True
         if reading.size > reading.limit:
             reading.drop(BodyTooLarge())
-            held.release()
+            held_body.release()
             return
         try:
-            held.resize(len(reading.body) + len(part))
+            held_body.resize(len(reading.body) + len(part))
         except BodiesTooLarge as error:
             reading.drop(error)
-            held.release()
+            held_body.release()
         else:
             reading.body += part
 
     async def _check(self, reading: _Reading, state: HttpRequestState) -> None:
         if reading.size > reading.limit:
-            given = f"more than {reading.size}" if reading.more else str(reading.size)
-            raise BodyTooLarge(f"the body may have at most {reading.limit} bytes ({reading.setting}), given {given}")
+            size = f"more than {reading.size}" if reading.more else str(reading.size)
+            raise BodyTooLarge(f"the body may have at most {reading.limit} bytes ({reading.setting}), given {size}")
         if reading.error is not None:
             raise reading.error
         if reading.is_json:
@@ -215,10 +215,10 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     """An ASGI `receive` function that first returns a body which has been received already, then what `receive`
     returns.
     """
-    whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        return whole.pop() if whole else await receive()
+        return messages.pop() if messages else await receive()
 
     return replay
 
@@ -249,7 +249,7 @@ def check_json(text: bytes | bytearray) -> None:
 
 def brackets_of(text: bytes | bytearray) -> bytes:
     """The brackets of a JSON text, without those in strings. Braces are returned as `[` and `]`."""
-    return bytes(_JSON_TEXT.sub(b"", text)).translate(_BRACKETS, _ALL_ELSE)
+    return bytes(_JSON_TEXT.sub(b"", text)).translate(_BRACKETS, _NON_BRACKETS)
 
 
 def is_nested(brackets: bytes, *, by_more_than: int) -> bool:
@@ -376,13 +376,13 @@ class Uploads:
                 await error_response(reason, scope)(scope, receive, send)
                 return
             state = request_state(scope)
-            held = state.held_body = self._budget.open(state.key, reading.revoke)
-            stack.callback(held.release)
+            held_body = state.held_body = self._budget.open(state.key, reading.revoke)
+            stack.callback(held_body.release)
             try:
-                is_whole = await self._receive(reading, held, headers, receive)
+                is_whole = await self._receive(reading, held_body, headers, receive)
             except BodyTooSlow as error:
                 reading.error, is_whole = reading.error or error, True
-            held.arrived()
+            held_body.arrived()
             if reading.error is not None:
                 response = error_response(reading.error, scope)
                 if reading.more:
@@ -411,7 +411,7 @@ class Uploads:
                 file.close()
             reading.path.unlink(missing_ok=True)  # unless a reader of recordings has taken it
 
-    async def _receive(self, reading: _UploadReading, held: HeldBody, headers: Headers, receive: Receive) -> bool:
+    async def _receive(self, reading: _UploadReading, held_body: HeldBody, headers: Headers, receive: Receive) -> bool:
         """Receive the form until it is complete or far larger than the limit. Returns False if the client has
         disconnected.
 
@@ -437,19 +437,19 @@ class Uploads:
                         reading.due = reading.size + _TIMED
                         timer.reschedule(min(loop.time() + seconds, end))
                     if reading.error is None:
-                        await self._take(reading, held, headers, part)
+                        await self._take(reading, held_body, headers, part)
         except TimeoutError:
             raise self._too_slow(reading, is_whole=loop.time() >= end) from None
         return True
 
-    async def _take(self, reading: _UploadReading, held: HeldBody, headers: Headers, part: bytes) -> None:
+    async def _take(self, reading: _UploadReading, held_body: HeldBody, headers: Headers, part: bytes) -> None:
         """Parse the next part of the form, and write the bytes of the file to the disk. If that fails, the request is
         marked as refused.
         """
         try:
             if reading.size > self._limits.size:
                 raise self._too_large(f"more than {reading.size}" if reading.more else str(reading.size))
-            held.resize(reading.size)
+            held_body.resize(reading.size)
             if reading.form is None:
                 reading.form = FormParser(headers)
             form = reading.form
@@ -461,12 +461,12 @@ class Uploads:
                 form.finish()
                 await asyncio.to_thread(reading.target.flush)
         except (OSError, GenaiServerError) as error:
-            held.release()
+            held_body.release()
             await reading.refuse(error if isinstance(error, GenaiServerError) else _unwritable(error))
 
-    def _too_large(self, given: str) -> BodyTooLarge:
+    def _too_large(self, size: str) -> BodyTooLarge:
         limits = self._limits
-        return BodyTooLarge(f"the body may have at most {limits.size} bytes ({limits.setting}), given {given}")
+        return BodyTooLarge(f"the body may have at most {limits.size} bytes ({limits.setting}), given {size}")
 
     def _too_slow(self, reading: _UploadReading, *, is_whole: bool) -> BodyTooSlow:
         limit = f"each MiB of the body must come within {self._limits.seconds} seconds (GENAI_BODY_TIMEOUT)"

@@ -21,9 +21,9 @@ from genai_server.errors import (
     TooManyConnections,
     quoted,
 )
-from genai_server.http.error_responses import FOR_BROWSERS, error_response, internal_error
+from genai_server.http.error_responses import BROWSER_HEADERS, error_response, internal_error
 from genai_server.http.error_wording import Dialect
-from genai_server.http.request_state import HttpRequestState, begin_request, request_id_headers, request_state
+from genai_server.http.request_state import HttpRequestState, request_id_headers, request_state, start_request
 from genai_server.http.telemetry.request_record import Observer, RequestRecord
 from genai_server.timing import Clock, Timings, request_clock
 
@@ -34,7 +34,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 # Content types of streams.
 _STREAMS = ("text/event-stream", "application/x-ndjson")
 # Seconds in which requests that are cut off send their last event or response, also to slow clients.
-LAST_WORDS = 5.0
+CANCELLED_SEND_TIMEOUT = 5.0
 # Characters of a malformed head that its error shows.
 _MAX_SHOWN = 100
 
@@ -51,7 +51,7 @@ class Drain:
         self.is_draining = False
         # Requests that could not continue to their ends; known after `run`.
         self.num_cut_off = 0
-        self._hurries = False
+        self._cancels_now = False
         self._running: set[asyncio.Task[object]] = set()
         self._cut_off: set[asyncio.Task[object]] = set()
         self._changed = asyncio.Event()
@@ -71,12 +71,12 @@ class Drain:
         self.num_cut_off = len(self._cut_off)
         for task in self._cut_off:
             task.cancel()
-        self._hurries = False
-        await self._wait(LAST_WORDS)
+        self._cancels_now = False
+        await self._wait(CANCELLED_SEND_TIMEOUT)
 
     def hurry(self) -> None:
         """Cancel the running requests now instead of after the timeout."""
-        self._hurries = True
+        self._cancels_now = True
         self._changed.set()
 
     @contextlib.contextmanager
@@ -99,12 +99,12 @@ class Drain:
     async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._running and not self._hurries:
+                while self._running and not self._cancels_now:
                     self._changed.clear()
                     await self._changed.wait()
 
 
-class Drained:
+class DrainMiddleware:
     """A pure ASGI middleware that counts running requests for the drain, and answers those that the drain cancels with
     an error.
 
@@ -170,7 +170,7 @@ class RequestLifetime:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        state = begin_request(scope, self._model, self._clock, self._dialects)
+        state = start_request(scope, self._model, self._clock, self._dialects)
         record = state.record
         record.end = partial(self._end, record)
         is_head = scope["method"] == "HEAD"
@@ -212,7 +212,7 @@ class RequestLifetime:
         record.is_streamed = headers.get("content-type", "").startswith(_STREAMS)
         if record.answers and not record.is_streamed:
             headers["server-timing"] = server_timing(record.answers[0].timings(), record.arrival.elapsed)
-        for name, value in FOR_BROWSERS.items():
+        for name, value in BROWSER_HEADERS.items():
             headers.setdefault(name, value)
         headers.update(request_id_headers(record.scope))
         if state.receipt.max_files is not None or (self._drain is not None and self._drain.is_draining):
@@ -242,8 +242,8 @@ def _surplus(state: HttpRequestState) -> GenaiServerError | None:
 def _malformed(scope: Scope) -> GenaiServerError | None:
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     if len(hosts) > 1:
-        given = ", ".join(repr(host[:_MAX_SHOWN]) for host in hosts[:3])
-        return MalformedHead(f"a request has one Host header, given {len(hosts)}: {given}", param="Host")
+        listed = ", ".join(repr(host[:_MAX_SHOWN]) for host in hosts[:3])
+        return MalformedHead(f"a request has one Host header, given {len(hosts)}: {listed}", param="Host")
     for name, value in (("path", scope.get("raw_path") or b""), ("query", scope.get("query_string", b""))):
         try:
             unquote_to_bytes(value).decode()

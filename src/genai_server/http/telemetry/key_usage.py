@@ -150,9 +150,9 @@ def _add_all(file: sqlite3.Connection, counted: dict[UsageKey, Counts]) -> None:
 
 
 def _rows(file: sqlite3.Connection, first: date, last: date) -> Iterator[tuple[UsageKey, Counts]]:
-    found = file.execute(
+    rows = file.execute(
         "SELECT * FROM usage WHERE day BETWEEN ? AND ? ORDER BY day, key_name, model",
         (first.isoformat(), last.isoformat()),
     )
-    for day, key_name, model, *counts in found:
+    for day, key_name, model, *counts in rows:
         yield UsageKey(day, key_name, model), Counts(*counts)

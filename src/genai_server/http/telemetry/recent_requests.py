@@ -69,12 +69,12 @@ class RecentRequests:
         if self._folder is None:
             return []
         with self._lock:
-            found = list(self._entries)
+            entries = list(self._entries)
         for file in self._folder.glob(_FILES.format("*")):
             if file.name != self._own_file:
-                found += _read(file)
-        found = [entry for entry in found if entry["ended"] > since]
-        return sorted(found, key=lambda entry: float(entry["ended"]))[: -MAX_REQUESTS - 1 : -1]
+                entries += _read(file)
+        entries = [entry for entry in entries if entry["ended"] > since]
+        return sorted(entries, key=lambda entry: float(entry["ended"]))[: -MAX_REQUESTS - 1 : -1]
 
     def close(self) -> None:
         """Let the thread that writes the requests to a file end, without waiting for it."""

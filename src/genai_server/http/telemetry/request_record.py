@@ -164,8 +164,8 @@ class RequestRecord:
     @property
     def path(self) -> str:
         """The path of the route that handled the request, with parameters by name; "" if there was no route."""
-        found: str = getattr(self.scope.get("route"), "path", "")
-        return found
+        route_path: str = getattr(self.scope.get("route"), "path", "")
+        return route_path
 
     @property
     def only_reads(self) -> bool:

@@ -97,18 +97,18 @@ def _attributes(record: RequestRecord) -> Mapping[str, AttributeValue]:
 
     The path of a request without a route is left out.
     """
-    found: dict[str, AttributeValue] = {
+    attributes: dict[str, AttributeValue] = {
         "http.request.method": record.scope["method"],
         "http.response.status_code": record.status,
         "url.scheme": record.scope["scheme"],
         "genai_server.request.id": record.request_id,
     }
     if record.path:
-        found |= {"http.route": record.path, "url.path": record.scope["path"]}
+        attributes |= {"http.route": record.path, "url.path": record.scope["path"]}
     if record.answers:
-        found |= _of_request(record)
+        attributes |= _of_request(record)
         usage = record.usage
-        found |= {
+        attributes |= {
             "gen_ai.operation.name": _operation(record),
             "gen_ai.provider.name": "genai-server",
             "gen_ai.request.model": record.model,
@@ -123,31 +123,31 @@ def _attributes(record: RequestRecord) -> Mapping[str, AttributeValue]:
         }
         ttft = record.answers[0].timings().ttft
         if record.is_streamed and ttft is not None:
-            found["gen_ai.response.time_to_first_chunk"] = ttft
-    return found
+            attributes["gen_ai.response.time_to_first_chunk"] = ttft
+    return attributes
 
 
 def _of_request(record: RequestRecord) -> Mapping[str, AttributeValue]:
     """Span attributes with the sampling parameters of a request, without those that had no effect."""
-    found: dict[str, AttributeValue] = {"gen_ai.request.stream": record.is_streamed}
+    attributes: dict[str, AttributeValue] = {"gen_ai.request.stream": record.is_streamed}
     if record.num_per_prompt > 1:
-        found["gen_ai.request.choice.count"] = record.num_per_prompt
+        attributes["gen_ai.request.choice.count"] = record.num_per_prompt
     if record.max_tokens is not None:
-        found["gen_ai.request.max_tokens"] = record.max_tokens
-    asked = record.asked
-    if asked is None:
-        return found
-    found["gen_ai.request.temperature"] = asked.temperature
-    if asked.temperature > 0:
-        found["gen_ai.request.top_p"] = asked.top_p
-        if asked.top_k:
-            found["gen_ai.request.top_k"] = asked.top_k
-        if asked.seed is not None:
-            found["gen_ai.request.seed"] = asked.seed
+        attributes["gen_ai.request.max_tokens"] = record.max_tokens
+    sampling = record.asked
+    if sampling is None:
+        return attributes
+    attributes["gen_ai.request.temperature"] = sampling.temperature
+    if sampling.temperature > 0:
+        attributes["gen_ai.request.top_p"] = sampling.top_p
+        if sampling.top_k:
+            attributes["gen_ai.request.top_k"] = sampling.top_k
+        if sampling.seed is not None:
+            attributes["gen_ai.request.seed"] = sampling.seed
     for name in ("frequency_penalty", "presence_penalty"):
-        if value := getattr(asked, name):
-            found[f"gen_ai.request.{name}"] = value
-    return found
+        if value := getattr(sampling, name):
+            attributes[f"gen_ai.request.{name}"] = value
+    return attributes
 
 
 def _nanoseconds(record: RequestRecord, seconds: float) -> int:

@@ -222,8 +222,8 @@ class WindowReader:
                 raise AudioReaderUnavailable(f"a recording cannot be read: {reason}")
             if "silent_until" in result:
                 return int(result["silent_until"])
-            begin, end = (result[name] / SAMPLE_RATE for name in ("begin", "end"))
-            window = Window(begin, end, target, result["digest"], result["is_cut"])
+            start, end = (result[name] / SAMPLE_RATE for name in ("begin", "end"))
+            window = Window(start, end, target, result["digest"], result["is_cut"])
             return window
         except ProcessTimeout:
             reason = f"takes longer than {timeout} s to read (GENAI_AUDIO_TIMEOUT)"

@@ -18,7 +18,7 @@ _STATE = (1, 1, 128)
 # Frames in one run of the model.
 _BLOCK = 512
 # The detector gets this much before the place from which on it is asked, in frames.
-_WARM_UP = 32
+_WARM_UP_FRAMES = 32
 # Above this probability, one frame is speech; else it takes some in a row.
 _SURE = 0.5
 _FRAMES_OF_SPEECH = 3
@@ -104,13 +104,13 @@ class DetectorState:
         The last frame is padded with silence.
         """
         frames = np.zeros((-(-len(samples) // _FRAME), _CONTEXT + _FRAME), np.float32)
-        own = np.zeros((len(frames), _FRAME), np.float32)
-        own.reshape(-1)[: len(samples)] = samples
-        own *= self._scale
-        frames[:, _CONTEXT:] = own
+        new_samples = np.zeros((len(frames), _FRAME), np.float32)
+        new_samples.reshape(-1)[: len(samples)] = samples
+        new_samples *= self._scale
+        frames[:, _CONTEXT:] = new_samples
         frames[0, :_CONTEXT] = self._before
-        frames[1:, :_CONTEXT] = own[:-1, -_CONTEXT:]
-        self._before = own[-1, -_CONTEXT:]
+        frames[1:, :_CONTEXT] = new_samples[:-1, -_CONTEXT:]
+        self._before = new_samples[-1, -_CONTEXT:]
         inputs = {"input": frames, "h": self._hidden, "c": self._cell}
         scores, self._hidden, self._cell = self._run(["speech_probs", "hn", "cn"], inputs)
         return scores.reshape(-1)
@@ -129,28 +129,28 @@ def find_speech(
     The part is at most `limit` samples long, begins shortly before the first speech, and ends in a pause if there is
     one near the limit. Silence is returned after about `max_silence` samples without speech, or at the recording's end.
     """
-    origin = max(0, start - _WARM_UP * _FRAME)
+    origin = max(0, start - _WARM_UP_FRAMES * _FRAME)
     first_frame = (start - origin) // _FRAME
     scores = np.zeros(0, np.float32)
     first: int | None = None
     # Number of frames to look at.
-    wanted = first_frame + -(-max_silence // _FRAME)
-    while len(scores) < wanted and (at := origin + len(scores) * _FRAME) < len(samples):
+    num_frames = first_frame + -(-max_silence // _FRAME)
+    while len(scores) < num_frames and (at := origin + len(scores) * _FRAME) < len(samples):
         scored = scorer.probabilities(samples[at : at + _BLOCK * _FRAME])
         if not len(scores):
             scored[:first_frame] = 0
         scores = np.append(scores, scored)
         if first is None and (first := _first_speech(scores, detection.threshold)) is not None:
-            wanted = first + -(-(limit + 2 * _PAD) // _FRAME)
+            num_frames = first + -(-(limit + 2 * _PAD) // _FRAME)
     if first is None:
         end = origin + len(scores) * _FRAME
         # Speech may begin in the last frames, or just after them.
         return Silence(len(samples) if end >= len(samples) else end - _FRAMES_OF_SPEECH * _FRAME - detection.padding)
-    begin = max(start, origin + first * _FRAME - detection.padding)
-    end = min(len(samples), begin + limit)
+    part_start = max(start, origin + first * _FRAME - detection.padding)
+    end = min(len(samples), part_start + limit)
     pauses = [(origin + a * _FRAME, origin + b * _FRAME) for a, b in _runs(scores < detection.threshold)]
-    pauses = [pause for pause in pauses if begin < pause[1] and pause[0] < end]
-    return Speech(begin, *_end(pauses, begin, end, len(samples), detection.pause))
+    pauses = [pause for pause in pauses if part_start < pause[1] and pause[0] < end]
+    return Speech(part_start, *_end(pauses, part_start, end, len(samples), detection.pause))
 
 
 def _first_speech(scores: Probabilities, threshold: float) -> int | None:
@@ -163,11 +163,11 @@ def _first_speech(scores: Probabilities, threshold: float) -> int | None:
     return None
 
 
-def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int, min_pause: int) -> tuple[int, bool]:
+def _end(pauses: list[tuple[int, int]], start: int, end: int, num_samples: int, min_pause: int) -> tuple[int, bool]:
     """Return the index of the sample at which to end a part of a recording, and whether the part then ends within
     speech.
 
-    The part may extend from sample `begin` to `end` of `num_samples`, and contains `pauses` (pairs of first and last
+    The part may extend from sample `start` to `end` of `num_samples`, and contains `pauses` (pairs of first and last
     sample). A pause of at least `min_pause` samples can end the part; if `min_pause` is 0, longer pauses are preferred
     to shorter ones.
     """
@@ -177,7 +177,7 @@ def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int, 
     if end == num_samples:
         return end, False
     near = [
-        (a, b) for a, b in pauses if a >= end - _LAST_PART * (end - begin) and b - a >= (min_pause or _PAUSE * _FRAME)
+        (a, b) for a, b in pauses if a >= end - _LAST_PART * (end - start) and b - a >= (min_pause or _PAUSE * _FRAME)
     ]
     if not near:
         return end, True

@@ -74,12 +74,12 @@ class WindowReader:
         )
         if isinstance(result, Silence):
             return {"silent_until": result.end}
-        begin, end, is_cut = result
-        window = samples[begin:end]
+        start, end, is_cut = result
+        window = samples[start:end]
         digest = hashlib.sha256(json.dumps([self._model_dir, self._window_samples]).encode() + b"\n")
         digest.update(window.tobytes())
         np.savez(question["target"], **{FEATURES: self._features.compute(window)})  # type: ignore[arg-type]
-        return {"begin": begin, "end": end, "is_cut": is_cut, "digest": digest.hexdigest()}
+        return {"begin": start, "end": end, "is_cut": is_cut, "digest": digest.hexdigest()}
 
 
 if __name__ == "__main__":

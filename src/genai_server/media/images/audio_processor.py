@@ -6,7 +6,7 @@ from typing import Any
 
 from genai_server.media.audio.decoding import UnusableRecording, decode
 from genai_server.media.audio.features import wav_file
-from genai_server.media.images.processor import OF_PROMPT, ProcessedImage, UnusableImage
+from genai_server.media.images.processor import PROMPT_TENSORS, ProcessedImage, UnusableImage
 from genai_server.model_files.speech_and_vision import SAMPLE_RATE, VisionModel
 from genai_server.model_files.stub_directory import write_stub
 
@@ -52,5 +52,5 @@ class AudioProcessor:
         expansion = [token for token in tensors["input_ids"].reshape(-1).tolist() if token == self._token]
         if not expansion:
             raise UnusableImage("is too short for the model")
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in OF_PROMPT}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in PROMPT_TENSORS}
         return ProcessedImage(expansion, None, tensors)

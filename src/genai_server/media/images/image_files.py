@@ -12,7 +12,7 @@ from genai_server.workers.tasks import Space
 
 
 @dataclass(frozen=True, eq=False)
-class ReadImage:
+class PreparedImage:
     """An image prepared for a vision model. Its file exists at least as long as this object."""
 
     # SHA-256 in hex of what the image was made from: the bytes, the detail and the model.
@@ -50,7 +50,7 @@ class RequestSpace:
         request has closed it.
         """
         self._num_preparing -= 1
-        self._return_rest()
+        self._release_unused()
 
     def add(self, num_bytes: int) -> None:
         """Record that a file of `num_bytes` bytes occupies a part of the space."""
@@ -59,14 +59,14 @@ class RequestSpace:
     def remove(self, num_bytes: int) -> None:
         """Record that a file of `num_bytes` bytes no longer occupies a part of the space."""
         self._num_bytes -= num_bytes
-        self._return_rest()
+        self._release_unused()
 
     def close(self) -> None:
         """Record that the request will prepare no more images, so that the unused space can be given back."""
         self._is_closed = True
-        self._return_rest()
+        self._release_unused()
 
-    def _return_rest(self) -> None:
+    def _release_unused(self) -> None:
         if self._is_closed and not self._num_preparing:
             self.space.shrink(self._num_bytes)
 
@@ -76,9 +76,9 @@ class _CachedFile:
     """A cached file of a prepared image."""
 
     # Describes the file; this object is never handed out.
-    image: ReadImage
+    image: PreparedImage
     # The copy that was handed out to requests, if it is still in use.
-    reference: "weakref.ref[ReadImage]"
+    reference: "weakref.ref[PreparedImage]"
     # The space of the request that has prepared it; None once it has been used by no request.
     space: RequestSpace | None
 
@@ -120,7 +120,7 @@ class ImageFiles:
         """Return the path of the file for a prepared image."""
         return self.folder / f"{digest}.npz"
 
-    def get(self, digest: str) -> ReadImage | None:
+    def get(self, digest: str) -> PreparedImage | None:
         """Return the prepared image with this digest; None if it is not cached."""
         file = self._files.get(digest)
         if file is None:
@@ -128,7 +128,7 @@ class ImageFiles:
         self._files.move_to_end(digest)
         return self._handle(file)
 
-    def add(self, image: ReadImage, space: RequestSpace) -> ReadImage:
+    def add(self, image: PreparedImage, space: RequestSpace) -> PreparedImage:
         """Cache an image whose file was written into the space of a request.
 
         Returns the object that requests must keep as long as they use the file.
@@ -151,14 +151,14 @@ class ImageFiles:
             self._leave_space(file)
         self._files.clear()
 
-    def _handle(self, file: _CachedFile) -> ReadImage:
+    def _handle(self, file: _CachedFile) -> PreparedImage:
         image = file.reference()
         if image is None:
             image = self._new_handle(file.image)
             file.reference = weakref.ref(image)
         return image
 
-    def _new_handle(self, image: ReadImage) -> ReadImage:
+    def _new_handle(self, image: PreparedImage) -> PreparedImage:
         """Return a copy of an image object for requests. The file counts as unused when this copy is freed."""
         handle = replace(image)
         weakref.finalize(handle, self._image_ended, image.digest).atexit = False
@@ -167,9 +167,9 @@ class ImageFiles:
     def _image_ended(self, digest: str) -> None:
         self._ended.append(digest)
         with contextlib.suppress(RuntimeError):  # the event loop has ended, and the folder was removed
-            self._run_soon(self._tidy)
+            self._run_soon(self._evict_unused)
 
-    def _tidy(self) -> None:
+    def _evict_unused(self) -> None:
         """Count files that no request uses any more as cached files, and remove cached files beyond the limit of the
         cache.
         """

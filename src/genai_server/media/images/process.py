@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from genai_server.media.images.processor import CostsMore, ImageProcessor, ProcessedImage, UnusableImage, decode, png
+from genai_server.media.images.processor import (
+    ImageProcessor,
+    MorePixelsThanDeclared,
+    ProcessedImage,
+    UnusableImage,
+    decode,
+    png,
+)
 from genai_server.model_files.speech_and_vision import Medium, read_vision_model
 from genai_server.workers.worker_loop import Answer, answer_questions
 
@@ -76,7 +83,7 @@ def _answer(process: _Process, spec: dict[str, Any], question: dict[str, Any], d
             raise UnusableImage(
                 f"may have at most {spec['max_tokens']} tokens (GENAI_MAX_MEDIA_TOKENS), given {num_tokens}"
             )
-    except CostsMore as error:
+    except MorePixelsThanDeclared as error:
         return {"cost": error.pixels}
     except UnusableImage as error:
         return {"refused": str(error)}

@@ -41,7 +41,7 @@ class UnusableImage(Exception):
     """The image cannot be used. The message says why, as the rest of a sentence that begins with "the image"."""
 
 
-class CostsMore(Exception):
+class MorePixelsThanDeclared(Exception):
     """The image has more pixels than the request was charged for, because the header of the file declares fewer."""
 
     def __init__(self, pixels: int) -> None:
@@ -53,7 +53,8 @@ def decode(data: bytes, max_pixels: int, *, low_detail: bool = False, paid_pixel
     """Return an image as RGB without an alpha channel, turned upright; of an animation, the first frame.
 
     `low_detail` reduces the image. The size is checked before the pixels are decoded. Raises UnusableImage, also for
-    more than `max_pixels`, and CostsMore for more than `paid_pixels`, the number that the request was charged for.
+    more than `max_pixels`, and MorePixelsThanDeclared for more than `paid_pixels`, the number that the request was
+    charged for.
     """
     with warnings.catch_warnings(action="ignore"):  # of odd metadata
         return _decode(data, max_pixels, max_pixels if paid_pixels is None else paid_pixels, low_detail=low_detail)
@@ -93,7 +94,7 @@ def _decode(data: bytes, max_pixels: int, paid_pixels: int, *, low_detail: bool)
         raise UnusableImage(f"is not a {IMAGE_FORMATS} file") from None
     _check_size(image.size, max_pixels)
     if (pixels := image.width * image.height) > paid_pixels:
-        raise CostsMore(pixels)
+        raise MorePixelsThanDeclared(pixels)
     Image.MAX_IMAGE_PIXELS = max_pixels
     try:
         largest = _largest_size(image, low_detail=low_detail)
@@ -151,8 +152,8 @@ def _rgb(image: Image.Image, largest: tuple[int, int] | None) -> Image.Image:
         wide = np.asarray(image)
         image = Image.fromarray(((wide - (wide >> 8) + 128) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        numbers = np.asarray(image).astype(np.float32)
-        image = Image.fromarray((numbers.clip(0, 65535) / 257).round().astype(np.uint8))
+        values = np.asarray(image).astype(np.float32)
+        image = Image.fromarray((values.clip(0, 65535) / 257).round().astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = image.convert("RGBA")
         _reduce(image, largest)
@@ -167,7 +168,7 @@ def _rgb(image: Image.Image, largest: tuple[int, int] | None) -> Image.Image:
 
 _GRAPHS = ("vision", "embedding", "decoder")
 # Names of tensors for the complete prompt, which is not the request's.
-OF_PROMPT = ("input_ids", "token_type_ids")
+PROMPT_TENSORS = ("input_ids", "token_type_ids")
 _GRID = "image_grid_thw"
 _PIXELS = "pixel_values"
 _MERGE_SIZE = 2
@@ -221,7 +222,7 @@ class ImageProcessor:
         expansion = ids[self._before : len(ids) - self._after]
         if self._model.image_token_id not in expansion:
             raise UnusableImage("is too small for the model")
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in OF_PROMPT}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in PROMPT_TENSORS}
         return ProcessedImage(expansion, self._flatten(tensors), tensors)
 
     def _flatten(self, tensors: dict[str, npt.NDArray[Any]]) -> tuple[int, int, int] | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from genai_server.config.settings import Settings
 from genai_server.errors import AsIs, ImageReaderUnavailable, InvalidField
-from genai_server.media.images.image_files import ImageFiles, ReadImage, RequestSpace
+from genai_server.media.images.image_files import ImageFiles, PreparedImage, RequestSpace
 from genai_server.media.images.image_header import MAX_KEPT_PIXELS, declared_size
 from genai_server.media.images.sources import MAX_PARALLEL_FETCHES, SourceLimits, is_data_url, load_image
 from genai_server.messages.supervisor_protocol import Task
@@ -83,7 +83,7 @@ class _Outcome:
     # Why it cannot be used.
     reason: str = ""
     # None if it cannot be used.
-    image: ReadImage | None = None
+    image: PreparedImage | None = None
     # How many bytes it takes, if these are more than it was given.
     num_bytes: int = 0
 
@@ -128,7 +128,9 @@ class Images:
         self._calls: SharedCalls[_Outcome] = SharedCalls()
         self._serials = itertools.count()
 
-    async def read(self, model: VisionModel, sources: Sequence[ImageSource], requester: Requester) -> list[ReadImage]:
+    async def read(
+        self, model: VisionModel, sources: Sequence[ImageSource], requester: Requester
+    ) -> list[PreparedImage]:
         """Prepare the images of a request and return them in order. Equal sources are prepared once.
 
         Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded or exceeds a
@@ -156,24 +158,24 @@ class Images:
             del prepared  # what has been prepared may be removed for others, and is prepared again then
             self._check_bytes(model.medium, sizes, sources)
             prepared = await self._read(model, distinct, sizes, requester)
-        images = [image for source in sources if isinstance(image := prepared[source.key], ReadImage)]
+        images = [image for source in sources if isinstance(image := prepared[source.key], PreparedImage)]
         self._check_tokens(model.medium, images, sources)
         return images
 
     async def _read(
         self, model: VisionModel, sources: Sequence[ImageSource], sizes: Mapping[_Key, int], requester: Requester
-    ) -> dict[_Key, ReadImage | int]:
+    ) -> dict[_Key, PreparedImage | int]:
         """Prepare images with different keys. Returns for each key the image, or the bytes that the image needs if the
         space reserved for it did not suffice.
 
         `sizes` holds the bytes of images that are known from an earlier attempt.
         """
-        own = [source for source in sources if is_data_url(source.url)]
+        inline_sources = [source for source in sources if is_data_url(source.url)]
         pixels = _PixelBudget(self._settings.max_request_pixels, model.medium)
-        loaded = await asyncio.gather(*(self._load(model, source, pixels, requester) for source in own))
+        loaded = await asyncio.gather(*(self._load(model, source, pixels, requester) for source in inline_sources))
         parts = self._parts(model.medium, sources, loaded, sizes)
         calls: list[_Call] = []
-        fetching: dict[_Key, asyncio.Task[ReadImage | int]] = {}
+        fetching: dict[_Key, asyncio.Task[PreparedImage | int]] = {}
         space = await self._take(sum(parts.values()), requester)
         try:
             fetching |= {
@@ -182,7 +184,7 @@ class Images:
                 if not is_data_url(source.url)
             }
             calls = self._begin(model, loaded, pixels, requester, parts, space)
-            read = await asyncio.gather(*(self._image(call, model.medium) for call in calls))
+            read_images = await asyncio.gather(*(self._image(call, model.medium) for call in calls))
             await asyncio.gather(*fetching.values())
         finally:
             for call in calls:
@@ -191,7 +193,7 @@ class Images:
                 task.cancel()
             if space is not None:
                 space.close()
-        prepared = {source.key: image for source, image in zip(own, read, strict=True)}
+        prepared = {source.key: image for source, image in zip(inline_sources, read_images, strict=True)}
         return prepared | {key: task.result() for key, task in fetching.items()}
 
     def _parts(
@@ -208,12 +210,12 @@ class Images:
             for image in loaded:
                 if image.digest in self._files or image.digest in self._calls:
                     expected[image.source.key] = 0
-        known = {key: num_bytes for key, num_bytes in sizes.items() if key in expected}
-        unknown = {key: num_bytes for key, num_bytes in expected.items() if key not in known}
-        left = max(0, self._settings.prepared_bytes_per_request - sum(known.values()))
-        if (total := sum(unknown.values())) > left:
-            unknown = {key: num_bytes * left // total for key, num_bytes in unknown.items()}
-        return known | unknown
+        known_sizes = {key: num_bytes for key, num_bytes in sizes.items() if key in expected}
+        unknown = {key: num_bytes for key, num_bytes in expected.items() if key not in known_sizes}
+        available = max(0, self._settings.prepared_bytes_per_request - sum(known_sizes.values()))
+        if (total := sum(unknown.values())) > available:
+            unknown = {key: num_bytes * available // total for key, num_bytes in unknown.items()}
+        return known_sizes | unknown
 
     async def _take(self, num_bytes: int, requester: Requester) -> RequestSpace | None:
         """Wait for disk space and return it; None if `num_bytes` is 0."""
@@ -244,8 +246,8 @@ class Images:
         Raises InvalidField if it exceeds a limit.
         """
         data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
-        settings, about = self._settings, [str(model.directory), model.kind, source.low_detail, requester.cache_salt]
-        digest = await asyncio.to_thread(_digest, data, about)
+        settings, identity = self._settings, [str(model.directory), model.kind, source.low_detail, requester.cache_salt]
+        digest = await asyncio.to_thread(_digest, data, identity)
         if model.medium is Medium.AUDIO:
             cost = longest_audio(len(data), settings.max_audio_seconds)
         else:
@@ -271,7 +273,7 @@ class Images:
         requester: Requester,
         parts: Mapping[_Key, int],
         space: RequestSpace | None,
-    ) -> ReadImage | int:
+    ) -> PreparedImage | int:
         """Fetch an image from a URL and prepare it.
 
         Returns the image, or the bytes that the image needs if its part of the reserved space, given in `parts`, did
@@ -386,10 +388,10 @@ class Images:
         path = self._files.path(image.digest)
         written.replace(path)  # at once: an engine may be reading it
         grid = None if answer["grid"] is None else tuple(answer["grid"])
-        read = ReadImage(image.digest, answer["expansion"], grid, path, path.stat().st_size)
-        return _Outcome("read", image=self._files.add(read, space))
+        read_image = PreparedImage(image.digest, answer["expansion"], grid, path, path.stat().st_size)
+        return _Outcome("read", image=self._files.add(read_image, space))
 
-    async def _image(self, call: _Call, medium: Medium) -> ReadImage | int:
+    async def _image(self, call: _Call, medium: Medium) -> PreparedImage | int:
         """Wait for a prepared image and return it, or the bytes that it needs if its space did not suffice.
 
         Raises InvalidField, which names the image's field, if the image cannot be used.
@@ -428,7 +430,7 @@ class Images:
                 given=num_bytes,
             )
 
-    def _check_tokens(self, medium: Medium, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
+    def _check_tokens(self, medium: Medium, images: Sequence[PreparedImage], sources: Sequence[ImageSource]) -> None:
         limit, num_tokens = self._settings.max_media_tokens, sum(len(image.expansion) for image in images)
         if num_tokens > limit:
             raise InvalidField(
@@ -468,7 +470,7 @@ def _expected_bytes(medium: Medium, cost: int) -> int:
     return _IMAGE_BYTES + _PIXEL_BYTES * min(cost, MAX_KEPT_PIXELS)
 
 
-def _num_bytes(image: ReadImage | int) -> int:
+def _num_bytes(image: PreparedImage | int) -> int:
     """Return the bytes of a prepared image. For an image whose space did not suffice, the argument already is the
     number of bytes that it needs.
     """
@@ -484,7 +486,7 @@ def _drop(task: Task, answer: "asyncio.Future[Answer]", space: RequestSpace, _: 
     space.end()
 
 
-def _digest(data: bytes, about: Sequence[Any]) -> str:
-    digest = hashlib.sha256(json.dumps(about).encode() + b"\n")
+def _digest(data: bytes, identity: Sequence[Any]) -> str:
+    digest = hashlib.sha256(json.dumps(identity).encode() + b"\n")
     digest.update(data)
     return digest.hexdigest()

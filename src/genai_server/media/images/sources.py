@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_PARALLEL_FETCHES = 8
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _BLANKS = str.maketrans("", "", " \t\r\n")
-_AS_DATA = "send the image as data:image/png;base64,…"
+_DATA_URL_HINT = "send the image as data:image/png;base64,…"
 _MAX_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
 # Larger data URLs are decoded in a thread: a megabyte takes a millisecond.
@@ -67,32 +67,32 @@ async def load_image(
         decode = partial(_decode, url, limits.max_bytes, param)
         return decode() if len(url) < _LONG else await asyncio.to_thread(decode)
     if scheme not in DEFAULT_PORTS:
-        raise InvalidField(param, f"must be a data URL; {_AS_DATA}", given=url)
+        raise InvalidField(param, f"must be a data URL; {_DATA_URL_HINT}", given=url)
     if not limits.hosts:
         raise InvalidField(
-            param, f"cannot be used: this server fetches no images (GENAI_IMAGE_HOSTS); {_AS_DATA}", given=url
+            param, f"cannot be used: this server fetches no images (GENAI_IMAGE_HOSTS); {_DATA_URL_HINT}", given=url
         )
     try:
         async with asyncio.timeout(limits.timeout):
             return await _fetch(url, limits, param, may_connect)
     except TimeoutError:
         raise InvalidField(
-            param, f"takes longer than {limits.timeout:g} s to fetch (GENAI_MEDIA_TIMEOUT); {_AS_DATA}", given=url
+            param, f"takes longer than {limits.timeout:g} s to fetch (GENAI_MEDIA_TIMEOUT); {_DATA_URL_HINT}", given=url
         ) from None
 
 
 def _decode(url: str, max_bytes: int, param: str) -> bytes:
-    begin = _DATA_URL.match(url)
-    if begin is None:
-        raise InvalidField(param, f"must be a data URL in base64; {_AS_DATA}", given=url)
-    if (size := (len(url) - begin.end()) * 3 // 4 - 2) > max_bytes:
+    head = _DATA_URL.match(url)
+    if head is None:
+        raise InvalidField(param, f"must be a data URL in base64; {_DATA_URL_HINT}", given=url)
+    if (size := (len(url) - head.end()) * 3 // 4 - 2) > max_bytes:
         raise _too_large(f"about {size}", max_bytes, param)
     try:
-        data = binascii.a2b_base64(url[begin.end() :].translate(_BLANKS), strict_mode=True)
+        data = binascii.a2b_base64(url[head.end() :].translate(_BLANKS), strict_mode=True)
     except ValueError as error:  # also of characters that are not ASCII
         raise InvalidField(param, f"is not valid base64: {error}") from None
     if not data:
-        raise InvalidField(param, f"has no bytes after {begin[0]}")
+        raise InvalidField(param, f"has no bytes after {head[0]}")
     return data
 
 
@@ -135,7 +135,7 @@ def _target(url: str, hosts: Collection[str], param: str) -> _Target:
         raise InvalidField(
             param,
             f"cannot be used: this server fetches images from the hosts {', '.join(sorted(hosts))} only "
-            f"(GENAI_IMAGE_HOSTS); {_AS_DATA}",
+            f"(GENAI_IMAGE_HOSTS); {_DATA_URL_HINT}",
             given=shown,
         )
     return _Target(parts.scheme, host, port, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
@@ -150,14 +150,14 @@ async def _fetch(url: str, limits: SourceLimits, param: str, may_connect: Callab
             continue
         if response.status != 200:
             raise InvalidField(
-                param, f"cannot be used: {target.host} answers with status {response.status}; {_AS_DATA}"
+                param, f"cannot be used: {target.host} answers with status {response.status}; {_DATA_URL_HINT}"
             )
         if response.too_large:
             raise _too_large(response.too_large, limits.max_bytes, param)
         if image_type(response.body) is None:
-            raise InvalidField(param, f"cannot be used: {target.host} sends no {IMAGE_FORMATS} file; {_AS_DATA}")
+            raise InvalidField(param, f"cannot be used: {target.host} sends no {IMAGE_FORMATS} file; {_DATA_URL_HINT}")
         return response.body
-    raise InvalidField(param, f"is redirected more than {_MAX_REDIRECTS} times; {_AS_DATA}")
+    raise InvalidField(param, f"is redirected more than {_MAX_REDIRECTS} times; {_DATA_URL_HINT}")
 
 
 def _redirected(url: str, location: str, host: str, param: str) -> str:
@@ -168,7 +168,8 @@ def _redirected(url: str, location: str, host: str, param: str) -> str:
         return urljoin(url, location)
     except ValueError as error:
         raise InvalidField(
-            param, f"cannot be used: {host} redirects to {quoted(location)}, which is not a URL: {error}; {_AS_DATA}"
+            param,
+            f"cannot be used: {host} redirects to {quoted(location)}, which is not a URL: {error}; {_DATA_URL_HINT}",
         ) from None
 
 
@@ -197,7 +198,9 @@ async def _get(target: _Target, max_bytes: int, param: str, may_connect: Callabl
     except (OSError, UnicodeError, httpx.HTTPError, httpx.InvalidURL) as error:
         # A name that no host can have, such as one with a part of more than 63 characters, is a UnicodeError.
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        raise InvalidField(param, f"cannot be fetched from {target.host}: {reason.rstrip('.')}; {_AS_DATA}") from None
+        raise InvalidField(
+            param, f"cannot be fetched from {target.host}: {reason.rstrip('.')}; {_DATA_URL_HINT}"
+        ) from None
 
 
 async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, max_bytes: int) -> _Response:
@@ -205,9 +208,9 @@ async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, 
     are checked against the host's name.
     """
     name = f"[{target.host}]" if ":" in target.host else target.host
-    usual = target.port == DEFAULT_PORTS[target.scheme]
+    is_default_port = target.port == DEFAULT_PORTS[target.scheme]
     headers = {
-        "Host": name if usual else f"{name}:{target.port}",
+        "Host": name if is_default_port else f"{name}:{target.port}",
         "Accept": "image/*",
         "Accept-Encoding": "identity",
         "User-Agent": "genai-server",
@@ -245,6 +248,7 @@ async def _addresses(target: _Target, param: str, may_connect: Callable[[str], b
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in infos))
     if refused := next((address for address in addresses if not may_connect(address)), None):
         raise InvalidField(
-            param, f"cannot be used: {target.host} resolves to {refused}, which is not a public address; {_AS_DATA}"
+            param,
+            f"cannot be used: {target.host} resolves to {refused}, which is not a public address; {_DATA_URL_HINT}",
         )
     return addresses

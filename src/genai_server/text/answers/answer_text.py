@@ -68,8 +68,8 @@ class StopStrings:
 
     def finish(self) -> str:
         """Return the text that was held back as the possible beginning of a stop string, when no more text follows."""
-        rest, self._held = self._held, ""
-        return rest
+        held_back, self._held = self._held, ""
+        return held_back
 
     def _advance(self, character: str) -> list[str]:
         """Process one character and return the stop strings that are complete with this character."""
@@ -186,9 +186,9 @@ class AnswerText:
 
     def finish(self) -> tuple[list[Part], list[ScoredToken]]:
         """Return the remaining parts and scored tokens when the answer has ended."""
-        rest = "" if self.is_stopped or self._stop is None else self._stop.finish()
-        self._shown += len(rest)
-        parts = self._within_calls((self._parser.feed(rest) if rest else []) + self._parser.finish())
+        held_back = "" if self.is_stopped or self._stop is None else self._stop.finish()
+        self._shown += len(held_back)
+        parts = self._within_calls((self._parser.feed(held_back) if held_back else []) + self._parser.finish())
         tokens = self._released() if self.is_stopped else self._held
         self._held = []
         return parts, tokens
@@ -310,7 +310,7 @@ class AnswerParser(PlainParser):
                 self._parts[-1] = Content(before + text)
             case (Reasoning(before), Reasoning(text)):
                 self._parts[-1] = Reasoning(before + text)
-            case (ToolCallArguments(index, before), ToolCallArguments(same, text)) if index == same:
+            case (ToolCallArguments(index, before), ToolCallArguments(next_index, text)) if index == next_index:
                 self._parts[-1] = ToolCallArguments(index, before + text)
             case _:
                 self._parts.append(part)

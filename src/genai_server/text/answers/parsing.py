@@ -23,7 +23,7 @@ _SPACE = re.compile(f"[{SPACE}]*")
 _SLACK = 4096
 
 
-def read_now(reader: Reader[T]) -> T:
+def read_complete(reader: Reader[T]) -> T:
     """Run a reader on a text that is complete, and return the reader's result."""
     while True:
         try:
@@ -103,11 +103,11 @@ class Lookahead:
         Waits for more text while the received text is only a beginning of the literal.
         """
         while True:
-            rest = self._text[self.at - self._offset : self.at - self._offset + len(literal)]
-            if rest == literal:
+            received = self._text[self.at - self._offset : self.at - self._offset + len(literal)]
+            if received == literal:
                 self.at += len(literal)
                 return True
-            if not literal.startswith(rest):
+            if not literal.startswith(received):
                 return False
             if self.ended:
                 self.met_end = True
@@ -130,9 +130,9 @@ class Lookahead:
         """
         if (yield from self.take(literal)):
             return True
-        rest = self._text[self.at - self._offset :]
-        if self.ended and literal.startswith(rest):
-            self.at += len(rest)
+        received = self._text[self.at - self._offset :]
+        if self.ended and literal.startswith(received):
+            self.at += len(received)
             return True
         return False
 
@@ -142,9 +142,9 @@ class Lookahead:
         Does not wait for more text.
         """
         match = pattern.match(self._text, self.at - self._offset)
-        taken = match[0] if match else ""
-        self.at += len(taken)
-        return taken
+        text = match[0] if match else ""
+        self.at += len(text)
+        return text
 
     def take_until(self, literal: str) -> Reader[str | None]:
         """Consume the text up to a literal, and the literal, and return the text before the literal.
@@ -157,8 +157,8 @@ class Lookahead:
             if index >= 0:
                 self.at = self._offset + index + len(literal)
                 return self.between(start, self._offset + index)
-            held = 0 if self.ended else len(literal) - 1
-            self.at = max(self.at, self._offset + len(self._text) - held)
+            num_held = 0 if self.ended else len(literal) - 1
+            self.at = max(self.at, self._offset + len(self._text) - num_held)
             if self.ended:
                 self.met_end = True
                 return None
@@ -169,10 +169,10 @@ class Lookahead:
 
         Waits until a character that does not match, or the end of the answer, has arrived.
         """
-        taken = ""
+        text = ""
         while (yield from self.peek()) and (more := self.take_here(pattern)):
-            taken += more
-        return taken
+            text += more
+        return text
 
     def peek_all(self, pattern: re.Pattern[str]) -> Reader[str]:
         """Return what `take_all` would return, but without consuming the text."""
@@ -240,7 +240,7 @@ def is_json(value: str) -> bool:
     text = Lookahead()
     text.append(value)
     text.end()
-    return read_now(read_value(text)) and not read_now(text.skip_space())
+    return read_complete(read_value(text)) and not read_complete(text.skip_space())
 
 
 def read_string(text: Lookahead) -> Reader[bool]:

@@ -110,10 +110,10 @@ class ReasoningFormat:
         With `inside`, this rule matches the rest of reasoning that the prompt has opened, otherwise optional reasoning.
         `opaque_tokens` maps markers that are special tokens to token ids.
         """
-        rest = self.lark_rest(opaque_tokens)
+        rules = self.lark_rest(opaque_tokens)
         if inside:
-            return f"reasoning: rest_of_reasoning\n{rest}"
-        return f"reasoning: ({marker(self.opening, opaque_tokens)} rest_of_reasoning)?\n{rest}"
+            return f"reasoning: rest_of_reasoning\n{rules}"
+        return f"reasoning: ({marker(self.opening, opaque_tokens)} rest_of_reasoning)?\n{rules}"
 
     def lark_rest(self, opaque_tokens: Mapping[str, int]) -> str:
         """Return Lark rules that start with the rule `rest_of_reasoning`: everything after the opening marker.
@@ -145,8 +145,10 @@ class HarmonyReasoning(ReasoningFormat):
     @property
     def closing_pattern(self) -> str:
         # The next message may begin without an end of this one, and its header is then still to be read.
-        ends, begins = ("|".join(map(re.escape, some)) for some in (harmony.ENDS, (harmony.START, harmony.CHANNEL)))
-        return f"{ends}|(?={begins})"
+        ends, starts = (
+            "|".join(map(re.escape, markers)) for markers in (harmony.ENDS, (harmony.START, harmony.CHANNEL))
+        )
+        return f"{ends}|(?={starts})"
 
     def end(self, written: str) -> str:
         # The model chooses the channel of the next message, and so whether it calls a tool.
@@ -180,7 +182,7 @@ REASONING_FORMATS = {one.name: one for one in (THINK, MISTRAL_THINK, HARMONY)}
 
 def detect_reasoning(template_source: str) -> ReasoningFormat | None:
     """Return the reasoning format that a chat template uses, or None."""
-    return next((one for one in REASONING_FORMATS.values() if one.sign in template_source), None)
+    return next((form for form in REASONING_FORMATS.values() if form.sign in template_source), None)
 
 
 class ReasoningReader:

@@ -19,15 +19,15 @@ from genai_server.text.grammars.lark import (
     SPACES,
     any_of,
     expression,
+    extract_text_grammars,
     fits,
     lark_of_text,
-    lifted,
     marker,
     one_line,
     quoted,
     spelled,
     to_text,
-    unforced,
+    without_forcing,
 )
 from genai_server.text.tool_formats.harmony import Harmony
 from genai_server.text.tool_formats.tool_format import Tool, ToolFormat
@@ -88,9 +88,9 @@ def lark(source: str) -> str:
 
 def _with_texts(source: str) -> str:
     """Return a grammar for Lark rules written by this server, which may contain nested grammars inserted by `fits`."""
-    whole, nested = lifted(source)
-    inner = [{"name": name, "lark_grammar": unforced(text)} for name, text in nested.items()]
-    return _grammars({"lark_grammar": unforced(whole) if inner else whole}, *inner)
+    rules, nested = extract_text_grammars(source)
+    inner = [{"name": name, "lark_grammar": without_forcing(text)} for name, text in nested.items()]
+    return _grammars({"lark_grammar": without_forcing(rules) if inner else rules}, *inner)
 
 
 def arguments(schema: Mapping[str, Any], *, param: str) -> str:
@@ -104,7 +104,7 @@ def arguments(schema: Mapping[str, Any], *, param: str) -> str:
     return _with_texts(f"start: {fits(schema)}")
 
 
-def given_grammar(source: str, *, param: str) -> str:
+def request_grammar(source: str, *, param: str) -> str:
     """Return a grammar for text that matches the Lark or GBNF grammar of a request.
 
     Raises InvalidField, naming `param`, for invalid GBNF, and for schemas in Lark that are too expensive to compile.
@@ -112,7 +112,7 @@ def given_grammar(source: str, *, param: str) -> str:
     if is_gbnf(source):
         source = lark_of_gbnf(source, param=param)
     check_lark(source, param=param)
-    return lark(unforced(source))
+    return lark(without_forcing(source))
 
 
 def is_gbnf(source: str) -> bool:
@@ -150,13 +150,13 @@ def check_lark(source: str, *, param: str) -> None:
         check_schema(schema, param=param)
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(unique := dict(pairs)) < len(pairs):
         raise ValueError
     return unique
 
 
-_SCHEMAS = json.JSONDecoder(object_pairs_hook=_without_doubles)
+_SCHEMAS = json.JSONDecoder(object_pairs_hook=_object_without_duplicates)
 
 
 def tool_calls(
@@ -194,9 +194,9 @@ def text_and_calls(
     """
     _check_parameters(tools)
     opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
-    begun = [tool_format.lark_beginning([tool.name for tool in tools])]
-    begun += [SPACES + re.escape(one.opening) for one in REASONING_FORMATS.values()]
-    unbegun = f"~/({'|'.join(begun)}){ANYTHING}/"
+    beginnings = [tool_format.lark_beginning([tool.name for tool in tools])]
+    beginnings += [SPACES + re.escape(form.opening) for form in REASONING_FORMATS.values()]
+    unbegun = f"~/({'|'.join(beginnings)}){ANYTHING}/"
     if isinstance(tool_format, Harmony):
         rules = [tool_format.lark_answer(calls, opaque_tokens)]
         if state is ReasoningState.CLOSED:  # the answer continues a message
@@ -247,8 +247,8 @@ def _thinking(
     """
     suffix = "_in_thought"
     calls = tool_format.lark_calls(parallel=parallel, opaque_tokens=opaque_tokens, suffix=suffix)
-    begun = tool_format.lark_beginning([tool.name for tool in tools], before=LINES)
-    unclosed = f"~{expression(f'({ANYTHING}{re.escape(reasoning.closing)}|{begun}){ANYTHING}')}"
+    beginning = tool_format.lark_beginning([tool.name for tool in tools], before=LINES)
+    unclosed = f"~{expression(f'({ANYTHING}{re.escape(reasoning.closing)}|{beginning}){ANYTHING}')}"
     return [
         f"thinking: calls{suffix}{'*' if parallel else '?'} (THOUGHT | rest_of_reasoning answer)",
         f"THOUGHT: /{ANYTHING}/ & {unclosed}",
@@ -293,8 +293,8 @@ def after_reasoning(
     if state is ReasoningState.CLOSED:
         return grammar
     rules = reasoning.lark(inside=state is ReasoningState.INSIDE, opaque_tokens=opaque_tokens)
-    answer, *others = json.loads(grammar)["grammars"]
-    return _grammars({"lark_grammar": f"start: reasoning @answer\n{rules}"}, {**answer, "name": "answer"}, *others)
+    answer, *nested = json.loads(grammar)["grammars"]
+    return _grammars({"lark_grammar": f"start: reasoning @answer\n{rules}"}, {**answer, "name": "answer"}, *nested)
 
 
 def check_size(grammar: str, *, param: str) -> None:

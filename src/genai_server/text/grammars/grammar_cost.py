@@ -101,14 +101,14 @@ class _Joins:
             patterns = frozenset(f"{key}: {value[key]}" for key in _PATTERNS if key in value)
             inner = [item for key, item in value.items() if key not in ("$defs", "definitions", "enum", "const")]
             if isinstance(value.get("$ref"), str):
-                more, others = self._follow(value["$ref"])
-                number, patterns = min(number + more, MAX_JOINED + 1), patterns | others
+                more, more_patterns = self._follow(value["$ref"])
+                number, patterns = min(number + more, MAX_JOINED + 1), patterns | more_patterns
         else:
             inner = value if isinstance(value, list) else []
         for item in inner:
             if isinstance(item, dict | list):
-                more, others = self._visit(item)
-                number, patterns = min(number + more, MAX_JOINED + 1), patterns | others
+                more, more_patterns = self._visit(item)
+                number, patterns = min(number + more, MAX_JOINED + 1), patterns | more_patterns
         if isinstance(value, dict) and ("allOf" in value or ("$ref" in value and value.keys() - _WORDS)):
             self._check(number, patterns)
         return number, patterns
@@ -139,8 +139,8 @@ class _Joins:
         except InvalidField as error:
             raise error.at(self._param) from None
 
-    def _refusal(self, what: str) -> InvalidField:
-        return InvalidField(self._param, f"cannot be used: allOf and $ref of a schema may combine {what}")
+    def _refusal(self, details: str) -> InvalidField:
+        return InvalidField(self._param, f"cannot be used: allOf and $ref of a schema may combine {details}")
 
 
 def target(schema: Any, reference: str) -> Any:
@@ -151,8 +151,8 @@ def target(schema: Any, reference: str) -> Any:
     """
     value = schema
     try:
-        whole, _, path = reference.partition("#")
-        if whole or (path and not path.startswith("/")):
+        document, _, path = reference.partition("#")
+        if document or (path and not path.startswith("/")):
             raise KeyError
         for part in unquote(path).split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")

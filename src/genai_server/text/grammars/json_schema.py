@@ -22,8 +22,8 @@ from genai_server.text.grammars.schema_numbers import (
     check_together,
     check_value,
     multiple,
-    with_bounds_held,
-    with_integers_that_end,
+    with_bounded_integers,
+    with_exact_bounds,
 )
 from genai_server.text.grammars.schema_patterns import has_property, translated
 
@@ -31,9 +31,9 @@ _MONTH_DAY = (
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 )
-_FOURS = "(?:0[48]|[2468][048]|[13579][26])"
+_MULTIPLES_OF_FOUR = "(?:0[48]|[2468][048]|[13579][26])"
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-_DATE = f"(?:{_YEAR}-{_MONTH_DAY}|(?:[0-9]{{2}}{_FOURS}|{_FOURS}00)-02-29)"
+_DATE = f"(?:{_YEAR}-{_MONTH_DAY}|(?:[0-9]{{2}}{_MULTIPLES_OF_FOUR}|{_MULTIPLES_OF_FOUR}00)-02-29)"
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _ATEXT = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]"
 _A, _X, _HEX = "[a-zA-Z0-9]", "[a-zA-Z0-9-]", "[0-9a-f]"
@@ -94,7 +94,10 @@ Step = Callable[[Schema], Schema]
 # Annotations, which do not constrain values.
 _ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
 # Keywords without effect: with these values, or without another keyword.
-_SAY_NOTHING: dict[str, tuple[Any, ...]] = {"propertyNames": ({}, True, {"type": "string"}), "uniqueItems": (False,)}
+_NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
+    "propertyNames": ({}, True, {"type": "string"}),
+    "uniqueItems": (False,),
+}
 _PARTS_OF = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
 _NOT_FOLLOWED = (
     "$dynamicRef",
@@ -115,13 +118,13 @@ _DEEPEST = 20
 _MAX_DEPENDENCIES = 4
 
 
-def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
-    """Return the rewriting steps for the schemas within `whole`, in order of execution.
+def keyword_steps(root: Schema) -> Sequence[tuple[frozenset[str], Step]]:
+    """Return the rewriting steps for the schemas within `root`, in order of execution.
 
     Each step comes with its keywords; it applies to schemas that have one of them.
     """
     steps: list[tuple[Iterable[str], Step]] = [
-        ((*_ANNOTATIONS, *_SAY_NOTHING, *_PARTS_OF, "if"), without_effect),
+        ((*_ANNOTATIONS, *_NO_EFFECT_VALUES, *_PARTS_OF, "if"), without_effect),
         *(((key,), partial(_refused, key)) for key in _NOT_FOLLOWED),
         (("type",), _type),
         (("required",), _required),
@@ -130,9 +133,9 @@ def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
         (("minProperties",), _min_properties),
         (("additionalItems",), _additional_items),
         (("dependencies", "dependentRequired"), _dependencies),
-        (("oneOf",), partial(_one_of, whole)),
-        (BOUNDS, with_bounds_held),
-        (("type",), with_integers_that_end),
+        (("oneOf",), partial(_one_of, root)),
+        (BOUNDS, with_exact_bounds),
+        (("type",), with_bounded_integers),
         (("patternProperties",), _pattern_properties),
         (("pattern",), lambda schema: {**schema, "pattern": _translated(schema["pattern"])}),
         (("format",), _format),
@@ -143,7 +146,7 @@ def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
 def without_effect(schema: Schema) -> Schema:
     """Return the schema without keywords that do not constrain values."""
     left_out = {key for key in _ANNOTATIONS if key in schema}
-    left_out |= {key for key, values in _SAY_NOTHING.items() if key in schema and schema[key] in values}
+    left_out |= {key for key, values in _NO_EFFECT_VALUES.items() if key in schema and schema[key] in values}
     left_out |= {key for key, other in _PARTS_OF.items() if key in schema and other not in schema}
     if "then" not in schema and "else" not in schema:
         left_out.add("if")
@@ -156,8 +159,8 @@ def _refused(key: str, schema: Schema) -> Schema:
 
 def _type(schema: Schema) -> Schema:
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    if strange := [kind for kind in kinds if kind not in TYPES]:
-        raise InvalidField(None, f"type must be one of {', '.join(TYPES)}", given=str(strange[0]))
+    if unknown := [kind for kind in kinds if kind not in TYPES]:
+        raise InvalidField(None, f"type must be one of {', '.join(TYPES)}", given=str(unknown[0]))
     return schema
 
 
@@ -215,17 +218,17 @@ def _dependencies(schema: Schema) -> Schema:
             None, f"at most {_MAX_DEPENDENCIES} keys may require others (dependencies)", given=len(pairs)
         )
     alternatives = [{"anyOf": [{"properties": {key: False}}, {"required": needed}]} for key, needed in pairs if needed]
-    others = {key: value for key, value in schema.items() if key not in ("dependencies", "dependentRequired")}
-    return _and(others, *alternatives)
+    remaining = {key: value for key, value in schema.items() if key not in ("dependencies", "dependentRequired")}
+    return _and(remaining, *alternatives)
 
 
-def _one_of(whole: Schema, schema: Schema) -> Schema:
+def _one_of(root: Schema, schema: Schema) -> Schema:
     """Rewrite `oneOf` as `anyOf`, which is equal if no value matches two alternatives.
 
-    References in the alternatives lead to parts of `whole`. Raises InvalidField if a value may match two alternatives.
+    References in the alternatives lead to parts of `root`. Raises InvalidField if a value may match two alternatives.
     """
     branches = schema["oneOf"]
-    if not isinstance(branches, list) or not are_disjoint(branches, whole):
+    if not isinstance(branches, list) or not are_disjoint(branches, root):
         raise InvalidField(
             None,
             "the schemas in oneOf must differ in their types, in their values, or in the values of a "
@@ -236,8 +239,10 @@ def _one_of(whole: Schema, schema: Schema) -> Schema:
 
 def any_of(schema: Schema) -> Schema:
     """Return the schema with `anyOf` in place of `oneOf`."""
-    others = {key: value for key, value in schema.items() if key != "oneOf"}
-    return _and(others, {"anyOf": schema["oneOf"]}) if "anyOf" in others else {**others, "anyOf": schema["oneOf"]}
+    remaining = {key: value for key, value in schema.items() if key != "oneOf"}
+    return (
+        _and(remaining, {"anyOf": schema["oneOf"]}) if "anyOf" in remaining else {**remaining, "anyOf": schema["oneOf"]}
+    )
 
 
 def _pattern_properties(schema: Schema) -> Schema:
@@ -259,17 +264,17 @@ def _translated(pattern: Any) -> Any:
 
 def _format(schema: Schema) -> Schema:
     """Rewrite `format` as a pattern if llguidance's version of the format deviates from the standard."""
-    wanted, kinds = schema["format"], schema.get("type", "string")
-    others = {key: value for key, value in schema.items() if key != "format"}
+    requested, kinds = schema["format"], schema.get("type", "string")
+    remaining = {key: value for key, value in schema.items() if key != "format"}
     if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
-        return others  # of numbers, as OpenAPI has them, which binds texts only
-    name = EQUAL_FORMATS.get(wanted, wanted) if isinstance(wanted, str) else wanted
+        return remaining  # of numbers, as OpenAPI has them, which binds texts only
+    name = EQUAL_FORMATS.get(requested, requested) if isinstance(requested, str) else requested
     if not isinstance(name, str) or name not in KNOWN_FORMATS | FORMATS.keys():
-        known = ", ".join(sorted(KNOWN_FORMATS | FORMATS.keys()))
-        raise InvalidField(None, f"format must be one of {known}", given=str(wanted))
+        supported = ", ".join(sorted(KNOWN_FORMATS | FORMATS.keys()))
+        raise InvalidField(None, f"format must be one of {supported}", given=str(requested))
     if (pattern := FORMATS.get(name)) is None:
-        return {**others, "format": name}
-    return _and(others, {"pattern": pattern}) if "pattern" in others else {**others, "pattern": pattern}
+        return {**remaining, "format": name}
+    return _and(remaining, {"pattern": pattern}) if "pattern" in remaining else {**remaining, "pattern": pattern}
 
 
 def _and(schema: Schema, *more: Schema) -> Schema:
@@ -280,16 +285,16 @@ def _and(schema: Schema, *more: Schema) -> Schema:
     return {**schema, "allOf": [*(conditions if isinstance(conditions, list) else [{"allOf": conditions}]), *more]}
 
 
-def are_disjoint(branches: Sequence[Any], whole: dict[str, Any]) -> bool:
+def are_disjoint(branches: Sequence[Any], root: dict[str, Any]) -> bool:
     """Whether no value matches two of these schemas.
 
     The schemas must differ in their types, in their enumerated values, or in the values of one property that all object
-    schemas require; other differences are not recognized. References lead to parts of `whole`.
+    schemas require; other differences are not recognized. References lead to parts of `root`.
     """
-    resolved = [_meant(branch, whole) for branch in branches]
+    resolved = [_meant(branch, root) for branch in branches]
     values = [_values_of(branch) for branch in resolved]
-    if all(one is not None for one in values):
-        return _all_differ([value for one in values for value in one or ()])
+    if all(branch_values is not None for branch_values in values):
+        return _all_differ([value for branch_values in values for value in branch_values or ()])
     objects = [branch for branch in resolved if isinstance(branch, dict) and branch.get("type") == "object"]
     marks: list[Hashable] = [mark for branch in resolved if branch not in objects for mark in _types_of(branch)]
     if len(objects) == 1:
@@ -302,8 +307,8 @@ def are_disjoint(branches: Sequence[Any], whole: dict[str, Any]) -> bool:
     return _all_differ(marks)
 
 
-def _meant(branch: Any, whole: dict[str, Any]) -> Any:
-    """Return the schema in `whole` that `branch` refers to if `branch` is only a reference, else `branch` itself.
+def _meant(branch: Any, root: dict[str, Any]) -> Any:
+    """Return the schema in `root` that `branch` refers to if `branch` is only a reference, else `branch` itself.
 
     Returns {}, which allows everything, if the reference leads to nothing or to too many further references.
     """
@@ -311,7 +316,7 @@ def _meant(branch: Any, whole: dict[str, Any]) -> Any:
         if not isinstance(branch, dict) or set(branch) != {"$ref"} or not isinstance(branch["$ref"], str):
             return branch
         try:
-            branch = target(whole, branch["$ref"])
+            branch = target(root, branch["$ref"])
         except InvalidField:
             return {}
     return {}
@@ -443,8 +448,8 @@ class _Exact:
                 "object may have keys other than those named in the schema; set additionalProperties to false",
             )
 
-    def _change(self, given: Schema, written: Schema) -> Schema:
-        self._visited |= {id(given), *(id(given[key]) for key in _MAPS if key in given)}
+    def _change(self, original: Schema, written: Schema) -> Schema:
+        self._visited |= {id(original), *(id(original[key]) for key in _MAPS if key in original)}
         for words, step in self._steps:
             if not words.isdisjoint(written):
                 written = step(written)
@@ -501,10 +506,10 @@ def relaxed(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
 class _Relaxing:
     """Relaxes one schema: leaves out keywords that cannot be enforced exactly, and records these in `left_out`."""
 
-    def __init__(self, whole: Schema) -> None:
-        self.whole = whole
+    def __init__(self, root: Schema) -> None:
+        self.whole = root
         self.left_out: dict[str, None] = {}
-        self._steps = [*keyword_steps(whole), (frozenset({"$ref"}), self._reference)]
+        self._steps = [*keyword_steps(root), (frozenset({"$ref"}), self._reference)]
 
     def change(self, _: Schema, written: Schema) -> Schema:
         """Return the schema `written`, whose inner schemas are already relaxed, without keywords that cannot be
@@ -530,8 +535,8 @@ class _Relaxing:
         self.left_out.update(dict.fromkeys(sorted(words)))
         if words == {"oneOf"}:
             return any_of(schema)
-        others = {key: value for key, value in schema.items() if key not in words}
-        return {**others, "additionalProperties": True} if "patternProperties" in words else others
+        remaining = {key: value for key, value in schema.items() if key not in words}
+        return {**remaining, "additionalProperties": True} if "patternProperties" in words else remaining
 
 
 def any_value(schema: Mapping[str, Any]) -> Schema:

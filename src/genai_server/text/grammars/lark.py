@@ -174,16 +174,16 @@ class Expression:
 
     def _set(self) -> Node:
         """Parse a bracketed character class, which may contain other classes, after its opening bracket."""
-        begin, depth = self._position, 1
+        start, depth = self._position, 1
         while depth:
             char = self._next()
             if char == "\\":
                 self._next()
             elif char == "[":
                 depth += 1
-            elif char == "]" and self._text[begin : self._position - 1] not in ("", "^"):
+            elif char == "]" and self._text[start : self._position - 1] not in ("", "^"):
                 depth -= 1
-        inner = self._text[begin : self._position - 1]
+        inner = self._text[start : self._position - 1]
         return self._class(f"[[{inner}]&&{_PLAIN}]", "".join(char for char in _ESCAPES if _has(inner, char)))
 
     def _class(self, plain: str, escaped: str) -> Node:
@@ -214,8 +214,8 @@ class Expression:
     def _chunk(self, lexeme: str) -> str:
         return f"/{lexeme}/{self._flags}" if lexeme else '""'
 
-    def _refused(self, what: str) -> InvalidField:
-        return InvalidField(self._param, f"cannot be used: the expression {errors.quoted(self._text)} {what}")
+    def _refused(self, reason: str) -> InvalidField:
+        return InvalidField(self._param, f"cannot be used: the expression {errors.quoted(self._text)} {reason}")
 
 
 def _has(inner: str, char: str) -> bool:
@@ -269,8 +269,10 @@ def in_json(source: str, *, param: str) -> str:
     try:
         statements = [*_statements(source, param)]
         with_escapes = _with_escapes(statements)
-        ignored = {part.text for one in statements if not one.head for part in one.parts if part.is_name}
-        return "\n".join(line for one in statements for line in one.rewritten(with_escapes, ignored))
+        ignored = {
+            part.text for statement in statements if not statement.head for part in statement.parts if part.is_name
+        }
+        return "\n".join(line for statement in statements for line in statement.rewritten(with_escapes, ignored))
     except (RecursionError, OverflowError):
         raise InvalidField(param, "cannot be used: an expression of the grammar is nested too deeply") from None
 
@@ -307,12 +309,12 @@ class _Statement:
         `with_escapes` are the names of terminals that become rules, `ignored` the names of terminals in %ignore
         statements.
         """
-        whole = "".join(part.text for part in self.parts)
+        expression = "".join(part.text for part in self.parts)
         if self.imported or not self.head:
-            yield f"%import common.{self.imported} -> {self.head}" if self.imported else f"%ignore {whole}"
+            yield f"%import common.{self.imported} -> {self.head}" if self.imported else f"%ignore {expression}"
             return
         if self.is_terminal and (self.head not in with_escapes or self.head in ignored):
-            yield f"{self.head}: {whole}"
+            yield f"{self.head}: {expression}"
         if self.head in with_escapes or not self.is_terminal:
             head = _rule(self.head) if self.is_terminal else self.head
             named = (
@@ -353,8 +355,8 @@ def _begun(token: re.Match[str], param: str) -> _Statement:
     if token["import"] is None:
         return _Statement(token["head"] or "", [])
     name, alias = token["import"], token["alias"] or token["import"]
-    if (known := _TOKEN.match(_COMMON.get(name, ""))) is not None:
-        return _Statement(alias, [_part(known, param)])
+    if (common := _TOKEN.match(_COMMON.get(name, ""))) is not None:
+        return _Statement(alias, [_part(common, param)])
     if name not in _PLAIN_COMMON:
         raise InvalidField(param, f"cannot be used: common has no supported {errors.quoted(name)}")
     return _Statement(alias, [], imported=name)
@@ -373,9 +375,14 @@ def _part(token: re.Match[str], param: str) -> _Part:
 
 def _with_escapes(statements: list[_Statement]) -> set[str]:
     """Return the names of the terminals that contain escapes, directly or through other terminals."""
-    terminals = [one for one in statements if one.is_terminal]
-    names = {one.head for one in terminals if any(part.has_escape for part in one.parts)}
-    while more := {one.head for one in terminals for part in one.parts if part.is_name and part.text in names} - names:
+    terminals = [statement for statement in statements if statement.is_terminal]
+    names = {statement.head for statement in terminals if any(part.has_escape for part in statement.parts)}
+    while (
+        more := {
+            statement.head for statement in terminals for part in statement.parts if part.is_name and part.text in names
+        }
+        - names
+    ):
         names |= more
     return names
 
@@ -409,7 +416,7 @@ _TO_ESCAPE = re.compile(r"\\.?|[/\n\r\t]", re.DOTALL)
 _REGEX_ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 # Schema keyword for a text that matches a Lark grammar, as written by apis/responses/translate.py.
 LARK = "x-lark"
-# Precedes a nested grammar, given as JSON text; see `lifted`. It occurs in no JSON and no literal.
+# Precedes a nested grammar, given as JSON text; see `extract_text_grammars`. It occurs in no JSON and no literal.
 _NESTED = "\0text "
 _NESTED_TEXT = re.compile(rf'{_NESTED}("(?:[^"\\]|\\.)*")')
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -425,7 +432,7 @@ def to_text(value: Any, *, ensure_ascii: bool = True) -> str:
         raise InvalidField(None, "a schema is nested too deeply") from None
 
 
-def unforced(source: str) -> str:
+def without_forcing(source: str) -> str:
     """Return a Lark grammar with the option `no_forcing`: llguidance does not look ahead for text that must follow.
 
     If a text can only continue and never end, as in `start: /x*/ "x"`, llguidance would look ahead forever while it
@@ -448,8 +455,8 @@ def expression(pattern: str) -> str:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    what = match[0].removeprefix("\\")
-    return _REGEX_ESCAPES.get(what, match[0] if what else "")
+    char = match[0].removeprefix("\\")
+    return _REGEX_ESCAPES.get(char, match[0] if char else "")
 
 
 def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:
@@ -487,15 +494,15 @@ def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
 
     llguidance reads the options only at the top of a schema. Raises InvalidField without the name of a field.
     """
-    whole, escapes = exact(schema)
-    return {**whole, "x-guidance": {**_ONE_LINE, "json_allowed_escapes": escapes}}
+    rewritten, escapes = exact(schema)
+    return {**rewritten, "x-guidance": {**_ONE_LINE, "json_allowed_escapes": escapes}}
 
 
 def fits(schema: Mapping[str, Any]) -> str:
     """Return the Lark expression for JSON that matches a schema.
 
     If the schema is that of a custom tool with a Lark grammar (see `lark_of_text`), the expression contains this
-    grammar as quoted text, which `lifted` later replaces by a reference.
+    grammar as quoted text, which `extract_text_grammars` later replaces by a reference.
     """
     if (source := lark_of_text(schema)) is not None:
         (name,) = schema["properties"]
@@ -517,7 +524,7 @@ def lark_of_text(schema: Mapping[str, Any] | None) -> str | None:
     return source if isinstance(source, str) else None
 
 
-def lifted(source: str) -> tuple[str, dict[str, str]]:
+def extract_text_grammars(source: str) -> tuple[str, dict[str, str]]:
     """Replace the Lark grammars of custom tools, which `fits` has written into Lark rules, by references.
 
     Returns the rules, and the nested grammars, rewritten for text within JSON strings, keyed by the names in the
@@ -525,9 +532,9 @@ def lifted(source: str) -> tuple[str, dict[str, str]]:
     """
     nested: dict[str, str] = {}
 
-    def name(found: re.Match[str]) -> str:
+    def name(match: re.Match[str]) -> str:
         name = f"text_{len(nested)}"
-        nested[name] = in_json(json.loads(found[1]), param="tools")
+        nested[name] = in_json(json.loads(match[1]), param="tools")
         return f"@{name}"
 
     return _NESTED_TEXT.sub(name, source), nested

@@ -26,7 +26,7 @@ BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 Number = int | float
 
 
-def with_bounds_held(schema: Mapping[str, Any]) -> dict[str, Any]:
+def with_exact_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema with bounds (`minimum` and others) that llguidance represents exactly.
 
     Raises InvalidField, without the name of a field, for a bound for which this is impossible.
@@ -39,13 +39,13 @@ def with_bounds_held(schema: Mapping[str, Any]) -> dict[str, Any]:
             bounds[key] = bounds[other]
     if not bounds or not {"number", "integer"} & {kind for kind in kinds if isinstance(kind, str)}:
         return dict(schema)
-    held = _of_numbers(bounds) if "number" in kinds else _of_integers(bounds)
+    exact_bounds = _of_numbers(bounds) if "number" in kinds else _of_integers(bounds)
     if {"number", "integer"} <= set(map(str, kinds)):  # the compiler panics at some numbers that are meant twice
-        held["type"] = [kind for kind in kinds if kind != "integer"]
-    return {key: value for key, value in schema.items() if key not in bounds} | held
+        exact_bounds["type"] = [kind for kind in kinds if kind != "integer"]
+    return {key: value for key, value in schema.items() if key not in bounds} | exact_bounds
 
 
-def with_integers_that_end(schema: Mapping[str, Any]) -> dict[str, Any]:
+def with_bounded_integers(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema in which an integer type without any bound gets the bounds of 64-bit integers.
 
     Otherwise a model that repeats itself could write digits without end.
@@ -63,7 +63,7 @@ def check_value(value: Any, key: str) -> None:
     """
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         check_value(inner, key)
-    if is_number(value) and not (value == MAX_INTEGER or (_is_held(value) and abs(value) < MAX_INTEGER)):
+    if is_number(value) and not (value == MAX_INTEGER or (_is_exact_double(value) and abs(value) < MAX_INTEGER)):
         raise InvalidField(
             None, f"numbers in {key} must be exact as doubles and at most", limit=MAX_INTEGER, given=_shown(value)
         )
@@ -76,12 +76,12 @@ def multiple(value: Any) -> tuple[int, int] | None:
     """
     if not is_number(value):
         return None
-    is_held = _is_held(value)
+    is_held = _is_exact_double(value)
     scaled, places = abs(float(value)) if is_held else 0.0, 0
     while scaled % 1 and places <= _MAX_PLACES:
         scaled, places = scaled * 10, places + 1
-    whole = Decimal(int(scaled)).scaleb(-places) == abs(_meant(value))
-    if not is_held or not whole or places > _MAX_PLACES or scaled >= _MAX_DIGITS:
+    is_exact = Decimal(int(scaled)).scaleb(-places) == abs(_meant(value))
+    if not is_held or not is_exact or places > _MAX_PLACES or scaled >= _MAX_DIGITS:
         raise InvalidField(
             None,
             f"multipleOf must be below {_MAX_DIGITS}, without its point, too, and have at most {_MAX_PLACES} "
@@ -116,37 +116,37 @@ def is_number(value: Any) -> bool:
 
 
 def _of_integers(bounds: Mapping[str, Number]) -> dict[str, Any]:
-    held: dict[str, Any] = {}
+    exact_bounds: dict[str, Any] = {}
     low = {"minimum": math.ceil, "exclusiveMinimum": lambda value: math.floor(value) + 1}
     if limits := {key: low[key](_meant(_finite(key, bounds[key]))) for key in low if key in bounds}:
         key = max(limits, key=lambda key: limits[key])
         if limits[key] > MAX_INTEGER:
             raise _refused(key, f"at most {MAX_INTEGER} for integers", bounds[key])
-        held["minimum"] = _integer(key, max(limits[key], MIN_INTEGER), bounds[key])
+        exact_bounds["minimum"] = _integer(key, max(limits[key], MIN_INTEGER), bounds[key])
     high = {"maximum": math.floor, "exclusiveMaximum": lambda value: math.ceil(value) - 1}
     if limits := {key: high[key](_meant(_finite(key, bounds[key]))) for key in high if key in bounds}:
         key = min(limits, key=lambda key: limits[key])
         if limits[key] < MIN_INTEGER:
             raise _refused(key, f"at least {MIN_INTEGER} for integers", bounds[key])
-        held["maximum"] = _integer(key, min(limits[key], MAX_INTEGER), bounds[key])
-    return held
+        exact_bounds["maximum"] = _integer(key, min(limits[key], MAX_INTEGER), bounds[key])
+    return exact_bounds
 
 
-def _integer(key: str, bound: int, given: Number) -> int:
+def _integer(key: str, bound: int, value: Number) -> int:
     if bound != MAX_INTEGER and int(float(bound)) != bound:
-        raise _refused(key, f"between -{_EXACT} and {_EXACT}, or exact as a double", given)
+        raise _refused(key, f"between -{_EXACT} and {_EXACT}, or exact as a double", value)
     return bound
 
 
 def _of_numbers(bounds: Mapping[str, Number]) -> dict[str, Any]:
-    held: dict[str, Any] = {}
+    exact_bounds: dict[str, Any] = {}
     if low := [_bound(key, bounds[key], math.inf) for key in BOUNDS[:2] if key in bounds]:
         value, is_out = max(*low, (-LARGEST_NUMBER, False))
-        held["exclusiveMinimum" if is_out else "minimum"] = value
+        exact_bounds["exclusiveMinimum" if is_out else "minimum"] = value
     if high := [_bound(key, bounds[key], -math.inf) for key in BOUNDS[2:] if key in bounds]:
         value, is_in = min((value, not is_out) for value, is_out in [*high, (LARGEST_NUMBER, False)])
-        held["maximum" if is_in else "exclusiveMaximum"] = value
-    return held
+        exact_bounds["maximum" if is_in else "exclusiveMaximum"] = value
+    return exact_bounds
 
 
 def _bound(key: str, value: Number, towards: float) -> tuple[Number, bool]:
@@ -161,9 +161,9 @@ def _bound(key: str, value: Number, towards: float) -> tuple[Number, bool]:
     if abs(value) > LARGEST_NUMBER:
         return value, False
     is_out = key.startswith("exclusive")
-    if isinstance(value, float) and not _is_read(value):
+    if isinstance(value, float) and not _is_parsed_exactly(value):
         return _next(value, towards), False
-    if not _is_held(value):
+    if not _is_exact_double(value):
         raise _refused(key, f"between -{_EXACT} and {_EXACT}, or exact as a double", value)
     if is_out and (value * within >= 0 or abs(value) >= _EXACT):
         return within * _MIN_ABOVE_ZERO if value == 0 else _next(float(value), towards), False
@@ -174,11 +174,11 @@ def _next(value: float, towards: float) -> float:
     """Return the next double after `value`, in the direction of `towards`, that llguidance's compiler reads exactly."""
     while True:
         value = math.nextafter(value, towards)
-        if _is_read(value):
+        if _is_parsed_exactly(value):
             return value
 
 
-def _is_read(value: float) -> bool:
+def _is_parsed_exactly(value: float) -> bool:
     """Whether llguidance's compiler reads the text of a double as this double, and writes the same text.
 
     Rust's serde_json reads numbers fast and rounds more than once. Where two shortest texts are equally near a double,
@@ -186,12 +186,12 @@ def _is_read(value: float) -> bool:
     """
     sign, digits, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)
-    read, power = float(int("".join(map(str, digits)))), exponent
+    parsed, power = float(int("".join(map(str, digits)))), exponent
     while power < -308:
-        read, power = read / 1e308, power + 308
-    read = read / float(f"1e{-power}") if power < 0 else read * float(f"1e{power}")
+        parsed, power = parsed / 1e308, power + 308
+    parsed = parsed / float(f"1e{-power}") if power < 0 else parsed * float(f"1e{power}")
     off = abs(Fraction(value) - Fraction(_meant(value)))
-    return read == abs(value) and off * 2 != Fraction(10) ** exponent
+    return parsed == abs(value) and off * 2 != Fraction(10) ** exponent
 
 
 def _finite(key: str, value: Number) -> Number:
@@ -205,11 +205,11 @@ def _meant(value: Number) -> Decimal:
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 
-def _is_held(value: Number) -> bool:
+def _is_exact_double(value: Number) -> bool:
     """Whether llguidance stores a number unchanged: it equals the nearest double, and this double's shortest
     notation.
     """
-    if isinstance(value, float) and (not math.isfinite(value) or not _is_read(value)):
+    if isinstance(value, float) and (not math.isfinite(value) or not _is_parsed_exactly(value)):
         return False
     if abs(value) < _EXACT:
         return True

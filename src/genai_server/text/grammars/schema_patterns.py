@@ -162,8 +162,8 @@ class _Pattern:
             raise self._refused(f"has {code[0]}, which is no character")
         return chr(number)
 
-    def _refused(self, what: str) -> InvalidField:
-        return InvalidField(None, f"the pattern {quoted(self._text)} {what}")
+    def _refused(self, reason: str) -> InvalidField:
+        return InvalidField(None, f"the pattern {quoted(self._text)} {reason}")
 
 
 def _class(inner: str) -> str:

@@ -25,7 +25,7 @@ from genai_server.model_files.config_files import read_object
 from genai_server.text.prompts.conversation import MEDIA, Message
 from genai_server.text.prompts.special_tokens import SpecialTokenGuard
 from genai_server.text.prompts.template_sandbox import TemplateSandbox, TooCostly
-from genai_server.text.prompts.template_traits import CallForm, TemplateTraits, ToolsPlace
+from genai_server.text.prompts.template_traits import CallForm, TemplateTraits, ToolsPosition
 from genai_server.text.tool_formats.tool_format import Call, ToolFormat
 
 # The scripted runner reads its script from the last line and needs a mark where the prompt ends.
@@ -111,13 +111,13 @@ class ChatTemplate:
         takes too long or produces too much text (limits: template_sandbox.py).
         """
         pieces = []
-        left = self._max_characters
+        remaining = self._max_characters
         try:
             with self._environment.metered(self._max_characters):
                 for piece in self._template.generate(**{**self._special_tokens, **variables}):
                     pieces.append(piece)
-                    left -= len(piece)
-                    if left < 0:
+                    remaining -= len(piece)
+                    if remaining < 0:
                         raise TooCostly(f"the prompt has more than {self._max_characters} characters")
         except TooCostly as error:
             raise InvalidField("messages", _refusal(error)) from None
@@ -192,22 +192,22 @@ _RERANK = Path(__file__).with_name("rerank_templates") / "qwen3-reranker.jinja"
 
 
 def load_chat_templates(
-    model_dir: Path, given: str = "", *, max_characters: int = MAX_CHARACTERS
+    model_dir: Path, chosen: str = "", *, max_characters: int = MAX_CHARACTERS
 ) -> dict[str, ChatTemplate]:
     """Return the chat templates of a model keyed by name, including "default"; empty if there is no default template.
 
-    `given` is a file, or one of NAMES, and replaces the model's own templates. The model's own templates are
+    `chosen` is a file, or one of NAMES, and replaces the model's own templates. The model's own templates are
     `chat_template.jinja`, and `NAME.jinja` in the folder `additional_chat_templates`. Without any of these files, they
     are the value of `chat_template` in tokenizer_config.json: a string, or a list of objects with `name` and
-    `template`. Raises ModelDirectoryError if a template of the model is not valid, and ChatTemplateError if `given`
+    `template`. Raises ModelDirectoryError if a template of the model is not valid, and ChatTemplateError if `chosen`
     cannot be used.
     """
     special_tokens = load_special_tokens(model_dir)
-    if given:
+    if chosen:
         try:
-            return {DEFAULT: ChatTemplate(_given(given), special_tokens, max_characters=max_characters)}
+            return {DEFAULT: ChatTemplate(_given(chosen), special_tokens, max_characters=max_characters)}
         except ModelDirectoryError as error:
-            raise ChatTemplateError(f"{given}: {error.message}") from None
+            raise ChatTemplateError(f"{chosen}: {error.message}") from None
     sources = _from_files(model_dir) or _from_config(model_dir)
     if DEFAULT not in sources:
         return {}
@@ -236,9 +236,9 @@ def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTER
     It is the model's own template if that supports queries and documents, else the template of Qwen3-Reranker. Raises
     ModelDirectoryError if the model's template is not valid.
     """
-    own = load_chat_templates(model_dir, max_characters=max_characters)
-    if DEFAULT in own and all(role in own[DEFAULT].source for role in ("query", "document")):
-        return own
+    templates = load_chat_templates(model_dir, max_characters=max_characters)
+    if DEFAULT in templates and all(role in templates[DEFAULT].source for role in ("query", "document")):
+        return templates
     return {DEFAULT: ChatTemplate(_read(_RERANK), max_characters=max_characters)}
 
 
@@ -271,15 +271,15 @@ def _from_config(model_dir: Path) -> dict[str, str]:
             return {}
         case str(source):
             return {DEFAULT: source}
-        case [*several] if all(_is_named(one) for one in several):
-            return {one["name"]: one["template"] for one in several}
+        case [*entries] if all(_is_named(entry) for entry in entries):
+            return {entry["name"]: entry["template"] for entry in entries}
     raise ModelDirectoryError(
         f"chat_template in {model_dir / _TOKENIZER_CONFIG} must be a text, or a list of objects with name and template"
     )
 
 
-def _is_named(one: Any) -> bool:
-    return isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("template"), str)
+def _is_named(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
 
 
 Tool = Mapping[str, Any]
@@ -335,7 +335,7 @@ class TemplateRendering:
         """
         num_given = len(messages)
         if tools:
-            messages = _with_tools(messages, tools, traits.tools_place)
+            messages = _with_tools(messages, tools, traits.tools_position)
         covered = self._guard.cover_messages(messages, "messages")
         covered = [_with_types_of_parts(message, original) for message, original in zip(covered, messages, strict=True)]
         covered = [_with_marks(message, self.template.constants) for message in covered]
@@ -355,16 +355,16 @@ class TemplateRendering:
         return Rendered(text.replace(_MEDIUM, self._image_marker), with_reasoning)
 
 
-def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], position: ToolsPlace) -> Sequence[Message]:
+def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], position: ToolsPosition) -> Sequence[Message]:
     """Return the messages with the tools in a first system message, if the template reads the tools there."""
-    if position is ToolsPlace.VARIABLE:
+    if position is ToolsPosition.VARIABLE:
         return messages
     value: Any = list(tools)
-    if position is ToolsPlace.JSON_IN_MESSAGE:
+    if position is ToolsPosition.JSON_IN_MESSAGE:
         value = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
     has_system = messages and messages[0]["role"] == "system"
-    first, *others = messages if has_system else [{"role": "system", "content": ""}, *messages]
-    return [{**first, "tools": value}, *others]
+    first, *remaining = messages if has_system else [{"role": "system", "content": ""}, *messages]
+    return [{**first, "tools": value}, *remaining]
 
 
 def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
@@ -377,7 +377,7 @@ def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, res
     functions = [call["function"] for call in message.get("tool_calls", [])]
     if not functions:
         return message
-    text = tool_format.write_calls([Call(one["name"], one["arguments"]) for one in functions])
+    text = tool_format.write_calls([Call(function["name"], function["arguments"]) for function in functions])
     content = f"{message['content']}\n{text}" if message["content"] else text
     return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
 
@@ -397,15 +397,15 @@ def _with_types_of_parts(covered: dict[str, Any], original: Message) -> dict[str
     }
 
 
-def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+def _with_marks(message: dict[str, Any], constants: Collection[str]) -> dict[str, Any]:
     """Return a message whose content is one text, with a mark in place of each image and audio clip.
 
     A message is unchanged if its content is not a list of parts, or if the template supports images or audio, which its
-    constants `known` show.
+    constants `constants` show.
     """
     if not isinstance(parts := message["content"], list):
         return message
-    if any(name in known for part in parts for name in MEDIA.get(part["type"], ())):
+    if any(name in constants for part in parts for name in MEDIA.get(part["type"], ())):
         return message
     return {**message, "content": "\n".join(part.get("text", _MEDIUM) for part in parts)}
 

@@ -110,7 +110,7 @@ _INSTRUCTIONS = ("system", "developer")
 _BEGINNING = "[The assistant begins.]"
 _CONTINUED = "[The user continues.]"
 _NO_RESULT = "[no result]"
-_NINE = re.compile(r"[A-Za-z0-9]{9}")
+_NINE_CHARACTERS = re.compile(r"[A-Za-z0-9]{9}")
 _NAMED = re.compile(r"functions\.(.+):\d+")
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -156,14 +156,14 @@ class Conversation(NamedTuple):
     sources: list[int]
     notes: Notes
 
-    def media_order(self, given: Sequence[Message]) -> list[int]:
+    def media_order(self, originals: Sequence[Message]) -> list[int]:
         """Return, for each image or audio clip in the converted messages, its index among those in the original
         messages.
 
         The order may differ because tool results can be moved.
         """
-        numbers = {id(part): number for number, part in enumerate(_media(given))}
-        return [numbers[id(part)] for part in _media(self.messages)]
+        indexes = {id(part): number for number, part in enumerate(_media(originals))}
+        return [indexes[id(part)] for part in _media(self.messages)]
 
 
 class _Turn(NamedTuple):
@@ -230,20 +230,22 @@ class _Conversion:
         if not self._traits.names:
             self._note_names(turns)
         start = next((n for n, turn in enumerate(turns) if turn.role not in _INSTRUCTIONS), len(turns))
-        rest = [self._in_place(turn) for turn in turns[start:]]
-        self._begin(turns[:start], is_all=not rest)
+        remaining = [self._in_place(turn) for turn in turns[start:]]
+        self._begin(turns[:start], is_all=not remaining)
         index = 0
-        while index < len(rest):
-            turn = rest[index]
+        while index < len(remaining):
+            turn = remaining[index]
             index += 1
             group = [turn]
-            while index < len(rest) and self._has_to_join(group[-1], rest[index]):
-                group.append(rest[index])
+            while index < len(remaining) and self._has_to_join(group[-1], remaining[index]):
+                group.append(remaining[index])
                 index += 1
             turn = self._joined(group)
             if turn.role == "assistant" and turn.calls:
-                end = next((n for n in range(index, len(rest)) if rest[n].role == "assistant"), len(rest))
-                self._exchange(turn, rest[index:end], is_last=end == len(rest))
+                end = next(
+                    (n for n in range(index, len(remaining)) if remaining[n].role == "assistant"), len(remaining)
+                )
+                self._exchange(turn, remaining[index:end], is_last=end == len(remaining))
                 index = end
             else:
                 self._write(turn)
@@ -393,7 +395,7 @@ class _Conversion:
         """
         if self._pending is not None:
             self._user(_Turn(self._pending.number, {"role": "user", "content": ""}))
-        elif not self._traits.assistant_first and all(one.role in _INSTRUCTIONS for one in self._written):
+        elif not self._traits.assistant_first and all(earlier.role in _INSTRUCTIONS for earlier in self._written):
             self._append(_Turn(turn.number, {"role": "user", "content": _BEGINNING}))
             self._convert(turn, "after an added message of the user")
 
@@ -405,7 +407,7 @@ class _Conversion:
         `following` are the messages up to the next assistant message, `is_last` says that there is none.
         """
         traits = self._traits
-        results, others = self._results(turn, following)
+        results, other_messages = self._results(turn, following)
         is_open = is_last and not following
         if not traits.open_calls and not is_open:
             self._add_missing(turn, results)
@@ -417,7 +419,7 @@ class _Conversion:
         else:
             self._begin_assistant(turn)
             self._calls(turn, results)
-        for other in others:
+        for other in other_messages:
             self._write(other)
 
     def _results(self, turn: _Turn, following: Sequence[_Turn]) -> tuple[list[list[_Turn]], list[_Turn]]:
@@ -426,23 +428,23 @@ class _Conversion:
         Results are written before the other messages, because templates need this order.
         """
         ids = [_id(call) for call in turn.calls]
-        left = Counter(ids)
-        results_of: dict[Any, deque[_Turn]] = {id: deque() for id in left}
-        others: list[_Turn] = []
-        for one in following:
-            if one.role != "tool" or one.message.get("tool_call_id") not in results_of:
-                others.append(one)
+        remaining = Counter(ids)
+        results_of: dict[Any, deque[_Turn]] = {id: deque() for id in remaining}
+        other_messages: list[_Turn] = []
+        for next_turn in following:
+            if next_turn.role != "tool" or next_turn.message.get("tool_call_id") not in results_of:
+                other_messages.append(next_turn)
                 continue
-            if others:
-                self._convert(one, "before the messages that precede it")
-            results_of[one.message.get("tool_call_id")].append(one)
+            if other_messages:
+                self._convert(next_turn, "before the messages that precede it")
+            results_of[next_turn.message.get("tool_call_id")].append(next_turn)
         results = []
         for id in ids:
-            left[id] -= 1
+            remaining[id] -= 1
             # Calls with the same id have one result each, and the last of them those that are left.
-            num_results = 1 if left[id] else len(results_of[id])
+            num_results = 1 if remaining[id] else len(results_of[id])
             results.append([results_of[id].popleft() for _ in range(min(num_results, len(results_of[id])))])
-        return results, others
+        return results, other_messages
 
     def _add_missing(self, turn: _Turn, results: list[list[_Turn]]) -> None:
         """Add a result message to each tool call that has none."""
@@ -470,7 +472,8 @@ class _Conversion:
         calls = [self._converted_call(turn, index) for index in range(len(originals))]
         ids = {_id(old): _id(new) for old, new in zip(originals, calls, strict=True)}
         results_of_calls = [
-            [one.with_fields(tool_call_id=ids.get(one.message.get("tool_call_id"))) for one in some] for some in results
+            [one.with_fields(tool_call_id=ids.get(one.message.get("tool_call_id"))) for one in group]
+            for group in results
         ]
         pairs = list(zip(calls, results_of_calls, strict=True))
         if traits.calls is CallForm.TOGETHER or len(calls) == 1:
@@ -499,18 +502,18 @@ class _Conversion:
             converted["id"] = self._fitting_id(id, str(function.get("name")))
         return converted
 
-    def _arguments(self, turn: _Turn, index: int, given: Any) -> Any:
-        value = _parsed(given) if isinstance(given, str) else {} if given is None else given
+    def _arguments(self, turn: _Turn, index: int, arguments: Any) -> Any:
+        value = _parsed(arguments) if isinstance(arguments, str) else {} if arguments is None else arguments
         if not isinstance(value, Mapping):
             field = f"tool_calls[{index}].function.arguments"
             if self._traits.broken_arguments:
                 self._convert(turn, "no JSON object and therefore as text", field=field)
-                return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+                return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             self._notes.leave_out(_field(turn, field), "no JSON object and therefore {}")
-            given, value = "{}", {}
+            arguments, value = "{}", {}
         if not self._traits.arguments_as_json:
             return value
-        return given if isinstance(given, str) and given else json.dumps(value, ensure_ascii=False)
+        return arguments if isinstance(arguments, str) and arguments else json.dumps(value, ensure_ascii=False)
 
     def _fitting_id(self, id: str, name: str) -> str:
         """Return the id of a tool call in the form that the template needs. Equal ids give equal results."""
@@ -519,7 +522,7 @@ class _Conversion:
         return self._nine(id)
 
     def _nine(self, id: str) -> str:
-        if self._traits.call_ids is not CallIds.NINE or _NINE.fullmatch(id):
+        if self._traits.call_ids is not CallIds.NINE_CHARACTERS or _NINE_CHARACTERS.fullmatch(id):
             return id
         number = int.from_bytes(hashlib.blake2b(id.encode("utf-8", "replace"), digest_size=8).digest())
         return "".join(_DIGITS[number // len(_DIGITS) ** n % len(_DIGITS)] for n in range(9))

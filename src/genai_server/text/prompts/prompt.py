@@ -127,7 +127,7 @@ class PromptWriter:
         """
         self.require_template()
         if not self._image_marker:
-            _check_that_no_medium_is_given(messages)
+            _check_no_media(messages)
         template = self._template(with_tools=bool(tools))
         _check_tools(template, tools or ())
         options, add_prompt, continues = _options(template, template_kwargs or {})
@@ -138,7 +138,7 @@ class PromptWriter:
             _GENERATION_PROMPT: add_prompt,
         }
         if continues:
-            _check_that_no_call_follows(messages[-1])
+            _check_no_call_follows(messages[-1])
         traits = self.traits(with_tools=bool(tools))
 
         def write(conversation: Conversation, variables: Mapping[str, Any]) -> WrittenPrompt:
@@ -170,7 +170,7 @@ class PromptWriter:
     ) -> WrittenPrompt:
         messages, sources, notes = conversation
         if continues:
-            _check_that_it_can_be_continued(messages[-1])
+            _check_continuable(messages[-1])
         rendering = TemplateRendering(template, self._guard, self._tool_format, self._image_marker)
         rendered = rendering.render(messages, tools, variables, traits, suffix=END if continues else "")
         text = _up_to_end(rendered.text) if continues else rendered.text
@@ -191,7 +191,7 @@ def _unless_refused(
         return None
 
 
-def _check_that_no_medium_is_given(messages: Sequence[Message]) -> None:
+def _check_no_media(messages: Sequence[Message]) -> None:
     for number, message in enumerate(messages):
         parts = message.get("content")
         for index, part in enumerate(parts if isinstance(parts, list) else ()):
@@ -208,27 +208,27 @@ def _check_tools(template: ChatTemplate, tools: Sequence[Tool]) -> None:
         raise InvalidField("tools", "are not supported by this model: its chat template does not read them")
 
 
-def _options(template: ChatTemplate, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
+def _options(template: ChatTemplate, request_variables: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
     """Return the variables for the template, whether to add the generation prompt, and whether to continue the last
-    message. `given` are the variables of the request, in which `add_generation_prompt` and `continue_final_message` may
-    set the latter two.
+    message. `request_variables` are the variables of the request, in which `add_generation_prompt` and
+    `continue_final_message` may set the latter two.
 
     Raises InvalidField for variables that the template does not read.
     """
-    variables = dict(given)
+    variables = dict(request_variables)
     continues = _flag(variables, CONTINUE, default=False)
     if _GENERATION_PROMPT not in template.variables:
         add_prompt = True
     else:
         add_prompt = _flag(variables, _GENERATION_PROMPT, default=not continues)
-    if continues and add_prompt and _GENERATION_PROMPT in given:
+    if continues and add_prompt and _GENERATION_PROMPT in request_variables:
         raise InvalidField(_KWARGS, f"cannot be used: {CONTINUE} and {_GENERATION_PROMPT} cannot be combined")
-    known = template.variables - _RESERVED
+    supported = template.variables - _RESERVED
     for name in variables:
         if name in _RESERVED:
             raise InvalidField(_KWARGS, f"must not have {name}, a field of the request itself")
-        if name not in known:
-            shown = ", ".join(sorted({*known, CONTINUE}))
+        if name not in supported:
+            shown = ", ".join(sorted({*supported, CONTINUE}))
             raise InvalidField(_KWARGS, f"has {name}, which the model's chat template does not read; it reads {shown}")
     return variables, add_prompt, continues
 
@@ -240,7 +240,7 @@ def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:
     return value
 
 
-def _check_that_no_call_follows(message: Message) -> None:
+def _check_no_call_follows(message: Message) -> None:
     if message.get("tool_calls"):
         raise InvalidField(
             "messages",
@@ -249,7 +249,7 @@ def _check_that_no_call_follows(message: Message) -> None:
         )
 
 
-def _check_that_it_can_be_continued(message: Message) -> None:
+def _check_continuable(message: Message) -> None:
     if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
         raise InvalidField(
             "messages", f"must end with a message of the assistant that has content where {CONTINUE} is true"

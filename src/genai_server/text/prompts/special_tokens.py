@@ -43,9 +43,9 @@ class SpecialTokenGuard:
         self._tokens = sorted(filter(None, tokens), key=len, reverse=True)
         self._pattern = re.compile(_longest_of(self._tokens) or "(?!)")
         self._keys = _key_characters(self._tokens, "".join(self._pattern.sub("", text) for text in constants))
-        others = {character for token in self._tokens for character in token}.difference(self._keys)
+        remaining = {character for token in self._tokens for character in token}.difference(self._keys)
         # The keys come first, should there ever be more characters than surrogates.
-        self._covers = dict(zip([*self._keys, *sorted(others)], map(chr, _SURROGATES), strict=False))
+        self._covers = dict(zip([*self._keys, *sorted(remaining)], map(chr, _SURROGATES), strict=False))
         self._heads: tuple[str, ...] = ()
         self._tails: tuple[str, ...] = ()
         if self._builds_tokens(constants):
@@ -58,7 +58,7 @@ class SpecialTokenGuard:
         `uncover` restores the texts. Raises InvalidField, naming `param`, for a text that is not valid Unicode and for
         a value that is nested too deeply.
         """
-        with blaming(param):
+        with as_field_errors(param):
             return self._covered(value)
 
     def cover_messages(self, messages: Iterable[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ class SpecialTokenGuard:
 
         Templates may assemble special tokens from roles. Raises InvalidField, naming `param`, like `cover`.
         """
-        with blaming(param):
+        with as_field_errors(param):
             return [
                 {
                     name: self._covered_keys(value) if name == "role" else self._covered(value)
@@ -136,14 +136,14 @@ class SpecialTokenGuard:
         """Split a text into pieces that contain no special tokens except genuine ones, which are given by their
         spans.
         """
-        known = set(genuine)
+        genuine_spans = set(genuine)
         inner = {position for start, end in genuine for position in range(start + 1, end)}
         pieces, todo = [], [(0, len(text))]
         while todo:
             start, end = todo.pop()
             spans = (match.span() for match in self._pattern.finditer(text, start, end))
             # A token of one character cannot be split; the codec finds it when it encodes the pieces.
-            forged = next((span for span in spans if span not in known and span[1] - span[0] > 1), None)
+            forged = next((span for span in spans if span not in genuine_spans and span[1] - span[0] > 1), None)
             if forged is None:
                 pieces.append(text[start:end])
             else:
@@ -159,9 +159,9 @@ class SpecialTokenGuard:
         """
         heads = tuple(filter(self._has_key, _heads(self._tokens)))
         tails = tuple(filter(self._has_key, _tails(self._tokens)))
-        whole = "\0".join(self._tokens)
+        joined = "\0".join(self._tokens)
         return any(
-            text.endswith(heads) or text.startswith(tails) or (text in whole and text not in self._tokens)
+            text.endswith(heads) or text.startswith(tails) or (text in joined and text not in self._tokens)
             for text in filter(self._has_key, constants)
         )
 
@@ -170,7 +170,7 @@ class SpecialTokenGuard:
 
 
 @contextmanager
-def blaming(param: str) -> Iterator[None]:
+def as_field_errors(param: str) -> Iterator[None]:
     """Convert errors in the block about invalid Unicode and too deep nesting to InvalidField, which names
     `param`.
     """
@@ -187,15 +187,20 @@ def _key_characters(tokens: Iterable[str], constants: str) -> list[str]:
 
     Characters that templates are unlikely to look for in texts are preferred.
     """
-    left, keys = set(tokens), []
-    while left:
+    remaining, keys = set(tokens), []
+    while remaining:
         keys.append(
             min(
-                {character for token in left for character in token},
-                key=lambda c: (c.isalnum() or c.isspace(), constants.count(c), -sum(c in token for token in left), c),
+                {character for token in remaining for character in token},
+                key=lambda c: (
+                    c.isalnum() or c.isspace(),
+                    constants.count(c),
+                    -sum(c in token for token in remaining),
+                    c,
+                ),
             )
         )
-        left = {token for token in left if keys[-1] not in token}
+        remaining = {token for token in remaining if keys[-1] not in token}
     return keys
 
 
@@ -205,13 +210,13 @@ def _longest_of(tokens: Collection[str]) -> str:
     The alternatives share common beginnings (a trie). With one alternative for each of a thousand tokens, the search in
     a text full of their common beginning would take seconds.
     """
-    rests: dict[str, list[str]] = {}
+    suffixes: dict[str, list[str]] = {}
     for token in filter(None, tokens):
-        rests.setdefault(token[0], []).append(token[1:])
-    branches = "|".join(re.escape(first) + _longest_of(rest) for first, rest in rests.items())
+        suffixes.setdefault(token[0], []).append(token[1:])
+    branches = "|".join(re.escape(first) + _longest_of(group) for first, group in suffixes.items())
     if "" in tokens:
         return f"(?:{branches})?" if branches else ""
-    return f"(?:{branches})" if len(rests) > 1 else branches
+    return f"(?:{branches})" if len(suffixes) > 1 else branches
 
 
 def _heads(tokens: Iterable[str]) -> set[str]:

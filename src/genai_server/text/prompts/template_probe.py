@@ -27,7 +27,7 @@ from genai_server.text.prompts.template_traits import (
     TemplateTraits,
     TextBesideCalls,
     ThinkingVariables,
-    ToolsPlace,
+    ToolsPosition,
 )
 from genai_server.text.tool_formats.tool_format import ToolFormat
 
@@ -121,10 +121,11 @@ class _Probe:
 
     def _place_tools(self) -> None:
         if self._tools and "tools" not in self._template.variables:
-            places: list[Option] = [
-                {"tools_place": position} for position in (ToolsPlace.LIST_IN_MESSAGE, ToolsPlace.JSON_IN_MESSAGE)
+            positions: list[Option] = [
+                {"tools_position": position}
+                for position in (ToolsPosition.LIST_IN_MESSAGE, ToolsPosition.JSON_IN_MESSAGE)
             ]
-            self._choose(places, ([_user("useran")], [_FUNCTION]))
+            self._choose(positions, ([_user("useran")], [_FUNCTION]))
 
     def _instructions(self) -> None:
         system, user = _system(), _user("useran")
@@ -138,24 +139,24 @@ class _Probe:
                 self._decide("separate_developer", ([system, developer, user], markers))
 
     def _neighbours(self) -> None:
-        one, two, three = (_user(f"user{end}") for end in ("an", "be", "ce"))
+        user_a, user_b, user_c = (_user(f"user{end}") for end in ("an", "be", "ce"))
         first, second = _assistant("assistantan"), _assistant("assistantbe")
         self._decide(
             "user_after_user",
-            ([one, two, first, three], ["useran", "userbe", "assistantan", "userce"]),
-            ([_system(), one, two], ["useran", "userbe"]),
+            ([user_a, user_b, first, user_c], ["useran", "userbe", "assistantan", "userce"]),
+            ([_system(), user_a, user_b], ["useran", "userbe"]),
         )
         self._decide(
             "assistant_after_assistant",
-            ([one, first, second, two], ["useran", "assistantan", "assistantbe", "userbe"]),
+            ([user_a, first, second, user_b], ["useran", "assistantan", "assistantbe", "userbe"]),
         )
         self._decide(
             "assistant_first",
-            ([first, one], ["assistantan", "useran"]),
-            ([_system(), first, one, second, two], ["assistantan", "useran", "assistantbe", "userbe"]),
+            ([first, user_a], ["assistantan", "useran"]),
+            ([_system(), first, user_a, second, user_b], ["assistantan", "useran", "assistantbe", "userbe"]),
         )
         self._decide(
-            "empty_assistant", ([one, _assistant(""), two, second, three], ["useran", "userbe", "assistantbe"])
+            "empty_assistant", ([user_a, _assistant(""), user_b, second, user_c], ["useran", "userbe", "assistantbe"])
         )
 
     def _calls(self) -> None:
@@ -216,61 +217,69 @@ class _Probe:
                 ([_system(), user, call, result], ["systeman", "useran", "resultan"]),
                 is_ordered=False,
             )
-        said, again = _assistant("textan", "valuean"), _assistant("textbe", "valuebe")
+        call_with_text, second_call = _assistant("textan", "valuean"), _assistant("textbe", "valuebe")
         markers = ["useran", "textan", "valuean", "resultan"]
         self._choose(
             [{"text_beside_calls": form} for form in TextBesideCalls],
-            ([user, said, result], markers),
-            ([user, said, result, _assistant("assistantbe"), _user("userbe")], [*markers, "assistantbe", "userbe"]),
+            ([user, call_with_text, result], markers),
             (
-                [user, said, result, again, _result("resultbe", "valuebe")],
+                [user, call_with_text, result, _assistant("assistantbe"), _user("userbe")],
+                [*markers, "assistantbe", "userbe"],
+            ),
+            (
+                [user, call_with_text, result, second_call, _result("resultbe", "valuebe")],
                 [*markers, "textbe", "valuebe", "resultbe"],
             ),
             is_ordered=False,
         )
         if self._image_marker:
             medium = self._medium()
-            seen = {**result, "content": [medium, {"type": "text", "text": "resultan"}]}
-            is_written = self._writes([user, call, seen], "useran", self._image_marker, "resultan", is_ordered=False)
+            result_with_medium = {**result, "content": [medium, {"type": "text", "text": "resultan"}]}
+            is_written = self._writes(
+                [user, call, result_with_medium], "useran", self._image_marker, "resultan", is_ordered=False
+            )
             self._traits = replace(self._traits, media_in_results=is_written)
 
     def _medium(self) -> Message:
         """Return a content part for an image, or for an audio clip if the template supports only audio."""
-        known = [medium for medium, names in MEDIA.items() if self._template.constants & set(names)]
-        return {"type": known[0] if known else "image"}
+        media = [medium for medium, names in MEDIA.items() if self._template.constants & set(names)]
+        return {"type": media[0] if media else "image"}
 
     def _neighbours_of_results(self) -> None:
-        one, two = _user("useran"), _user("userbe")
+        user_a, user_b = _user("useran"), _user("userbe")
         call, result = _assistant(None, "valuean"), _result("resultan", "valuean")
         again, other = _assistant(None, "valuebe"), _result("resultbe", "valuebe")
         end = [_assistant("assistantbe"), _user("userce")]
         self._decide(
             "user_after_tool",
-            ([one, call, result, two], ["useran", "resultan", "userbe"]),
-            ([one, call, result, two, again, other, *end], ["useran", "resultan", "userbe", "resultbe", "userce"]),
+            ([user_a, call, result, user_b], ["useran", "resultan", "userbe"]),
+            (
+                [user_a, call, result, user_b, again, other, *end],
+                ["useran", "resultan", "userbe", "resultbe", "userce"],
+            ),
         )
         self._decide(
             "open_calls",
-            ([one, call, two], ["useran", "valuean", "userbe"]),
-            ([one, call, *end], ["useran", "valuean", "assistantbe", "userce"]),
+            ([user_a, call, user_b], ["useran", "valuean", "userbe"]),
+            ([user_a, call, *end], ["useran", "valuean", "assistantbe", "userce"]),
         )
         self._decide(
             "orphan_results",
-            ([one, result], ["useran", "resultan"]),
-            ([one, _assistant("assistantan"), result, *end], ["useran", "assistantan", "resultan", "assistantbe"]),
+            ([user_a, result], ["useran", "resultan"]),
+            ([user_a, _assistant("assistantan"), result, *end], ["useran", "assistantan", "resultan", "assistantbe"]),
         )
         first = _assistant("assistantan")
         roles = ("system", "developer") if self._traits.leading_developer else ("system",)
         cases: list[Case] = []
         for later in ({"role": role, "content": "laterbe"} for role in roles):
             cases += [
-                ([_system(), one, first, later, two], ["useran", "assistantan", "laterbe", "userbe"]),
-                ([one, first, two, later], ["useran", "assistantan", "userbe", "laterbe"]),
-                ([one, later, first, two], ["useran", "laterbe", "assistantan", "userbe"]),
-                ([one, call, result, later], ["useran", "resultan", "laterbe"]),
+                ([_system(), user_a, first, later, user_b], ["useran", "assistantan", "laterbe", "userbe"]),
+                ([user_a, first, user_b, later], ["useran", "assistantan", "userbe", "laterbe"]),
+                ([user_a, later, first, user_b], ["useran", "laterbe", "assistantan", "userbe"]),
+                ([user_a, call, result, later], ["useran", "resultan", "laterbe"]),
             ]
         self._decide("later_instructions", *cases)
-        named = {**one, "name": "namean"}
+        named = {**user_a, "name": "namean"}
         self._decide("names", ([named], ["namean", "useran"]), is_ordered=False)
 
     def _reasoning(self) -> None:
@@ -279,16 +288,16 @@ class _Probe:
 
         Some templates write reasoning only while reasoning is turned on, so both cases are tried.
         """
-        one, two = _user("useran"), _user("userbe")
+        user_a, user_b = _user("useran"), _user("userbe")
         result = _result("resultan", "valuean")
         called = {**_assistant(None, "valuean"), REASONING: "thoughtan"}
-        said = {**_assistant("assistantan"), REASONING: "thoughtan"}
+        answer = {**_assistant("assistantan"), REASONING: "thoughtan"}
         is_on = self._traits.thinking.switch_on
         names = self._template.fields | self._template.constants
-        read = [field for field in _REASONING_FIELDS if field in names]
-        for field in read:
+        fields = [field for field in _REASONING_FIELDS if field in names]
+        for field in fields:
             self._traits = replace(self._traits, reasoning_field=field)
-            cases = ([one, called, result], [one, said, two], [one, said])
+            cases = ([user_a, called, result], [user_a, answer, user_b], [user_a, answer])
             if any(
                 self._writes(messages, "thoughtan", variables=variables)
                 for messages in cases
@@ -296,10 +305,10 @@ class _Probe:
             ):
                 break
         else:
-            self._traits = replace(self._traits, reasoning_field=read[0] if read else "")
+            self._traits = replace(self._traits, reasoning_field=fields[0] if fields else "")
         texts = (
             self._rendered(messages, variables) or ""
-            for messages in ([one, said], [one, said, two])
+            for messages in ([user_a, answer], [user_a, answer, user_b])
             for variables in ({}, is_on)
         )
         ends = (re.search("thoughtan(.*?)assistantan", text, re.DOTALL) for text in texts)
@@ -308,9 +317,9 @@ class _Probe:
         markers = ["useran", "valuean", "resultan"]
         if self._traits.text_beside_calls is not TextBesideCalls.LOST:
             markers.append("textan")
-        if self._writes([one, called, result], "thoughtan", variables=is_on):
+        if self._writes([user_a, called, result], "thoughtan", variables=is_on):
             markers.append("thoughtan")
-        is_written = self._writes([one, both, result], *markers, is_ordered=False, variables=is_on)
+        is_written = self._writes([user_a, both, result], *markers, is_ordered=False, variables=is_on)
         self._traits = replace(self._traits, reasoning_beside_text=is_written)
 
     def _thinking(self) -> ThinkingVariables:
@@ -324,7 +333,9 @@ class _Probe:
         for name in _EFFORT_VARIABLES:
             if name in self._template.variables:
                 efforts = {effort: self._effort(name, effort) for effort in EFFORTS}
-                return replace(variables, effort=name, efforts={one: value for one, value in efforts.items() if value})
+                return replace(
+                    variables, effort=name, efforts={level: value for level, value in efforts.items() if value}
+                )
         return variables
 
     def _effort(self, variable: str, effort: str) -> str | None:

@@ -26,7 +26,7 @@ _MAX_WIDTH = 1000
 _MAX_SORTED = 100_000
 _MAX_BITS = 4096
 # Values measured between two checks of the time, which takes about a millisecond.
-_UNTIMED = 1000
+_VALUES_PER_TIME_CHECK = 1000
 _WIDE = re.compile(r"[0-9]{4,}|\*")
 # Maximum growth of an operation on two texts.
 _GROWTH = 16
@@ -80,12 +80,12 @@ class Meter:
         Raises TooCostly if there are too many characters, or if the rendering's time ends, because values that contain
         many others take long to measure.
         """
-        weight = seen = 0
+        weight = num_values = 0
         waiting: list[Iterable[Any]] = [values]
         while waiting:
             for value in waiting.pop():
-                seen += 1
-                if seen % _UNTIMED == 0:
+                num_values += 1
+                if num_values % _VALUES_PER_TIME_CHECK == 0:
                     self.tick()
                 outside, inside = _sides(value)
                 weight += outside
@@ -288,8 +288,8 @@ def _check_widths(values: Iterable[Any]) -> None:
     """Raise TooCostly if a value, as a number or in a format string, requests a text that is too wide."""
     for value in values:
         inner = value if isinstance(value, tuple | list) else (value,)
-        for one in inner:
-            if (isinstance(one, int) and abs(one) > _MAX_WIDTH) or (isinstance(one, str) and _WIDE.search(one)):
+        for item in inner:
+            if (isinstance(item, int) and abs(item) > _MAX_WIDTH) or (isinstance(item, str) and _WIDE.search(item)):
                 raise TooCostly(f"it writes a text with a width of more than {_MAX_WIDTH}")
 
 

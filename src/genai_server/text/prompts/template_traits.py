@@ -40,12 +40,12 @@ class CallIds(StrEnum):
 
     ANY = "any"
     # Nine letters and digits.
-    NINE = "nine"
+    NINE_CHARACTERS = "nine"
     # With the function's name and a counter, as in `functions.NAME:0`; the template writes the name nowhere else.
     NAMED = "named"
 
 
-class ToolsPlace(StrEnum):
+class ToolsPosition(StrEnum):
     """Where a template reads the tools of a request."""
 
     VARIABLE = "variable"
@@ -89,12 +89,12 @@ class ThinkingVariables:
         if effort == "none" and self.switch_off:
             return ChosenEffort(self.switch_off, None)
         # Only "none" turns reasoning off.
-        taken = [one for one in self.efforts if one != "none" or effort == "none"]
-        if not taken:
+        supported = [level for level in self.efforts if level != "none" or effort == "none"]
+        if not supported:
             return ChosenEffort(self.switch_on, None) if self.switch_on and effort != "none" else None
-        wanted = EFFORTS.index(effort)
+        rank = EFFORTS.index(effort)
         # Of two that are equally near the greater one.
-        nearest = min(taken, key=lambda one: (abs(EFFORTS.index(one) - wanted), -EFFORTS.index(one)))
+        nearest = min(supported, key=lambda level: (abs(EFFORTS.index(level) - rank), -EFFORTS.index(level)))
         return ChosenEffort({**self.switch_on, self.effort: self.efforts[nearest]}, nearest)
 
 
@@ -124,7 +124,7 @@ class TemplateTraits:
     assistant_first: bool = True
     empty_assistant: bool = True
     # Tool calls.
-    tools_place: ToolsPlace = ToolsPlace.VARIABLE
+    tools_position: ToolsPosition = ToolsPosition.VARIABLE
     calls: CallForm = CallForm.TOGETHER
     call_ids: CallIds = CallIds.ANY
     # The content next to calls if there is none.

@@ -82,8 +82,8 @@ def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
     tool call format. Raises ConfigurationError for an unknown name.
     """
     if tool_parser not in (AUTOMATIC, NO_TOOLS, *TOOL_FORMATS):
-        known = ", ".join((AUTOMATIC, NO_TOOLS, *TOOL_FORMATS))
-        raise ConfigurationError(f"GENAI_TOOL_PARSER={tool_parser}: must be one of: {known}")
+        names = ", ".join((AUTOMATIC, NO_TOOLS, *TOOL_FORMATS))
+        raise ConfigurationError(f"GENAI_TOOL_PARSER={tool_parser}: must be one of: {names}")
     name = detect_tool_format(template_source) if tool_parser == AUTOMATIC else tool_parser
     tool_format = None if name in (None, NO_TOOLS) else TOOL_FORMATS[name]
     # A Harmony model writes calls as messages, like everything else.

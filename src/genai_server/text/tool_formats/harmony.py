@@ -160,8 +160,8 @@ def read_messages(
             if (yield from read_calls()):
                 continue
             if calls.emitted_to > start:
-                rest = text.since(calls.emitted_to)
-                yield from messages.read_content(is_reasoning=False, written=rest, continues=True)
+                remainder = text.since(calls.emitted_to)
+                yield from messages.read_content(is_reasoning=False, written=remainder, continues=True)
             else:
                 text.at = start
                 yield from messages.read_message()

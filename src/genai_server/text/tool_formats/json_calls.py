@@ -324,8 +324,8 @@ class Mistral(ToolFormat):
 
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
         if _ARGS in opaque_tokens:
-            several = "+" if parallel else ""
-            return f"calls{suffix}: call{suffix}{several}\ncall{suffix}: opening{suffix} called"
+            quantifier = "+" if parallel else ""
+            return f"calls{suffix}: call{suffix}{quantifier}\ncall{suffix}: opening{suffix} called"
         objects = separated("called", ", ", several=parallel)
         return f"calls{suffix}: opening{suffix} {quoted(' ')}? {quoted('[')} {objects} {quoted(']')}"
 

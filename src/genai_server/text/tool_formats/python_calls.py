@@ -65,9 +65,9 @@ class MarkedPython(ToolFormat):
 
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
         before, between, after = self._punctuation
-        several = separated("called", between, several=parallel)
+        calls = separated("called", between, several=parallel)
         end = spelled(f"{after}{self.closing}", opaque_tokens)
-        return f"calls{suffix}: opening{suffix} {spelled(before, opaque_tokens)} {several} {end}"
+        return f"calls{suffix}: opening{suffix} {spelled(before, opaque_tokens)} {calls} {end}"
 
     def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
         return lark_python_calls(tools)
@@ -175,11 +175,11 @@ def _lark_arguments(number: int, schema: Mapping[str, Any]) -> list[str]:
     shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
     properties = schema["properties"]
     for i, (key, value) in enumerate(properties.items()):
-        here, after, optional = f"{number}_{i}", f"{number}_{i + 1}", key not in schema.get("required", ())
+        current, after, optional = f"{number}_{i}", f"{number}_{i + 1}", key not in schema.get("required", ())
         rules += [
-            f"argument_{here}: {quoted(key + '=')} {fits({**value, **shared})}",
-            f"first_{here}: argument_{here} rest_{after}" + f" | first_{after}" * optional,
-            f"rest_{here}: {quoted(', ')} argument_{here} rest_{after}" + f" | rest_{after}" * optional,
+            f"argument_{current}: {quoted(key + '=')} {fits({**value, **shared})}",
+            f"first_{current}: argument_{current} rest_{after}" + f" | first_{after}" * optional,
+            f"rest_{current}: {quoted(', ')} argument_{current} rest_{after}" + f" | rest_{after}" * optional,
         ]
     last = f"{number}_{len(properties)}"
     return [*rules, f'first_{last}: ""', f'rest_{last}: ""']

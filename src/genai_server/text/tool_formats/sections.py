@@ -88,8 +88,8 @@ class Sections(ToolFormat):
         return spelled(self.head(name, 0), opaque_tokens)
 
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
-        several = separated("called", self.between, several=parallel)
-        return f"calls{suffix}: opening{suffix} {several} {spelled(self.closing, opaque_tokens)}"
+        calls = separated("called", self.between, several=parallel)
+        return f"calls{suffix}: opening{suffix} {calls} {spelled(self.closing, opaque_tokens)}"
 
     def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
         tail = spelled(self.tail, opaque_tokens)
@@ -187,5 +187,5 @@ class Kimi(Sections):
         return f"{self.call_begin}functions.{name}:{number}{_KIMI_ARGUMENTS}"
 
     def lark_head(self, name: str, opaque_tokens: Mapping[str, int]) -> str:
-        begin, end = (spelled(text, opaque_tokens) for text in (self.call_begin, _KIMI_ARGUMENTS))
-        return f"{begin} {quoted(f'functions.{name}:')} /[0-9]+/ {end}"
+        start, end = (spelled(text, opaque_tokens) for text in (self.call_begin, _KIMI_ARGUMENTS))
+        return f"{start} {quoted(f'functions.{name}:')} /[0-9]+/ {end}"

@@ -42,45 +42,45 @@ from genai_server.text.tool_formats.tool_format import (
 
 TEXT = "string"
 _TYPES = frozenset({TEXT, "integer", "number", "boolean", "null", "object", "array"})
-_BY_BEGINNING = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null", '"': TEXT}
+_TYPE_BY_FIRST_CHARACTER = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null", '"': TEXT}
 # Maximum nesting of schemas.
 _DEPTH = 16
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment"}
 
 
-def meant(text: str, schema: Any, whole: Mapping[str, Any]) -> str:
-    """Convert an unquoted text to the JSON text of a value of `schema`, which is a part of the schema `whole`."""
-    types = types_of(schema, whole)
+def meant(text: str, schema: Any, root: Mapping[str, Any]) -> str:
+    """Convert an unquoted text to the JSON text of a value of `schema`, which is a part of the schema `root`."""
+    types = types_of(schema, root)
     if types == {TEXT}:
         return write_json(text)
     if TEXT not in types:
         value = to_json(text.strip())
         return write_json(text) if value is None else value
-    others = types - {TEXT} | ({"integer"} if "number" in types else set())
+    other_types = types - {TEXT} | ({"integer"} if "number" in types else set())
     stripped = text.strip()
-    return stripped if is_json(stripped) and _type_of(stripped) in others else write_json(text)
+    return stripped if is_json(stripped) and _type_of(stripped) in other_types else write_json(text)
 
 
-def types_of(schema: Any, whole: Mapping[str, Any]) -> frozenset[str]:
-    """Return the JSON types that values of `schema`, a part of the schema `whole`, may have."""
-    return _types_of(schema, whole, {}, _DEPTH)
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """Return the JSON types that values of `schema`, a part of the schema `root`, may have."""
+    return _types_of(schema, root, {}, _DEPTH)
 
 
-def _types_of(schema: Any, whole: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int) -> frozenset[str]:
+def _types_of(schema: Any, root: Mapping[str, Any], resolved: dict[str, frozenset[str]], depth: int) -> frozenset[str]:
     """Return the JSON types that values of `schema` may have.
 
-    `known` holds the types of references that have been followed, so that each is followed once. At `depth` 0, all
+    `resolved` holds the types of references that have been followed, so that each is followed once. At `depth` 0, all
     types are returned.
     """
     if not isinstance(schema, Mapping) or not depth:
         return _TYPES
     options = [_TYPES]
     if isinstance(reference := schema.get("$ref"), str):
-        if reference not in known:
-            known[reference] = _TYPES  # within itself it says nothing
+        if reference not in resolved:
+            resolved[reference] = _TYPES  # within itself it says nothing
             with suppress(InvalidField):
-                known[reference] = _types_of(target(whole, reference), whole, known, depth - 1)
-        options.append(known[reference])
+                resolved[reference] = _types_of(target(root, reference), root, resolved, depth - 1)
+        options.append(resolved[reference])
     if (names := schema.get("type")) is not None:
         options.append(frozenset(kind for kind in _TYPES if kind in (names if isinstance(names, list) else [names])))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -88,9 +88,11 @@ def _types_of(schema: Any, whole: Mapping[str, Any], known: dict[str, frozenset[
         options.append(frozenset(_type_of(json.dumps(value)) for value in values))
     for keyword in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(keyword), list):
-            options.append(frozenset[str]().union(*(_types_of(each, whole, known, depth - 1) for each in branches)))
+            options.append(
+                frozenset[str]().union(*(_types_of(branch, root, resolved, depth - 1) for branch in branches))
+            )
     if isinstance(parts := schema.get("allOf"), list):
-        options += [_types_of(part, whole, known, depth - 1) for part in parts]
+        options += [_types_of(part, root, resolved, depth - 1) for part in parts]
     return reduce(_joined, options) or _TYPES
 
 
@@ -121,7 +123,7 @@ def bare(value: Any) -> str:
 def _type_of(value: str) -> str:
     """Return the JSON type (such as `integer` or `object`) of a value that is given as JSON text."""
     number = "number" if any(char in value for char in ".eE") else "integer"
-    return _BY_BEGINNING.get(value[0], number)
+    return _TYPE_BY_FIRST_CHARACTER.get(value[0], number)
 
 
 def _joined(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
@@ -195,13 +197,13 @@ class Tagged(ToolFormat):
             return False
         calls.start(name)
         calls.arguments("{", text.at)
-        whole: Mapping[str, Any] = calls.parameters[name] or {}
+        parameters: Mapping[str, Any] = calls.parameters[name] or {}
         separator = ""
         while True:
             yield from text.skip_space()
             if (yield from text.take(self.end.strip())):
                 break
-            member = yield from self._read_argument(text, whole)
+            member = yield from self._read_argument(text, parameters)
             if member is None:
                 return False
             calls.arguments(separator + member, text.at)
@@ -209,10 +211,10 @@ class Tagged(ToolFormat):
         calls.end(text.at)
         return True
 
-    def _read_argument(self, text: Lookahead, whole: Mapping[str, Any]) -> Reader[str | None]:
+    def _read_argument(self, text: Lookahead, parameters: Mapping[str, Any]) -> Reader[str | None]:
         """Read an argument and return it as the text of a JSON member, `"NAME": VALUE`; None if there is no argument.
 
-        `whole` is the JSON schema of all arguments, which determines the type of the value.
+        `parameters` is the JSON schema of all arguments, which determines the type of the value.
         """
         if not (yield from text.take(self.before_key.strip())):
             return None
@@ -228,9 +230,9 @@ class Tagged(ToolFormat):
             return None
         if self.after_value.startswith("\n"):
             value = value.removeprefix("\n").removesuffix("\n")
-        properties = whole.get("properties")
+        properties = parameters.get("properties")
         schema = properties.get(key.strip(), True) if isinstance(properties, Mapping) else True
-        return f"{write_json(key.strip())}: {meant(value, schema, whole)}"
+        return f"{write_json(key.strip())}: {meant(value, schema, parameters)}"
 
     def _read_value(self, text: Lookahead) -> Reader[str | None]:
         """Read a value and its closing tag, and return the value. None if the closing tag is missing.
@@ -323,12 +325,12 @@ class Tagged(ToolFormat):
         tool: Tool,
         key: str,
         schema: Mapping[str, Any],
-        whole: Mapping[str, Any],
+        root: Mapping[str, Any],
         opaque_tokens: Mapping[str, int],
     ) -> str:
         end = spelled(self.after_value, opaque_tokens)
-        shared = {"$defs": whole["$defs"]} if "$defs" in whole else {}
-        if TEXT not in types_of(schema, whole):
+        shared = {"$defs": root["$defs"]} if "$defs" in root else {}
+        if TEXT not in types_of(schema, root):
             return f"{fits({**schema, **shared})} {end}"
         if (texts := texts_of(schema)) and not any(self.after_value.strip() in text for text in texts):
             return f"{any_of(map(quoted, texts))} {end}"
@@ -348,7 +350,7 @@ class Tagged(ToolFormat):
         if self.is_shared:
             return f"{self.opening}\n{''.join(written)}{self.closing}"
         head = "\n" if self.before_name.startswith("\n") else ""
-        return "\n".join(f"{self.opening}{head}{one}{self.closing}" for one in written)
+        return "\n".join(f"{self.opening}{head}{text}{self.closing}" for text in written)
 
     def _written(self, call: Call) -> str:
         arguments = (

@@ -14,7 +14,7 @@ from genai_server.text.answers.parsing import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, to_text
 
 # With these a schema says more about its properties than "properties" does.
-_ABOUT_PROPERTIES = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
+_PROPERTY_KEYWORDS = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
 # A schema of these only can be split into one for each property.
 _SPLITTABLE = {"type", "properties", "required", "additionalProperties", "$defs", "title", "description", "$schema"}
 _REFERENCE_ELSEWHERE = re.compile(r'"\$ref": "(?!#/\$defs/)')
@@ -40,7 +40,7 @@ class Tool:
         properties and models invent some.
         """
         schema = {**(self.parameters if self.parameters is not None else {"properties": {}}), "type": "object"}
-        if lists_its_properties(schema) and not _ABOUT_PROPERTIES & schema.keys():
+        if lists_its_properties(schema) and not _PROPERTY_KEYWORDS & schema.keys():
             schema["additionalProperties"] = False
         return schema
 

@@ -402,7 +402,7 @@ class Target:
             times = [process.cpu_times() for process in self.processes]
         except psutil.Error:
             return None
-        return sum(each.user + each.system for each in times) if times else None
+        return sum(cpu_time.user + cpu_time.system for cpu_time in times) if times else None
 
 
 def server_processes(url: str) -> list[psutil.Process]:
@@ -413,8 +413,12 @@ def server_processes(url: str) -> list[psutil.Process]:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         sockets = psutil.net_connections(kind="tcp")  # macOS allows this only for root
-        listening = [each for each in sockets if each.status == psutil.CONN_LISTEN]
-        pids = {each.pid for each in listening if each.pid is not None and each.laddr and each.laddr.port == port}
+        listening = [connection for connection in sockets if connection.status == psutil.CONN_LISTEN]
+        pids = {
+            connection.pid
+            for connection in listening
+            if connection.pid is not None and connection.laddr and connection.laddr.port == port
+        }
         return [psutil.Process(pid) for pid in pids]
     except psutil.Error:
         return []

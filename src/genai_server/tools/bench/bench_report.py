@@ -74,9 +74,13 @@ class Ratio:
 def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
     """Return all ratios that can be computed from these measurements, in the order of the cases."""
     result = []
-    figures = {(each.target, each.case, each.round): each.figures for each in measurements}
-    rounds = sorted({each.round for each in measurements})
-    for title, figure, above, below in _pairs(list(dict.fromkeys((each.target, each.case) for each in measurements))):
+    figures = {
+        (measurement.target, measurement.case, measurement.round): measurement.figures for measurement in measurements
+    }
+    rounds = sorted({measurement.round for measurement in measurements})
+    for title, figure, above, below in _pairs(
+        list(dict.fromkeys((measurement.target, measurement.case) for measurement in measurements))
+    ):
         values = []
         for number in rounds:
             upper, lower = (figures.get((*side, number), {}) for side in (above, below))
@@ -117,20 +121,20 @@ def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
 
 
 def _own_pairs(target: str, case: Case, sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
-    here = (target, case)
+    current = (target, case)
     for other, below in sides:
-        lengths, others = ((each.prompt_tokens, each.output_tokens) for each in (case, below))
-        if case.name in _SWEEPS and below.name in _SWEEPS and lengths == others:
+        lengths, other_lengths = ((each.prompt_tokens, each.output_tokens) for each in (case, below))
+        if case.name in _SWEEPS and below.name in _SWEEPS and lengths == other_lengths:
             if other in _LIBRARIES and case.streams == 1:
                 title = f"decode tokens/s, {_describe(case)}: against {_LIBRARIES[other]}"
-                yield title, "decode_tokens_per_second", here, (other, below)
+                yield title, "decode_tokens_per_second", current, (other, below)
             elif other == target and below.streams == 1 < case.streams:
                 title = f"decode tokens/s, {_describe(case)}: against one stream{_drafts(below)}"
-                yield title, "decode_tokens_per_second", here, (other, below)
+                yield title, "decode_tokens_per_second", current, (other, below)
         elif other == target:
             for title, figure, upper, lower in _CASES:
                 if (case.name, below.name) == (upper, lower):
-                    yield title, figure, here, (other, below)
+                    yield title, figure, current, (other, below)
 
 
 def _describe(case: Case) -> str:
@@ -267,8 +271,8 @@ def _summary_rows(summaries: Sequence[Summary]) -> Rows:
     for summary in summaries:
         case, total = summary.case, summary.completed + summary.failed
         lengths = [
-            str(round(measured.median)) if measured else str(wanted)
-            for measured, wanted in (
+            str(round(measured.median)) if measured else str(configured)
+            for measured, configured in (
                 (summary.figures.get("prompt_tokens"), case.prompt_tokens),
                 (summary.figures.get("output_tokens"), case.output_tokens),
             )

@@ -26,8 +26,8 @@ class _Step:
     def title(self) -> str:
         """The text of this step for a progress bar."""
         label = self.target if isinstance(self.target, str) else self.target.server.label
-        what = f", {self.case.name}, {self.case.prompt_tokens} tokens x {self.case.streams}" if self.case else ""
-        return f"round {self.round + 1}: {label}{what}"
+        details = f", {self.case.name}, {self.case.prompt_tokens} tokens x {self.case.streams}" if self.case else ""
+        return f"round {self.round + 1}: {label}{details}"
 
 
 class Session:
@@ -95,7 +95,7 @@ class Session:
         async with health:
             measurements = await self._measure(step)
         probes = latencies("health", health.samples[num_before:], 50, 99, 100)
-        return [replace(each, figures={**each.figures, **probes}) for each in measurements]
+        return [replace(measurement, figures={**measurement.figures, **probes}) for measurement in measurements]
 
     async def _measure(self, step: _Step) -> list[Measurement]:
         plan = self._plan

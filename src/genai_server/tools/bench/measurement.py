@@ -100,9 +100,9 @@ def text_times(pieces: Iterable[tuple[float, bytes]]) -> list[float]:
 
 
 def _events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    rest = b""
+    incomplete = b""
     for arrived, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
+        *lines, incomplete = (incomplete + piece).split(b"\n")
         for line in lines:
             data = line.removeprefix(b"data:").strip()
             if data == line.strip() or data == b"[DONE]":
@@ -132,8 +132,8 @@ class Spread:
 
 def spread(values: Sequence[float | None]) -> Spread | None:
     """Return the spread over the rounds in which the figure is known; None if it is never known."""
-    known = [value for value in values if value is not None]
-    return Spread(median(known), min(known), max(known), len(known)) if known else None
+    present = [value for value in values if value is not None]
+    return Spread(median(present), min(present), max(present), len(present)) if present else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

@@ -129,7 +129,7 @@ DECISIONS, TEXT_FIRST, QUESTION_FIRST = (
     "chats that begin with the text",
     "chats that begin with a question",
 )
-_ASKED = "Is the following true? Answer with JSON."
+_QUESTION_PROMPT = "Is the following true? Answer with JSON."
 # Fields of a chat whose answer has a schema, and its longest answer.
 _SCHEMA = {
     "ignore_eos": False,
@@ -170,16 +170,16 @@ async def measure_crowd(target: Target, plan: Plan, number: int) -> list[Measure
     The figure `prompts_read` is the number of prompt tokens that the server processed, divided by those of one prompt:
     a little more than 1 at best, and the number of requests without any cache.
     """
-    shared, own = target.calibration.words_for(plan.prefix_tokens), target.calibration.words_in(plan.new_tokens)
+    shared, unique = target.calibration.words_for(plan.prefix_tokens), target.calibration.words_in(plan.new_tokens)
     recordings = []
     for key in _keys(target, plan, number):
-        prompts = [f"{words(shared, *key)} {words(own, *key, stream)}" for stream in range(plan.streams)]
+        prompts = [f"{words(shared, *key)} {words(unique, *key, stream)}" for stream in range(plan.streams)]
         recordings += await asyncio.gather(*(target.server.ask(prompt, _OUTPUT_TOKENS) for prompt in prompts))
     outcome = read_all(recordings)
-    read = [answer.prompt_tokens - (answer.cached_tokens or 0) for answer in outcome.answers]
+    num_read = [answer.prompt_tokens - (answer.cached_tokens or 0) for answer in outcome.answers]
     longest = max((answer.prompt_tokens for answer in outcome.answers), default=0)
     case = Case(_CROWD, plan.streams, plan.prefix_tokens + plan.new_tokens, _OUTPUT_TOKENS)
-    prompts_read = sum(read) / longest / plan.repeats if longest else None
+    prompts_read = sum(num_read) / longest / plan.repeats if longest else None
     return [outcome.measurement(target.server.label, case, number, {"prompts_read": prompts_read})]
 
 
@@ -233,16 +233,18 @@ async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Mea
     the question. `plan.streams` chats of each kind run at once. The time of the decisions includes processing the text.
     """
     server, length = target.server, target.calibration.words_for(plan.prefix_tokens)
-    asked = [f"The text is about {words(2, plan.seed, index)}." for index in range(max(plan.questions, plan.streams))]
+    questions = [
+        f"The text is about {words(2, plan.seed, index)}." for index in range(max(plan.questions, plan.streams))
+    ]
     measurements = []
     for key in _keys(target, plan, number):
         texts = {name: words(length, *key, name) for name in (DECISIONS, TEXT_FIRST, QUESTION_FIRST)}
         began = server.clock()
-        errors = await _decide(server, texts[DECISIONS], asked[: plan.questions])
+        errors = await _decide(server, texts[DECISIONS], questions[: plan.questions])
         by_case = {DECISIONS: (server.clock() - began, plan.questions, errors)}
         chats = {
-            TEXT_FIRST: [f"{texts[TEXT_FIRST]}\n\n{_ASKED} {each}" for each in asked],
-            QUESTION_FIRST: [f"{_ASKED} {each}\n\n{texts[QUESTION_FIRST]}" for each in asked],
+            TEXT_FIRST: [f"{texts[TEXT_FIRST]}\n\n{_QUESTION_PROMPT} {question}" for question in questions],
+            QUESTION_FIRST: [f"{_QUESTION_PROMPT} {question}\n\n{texts[QUESTION_FIRST]}" for question in questions],
         }
         await server.ask(texts[TEXT_FIRST], 1)
         for name, prompts in chats.items():
@@ -257,15 +259,18 @@ async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Mea
     return measurements
 
 
-async def _decide(server: Server, text: str, asked: Sequence[str]) -> list[str]:
+async def _decide(server: Server, text: str, statements: Sequence[str]) -> list[str]:
     """Send all questions about a text to /v1/decisions. Returns an error for each question if the request fails."""
-    questions = [{"type": "predicate", "name": f"q{index}", "instructions": each} for index, each in enumerate(asked)]
+    questions = [
+        {"type": "predicate", "name": f"q{index}", "instructions": statement}
+        for index, statement in enumerate(statements)
+    ]
     body = {"model": server.model, "input": text, "questions": questions}
     try:
         status, reason, content = await server.complete(json.dumps(body).encode(), "/v1/decisions")
     except FAILURES as error:
-        return [unanswered(server.url, error)] * len(asked)
-    return [] if status == 200 else [error_message(status, reason, content)] * len(asked)
+        return [unanswered(server.url, error)] * len(statements)
+    return [] if status == 200 else [error_message(status, reason, content)] * len(statements)
 
 
 MEASURES: dict[str, Callable[[Target, Plan, int], Awaitable[list[Measurement]]]] = {

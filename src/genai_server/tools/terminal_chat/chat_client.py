@@ -21,7 +21,7 @@ from genai_server.tools.terminal_chat.user_input import Value
 # Seconds to connect or list models, and to wait for the next piece of an answer.
 _SHORT, _LONG = 10.0, 600.0
 # Minimum seconds between the first and the last piece for a rate: short answers often arrive in one read.
-_MEASURABLE = 0.02
+_MIN_RATE_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Answer:
             return "no output"
         count = f"{self.tokens} tokens" if self.is_counted else f"about {self.tokens} tokens"
         words = [count, f"first after {self.first - self.sent:.2f} s"]
-        if self.tokens > 1 and self.last - self.first >= _MEASURABLE:
+        if self.tokens > 1 and self.last - self.first >= _MIN_RATE_SECONDS:
             words.append(f"then {(self.tokens - 1) / (self.last - self.first):.1f} a second")
         return ", ".join([*words, f"{self.last - self.sent:.2f} s in all"])
 
@@ -140,7 +140,7 @@ class ChatClient:
                 if usage := event.get("usage"):
                     answer.tokens, answer.is_counted = int(usage["completion_tokens"]), True
                 for choice in event.get("choices") or ():
-                    yield from _noted(choice.get("delta") or {}, answer)
+                    yield from _apply_delta(choice.get("delta") or {}, answer)
 
     def end_reasoning(self, answer: Answer) -> bool:
         """Ask the server to end the reasoning of a running answer. Returns False if the model is not reasoning now.
@@ -223,14 +223,14 @@ def _listed(entry: Mapping[str, Any]) -> ListedModel:
     return ListedModel(endpoint, entry.get("chat") is not False, takes_images)
 
 
-def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[ChatPiece]:
+def _apply_delta(delta: dict[str, Any], answer: Answer) -> Iterator[ChatPiece]:
     for run in delta.get("genai_tool_runs") or ():
-        yield _noted_run(run, answer)
+        yield _apply_tool_run(run, answer)
     for part in delta.get("tool_calls") or ():
-        made = answer.calls.setdefault(part["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
-        made["id"] = part.get("id") or made.get("id")
+        call = answer.calls.setdefault(part["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
+        call["id"] = part.get("id") or call.get("id")
         for name in ("name", "arguments"):
-            made["function"][name] += part["function"].get(name) or ""
+            call["function"][name] += part["function"].get(name) or ""
     for name, kind in (("reasoning_content", Reasoning), ("content", Content)):
         if text := delta.get(name):
             answer.last = time.monotonic()
@@ -244,10 +244,10 @@ def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[ChatPiece]:
             yield kind(text)
 
 
-def _noted_run(item: Mapping[str, Any], answer: Answer) -> ToolRun:
+def _apply_tool_run(item: Mapping[str, Any], answer: Answer) -> ToolRun:
     id, rounds = str(item["id"]), answer.rounds
-    begun = answer.running.get(id)
-    if begun is None:
+    started = answer.running.get(id)
+    if started is None:
         run = answer.running[id] = ToolRun(item["server"], item["name"], item["arguments"])
         if id not in answer.approved and item.get("status") != "incomplete":
             if answer.text or not rounds or rounds[-1]["role"] == "tool":
@@ -257,7 +257,7 @@ def _noted_run(item: Mapping[str, Any], answer: Answer) -> ToolRun:
             rounds[-1]["tool_calls"].append({"id": id, "type": "function", "function": function})
         return run
     is_error = item.get("status") == "failed"
-    ended = replace(begun, output=str(item.get("output", "")), is_error=is_error)
+    ended = replace(started, output=str(item.get("output", "")), is_error=is_error)
     text = f"Error: {ended.output}" if is_error else ended.output
     rounds.append(Message(role="tool", content=text, tool_call_id=id))
     return ended

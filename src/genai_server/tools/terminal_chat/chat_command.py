@@ -24,7 +24,7 @@ from pathlib import Path
 
 from genai_server.cli.model_argument import find
 from genai_server.cli.parser import path_of
-from genai_server.cli.screen import say_aside, say_to_person
+from genai_server.cli.screen import print_note, print_to_stderr
 from genai_server.cli.serve.welcome import url_of
 from genai_server.cli.standard_streams import piped_text, typed_text
 from genai_server.config.settings import name_of_directory
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
     conversation = Conversation(arguments.system)
     question = _with_piped(arguments.question) if arguments.question else ""
     try:
-        with connected(arguments.target, arguments.api_key, say_aside if question else say_to_person) as client:
+        with connected(arguments.target, arguments.api_key, print_to_stderr if question else print_note) as client:
             model = choose_model(client, arguments.model)
             client.tool_servers = arguments.mcp
             if arguments.image:
@@ -165,7 +165,7 @@ def run(arguments: argparse.Namespace) -> int:
             if question:
                 _answer_one(client, model, conversation.ask(question, arguments.image))
             else:
-                say_to_person(f"{model} at {client.url}; /help lists the commands")
+                print_note(f"{model} at {client.url}; /help lists the commands")
                 Dialogue(client, model, conversation, arguments.image).run()
     except KeyboardInterrupt:  # while the server starts, or ends
         if question:
@@ -193,7 +193,7 @@ def _is_confirmed(question: str) -> bool:
     """
     if sys.stdin is not None and sys.stdin.isatty():
         return is_confirmed(question)
-    say_aside(f"{question}no: there is no terminal")
+    print_to_stderr(f"{question}no: there is no terminal")
     return False
 
 
@@ -206,7 +206,10 @@ def _with_piped(question: str) -> str:
 
 @contextmanager
 def connected(
-    target: str | None, api_key: str | None, report: Callable[[str], None] = say_aside, options: Sequence[str] = ()
+    target: str | None,
+    api_key: str | None,
+    report: Callable[[str], None] = print_to_stderr,
+    options: Sequence[str] = (),
 ) -> Iterator[ChatClient]:
     """Connect to the server at the address `target` during the block, and yield a client. If `target` is a model
     directory, a server is started for it; with None, it is the server that runs at the configured address, or else one

@@ -54,20 +54,20 @@ class Conversation:
 
         A question without an answer may come last. Raises ValueError for any other order.
         """
-        made = cls()
-        made._turns = list(messages)
+        conversation = cls()
+        conversation._turns = list(messages)
         if messages and messages[0]["role"] == "system":
-            system = made._turns.pop(0)["content"]
+            system = conversation._turns.pop(0)["content"]
             if not isinstance(system, str):
                 raise ValueError("the system prompt must be a text")
-            made.system = system
+            conversation.system = system
         last: Message | None = None
-        for message in made._turns:
+        for message in conversation._turns:
             expected = _following(last)
             if message["role"] not in expected:
                 raise ValueError(f"a message of the role {expected[0]} must follow, not of {message['role']}")
             last = message
-        return made
+        return conversation
 
     def messages(self) -> list[Message]:
         """Return the messages so far, including the last question if it has no answer yet."""

@@ -26,7 +26,7 @@ from rich.theme import Theme
 
 from genai_server.answer_parts import Content, Reasoning
 from genai_server.cli.parser import path_of
-from genai_server.cli.screen import say_aside, say_to_person, screen, show
+from genai_server.cli.screen import print_note, print_to_stderr, screen, show
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed, did_you_mean, escaped, quoted
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, ChatPiece, ToolRun
@@ -210,7 +210,7 @@ def choose_model(client: ChatClient, name: str | None) -> str:
     Raises ChatFailed if the model does not exist or cannot chat.
     """
     models = client.models()
-    generating = (id for id, each in models.items() if not each.endpoint)
+    generating = (id for id, entry in models.items() if not entry.endpoint)
     model = name or next(generating, next(iter(models), ""))
     if model not in models:
         raise ChatFailed(f"{client.url} has no model {quoted(model)}; it has: {', '.join(models) or 'none'}")
@@ -225,8 +225,8 @@ def require_images(client: ChatClient, model: str) -> None:
     """Raise ChatFailed if the model is known to accept text only."""
     models = client.models()
     if model in models and not models[model].takes_images:
-        others = [id for id, each in models.items() if each.takes_images and not each.endpoint]
-        raise ChatFailed(f"{model} reads text only" + (f"; models for images: {', '.join(others)}" if others else ""))
+        names = [id for id, entry in models.items() if entry.takes_images and not entry.endpoint]
+        raise ChatFailed(f"{model} reads text only" + (f"; models for images: {', '.join(names)}" if names else ""))
 
 
 class Dialogue:
@@ -277,7 +277,7 @@ class Dialogue:
                     print()
                     return
                 was_interrupted = True
-                say_to_person("\n(Ctrl-C again exits)")
+                print_note("\n(Ctrl-C again exits)")
             except ChatFailed as error:
                 print(f"error: {error}", file=sys.stderr)
 
@@ -332,13 +332,13 @@ class Dialogue:
             self._parameters.pop(name, None)
         elif value:
             self._parameters[name] = parse(name, value.strip())
-        for each in (name,) if name else PARAMETERS:
-            print(f"{each} = {self._parameters.get(each, _DEFAULT)}")
+        for key in (name,) if name else PARAMETERS:
+            print(f"{key} = {self._parameters.get(key, _DEFAULT)}")
 
     def _switch(self, name: str) -> None:
         if not name:
-            for model, about in self._client.models().items():
-                if about.endpoint or not about.takes_messages:
+            for model, info in self._client.models().items():
+                if info.endpoint or not info.takes_messages:
                     continue
                 print(f"{'*' if model == self._model else ' '} {model}")
             return
@@ -388,7 +388,7 @@ def _note(text: str) -> None:
     if sys.stdout.isatty():
         show((text, "dim"))
     else:
-        say_aside(text)
+        print_to_stderr(text)
 
 
 def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bool]) -> Answer | None:

@@ -7,7 +7,7 @@ import argparse
 
 from genai_server.cli.model_argument import fetched
 from genai_server.cli.pull_command import add_hub_options
-from genai_server.cli.screen import say_aside, say_to_person
+from genai_server.cli.screen import print_note, print_to_stderr
 from genai_server.config.sources import load_settings
 from genai_server.tools.terminal_chat import chat_command as chat
 
@@ -27,6 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Chat until the user ends it; returns the exit status. Raises ConfigurationError, PullFailed and ChatFailed."""
-    report = say_aside if arguments.question else say_to_person
+    report = print_to_stderr if arguments.question else print_note
     arguments.target = str(fetched(arguments.target, load_settings(), arguments.revision, arguments.token, report))
     return chat.run(arguments)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from genai_server.cli.model_argument import find
 from genai_server.cli.parser import path_of
-from genai_server.cli.screen import say_aside
+from genai_server.cli.screen import print_to_stderr
 from genai_server.errors import ChatFailed, ConfigurationError
 from genai_server.tools.server_answers import checked_url
 from genai_server.tools.terminal_chat.chat_client import ChatClient
@@ -54,14 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not path.is_file():
         raise ChatFailed(f"there is no file {path}")
     target, model = checked_url(arguments.url) if arguments.url else None, arguments.model
-    if target is None and model is not None and _is_here(model):
+    if target is None and model is not None and _is_local_model(model):
         target, model = model, None
     values = {"model": model, "language": arguments.language, "prompt": arguments.prompt}
     fields = {name: value for name, value in values.items() if value} | {"response_format": arguments.format}
     if arguments.format == _TEXT:
         fields["stream"] = "true"
     try:
-        with connected(target, arguments.api_key, say_aside) as client, _writer(arguments.output) as write:
+        with connected(target, arguments.api_key, print_to_stderr) as client, _writer(arguments.output) as write:
             pieces = _transcript(client, path, fields, translates=arguments.translate)
             with contextlib.closing(pieces):
                 for piece in pieces:
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _is_here(model: str) -> bool:
+def _is_local_model(model: str) -> bool:
     """Whether a model is a directory, or the name of one in the folder of models."""
     try:
         find(model)

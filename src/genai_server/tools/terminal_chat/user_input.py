@@ -50,11 +50,11 @@ def question_reader(commands: Sequence[str]) -> Callable[[], str]:
     can_edit = sys.stdin.isatty() and console is not None and not console.is_dumb_terminal
     ask = _session(commands).prompt if can_edit else _plain
 
-    def read() -> str:
+    def read_question() -> str:
         text = ask().strip()
         return text[len(_QUOTES) :].removesuffix(_QUOTES).strip() if text.startswith(_QUOTES) else text
 
-    return read
+    return read_question
 
 
 def is_confirmed(question: str) -> bool:
@@ -131,8 +131,8 @@ def data_url(path: Path) -> str:
 def require_known(name: str) -> None:
     """Raise ChatFailed if the user may not set a field with this name."""
     if name not in _KINDS:
-        meant = did_you_mean(name, PARAMETERS)
-        raise ChatFailed(f"there is no setting {quoted(name)}{meant} (known: {', '.join(PARAMETERS)})")
+        suggestion = did_you_mean(name, PARAMETERS)
+        raise ChatFailed(f"there is no setting {quoted(name)}{suggestion} (known: {', '.join(PARAMETERS)})")
 
 
 def parse(name: str, text: str) -> Value:
