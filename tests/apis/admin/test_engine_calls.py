@@ -41,5 +41,5 @@ async def test_a_call_fails_if_all_its_engines_end() -> None:
         call = asyncio.ensure_future(ask([engine], ListRequests))
         await asyncio.sleep(0)
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(NoEngineReady, match="scripted:0 died"):
+        with pytest.raises(NoEngineReady, match="scripted:0"):  # its death may be seen before the call is sent
             await call

@@ -124,8 +124,8 @@ def test_an_exception_after_the_start_of_a_response_is_raised() -> None:
     ("path", "builder", "fields"),
     [
         ("/v1/chat", "own_chat.ChatBuilder", body(ENDLESS)),
-        ("/v1/chat/completions", "chat_completions.routes.ChatCompletionBuilder", body(ENDLESS)),
-        ("/v1/chat/completions", "chat_completions.routes.ChatCompletionBuilder", body(ENDLESS, stream=True)),
+        ("/v1/chat/completions", "chat_completions.ChatCompletionBuilder", body(ENDLESS)),
+        ("/v1/chat/completions", "chat_completions.ChatCompletionBuilder", body(ENDLESS, stream=True)),
         ("/v1/completions", "completions.CompletionBuilder", {"prompt": f"{ENDLESS}\x04", "max_tokens": 900}),
         ("/v1/responses", "responses.routes.ResponseBuilder", {"input": ENDLESS}),
         ("/v1/messages", "messages.routes.MessageBuilder", {"model": "demo", **body(ENDLESS, max_tokens=900)}),
