@@ -59,7 +59,9 @@ _OWN_OPTIONS = ("--request-timeout", str(_PATIENCE))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server batch` to `parser`, and set `run` as the function that executes
+    the command.
+    """
     parser.add_argument("input", metavar="INPUT", help="file of requests")
     parser.add_argument("output", metavar="OUTPUT", help="file for the results; may have some")
     parser.add_argument("--url", metavar="URL", help="a running server")
@@ -72,7 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer all requests; returns the exit status, 1 if some failed. Raises ConfigurationError and ChatFailed."""
+    """Execute `genai-server batch`: answer all requests of the input file that have no result yet.
+
+    `arguments` are the parsed command line. Returns the exit status: 0 if all requests succeeded, 1 if some failed, 130
+    after Ctrl-C. Raises ConfigurationError for wrong settings, and ChatFailed if a file cannot be used or the server
+    cannot be reached.
+    """
     exit_cleanly_on_signals()
     source, target = path_of(arguments.input), path_of(arguments.output)
     errors = target.with_name(f"{target.stem}.errors{target.suffix}")
@@ -104,8 +111,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checked(source: Path) -> int:
-    """Return the number of requests in a file. Raises ChatFailed, which shows the lines that are not valid
-    requests.
+    """Check that every line of the batch file `source` is a valid request, and return the number of requests.
+
+    Raises ChatFailed, with the first invalid lines, if a line is invalid or the file cannot be read.
     """
     check = InputCheck(sys.maxsize, lambda model: None)
     try:
@@ -126,8 +134,8 @@ def _checked(source: Path) -> int:
 
 
 def _require_results(*targets: Path) -> None:
-    """Raise ChatFailed if one of these files contains anything but results, because it would be continued or
-    replaced.
+    """Raise ChatFailed if one of the files `targets` exists and contains anything but results of a batch. This protects
+    other files from being appended to or replaced.
     """
     for target in targets:
         try:
@@ -147,7 +155,12 @@ class _Result:
 
 
 class _Batch:
-    """Sends those requests of a batch that have no result yet, `concurrency` at a time."""
+    """Sends the requests of a batch that have no result yet to one server, and appends each result to a file.
+
+    `run` of the command creates one object for each execution. `succeeded` and `failed` are the files for the results
+    of successful and of failed requests, and `concurrency` is the number of requests that are sent at the same time,
+    each by a thread of its own.
+    """
 
     def __init__(self, client: ChatClient, succeeded: ResultFile, failed: ResultFile, concurrency: int) -> None:
         self._client = client
@@ -161,10 +174,12 @@ class _Batch:
         self._is_over = threading.Event()
 
     def run(self, source: Path, done: set[bytes], num_requests: int) -> int:
-        """Send the requests in the file `source`, of which there are `num_requests`, and write each result as it
-        arrives. Returns how many requests failed.
+        """Send the requests in the file `source` that have no result yet, and write each result to its file as it
+        arrives. Returns how many of these requests failed.
 
-        `done` are the digests of requests that already have a result. Raises ChatFailed and OSError.
+        `done` are the digests of the custom ids of requests that already have a result, and `num_requests` is the
+        number of all requests in the file, for the progress bar. Raises ChatFailed if the server becomes unreachable,
+        and OSError if a file cannot be read or written.
         """
         num_failed = 0
         bar = Progress(
@@ -200,9 +215,11 @@ class _Batch:
                     connection.close()
 
     def _answer(self, line: BatchLine) -> _Result | None:
-        """Send one request and return its result; None if the command ends before.
+        """Send the request in `line` to the server and return its result, which may be a failure; None if the command
+        ends before the server has answered.
 
-        A busy server is asked again. Raises ChatFailed if the server has been unreachable for too long.
+        While the server says that it is busy, the request is sent again after a pause. Raises ChatFailed if the server
+        has been unreachable for too long.
         """
         id, custom_id, lost = f"batch_req_{secrets.token_hex(12)}", line.custom_id, time.monotonic()
         while not self._is_over.is_set():
@@ -241,14 +258,16 @@ class _Batch:
 
 
 def _interrupt(connection: http.client.HTTPConnection) -> None:
-    """Wake another thread that waits for a response on this connection."""
+    """Shut down the socket of `connection`, so that a thread that waits there for a response stops waiting with an
+    error.
+    """
     if connection.sock is not None:
         with suppress(OSError):  # it has just been closed
             connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _lines(source: Path) -> Iterator[BatchLine]:
-    """Yield the requests in a file. Other lines, which `_checked` refuses, are skipped."""
+    """Yield the requests in the batch file `source`, one for each valid line. Invalid lines are skipped."""
     with closing(LineReader(source, _MAX_BODY)) as reader:
         for part in reader.parts():
             yield from (line for line in part if isinstance(line, BatchLine))

@@ -1,3 +1,4 @@
-"""Benchmarks of OpenAI-style servers from outside, compared with the bare library. Independent of the server's
-code.
+"""Benchmarks of OpenAI-style HTTP servers (`genai-server bench`), measured from outside by sending requests, and
+compared with onnxruntime-genai used directly without a server. The benchmark does not use this server's own API code,
+so that it treats all servers alike.
 """

@@ -1,6 +1,8 @@
-"""A server that is benchmarked, as a client sees it: sends requests with prompts that no cache has seen before, also as
-a load of concurrent streams, and records when each piece of a streamed answer arrives. A `Target` is a server with its
-health endpoint, and its processes if it runs on this machine.
+"""The HTTP client of the benchmark: sends requests to the measured servers and records the responses.
+
+`Server` sends requests, `Recording` keeps when each piece of a streamed answer arrived, `run_load` sends many requests
+at once, `calibrate` finds out how a server counts tokens, `HealthProbe` measures the health endpoint during a load, and
+`Target` holds all this for one server. Prompts consist of random words, so that no server has them in its cache.
 
 Client and server often share their cores. While a response arrives, only times and bytes are recorded; they are parsed
 after the load. aiohttp is used because it takes a third of httpx's time for each chunk.
@@ -45,9 +47,10 @@ _PROBE_ANSWER = 4
 
 
 def words(count: int, *key: object) -> str:
-    """Return random words. Equal keys give equal words; different keys give different words from the first word on.
+    """Return a text of `count` random words, for a prompt. Equal keys (`key`, any values) give equal words; different
+    keys give texts that differ from the first word on, so that no server has a prefix of them in its cache.
 
-    All words are equally frequent, so that equal counts of words have about equal numbers of tokens.
+    All words are equally frequent, so that texts with equally many words have about equally many tokens.
     """
     order = random.Random("/".join(map(str, key)))
     sets = (order.sample(_WORDS, len(_WORDS)) for _ in range(-(-count // len(_WORDS))))
@@ -56,15 +59,18 @@ def words(count: int, *key: object) -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a server counts tokens: a prompt of n words has `overhead` + `tokens_per_word` x n tokens."""
+    """How one server counts the tokens of a prompt of random words, as `calibrate` has determined it.
+
+    A prompt of n words has `overhead` + `tokens_per_word` x n tokens; `overhead` are the tokens of the chat template.
+    """
 
     # Tokens of the chat template.
     overhead: float
     tokens_per_word: float
 
     def words_for(self, prompt_tokens: int) -> int:
-        """Return the number of words for a prompt of about `prompt_tokens` tokens, including the chat template;
-        at least one.
+        """Return how many random words a prompt needs so that it has about `prompt_tokens` tokens, including those of
+        the chat template; at least one.
         """
         return max(1, round((prompt_tokens - self.overhead) / self.tokens_per_word))
 
@@ -75,15 +81,18 @@ class Calibration:
         return round(self.overhead + self.tokens_per_word * len(prompt.split()))
 
     def words_in(self, tokens: int) -> int:
-        """Return the number of words for about `tokens` tokens without the chat template; at least one."""
+        """Return how many random words have about `tokens` tokens, without those of the chat template; at least one."""
         return max(1, round(tokens / self.tokens_per_word))
 
 
 async def calibrate(server: Server, *key: object) -> Calibration:
-    """Determine how the server counts tokens, with two short requests, which also warm it up.
+    """Determine how a server counts tokens, by sending it two prompts of different lengths, which also warm it up.
+    Returns the result, with which prompts of a wanted number of tokens can be made.
 
-    If streams contain no usage, complete answers are requested, too, and prompts are later counted by what these
-    report. Raises AnswerError if the server does not answer, or never reports `usage.prompt_tokens`.
+    `key` are values from which the words of the prompts are generated. If the server's streams do not report the number
+    of prompt tokens, complete answers are requested, too, and `server` is changed so that it estimates the tokens of
+    later prompts by this calibration. Raises AnswerError if the server does not answer, or never reports
+    `usage.prompt_tokens`.
     """
     counted = []
     is_streamed = True
@@ -109,7 +118,12 @@ FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 @dataclass
 class Recording:
-    """The pieces of the response to one request, with their arrival times."""
+    """What has arrived of the response to one request: its pieces as bytes, each with its arrival time, or an error.
+
+    `Server.ask` fills it while the response arrives; `answer` parses it afterwards. The event `is_under_way` is set
+    when `awaited_events` events have arrived or the response has ended, so that a benchmark can wait until a stream
+    runs.
+    """
 
     # Number of events after which `is_under_way` is set.
     awaited_events: int = 1
@@ -124,7 +138,9 @@ class Recording:
     error: str | None = None
 
     def add(self, arrived: float, piece: bytes) -> None:
-        """Add a piece of the response, with the time of its arrival in seconds."""
+        """Append a piece of the response. `arrived` is the time of its arrival, in seconds of the server object's
+        clock.
+        """
         self.pieces.append((arrived, piece))
         if self.awaited_events > 0:
             self.awaited_events -= piece.count(b"data:")
@@ -132,7 +148,10 @@ class Recording:
                 self.is_under_way.set()
 
     def answer(self) -> Answer:
-        """Parse the recorded answer and return it. Raises AnswerError if it is not complete."""
+        """Parse the recorded response and return the answer with its times and numbers of tokens.
+
+        Raises AnswerError if the request failed or the answer is not complete.
+        """
         if self.error is not None:
             raise AnswerError(self.error)
         return read_answer(self.sent, self.pieces, prompt_tokens=self.prompt_tokens, max_tokens=self.max_tokens)
@@ -141,9 +160,9 @@ class Recording:
 class Server:
     """An HTTP client for one server to be measured: sends requests and records the responses.
 
-    `label` names the server in reports, `url` is the server's address without a path, and `body` has fields of each
-    request. `clock` returns the current time in seconds; each event of a stream is recorded with the time at which it
-    arrived.
+    `label` names the server in reports, `url` is its address, `api_key` its API key or None, and `model` the model that
+    requests name, or None for the server's first model (see `find_model`). `body` has further fields of the JSON body
+    of each request. `clock` returns the current time in seconds, by which arrivals are recorded.
     """
 
     def __init__(
@@ -169,7 +188,9 @@ class Server:
         self._http = open_http(headers)
 
     async def find_model(self) -> None:
-        """If no model was named, use the first model of /v1/models. Without such a list, requests name no model."""
+        """If no model was given, set `model` to the first model that the server lists at /v1/models. If the server has
+        no such list, `model` stays None, and requests name no model.
+        """
         if self.model is not None:
             return
         try:
@@ -181,9 +202,12 @@ class Server:
     async def ask(
         self, prompt: str, max_tokens: int, recording: Recording | None = None, more: Mapping[str, Any] = {}
     ) -> Recording:
-        """Request a streamed answer of at most `max_tokens` tokens and record it. Failures are recorded, too.
+        """Send the chat request `prompt`, for a streamed answer of at most `max_tokens` tokens, and return the recorded
+        response when it has ended.
 
-        `recording` lets the caller watch the progress; `more` are fields of this request only.
+        The response is recorded in `recording`, by default a new one; with one of its own, the caller can watch the
+        progress. `more` are further fields of this request only. A failed request raises nothing: its error is in the
+        recording.
         """
         recording = recording or Recording()
         recording.max_tokens = max_tokens
@@ -200,8 +224,8 @@ class Server:
         return recording
 
     async def prompt_tokens(self, prompt: str, max_tokens: int) -> int:
-        """Return the number of tokens of a prompt, as the server reports it with a complete answer of at most
-        `max_tokens` tokens; 0 if the server reports none.
+        """Return the number of tokens that the server counts for a prompt. For this, a complete (not streamed) answer
+        of at most `max_tokens` tokens is requested. Returns 0 if the response does not contain the number.
 
         Raises AnswerError if the request fails.
         """
@@ -218,8 +242,11 @@ class Server:
             return 0
 
     def _data(self, prompt: str, max_tokens: int, streamed: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
-        """Return the body of a request for an answer of at most `max_tokens` tokens, as JSON. `streamed` are fields
-        about streaming, `more` are further fields.
+        """Return the JSON body of a chat request with the message `prompt` for an answer of at most `max_tokens`
+        tokens.
+
+        `streamed` are the fields that say whether the answer is streamed, and `more` are further fields of this
+        request.
         """
         body = {
             **({"model": self.model} if self.model is not None else {}),
@@ -232,7 +259,8 @@ class Server:
         return json.dumps(body).encode()
 
     async def complete(self, data: bytes, path: str = "/v1/chat/completions") -> tuple[int, str, bytes]:
-        """Send a body and return the response's status, reason phrase and content.
+        """POST the JSON body `data` to a path of the server, and return the response's status, reason phrase and
+        content when it is complete.
 
         Raises one of FAILURES: aiohttp's errors, OSError or TimeoutError.
         """
@@ -241,8 +269,10 @@ class Server:
             return response.status, response.reason or "", await response.read()
 
     async def record(self, data: bytes, recording: Recording) -> None:
-        """Send a body and record the streamed response. Raises one of FAILURES: aiohttp's errors, OSError or
-        TimeoutError.
+        """POST the JSON body `data` of a chat request, and add each piece of the streamed response to `recording` as it
+        arrives. For an error response, the recording gets the error message instead.
+
+        Raises one of FAILURES: aiohttp's errors, OSError or TimeoutError.
         """
         headers = {"content-type": "application/json"}
         async with self._http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
@@ -253,12 +283,13 @@ class Server:
                 recording.add(self.clock(), piece)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server. No request can be sent afterwards."""
         await self._http.close()
 
 
 def open_http(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
-    """Return an HTTP client with unlimited connections.
+    """Return a new HTTP client for a benchmark, with any number of connections; the caller has to close it. `headers`
+    are sent with each request.
 
     It ignores proxies in the environment, which would affect the measurement.
     """
@@ -268,14 +299,17 @@ def open_http(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answers and errors of a number of requests."""
+    """The result of a number of benchmark requests: an answer for each request that was answered completely, and an
+    error message for each other one.
+    """
 
     answers: list[Answer]
     errors: list[str]
 
     def measurement(self, target: str, case: Case, number: int, more: Figures | None = None) -> Measurement:
-        """Return the measurement of a case in round `number`, from the statistics of the answers and `more`
-        figures.
+        """Return these requests as the measurement of a case (kind of request) on the server or library named `target`.
+
+        `number` is the round, from 0. The measurement's figures are the statistics of the answers, and `more`.
         """
         figures = answer_figures(self.answers, case.streams) | (more or {})
         return Measurement(target, case, number, figures, len(self.answers), tuple(self.errors))
@@ -284,10 +318,11 @@ class Outcome:
 async def run_load(
     server: Server, prompts: Sequence[str], max_tokens: int, streams: int, more: Mapping[str, Any] = {}
 ) -> Outcome:
-    """Send all prompts, `streams` of them at a time, and parse the answers, of at most `max_tokens` tokens each, when
-    all have ended.
+    """Send all `prompts` to a server, `streams` of them at a time, each for an answer of at most `max_tokens` tokens.
+    Returns the answers and errors when all requests have ended.
 
-    `more` are fields of these requests only.
+    `more` are further fields of these requests. Answers are parsed only at the end, so that this does not slow the
+    load.
     """
     recordings: list[Recording] = []
     waiting = iter(prompts)
@@ -303,7 +338,9 @@ async def run_load(
 
 
 def read_all(recordings: Sequence[Recording]) -> Outcome:
-    """Parse recordings. Returns complete answers, and the errors of the others."""
+    """Parse the recorded responses. Returns the complete answers, and an error message for each response that is not a
+    complete answer.
+    """
     outcome = Outcome([], [])
     for recording in recordings:
         try:
@@ -318,9 +355,11 @@ _MAX_UNANSWERED = 100
 
 
 class HealthProbe:
-    """Sends a GET request every `interval` seconds within a context, even if earlier ones are still unanswered.
+    """Measures how fast a server's health endpoint answers while the server is under load.
 
-    `samples` holds the response times in seconds; `failed` counts failed requests.
+    Used as an asynchronous context manager around a load, it sends a GET request to `url` + `path` every `interval`
+    seconds, even if earlier ones are still unanswered. `samples` holds the response times in seconds; `failed` counts
+    failed requests. Both grow with each use.
     """
 
     def __init__(self, url: str, path: str, interval: float) -> None:
@@ -373,17 +412,17 @@ class HealthProbe:
             self.samples.append(time.perf_counter() - start)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections of the probe. It cannot be used afterwards."""
         await self._http.close()
 
 
 @dataclass(frozen=True)
 class Target:
-    """One server of a benchmark: the client that sends the requests, how the server counts tokens, its health probe and
-    its processes.
+    """One server that a benchmark measures: the client that sends the requests, how the server counts tokens, the probe
+    of its health endpoint, and its processes if they run on this machine. The benchmark's `Session` creates it.
 
-    All servers get the same prompts. If a server is named twice, its second target has another `copy` number and other
-    prompts.
+    All servers get the same prompts. If a URL is given twice, its second target has another `copy` number and other
+    prompts, because the server has the first ones in its cache.
     """
 
     server: Server

@@ -36,7 +36,7 @@ _INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the options of `genai-server bench` to `parser`, and set `run` as the function that executes the command."""
     parser.add_argument(
         "--url",
         action="append",
@@ -129,9 +129,10 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and report; returns the exit status, 1 if all requests failed.
+    """Execute `genai-server bench`: measure the servers, and print or write the report, also after Ctrl-C.
 
-    Raises ConfigurationError and ServerUnusable.
+    `arguments` are the parsed command line. Returns the exit status, 1 if all requests failed. Raises
+    ConfigurationError for impossible arguments, and ServerUnusable if a server cannot be measured.
     """
     _check(arguments)
     # Imported here, because their libraries come with an extra.
@@ -152,7 +153,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise ConfigurationError for impossible arguments, before anything is measured."""
+    """Raise ConfigurationError if the parsed arguments of `genai-server bench` are impossible or contradict each other,
+    or if libraries for the benchmark are missing. This is called before anything is measured.
+    """
     if any(importlib.util.find_spec(library) is None for library in _LIBRARIES):
         raise ConfigurationError(
             f"bench needs {' and '.join(_LIBRARIES)}; install them: {this_installation().extra_command('bench')}"
@@ -195,10 +198,10 @@ def _request_options(arguments: argparse.Namespace) -> RequestOptions:
 
 
 def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
-    """Return uvloop's event loop factory if uvloop is installed, as the server does; otherwise None, which stands for
-    asyncio's default.
+    """Return the function that creates the event loop of the benchmark's client: uvloop's if uvloop is installed,
+    otherwise None, which stands for asyncio's default loop.
 
-    The client takes CPU time from a server on the same machine, so it should be as fast.
+    The client takes CPU time from a server on the same machine, so it should be as fast as possible.
     """
     if importlib.util.find_spec("uvloop") is None:
         return None

@@ -1,5 +1,8 @@
-"""The report of a benchmark, as text for people and as JSON for programs, with ratios of measurements of the same
-round, in which the effects of a slow or busy machine cancel out.
+"""The report of a benchmark, as texts and tables for people (`as_parts`) and as JSON for programs (`as_json`).
+
+It has the figures of each server, such as the time to the first token, and ratios between two servers or two kinds of
+request. A ratio is computed within each round of measurements, so that the effects of a slow or busy machine cancel
+out.
 """
 
 import dataclasses
@@ -64,7 +67,12 @@ _Side = tuple[str, Case]
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of a figure in two cases, or on two servers, with its median, minimum and maximum over the rounds."""
+    """One line of the report's table of ratios: how many times as large a figure is on one server or for one kind of
+    request (case) as on or for another.
+
+    `title` says what is compared, `target` is the server whose figure is the numerator, and `value` has the median,
+    minimum and maximum of the ratio over the rounds.
+    """
 
     target: str
     title: str
@@ -72,7 +80,9 @@ class Ratio:
 
 
 def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
-    """Return all ratios that can be computed from these measurements, in the order of the cases."""
+    """Return all ratios that can be computed from a benchmark's measurements, in the order in which their numerators
+    were first measured. A ratio compares two measurements of the same round.
+    """
     result = []
     figures = {
         (measurement.target, measurement.case, measurement.round): measurement.figures for measurement in measurements
@@ -98,17 +108,20 @@ def _quotient(upper: Figures, lower: Figures, figure: str) -> float | None:
 
 
 def _is_as_named(case: Case, figures: Figures) -> bool:
-    """Whether a measurement in the case "without drafts" was without draft tokens; True for other cases.
+    """Whether a measurement may be used under the name of its case. Only a measurement of the case "without drafts"
+    that had draft tokens may not be.
 
     A server may use speculative decoding for all requests, although the benchmark switches it off for this case.
+    `figures` are those of the measurement.
     """
     return case.name != scenarios.WITHOUT_DRAFTS or not figures.get("drafted_tokens")
 
 
 def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
-    """Yield each ratio to compute: title, name of the figure, and the target and case of numerator and denominator.
+    """Yield what ratios the report shall have. Each is a tuple: the title, the name of the figure, and the numerator's
+    and the denominator's side, a side being a server (or the library) and a case.
 
-    `sides` are the targets and cases that were measured.
+    `sides` are the sides that were measured.
     """
     servers = list(dict.fromkeys(target for target, _ in sides if target not in _LIBRARIES))
     for target, case in sides:
@@ -167,7 +180,9 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """A measured server, as described in the report."""
+    """What the report of a benchmark says about one measured server: its label, URL and model, the response times of
+    its health endpoint in seconds, and how many health requests failed.
+    """
 
     label: str
     url: str
@@ -179,7 +194,9 @@ class TargetInfo:
 
 @dataclass
 class Report:
-    """The results of a finished or interrupted benchmark."""
+    """The results of a benchmark, finished or interrupted: the plan, the servers and all measurements. `as_parts` and
+    `as_json` show it.
+    """
 
     plan: Plan
     targets: Sequence[TargetInfo]
@@ -188,7 +205,7 @@ class Report:
 
     @property
     def summaries(self) -> list[Summary]:
-        """Each case on each target, combined over the rounds."""
+        """The measurements of each case (kind of request) on each server, combined over the rounds."""
         return summarize(self.measurements)
 
     @property
@@ -198,14 +215,15 @@ class Report:
 
     @property
     def all_failed(self) -> bool:
-        """Whether no request succeeded."""
+        """Whether no request of the whole benchmark succeeded."""
         return not any(measurement.completed for measurement in self.measurements)
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return all figures, including each round, for JSON.
+    """Return a benchmark's report as a dictionary that can be written as JSON: the plan, the machine, the servers, the
+    measurements of each round, their summaries and the ratios.
 
-    Times are in seconds, rates in tokens per second; null means unknown.
+    Times are in seconds, rates in tokens per second; None means unknown.
     """
     return {
         "scenario": report.plan.scenario,
@@ -223,8 +241,8 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def health_figures(target: TargetInfo) -> Figures | None:
-    """Return statistics of all health probes of a server: response times in seconds, and numbers; None if it was not
-    probed.
+    """Return statistics of all requests to a server's health endpoint: percentiles of the response times in seconds,
+    and the numbers of answered (`probes`) and `failed` requests. Returns None if there were no such requests.
     """
     if not target.health and not target.health_failed:
         return None
@@ -233,7 +251,9 @@ def health_figures(target: TargetInfo) -> Figures | None:
 
 
 def as_parts(report: Report) -> list[str | Rows]:
-    """Return the texts and tables of the report."""
+    """Return a benchmark's report for people: a list of texts and tables (lists of rows), to be printed one after the
+    other.
+    """
     parts: list[str | Rows] = [_heading(report)]
     summaries = report.summaries
     if summaries:
@@ -291,7 +311,7 @@ def _cell(value: Spread | None, form: Callable[[float], str]) -> str:
 
 
 def _number(value: float, scale: float = 1) -> str:
-    """Return a number times `scale`, with three significant digits."""
+    """Return `value` times `scale` as a text with at most three significant digits and two decimals, for a table."""
     value *= scale
     if value == 0:
         return "0"

@@ -1,4 +1,6 @@
-"""Runs a benchmark: examines the servers, measures them in turn as planned, and closes connections in the end."""
+"""Runs a benchmark (`Session`): examines the servers, measures each of them in turn in each round, as the benchmark's
+plan says, and closes the connections at the end.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,10 @@ from genai_server.tools.bench.scenarios import MEASURES
 
 @dataclass(frozen=True)
 class _Step:
-    """One measurement on one target or the library: a case of the sweep, or a whole other scenario."""
+    """One step of a benchmark, which takes one measurement or several: in `round`, on `target`, which is a server or
+    the label of the bare library. `case` is the case of a sweep to measure; None for another scenario, which is
+    measured as a whole.
+    """
 
     round: int
     target: Target | str
@@ -24,15 +29,16 @@ class _Step:
 
     @property
     def title(self) -> str:
-        """The text of this step for a progress bar."""
+        """What a progress bar says while this step is being measured."""
         label = self.target if isinstance(self.target, str) else self.target.server.label
         details = f", {self.case.name}, {self.case.prompt_tokens} tokens x {self.case.streams}" if self.case else ""
         return f"round {self.round + 1}: {label}{details}"
 
 
 class Session:
-    """One run of a benchmark as planned. `run` measures; `report` may be called at any time, also after an
-    interruption.
+    """One run of a benchmark. The command creates it with the plan (what to measure) and the options of requests.
+
+    `run` measures everything; `report` may be called at any time, also after `run` was interrupted.
     """
 
     def __init__(self, plan: Plan, options: RequestOptions) -> None:
@@ -42,14 +48,18 @@ class Session:
         self._measurements: list[Measurement] = []
 
     def report(self, *, interrupted: bool = False) -> Report:
-        """Return a report with the measurements so far. `interrupted` says that not everything was measured."""
+        """Return a report with the measurements so far. With `interrupted`, the report says that the benchmark was
+        interrupted.
+        """
         infos = [_info(target) for target in self._targets]
         return Report(self._plan, infos, list(self._measurements), interrupted)
 
     async def run(self, on_step: Callable[[int, int, str], None]) -> None:
-        """Measure everything. Raises ServerUnusable, before anything is measured, if a server cannot be used.
+        """Measure everything that the plan says. Raises ServerUnusable, before anything is measured, if a server cannot
+        be used.
 
-        `on_step` is called before each step with its number (from 0), the number of all steps, and its title.
+        `on_step` is called before each step with its number (from 0), the number of all steps, and its title, and once
+        at the end with the number of all steps twice and "done".
         """
         async with AsyncExitStack() as opened:
             for number, url in enumerate(self._options.urls):
@@ -80,7 +90,7 @@ class Session:
         return Target(server, calibration, probe, copy, server_processes(url))
 
     def _steps(self) -> Iterator[_Step]:
-        """Yield all steps in order. Targets alternate."""
+        """Yield all steps of the benchmark in order: round by round, and in each round every server in turn."""
         for number in range(self._plan.rounds):
             if self._plan.scenario == "sweep":
                 yield from (_Step(number, *point) for point in scenarios.sweep_points(self._plan, self._targets))

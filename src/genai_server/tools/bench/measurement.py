@@ -1,5 +1,8 @@
-"""Streamed answers as the client saw them, parsed from a recording, and measurements of them: figures (named values)
-for each target, case and round. Pure functions without I/O.
+"""Evaluates streamed answers of benchmarks: `read_answer` parses a recorded response, and `answer_figures` computes
+figures (named values such as `ttft_p50`) from many answers.
+
+A `Measurement` has the figures of one target (server) in one case (kind of request) and one round, and a `Summary`
+combines them over the rounds. All functions are pure, without I/O.
 """
 
 import json
@@ -16,7 +19,9 @@ _TEXTS = ("content", "reasoning_content", "reasoning")
 
 @dataclass(frozen=True)
 class Answer:
-    """When the parts of one answer arrived, in seconds of one clock, and the numbers of tokens."""
+    """One complete streamed answer as the client saw it: when its parts arrived, in seconds of the client's clock, and
+    its numbers of tokens. `read_answer` returns it.
+    """
 
     sent: float
     # Arrivals of the pieces of text. A token without text, such as half a character, has none.
@@ -32,12 +37,16 @@ class Answer:
 
     @property
     def ttft(self) -> float | None:
-        """Time to first token: seconds from sending the request to the first text; None without any text."""
+        """Time to first token: seconds from sending the request to the arrival of the first text; None if the answer
+        has no text.
+        """
         return self.chunks[0] - self.sent if self.chunks else None
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first, in seconds, as in vLLM's benchmark; None below two tokens."""
+        """Time per output token: seconds from the first text to the end, divided by the number of tokens after the
+        first, as in vLLM's benchmark. None if the answer has fewer than two tokens or no text.
+        """
         if not self.chunks or self.output_tokens < 2:
             return None
         return (self.ended - self.chunks[0]) / (self.output_tokens - 1)
@@ -49,17 +58,18 @@ class Answer:
 
 
 class AnswerError(Exception):
-    """A stream is not a complete answer. The message says why."""
+    """A request of a benchmark has not brought a complete answer. The message says why."""
 
 
 def read_answer(
     sent: float, pieces: Iterable[tuple[float, bytes]], *, prompt_tokens: int = 0, max_tokens: int | None = None
 ) -> Answer:
-    """Parse a stream of server-sent events that arrived in pieces, each with its arrival time in seconds.
+    """Return the answer in a recorded stream of server-sent events. `sent` is the time at which the request was sent,
+    and `pieces` are the pieces of the stream, each with its arrival time; all times are in seconds.
 
     An event has the time of the piece that completed it. If the stream reports no usage, the prompt counts as
-    `prompt_tokens`, and the answer as `max_tokens` if it was cut off there, else as the number of its chunks. Raises
-    AnswerError if the server reported an error, or if the stream ended without a finish reason.
+    `prompt_tokens`, and the answer as `max_tokens` if it was cut off there, otherwise as the number of its chunks.
+    Raises AnswerError if the server reported an error, or if the stream ended without a finish reason.
     """
     chunks: list[float] = []
     ended: float | None = None
@@ -90,7 +100,9 @@ def read_answer(
 
 
 def text_times(pieces: Iterable[tuple[float, bytes]]) -> list[float]:
-    """Return the arrival times of a stream's pieces of text, even if the stream was cut off."""
+    """Return when each piece of text in a recorded stream arrived, even if the stream was cut off. `pieces` are the
+    bytes of the stream, each with its arrival time in seconds.
+    """
     return [
         arrived
         for arrived, event in _events(pieces)
@@ -122,7 +134,7 @@ _MIN_TOKENS = 8
 
 @dataclass(frozen=True)
 class Spread:
-    """The median, minimum and maximum of a figure over the rounds."""
+    """The median, minimum and maximum of one figure over the `rounds` rounds of a benchmark in which it is known."""
 
     median: float
     min: float
@@ -131,35 +143,40 @@ class Spread:
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Return the spread over the rounds in which the figure is known; None if it is never known."""
+    """Return the median, minimum and maximum of a figure. `values` has its value in each round, None where it is
+    unknown; such rounds are left out. Returns None if the figure is unknown in all rounds.
+    """
     present = [value for value in values if value is not None]
     return Spread(median(present), min(present), max(present), len(present)) if present else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return the percentile `percent` (0 to 100) by linear interpolation between the nearest ranks, as numpy and vLLM
-    do; None without values.
+    """Return a percentile of `values`, by linear interpolation between the nearest ranks, as numpy and vLLM do.
+    `percent` is from 0 to 100. Returns None if there are no values.
     """
     return float(np.percentile(values, percent)) if values else None
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean; None without values."""
+    """Return the mean of `values`; None if there are none."""
     return fmean(values) if values else None
 
 
 def latencies(name: str, values: Sequence[float], *percents: int) -> Figures:
-    """Return percentiles with the names `{name}_p50` and so on, in the unit of the values."""
+    """Return the percentiles `percents` (0 to 100) of `values`, by the names `{name}_p50` and so on, in the unit of the
+    values. A percentile is None if there are no values.
+    """
     return {f"{name}_p{percent}": percentile(values, percent) for percent in percents}
 
 
 def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
-    """Return the figures of a load with `streams` concurrent streams. Times are in seconds, rates in tokens per second.
+    """Return the figures of a load with `streams` concurrent streams, from its complete answers. Times are in seconds,
+    rates in tokens per second.
 
     `tokens_per_second` is the number of all output tokens divided by the time from the first request to the end of the
-    last answer. `prefill_tokens_per_second` is the number of prompt tokens without cached ones, such as those of the
-    chat template, divided by the TTFT. It is known only for one stream, since several wait for each other, and if the
-    server reports cached tokens.
+    last answer. `prefill_tokens_per_second` is the number of prompt tokens that were not cached, divided by the time to
+    the first token. It is known only for one stream, since several streams wait for each other, and if the server
+    reports cached tokens.
     """
     ttfts = [answer.ttft for answer in answers if answer.ttft is not None]
     cached = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
@@ -194,9 +211,10 @@ def output_rate(answers: Sequence[Answer]) -> float | None:
 
 
 def per_token(answers: Sequence[Answer], before: float | None, after: float | None) -> float | None:
-    """Return the use of a resource per output token; None if it is unknown.
+    """Return how much of a resource, such as CPU seconds, was used for each output token of `answers`; None if it is
+    unknown.
 
-    `before` and `after` are the total use of the resource before and after the answers.
+    `before` and `after` are the total use of the resource before and after the answers; None if it could not be read.
     """
     tokens = sum(answer.output_tokens for answer in answers)
     return (after - before) / tokens if tokens and before is not None and after is not None else None
@@ -249,7 +267,9 @@ def gaps_within(times: Sequence[float], start: float, end: float) -> list[float]
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of request: a name, the number of concurrent streams, and the lengths in tokens."""
+    """One kind of request that a benchmark measures: its name, the number of concurrent streams, and the numbers of
+    prompt tokens and of output tokens.
+    """
 
     name: str
     streams: int
@@ -259,7 +279,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The results of a case on a target in one round."""
+    """The results of one case (kind of request) on one target (server or library) in one round: figures by name, the
+    number of completed requests, and a text for each failed one.
+    """
 
     target: str
     case: Case
@@ -272,7 +294,9 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of a case on a target, combined over all rounds."""
+    """The results of one case (kind of request) on one target (server or library) over all rounds: the spread of each
+    figure, and how many requests were completed and failed.
+    """
 
     target: str
     case: Case
@@ -283,7 +307,8 @@ class Summary:
 
 
 def summarize(measurements: Iterable[Measurement]) -> list[Summary]:
-    """Return a Summary for each case and target, in the order in which these first occur.
+    """Combine the measurements of all rounds: return a Summary for each pair of case and target, in the order in which
+    these pairs first occur.
 
     A Summary has the median and extremes of each figure over the measurements of its case and target.
     """

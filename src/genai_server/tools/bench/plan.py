@@ -1,4 +1,6 @@
-"""The plan of a benchmark: what is measured, and how requests are sent."""
+"""The plan of a benchmark: `Plan` says which scenario is measured with which lengths and how often, and
+`RequestOptions` which servers are asked and how.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,9 @@ _REPEATS = {"prefix": 3, "fairness": 3}
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Lengths are in tokens, as the server counts them."""
+    """What a benchmark measures: the scenario, the number of rounds, the numbers of concurrent streams, and the lengths
+    of prompts and answers. Lengths are in tokens, as the server counts them. The command creates it from its options.
+    """
 
     scenario: str = "sweep"
     rounds: int = 3
@@ -50,13 +54,15 @@ class Plan:
 
     @property
     def repeats(self) -> int:
-        """The number of repeats of a scenario other than the sweep in each round."""
+        """How often a scenario is repeated in each round. The scenario `sweep` uses `requests_at` instead."""
         return self.requests or _REPEATS.get(self.scenario, 1)
 
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """How requests are sent to the servers."""
+    """Which servers a benchmark asks, and how: their URLs, the model and API key, further fields of each request's JSON
+    body, and the path and interval in seconds of requests to the health endpoint.
+    """
 
     urls: Sequence[str]
     model: str | None = None

@@ -1,4 +1,4 @@
-"""Draws the figures of a benchmark as a picture."""
+"""Draws the figures of a benchmark as a picture with matplotlib, for the option `--plot` of `genai-server bench`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,9 @@ _BARS = {
 
 
 def save_plot(report: Report, path: Path) -> None:
-    """Write the picture as PNG or SVG, depending on the file's suffix. Raises OSError if that fails."""
+    """Draw a benchmark's report and write the picture to `path`, as PNG or SVG depending on the file's suffix. Raises
+    OSError if the file cannot be written.
+    """
     panels = _BARS.get(report.plan.scenario, _PANELS)
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
@@ -48,8 +50,10 @@ def save_plot(report: Report, path: Path) -> None:
 
 
 def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
-    """Draw the figure `name`, times `scale`, as a line over the number of streams for each target and prompt length,
-    and as a horizontal line for the library.
+    """Draw one figure of a sweep into `axes`: for each server and prompt length a line over the number of concurrent
+    streams, and for the bare library a horizontal line.
+
+    `name` is the figure, such as `ttft_p50`, and `scale` the factor by which its values are multiplied.
     """
     lines: dict[tuple[str, str, int], list[tuple[int, Spread]]] = {}
     for summary in summaries:
@@ -82,7 +86,10 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
 
 
 def _draw_bars(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
-    """Draw the figure `name`, times `scale`, as a bar for each target and case that has it."""
+    """Draw one figure into `axes`, with a bar for each server and case (kind of request) that has the figure.
+
+    `name` is the figure, such as `ttft_p50`, and `scale` the factor by which its values are multiplied.
+    """
     bars = [(summary, value) for summary in summaries if (value := summary.figures.get(name)) is not None]
     if name == "itl_p95":
         bars = [(summary, value) for summary, value in bars if summary.case.streams > 1]

@@ -46,7 +46,8 @@ _NO_DRAFTS: dict[str, Any] = {"seed": 0}
 
 
 def sweep_points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | str, Case]]:
-    """Yield the cases of one round in order: each prompt length and number of streams, on every target in turn.
+    """Yield what to measure in one round of a sweep, in order: each prompt length with each number of streams, on every
+    server in turn. Each item is a server or the label of the bare library, and a case.
 
     The bare library is measured before the servers for each prompt length, if the plan includes it.
     """
@@ -62,7 +63,9 @@ def sweep_points(plan: Plan, targets: list[Target]) -> Iterator[tuple[Target | s
 
 
 async def measure_sweep(target: Target, plan: Plan, case: Case, number: int) -> Measurement:
-    """Measure one case of the sweep (a prompt length and a number of streams) on one server in round `number`."""
+    """Measure one case of the sweep (a prompt length and a number of streams) on one server. Returns the measurement.
+    `number` is the round, from 0.
+    """
     count = target.calibration.words_for(case.prompt_tokens)
     prompts = [
         words(count, plan.seed, target.copy, number, case, request) for request in range(plan.requests_at(case.streams))
@@ -75,9 +78,10 @@ async def measure_sweep(target: Target, plan: Plan, case: Case, number: int) -> 
 
 
 async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, number: int) -> Measurement:
-    """Measure the loop of `og.Generator` without a server, with the lengths of a case, in round `number`.
+    """Measure generation with `og.Generator` of onnxruntime-genai, without a server, with the prompt and answer lengths
+    of `case`. Returns the measurement. `number` is the round, from 0.
 
-    It runs as many times as a server gets requests with one stream. `label` says how many threads it has.
+    It runs as many times as a server gets requests with one stream. `label` says how many threads the library has.
     """
     runs = plan.requests_at(1)
     outcome = await run_bare_loop(label, model_dir, case.prompt_tokens, case.output_tokens, runs)
@@ -85,10 +89,11 @@ async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, n
 
 
 async def run_bare_loop(label: str, model_dir: Path, prompt_tokens: int, output_tokens: int, runs: int) -> Outcome:
-    """Run the loop of `og.Generator` in a separate process, `runs` times with a prompt of `prompt_tokens` tokens and an
-    answer of `output_tokens` tokens, and return the answers.
+    """Generate answers with `og.Generator` of onnxruntime-genai in a separate process: `runs` times, each with a prompt
+    of `prompt_tokens` tokens and an answer of `output_tokens` tokens. Returns the answers with their times.
 
-    With the label TUNED it has as many threads as usable cores, with SHIPPED as many as the model directory sets.
+    With the label TUNED, the library has as many threads as there are usable cores, with SHIPPED as many as the model
+    directory sets.
     """
     command = [sys.executable, "-m", _BARE_LOOP, str(model_dir), *_OPTIONS[label]]
     command += ["--prompt-tokens", str(prompt_tokens), "--output-tokens", str(output_tokens), "--runs", str(runs)]
@@ -151,7 +156,8 @@ _TOO_SHORT = "a stream ended before the prompt's first token: raise --output-tok
 
 
 async def measure_prefix(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure the time to first token with a cached prefix, in round `number`.
+    """Measure how much a cached beginning of a prompt shortens the time to the first token. Returns a measurement for
+    cold prompts and one for prompts with a cached beginning. `number` is the round, from 0.
 
     Sends a long new prompt, and then a prompt with the same beginning and another end, one request at a time.
     """
@@ -184,9 +190,8 @@ async def measure_crowd(target: Target, plan: Plan, number: int) -> list[Measure
 
 
 async def measure_fairness(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure how long a short prompt waits behind a long one, compared with waiting next to running streams.
-
-    `number` is the round.
+    """Measure how long a short prompt waits behind a long one, and for comparison how long it waits next to running
+    streams. Returns a measurement for each case. `number` is the round, from 0.
     """
     server = target.server
     short, long = (target.calibration.words_for(count) for count in (plan.new_tokens, plan.disturbing_tokens))
@@ -260,7 +265,9 @@ async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Mea
 
 
 async def _decide(server: Server, text: str, statements: Sequence[str]) -> list[str]:
-    """Send all questions about a text to /v1/decisions. Returns an error for each question if the request fails."""
+    """Send all questions (`statements`) about a text to the endpoint /v1/decisions in one request. Returns an error
+    message for each question if the request fails, otherwise an empty list.
+    """
     questions = [
         {"type": "predicate", "name": f"q{index}", "instructions": statement}
         for index, statement in enumerate(statements)
@@ -283,8 +290,8 @@ MEASURES: dict[str, Callable[[Target, Plan, int], Awaitable[list[Measurement]]]]
 
 
 def _keys(target: Target, plan: Plan, number: int) -> Iterator[tuple[object, ...]]:
-    """Yield for each repeat in round `number` the key from which its prompts are generated. Other rounds and targets
-    have other keys, so that their prompts differ.
+    """Yield a key for each repeat in round `number`, from which the repeat's prompts are generated. Keys of different
+    rounds, repeats and copies of a server differ, and so do the prompts, so that none is cached.
     """
     return ((plan.seed, target.copy, number, repeat) for repeat in range(plan.repeats))
 
@@ -329,10 +336,10 @@ async def _ask_alongside(
 def _add_gaps(
     gaps: dict[str, list[float]], errors: dict[str, list[str]], streams: Sequence[Recording], recording: Recording
 ) -> None:
-    """Add to `gaps` the gaps between tokens of the streams before the prompt was sent, and those from then until its
-    first token.
+    """Sort the gaps between tokens of running streams into two cases: before another prompt was sent, and from then
+    until the first token of that prompt's answer. The gaps, in seconds, are added to `gaps` by case.
 
-    `recording` is that of the prompt. Failures of streams are added to `errors`. Gaps and errors are keyed by case.
+    `recording` is the recorded response to the other prompt. Failures of streams are added to `errors` by case.
     """
     try:
         prompt = recording.answer()
