@@ -80,7 +80,9 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check, printed as one line."""
+    """The result of one check of `genai-server doctor`, printed as one line: the state (ok, warn or fail), what was
+    checked, what was found, and a remedy, which is "" if nothing needs to or can be done.
+    """
 
     # OK, WARN or FAIL.
     state: str
@@ -104,7 +106,9 @@ _ANSWER_TIMEOUT = 2.0
 
 
 def versions() -> Iterator[Finding]:
-    """Report the versions of Python and of the libraries that run models."""
+    """Yield findings about the versions of Python and of the libraries that run models: a failure if onnxruntime-genai
+    is missing or installed in several variants, a warning if its version is not tested.
+    """
     yield Finding(OK, "python", f"{platform.python_version()} on {platform.platform()}, genai-server {__version__}")
     installed = {}
     for name in _LIBRARIES:
@@ -129,7 +133,9 @@ def versions() -> Iterator[Finding]:
 
 
 def providers() -> Iterator[Finding]:
-    """Report the execution providers that ONNX Runtime can load."""
+    """Yield findings about the execution providers of ONNX Runtime (such as CUDA): which can be loaded, and for each
+    other one why it cannot. They are tried in a separate process.
+    """
     command = [sys.executable, "-m", "genai_server.engine.model.provider_trial"]
     try:
         result = subprocess.run(
@@ -158,9 +164,10 @@ def providers() -> Iterator[Finding]:
 
 
 def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """Compare the number of threads with the usable cores, and the usable cores with those of the machine.
+    """Yield findings about processor cores: whether the server may use all cores of the machine, the NUMA nodes if
+    there are several, and whether the configured numbers of threads fit the cores.
 
-    Also describes the NUMA nodes if there are several. `root` is the root of the file system.
+    `root` is the root of the file system from which limits of containers are read; tests name another one.
     """
     usable, quota = usable_cores(root), cpu_quota(root)
     machine = psutil.cpu_count(logical=False) or usable
@@ -185,9 +192,11 @@ def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _threads(settings: Settings, model: str, usable: int, planned: dict[str, EngineCores]) -> Iterator[Finding]:
-    """Check the thread settings of a model's devices against the number of cores.
+    """Yield a finding for each device of a model: whether its configured number of threads equals the number of its
+    cores.
 
-    `planned` has the cores of devices that have cores of their own; the other devices use all `usable` cores.
+    `model` is the model's name, `usable` the number of cores that the server may use, and `planned` has the cores of
+    devices that have cores of their own, by device; the other devices use all usable cores.
     """
     for device, options in device_options(settings, model).items():
         subject = f"threads of {device}" + (f" for {model}" if settings.models else "")
@@ -203,9 +212,11 @@ def _threads(settings: Settings, model: str, usable: int, planned: dict[str, Eng
 
 
 def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """Compare the free memory with the weights of the models, and report the context length that it allows for each.
+    """Yield findings about memory: whether the weights of the configured models fit into free memory, and for each
+    model the context length that the remaining memory allows.
 
-    Broken models are left out, because other checks report them.
+    Broken models are left out, because other checks report them. `root` is the root of the file system from which
+    limits of containers are read; tests name another one.
     """
     free = free_memory(root)
     budget = MemoryBudget(settings, free=lambda: free)
@@ -232,13 +243,17 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def _status(settings: Settings, name: str) -> ModelStatus:
-    """Return the status of a configured model before it is loaded."""
+    """Return the status that the configured model `name` has before it is loaded, with which its need of memory can be
+    computed.
+    """
     status = new_status(name, settings.served[name], settings.devices, 0)
     return structs.replace(status, draft_model=settings.draft_model_of(name))
 
 
 def _weights(directory: str) -> int:
-    """Return the size of a model's weights on disk in bytes; 0 if the directory is missing or cannot be read."""
+    """Return the size in bytes of the weights in a model directory; 0 if the directory is missing, broken or cannot be
+    read.
+    """
     try:
         check_model_directory(Path(directory))
         return weight_bytes(Path(directory))
@@ -247,7 +262,11 @@ def _weights(directory: str) -> int:
 
 
 def _context(subject: str, settings: Settings, status: ModelStatus, kv_bytes: int) -> Iterator[Finding]:
-    """Report the maximum length of a model's sequences on a CPU with `kv_bytes` of memory for the KV cache."""
+    """Yield a finding about the maximum number of tokens in a sequence of a model on a CPU, if the KV cache has
+    `kv_bytes` bytes of memory. Nothing is found for models that cannot run in a batch.
+
+    `subject` is the title of the finding, and `status` the model's status before it is loaded.
+    """
     directory = status.path
     spec = structs.replace(
         engine_spec(settings, "cpu", directory), kv_bytes=max(1, kv_bytes), draft_model=status.draft_model
@@ -274,7 +293,9 @@ def _context(subject: str, settings: Settings, status: ModelStatus, kv_bytes: in
 
 
 def port(settings: Settings) -> Iterator[Finding]:
-    """Check whether the server can listen on its address, or whether it is already running there."""
+    """Yield a finding that says whether the server can listen on its configured address and port, or whether a
+    genai-server is already running there.
+    """
     try:
         bind(settings).close()
     except ConfigurationError as error:
@@ -305,7 +326,9 @@ def _is_served(settings: Settings) -> bool:
 
 
 def cache(settings: Settings) -> Iterator[Finding]:
-    """Check whether packed weights can be cached on disk."""
+    """Yield a finding about the folder in which the server keeps packed (rearranged for the processor) weights between
+    starts: whether it can be written and has enough free space.
+    """
     folder = settings.cache_path
     if folder is None:
         yield Finding(OK, "cache", "switched off")
@@ -334,7 +357,9 @@ _WRITE = "let this user write there, or name another place"
 
 
 def checked_settings(settings: Settings) -> Iterator[Finding]:
-    """Check the settings as a whole, session and provider options, and unknown GENAI_* variables."""
+    """Yield findings about settings that contradict each other or cannot work, wrong session and provider options,
+    settings without effect, and variables that begin with GENAI_ but are no settings.
+    """
     remedies: dict[Callable[[Settings], object], str] = {
         check_access: "see docs/deployment.md",
         check_cores: "name only nodes that it may use, or cpu for one engine with all cores",
@@ -363,7 +388,7 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
 
 
 def _without_effect(settings: Settings) -> Iterator[Finding]:
-    """Report settings that have no effect although the server starts."""
+    """Yield a warning for each setting that has no effect although the server starts, such as a misspelled variable."""
     for name, suggestion in unknown_variables().items():
         yield Finding(
             WARN, "settings", f"{name} is not a setting", f"did you mean {suggestion}?" if suggestion else "remove it"
@@ -380,9 +405,10 @@ def _check_options(settings: Settings) -> None:
 
 
 def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[Finding]:
-    """Report faults of a model's files, and whether the model's graph can run in a batch.
+    """Yield findings about the configured model `name`: faults of its files, its size and context length, its draft
+    model, and whether its graph can run several requests in a batch.
 
-    Without `with_text`, chat template and tokenizer are not loaded, because that needs onnxruntime-genai.
+    Without `with_text`, the chat template and the tokenizer are not loaded, because loading needs onnxruntime-genai.
     """
     subject = f"model {name}" if settings.models else "model"
     directory, get_one = Path(settings.served[name]).absolute(), how_to_get(settings.served[name], settings.models_path)
@@ -422,7 +448,9 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
 
 
 def _draft_model(subject: str, settings: Settings, name: str) -> Iterator[Finding]:
-    """Report what is wrong with a model's draft model."""
+    """Yield findings about what is wrong with the draft model (for speculative decoding) of the configured model
+    `name`; nothing if it has none or all is right. `subject` is the title of the findings.
+    """
     draft_model = settings.draft_model_of(name)
     if draft_model and (why := task_of(Path(settings.served[name])).why_no_drafts):
         remedy = "name it for models that complete text only: GENAI_DRAFT_MODEL=MODEL=PATH"
@@ -447,8 +475,8 @@ def _batching(subject: str, directory: Path, devices: Iterable[str]) -> Finding:
 
 
 def devices(settings: Settings) -> Iterator[Finding]:
-    """Start each device's engine as `serve` would, including loading the model and warming up, and report the
-    result.
+    """Start the engine process of each configured device, including loading the model and warming up, and yield a
+    finding for each about the result. All engines are stopped at the end.
     """
     started = time.monotonic()
     try:
@@ -488,7 +516,9 @@ _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the argument MODEL and the options of `genai-server serve` to `parser`, and set `run` as the function that
+    executes `genai-server doctor`.
+    """
     parser.usage = "%(prog)s [MODEL] [OPTION OF SERVE]…"
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a model directory, or the name of a fetched one")
     add_options(parser, listed=())
@@ -496,7 +526,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a line for each finding; returns the exit status, 1 if one is a failure."""
+    """Execute `genai-server doctor`: make all checks and print a line for each finding. `arguments` are the parsed
+    command line. Returns the exit status, 1 if one of the findings is a failure.
+    """
     # The findings include what the engines' supervisor would log.
     logging.getLogger("genai_server").addHandler(logging.NullHandler())
     failed = False
@@ -511,7 +543,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(options: dict[str, str | None]) -> Iterator[Finding]:
-    """Yield all findings. If the settings are wrong, only those that do not depend on settings."""
+    """Make all checks and yield their findings. If the settings are wrong, only checks that do not depend on settings
+    are made.
+
+    `options` are the parsed options of the command line by name.
+    """
     has_library = True
     for finding in versions():
         has_library &= finding.state != FAIL

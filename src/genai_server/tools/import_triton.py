@@ -1,4 +1,6 @@
-"""`genai-server import-triton`: translates a Triton model's config.pbtxt into a configuration file of this server."""
+"""`genai-server import-triton`: translates the config.pbtxt of a model of NVIDIA's Triton Inference Server into a
+configuration file of this server.
+"""
 
 import argparse
 import re
@@ -28,9 +30,11 @@ _CLOSED_BY = {"{": "}", "<": ">"}
 
 
 def read_pbtxt(text: str, name: str) -> Message:
-    """Parse a text in protobuf's text format, and return the values of each field by name.
+    """Parse `text` in protobuf's text format (the contents of a config.pbtxt), and return the values of each field by
+    the field's name.
 
-    Raises ConfigurationError for other texts. The message has the name of the file, `name`, and line and column.
+    Raises ConfigurationError if the text is not in this format; the error message has the file's name `name`, line and
+    column.
     """
     tokenizer: Any = text_format.Tokenizer(text.splitlines())
     try:
@@ -40,7 +44,9 @@ def read_pbtxt(text: str, name: str) -> Message:
 
 
 def messages(values: Iterable["str | Message"]) -> Iterator[Message]:
-    """Yield those of a field's values that are messages; the others are text."""
+    """Yield those values of a protobuf field that are messages (with fields of their own); values that are text are
+    left out.
+    """
     return (value for value in values if isinstance(value, dict))
 
 
@@ -124,7 +130,10 @@ _MODEL_DESCRIPTION_FIELDS = {
 
 @dataclass
 class Translation:
-    """A configuration of this server that was translated from Triton's, with notes about what was left out."""
+    """The configuration of this server to which `translate` translates a Triton configuration: settings, session
+    options, devices, execution providers with their options, and notes about what was left out. `as_toml` writes it as
+    a file.
+    """
 
     settings: dict[str, Any] = field(default_factory=dict)
     session: dict[str, str] = field(default_factory=dict)
@@ -139,11 +148,12 @@ class Translation:
 
 
 def translate(config: Message, backend_config: Sequence[str] = (), *, is_completed: bool = True) -> Translation:
-    """Translate the contents of a config.pbtxt and the options of Triton's command line.
+    """Translate the contents of a config.pbtxt (`config`, from `read_pbtxt`) and options of Triton's command line to a
+    configuration of this server.
 
-    `backend_config` has the values of Triton's `--backend-config`. `is_completed` says whether Triton adds to the
-    configuration what it finds in the model's file, as it does without --disable-auto-complete-config. Raises
-    ConfigurationError for values that Triton would refuse.
+    `backend_config` has the values of Triton's option `--backend-config`. `is_completed` says whether Triton adds to
+    the configuration what it finds in the model's file; Triton does so unless it runs with
+    --disable-auto-complete-config. Raises ConfigurationError for values that Triton would refuse.
     """
     result = Translation()
     for name, values in config.items():
@@ -185,8 +195,8 @@ def _max_batch_size(result: Translation, name: str, value: str) -> None:
 
 
 def _instances(result: Translation, values: list[Any]) -> None:
-    """Translate Triton's instance groups to devices. The number of instances is left out with a note, because the one
-    engine of a device batches all requests.
+    """Add to `result` the devices that Triton's instance groups (`values`) stand for. A number of instances is left out
+    with a note, because here a device has one engine, which batches all requests.
     """
     for group in messages(values):
         kind, gpus = str(group.get("kind", ["KIND_AUTO"])[-1]), group.get("gpus", [])
@@ -219,8 +229,8 @@ def _set(result: Translation, name: str, value: str) -> None:
 
 
 def _entries(values: list[Any]) -> dict[str, str]:
-    """Return the entries of a protobuf map by key, with their values as text. A value in the file may be a text, or a
-    message with the field `string_value`.
+    """Return the entries of a protobuf map (`values`, from `read_pbtxt`) as texts by key. A value in the file may be a
+    text, or a message with the field `string_value`.
     """
     result: dict[str, str] = {}
     for entry in messages(values):
@@ -252,8 +262,8 @@ def _accelerator(result: Translation, accelerator: Message) -> None:
 
 
 def _backend(result: Translation, backend_config: Sequence[str], *, is_completed: bool) -> None:
-    """Translate the options of Triton's command line: `--backend-config` and, if `is_completed` is False,
-    --disable-auto-complete-config.
+    """Add to `result` what options of Triton's command line stand for: the values of `--backend-config`, and
+    --disable-auto-complete-config if `is_completed` is False.
     """
     options = _of_this_backend(backend_config)
     supported = (_POOL, _BATCH, *_THREADS)
@@ -277,9 +287,10 @@ def _backend(result: Translation, backend_config: Sequence[str], *, is_completed
 
 
 def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
-    """Return the values of `--backend-config=onnxruntime,KEY=VALUE` by key, without those for other backends.
+    """Return the options of Triton's backend for ONNX Runtime by key: from values of `--backend-config` such as
+    `onnxruntime,KEY=VALUE`. Options for other backends are left out.
 
-    Raises ConfigurationError for a text that has another form.
+    Raises ConfigurationError for a value that has another form.
     """
     options: dict[str, str] = {}
     for text in backend_config:
@@ -293,10 +304,11 @@ def _of_this_backend(backend_config: Sequence[str]) -> dict[str, str]:
 
 
 def _place(result: Translation) -> None:
-    """Add to the translation its devices, and the order of execution providers for each kind of device.
+    """Add to `result` its devices, and the order of execution providers for each kind of device.
 
-    Without instance groups, the execution accelerators decide the devices. On a GPU, CUDA runs the nodes that the other
-    providers cannot run. Accelerators for a kind of device that is not used are left out with a note.
+    If Triton's configuration has no instance groups, its execution accelerators decide the devices. On a GPU, CUDA runs
+    the nodes that the other providers cannot run. Accelerators for a kind of device that is not used are left out with
+    a note.
     """
     on_gpus = [name for name in result.provider if name not in (*_ON_CPUS, "cuda")]
     orders = {"cpu": [name for name in result.provider if name in _ON_CPUS], "cuda": on_gpus}
@@ -317,8 +329,8 @@ def _place(result: Translation) -> None:
 
 
 def _choose_runner(result: Translation) -> None:
-    """Set the setting `scheduler` to `batched` if a GPU is used and one of the options has no effect in
-    onnxruntime-genai.
+    """Set the setting `scheduler` of `result` to `batched`, which selects this server's own runner on ONNX Runtime, if
+    a GPU is used and one of the translated options has no effect in onnxruntime-genai.
     """
     for kind in {device.partition(":")[0] for device in result.devices} - {"cpu"}:
         order = {"providers": result.providers[kind]} if kind in result.providers else {}
@@ -362,12 +374,12 @@ def as_toml(result: Translation) -> str:
 
 
 def toml_key(name: str) -> str:
-    """Return a key as TOML: without quotes if its characters allow that, otherwise quoted."""
+    """Return `name` as a key of a TOML file: without quotes if its characters allow that, otherwise quoted."""
     return name if _PLAIN_KEY.fullmatch(name) else toml_value(name)
 
 
 def toml_value(value: Any) -> str:
-    """Return a value as TOML: as a number if it is a whole number, otherwise as a quoted string."""
+    """Return `value` as a value of a TOML file: as a number if it is a whole number, otherwise as a quoted string."""
     text = str(value)
     if _INTEGER.fullmatch(text):
         return text
@@ -376,7 +388,9 @@ def toml_value(value: Any) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server import-triton` to `parser`, and set `run` as the function that
+    executes the command.
+    """
     parser.allow_abbrev = False
     parser.add_argument("config", type=Path, metavar="CONFIG_PBTXT", help="the model's config.pbtxt")
     parser.add_argument(
@@ -396,7 +410,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the translation, after comments about fields without a counterpart; returns the exit status.
+    """Execute `genai-server import-triton`: print the translated configuration as TOML, after comments about what was
+    left out. `arguments` are the parsed command line. Returns the exit status.
 
     Raises ConfigurationError if the file cannot be read or translated.
     """

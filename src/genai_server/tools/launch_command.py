@@ -35,7 +35,9 @@ _WIDTH = 110
 
 @dataclass(frozen=True)
 class Target:
-    """The server and the model that an agent uses."""
+    """The server and the model that a coding agent is started with: the server's URL without /v1, the model's name, the
+    maximum number of tokens of prompt and answer together (`context`), and an API key.
+    """
 
     # The server's URL, without /v1.
     url: str
@@ -46,13 +48,15 @@ class Target:
 
     @property
     def answer(self) -> int:
-        """The number of tokens of the context that are reserved for an answer."""
+        """How many tokens of the context are reserved for an answer."""
         return min(self.context // _ANSWER_SHARE, _LONGEST_ANSWER)
 
 
 @dataclass(frozen=True)
 class Program:
-    """A coding agent for the terminal, and how it is started with a server."""
+    """A coding agent for the terminal that `genai-server launch` can start: its name, its command, how to install it,
+    and the environment variables and arguments that make it use a server.
+    """
 
     # Its name on this command line.
     name: str
@@ -184,7 +188,9 @@ PROGRAMS = {
 
 
 def recipe(program: Program, target: Target, more: Sequence[str]) -> str:
-    """Return the shell commands that start a program with further arguments `more`."""
+    """Return shell commands that start a coding agent with a server and model, for people who start it themselves:
+    lines that set environment variables, and the agent's command. `more` are further arguments of the agent.
+    """
     lines = [f"export {name}={shlex.quote(value)}" for name, value in program.environment(target).items()]
     if program.removed:
         lines.insert(0, f"unset {' '.join(program.removed)}")
@@ -192,9 +198,10 @@ def recipe(program: Program, target: Target, more: Sequence[str]) -> str:
 
 
 def _wrapped(words: Sequence[str]) -> str:
-    """Join the words of a command, with line breaks so that lines fit the width of a documentation page.
+    """Return a shell command of these words, with escaped line breaks so that lines fit the width of a documentation
+    page.
 
-    An option and its value stay on one line.
+    The option `-c` and its value stay on one line.
     """
     lines, part = [""], ""
     for word in map(_quoted, words):
@@ -209,7 +216,9 @@ def _wrapped(words: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for a shell. Text with several words gets double quotes if these suffice, as people write it."""
+    """Return a word quoted for a shell where necessary. A text of several words gets double quotes if these suffice,
+    because people write it so.
+    """
     is_plain = all(letter.isalnum() or letter in " .,:;?-" for letter in word)
     return f'"{word}"' if " " in word and is_plain else shlex.quote(word)
 
@@ -218,7 +227,9 @@ _TIMEOUT = 10.0
 
 
 def add_arguments(parser: SuggestingParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server launch` to `parser`, and set `run` as the function that executes
+    the command. Arguments after `--` are kept for the agent.
+    """
     parser.add_argument("program", nargs="?", metavar="PROGRAM", help=f"{', '.join(PROGRAMS)} (default: list them)")
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="its name in /v1/models (default: the first that calls tools)"
@@ -232,9 +243,12 @@ def add_arguments(parser: SuggestingParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  _start does not return
-    """Start the program in place of this process, or list the programs, or print the command; returns the exit status.
+    """Execute `genai-server launch`: start the coding agent in place of this process, or list the agents if none is
+    named, or print the agent's command (`--print`). `arguments` are the parsed command line. Returns the exit status
+    unless an agent was started.
 
-    Raises ConfigurationError for a program or model that cannot be used, and ServerUnusable.
+    Raises ConfigurationError for an agent or model that cannot be used, and ServerUnusable if the server does not
+    answer.
     """
     if arguments.program is None:
         print_report(screen(), [_programs()])
@@ -257,7 +271,9 @@ def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  _start does not 
 
 
 def _programs() -> list[list[str]]:
-    """Return the rows of the table of programs."""
+    """Return the table of coding agents, with titles in the first row: name on the command line, full name, and where
+    it is installed or else how to install it.
+    """
     rows = [["program", "name", "installed"]]
     for program in PROGRAMS.values():
         rows.append([program.name, program.title, shutil.which(program.command) or f"no; {program.install}"])
@@ -265,7 +281,12 @@ def _programs() -> list[list[str]]:
 
 
 def _target(arguments: argparse.Namespace) -> Target:
-    """Return the server and the model to use. Raises ConfigurationError and ServerUnusable."""
+    """Return the server and the model with which the agent shall be started, as the parsed command line says, or by
+    default the server at the configured address and its first suitable model.
+
+    Raises ServerUnusable if the server does not answer or has not loaded the model yet, and ConfigurationError if the
+    model does not exist or does not suit a coding agent.
+    """
     if arguments.url is None:
         settings = load_settings()
         url = url_of(settings.host, settings.port, is_https=bool(settings.tls_cert))
@@ -290,7 +311,8 @@ def _target(arguments: argparse.Namespace) -> Target:
 
 
 def _chosen(models: dict[str, dict[str, Any]], model: str | None, url: str) -> str:
-    """Return the name of the model to use: `model`, or by default the first model that chats, if possible with tools.
+    """Return the name of the model to use: `model` or, if it is None, the first model that chats, if possible one that
+    calls tools. `models` has the entries of the server's /v1/models by name.
 
     Raises ConfigurationError if the server at `url` has no such model.
     """
@@ -307,8 +329,8 @@ def _chosen(models: dict[str, dict[str, Any]], model: str | None, url: str) -> s
 
 
 def _fault(entry: dict[str, Any], context: int) -> str:
-    """Return the reason why a model cannot work with a coding agent; "" if it can. `entry` is the model's entry in
-    /v1/models, and `context` its maximum number of tokens.
+    """Return the reason why a model cannot work with a coding agent, such as a context that is too short; "" if it can.
+    `entry` is the model's entry in /v1/models, and `context` its maximum number of tokens.
     """
     if not entry.get("chat"):
         return "it has no chat template"
@@ -321,7 +343,11 @@ def _fault(entry: dict[str, Any], context: int) -> str:
 
 
 def _start(program: Program, path: str, target: Target, more: Sequence[str]) -> NoReturn:
-    """Replace this process by the program. On Windows, run the program and exit with its status."""
+    """Replace this process by a coding agent. On Windows, where that is impossible, run the agent and exit with its
+    status.
+
+    `path` is the agent's executable file, and `more` are further arguments for it.
+    """
     environment = launched_environment(program.environment(target), program.removed)
     command = [path, *program.arguments(target), *more]
     if sys.platform == "win32":

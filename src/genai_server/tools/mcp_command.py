@@ -54,7 +54,9 @@ Tokens = Annotated[int, Field(ge=1, le=256, description="Number of tokens to pro
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server mcp` to `parser`, and set `run` as the function that executes the
+    command.
+    """
     parser.add_argument("url", nargs="?", metavar="URL", help="the server's address (default: this machine's)")
     parser.add_argument(
         "--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY (default: this variable's value)"
@@ -66,7 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve an agent until it closes standard input. Raises ConfigurationError and ServerUnusable."""
+    """Execute `genai-server mcp`: answer an agent's MCP messages on standard input and output until the agent closes
+    standard input. `arguments` are the parsed command line. Returns the exit status.
+
+    Raises ConfigurationError if the package mcp is missing or settings are wrong, and ServerUnusable for a wrong
+    address.
+    """
     if importlib.util.find_spec("mcp") is None:
         command = this_installation().extra_command("mcp")
         raise ConfigurationError(f"genai-server mcp needs the package mcp: {command}")
@@ -181,7 +188,9 @@ class Operator:
 
 
 def add_tools(server: "MCPServer[Any]", operator: Operator, *, allow_admin: bool) -> None:
-    """Add an operator's tools to an MCP server; tools that change something only with `allow_admin`."""
+    """Register an operator's methods as tools of an MCP server. Tools that end a request or start a profile are
+    registered only with `allow_admin`.
+    """
     from mcp_types import ToolAnnotations
 
     reads: list[Callable[..., Any]] = [
@@ -205,7 +214,9 @@ def add_tools(server: "MCPServer[Any]", operator: Operator, *, allow_admin: bool
 
 
 def _answering(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Return the function with ServerUnusable converted to an error that the agent reads."""
+    """Return a function that calls `function`, but raises ToolError, whose message the agent reads, in place of
+    ServerUnusable.
+    """
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(function)

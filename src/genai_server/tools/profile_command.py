@@ -23,7 +23,9 @@ _TIMEOUT = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's subcommands."""
+    """Add the subcommands `report` and `trace` of `genai-server profile` to `parser`, each with its options and the
+    function that executes it.
+    """
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     report = commands.add_parser("report", help="show where the time went, and which tokens were slow and why")
     report.add_argument("source", metavar="DIR|URL", help="a folder or file of profiles, or a server's address")
@@ -50,7 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Print or write the report. Raises ProfileNotFound, ServerUnusable and ConfigurationError."""
+    """Execute `genai-server profile report`: print the report about a profile session as text or JSON, or write it as
+    an HTML page. `arguments` are the parsed command line. Returns the exit status.
+
+    Raises ProfileNotFound if there is no such session, ServerUnusable if the server does not answer, and
+    ConfigurationError if the page cannot be written.
+    """
     report = _report(arguments)
     if arguments.html is not None:
         try:
@@ -69,7 +76,12 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def run_trace(arguments: argparse.Namespace) -> int:
-    """Write the trace; returns the exit status. Raises ProfileNotFound, ServerUnusable and ConfigurationError."""
+    """Execute `genai-server profile trace`: merge the files of a profile session into one trace file. `arguments` are
+    the parsed command line. Returns the exit status.
+
+    Raises ProfileNotFound if there is no such session, ServerUnusable if the server does not answer, and
+    ConfigurationError if the file cannot be written.
+    """
     try:
         size = _write_trace(arguments)
     except OSError as error:
@@ -79,10 +91,11 @@ def run_trace(arguments: argparse.Namespace) -> int:
 
 
 def _write_trace(arguments: argparse.Namespace) -> str:
-    """Write the trace of a profile session, from a profile folder or from a server. Returns a phrase with the size of
-    the trace.
+    """Write the trace of the profile session that the parsed command line names, from a profile folder or from a
+    running server. Returns a phrase with the size of the trace, for the user.
 
-    Raises ProfileNotFound, ServerUnusable, ConfigurationError and OSError.
+    Raises ProfileNotFound if there is no such session, ServerUnusable if the server does not answer, ConfigurationError
+    if the trace would replace a file of the profile, and OSError if it cannot be written.
     """
     if _is_server(arguments.source):
         return f"{arguments.out.write_bytes(_answer(arguments, 'trace'))} bytes"
@@ -95,8 +108,10 @@ def _write_trace(arguments: argparse.Namespace) -> str:
 
 
 def _report(arguments: argparse.Namespace) -> Report:
-    """Return the report about a profile session, from a profile folder or from a server. Raises ProfileNotFound and
-    ServerUnusable.
+    """Return the report about the profile session that the parsed command line names, from a profile folder or from a
+    running server.
+
+    Raises ProfileNotFound if there is no such session, and ServerUnusable if the server does not answer.
     """
     if not _is_server(arguments.source):
         return analyse(read_profile(Path(arguments.source), arguments.session), arguments.slow)
@@ -111,9 +126,10 @@ def _is_server(source: str) -> bool:
 
 
 def _answer(arguments: argparse.Namespace, suffix: str) -> bytes:
-    """Return a server's response about a profile session: to a GET request for the session's path followed by `suffix`.
+    """Send a GET request about a profile session to the server that the parsed command line names, and return the
+    response's body. The request's path is that of the session, followed by `suffix`, such as `trace`.
 
-    Raises ServerUnusable.
+    Raises ServerUnusable if the server does not answer or responds with an error.
     """
     path = f"/v1/admin/profiles/{quote(arguments.session or 'latest', safe='')}/{suffix}"
     return ask(checked_url(arguments.source), path, authorization(arguments.api_key), _TIMEOUT)

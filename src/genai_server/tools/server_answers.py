@@ -1,5 +1,5 @@
-"""HTTP requests of commands to a server, and messages about wrong addresses, errors and servers that do not
-answer.
+"""HTTP requests that commands such as `top` and `launch` send to a server: checks of addresses and API keys
+(`checked_url`, `authorization`), a request (`ask`), and error messages for people (`unanswered`, `error_message`).
 """
 
 import errno
@@ -25,8 +25,9 @@ def is_address(text: str) -> bool:
 
 
 def checked_url(url: str) -> str:
-    """Return the URL of a server without a slash at the end. HOST:PORT becomes an http URL. Raises
-    ServerUnusable.
+    """Return the URL of a server as the user has given it, without a slash at the end. HOST:PORT becomes an http URL.
+
+    Raises ServerUnusable if it is not the address of a server.
     """
     if _WITHOUT_SCHEME.fullmatch(url):
         url = f"http://{url}"
@@ -42,8 +43,8 @@ def checked_url(url: str) -> str:
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """Return the header for an API key, empty without a key. Raises ServerUnusable for characters that no key
-    has.
+    """Return the HTTP header that sends an API key, as a dictionary; empty without a key. Raises ServerUnusable if the
+    key has characters that no API key has.
     """
     if not api_key:
         return {}
@@ -60,9 +61,10 @@ def ask(
     method: str = "GET",
     sent: bytes | None = None,
 ) -> bytes:
-    """Send a request to the server at the URL `server`, with the body `sent`, and return the body of the response.
+    """Send an HTTP request to the path `path` of the server at the URL `server`, and return the body of the response.
+    `sent` is the body of the request, None for no body.
 
-    Raises ServerUnusable for an error response, and if there is no response within `seconds`.
+    Raises ServerUnusable if the server does not answer within `seconds` seconds, or responds with an error.
     """
     request = urllib.request.Request(server + path, sent, dict(headers), method=method)
     try:
@@ -77,7 +79,9 @@ def ask(
 
 
 def unanswered(url: str, error: BaseException) -> str:
-    """Return a message, with advice, about a server that did not answer, from the exception of an HTTP client."""
+    """Return a message for the user, with advice, about the server at `url`, which did not answer. `error` is the
+    exception that an HTTP client has raised.
+    """
     # Exceptions of urllib and aiohttp contain that of the system.
     for name in ("reason", "os_error", "certificate_error"):
         if isinstance(inner := getattr(error, name, None), BaseException):

@@ -25,7 +25,9 @@ _STEPS = {Keys.Up: -1, "k": -1, Keys.Down: 1, "j": 1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server top` to `parser`, and set `run` as the function that executes the
+    command.
+    """
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8002", metavar="URL", help="(default: %(default)s)")
     parser.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY, or an API key")
     parser.add_argument(
@@ -38,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the server until `q` or Ctrl-C. Raises ServerUnusable if the server cannot be reached."""
+    """Execute `genai-server top`: show the state of a server until the user presses `q` or Ctrl-C, or once if the
+    output is no terminal or `--once` is given. `arguments` are the parsed command line. Returns the exit status.
+
+    Raises ServerUnusable if the server cannot be reached.
+    """
     poller = Poller(arguments.url, arguments.api_key)
     with suppress(KeyboardInterrupt):
         if arguments.once or not sys.stdout.isatty():
@@ -82,8 +88,8 @@ async def _watch(poller: Poller, before: Snapshot, interval: float) -> None:
 
 
 async def _act(key: str, choice: Choice, now: Snapshot, poller: Poller) -> None:
-    """Execute the command of a key, which changes `choice`. `y` cancels the chosen request if `c` was pressed
-    before.
+    """Execute what the pressed `key` stands for, which changes `choice`: `s` sorts by the next column, arrows choose a
+    request, `c` asks whether to cancel the chosen request, and `y` then cancels it. `now` is the state that is shown.
     """
     was_asked, choice.notice = choice.notice.endswith("(y/n)"), ""
     if key == "s":
@@ -106,7 +112,9 @@ def _name_of(unique_id: str, now: Snapshot) -> str:
 
 @contextmanager
 def _pressed_keys() -> Iterator[asyncio.Queue[str]]:
-    """Yield a queue of the keys that are pressed in the terminal."""
+    """Within a `with` block, read keys from the terminal without echo. Yields a queue that receives each pressed key;
+    it stays empty if standard input is no terminal.
+    """
     keys: asyncio.Queue[str] = asyncio.Queue()
     if not sys.stdin.isatty():
         yield keys

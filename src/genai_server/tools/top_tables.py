@@ -22,7 +22,7 @@ _TIMEOUT = 5.0
 
 
 class ModelDevice(NamedTuple):
-    """A model on one of its devices."""
+    """The name of a model and of one of the devices on which it runs; a key for metrics and states."""
 
     model: str
     device: str
@@ -30,7 +30,9 @@ class ModelDevice(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a server at one moment."""
+    """The state of a server at one moment, as `Poller.poll` reads it: /healthz, the metrics, and the running and
+    waiting requests, or the reason why the server does not list these.
+    """
 
     # Seconds of `time.monotonic`.
     at: float
@@ -42,11 +44,15 @@ class Snapshot:
     refused: str | None = None
 
     def value(self, name: str, model_device: ModelDevice) -> float | None:
-        """Return the value of a metric for a model on a device; None if the server does not report it."""
+        """Return the value of the metric `name` (without the common prefix) for a model on a device; None if the server
+        does not report it.
+        """
         return self.samples.get((name, model_device))
 
     def model_devices(self) -> dict[ModelDevice, Mapping[str, Any]]:
-        """Return the status of each model on each of its devices."""
+        """Return the status of each model on each of its devices, as /healthz reports it: a dictionary with, for
+        example, `state`.
+        """
         models = self.health.get("models")
         if models is None:
             return {
@@ -62,22 +68,24 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Interval:
-    """The changes between two snapshots."""
+    """The time between two snapshots of a server, from which increases and rates of metrics are computed. `before` is
+    None if there is no earlier snapshot; the increases are then those since the server's start.
+    """
 
     # None for the server's start.
     before: Snapshot | None
     now: Snapshot
 
     def more(self, name: str, model_device: ModelDevice) -> float:
-        """Return the increase of the counter `name` in the interval, for a model on a device. A counter that was reset
-        counts from 0.
+        """Return by how much the counter `name` has grown in this interval, for a model on a device. For a counter that
+        was reset meanwhile, for example by a restart, its whole value is returned.
         """
         last = self.now.value(name, model_device) or 0.0
         first = (self.before.value(name, model_device) if self.before else None) or 0.0
         return last - first if last >= first else last
 
     def rate(self, name: str, model_device: ModelDevice) -> float | None:
-        """Return the increase of the counter `name` per second, for a model on a device; None without an earlier
+        """Return by how much the counter `name` has grown per second, for a model on a device; None without an earlier
         snapshot.
         """
         if self.before is None or self.now.at <= self.before.at:
@@ -85,17 +93,18 @@ class Interval:
         return self.more(name, model_device) / (self.now.at - self.before.at)
 
     def mean(self, name: str, model_device: ModelDevice, scale: float = 1) -> float | None:
-        """Return the mean of the values that the histogram `name` has counted in the interval, for a model on a device,
-        times `scale`; None if there are none.
+        """Return the mean of the values that the histogram `name` has recorded in this interval, for a model on a
+        device, times `scale`; None if it has recorded none.
         """
         count = self.more(f"{name}_count", model_device)
         return self.more(f"{name}_sum", model_device) * scale / count if count else None
 
 
 class Poller:
-    """Reads the state of one server.
+    """Reads the state of one server over HTTP, and cancels requests, for `genai-server top` and `mcp`.
 
-    An API key suffices, except for the list of requests, which needs the admin key.
+    `key` is an API key of the server or None. Any API key suffices, except for the list of requests and cancelling,
+    which need the admin key.
     """
 
     def __init__(self, url: str, key: str | None) -> None:
@@ -103,7 +112,9 @@ class Poller:
         self._headers = authorization(key)
 
     def poll(self) -> Snapshot:
-        """Return the current state of the server. Raises ServerUnusable."""
+        """Return the current state of the server. Raises ServerUnusable if the server does not answer; if only the list
+        of requests is refused, the snapshot has the reason instead.
+        """
         health = self._object("/healthz", "devices")
         try:
             samples = _samples(self._ask("/metrics").decode())
@@ -117,15 +128,17 @@ class Poller:
         return Snapshot(time.monotonic(), health, samples, requests, refused)
 
     def cancel(self, unique_id: str) -> None:
-        """Cancel a request. Its client receives the answer so far. Raises ServerUnusable."""
+        """Cancel the request with this `unique_id`. Its client receives the answer so far. Raises ServerUnusable if the
+        server refuses or does not answer.
+        """
         self._ask(f"/v1/requests/{quote(unique_id, safe='')}/cancel", "POST")
 
     def _ask(self, path: str, method: str = "GET") -> bytes:
         return ask(self._url, path, self._headers, _TIMEOUT, method)
 
     def _object(self, path: str, field: str) -> dict[str, Any]:
-        """Return the JSON object at a path of the server. Raises ServerUnusable if the response is not an object with
-        `field`.
+        """Return the JSON object with which the server responds to a GET request for `path`. Raises ServerUnusable if
+        the server does not answer, or if the response is not an object with the field `field`.
         """
         try:
             value = json.loads(self._ask(path))
@@ -137,9 +150,10 @@ class Poller:
 
 
 def _samples(text: str) -> dict[tuple[str, ModelDevice], float]:
-    """Parse metrics. Returns values by metric name (without the common prefix) and model on device.
+    """Parse metrics in Prometheus' text format. Returns the values by metric name (without the common prefix) and by
+    model and device.
 
-    Values are summed over all other labels; adapters count toward their model.
+    Values are summed over all other labels; a LoRA adapter's values count toward its model.
     """
     values: dict[tuple[str, ModelDevice], float] = {}
     for family in text_string_to_metric_families(text):
@@ -194,7 +208,9 @@ _KEYS = "q quits   s sorts   ↑ ↓ choose a request   c cancels it"
 
 @dataclass
 class Choice:
-    """What the user has chosen with keys: the order of the requests, and one request."""
+    """What the user of `genai-server top` has chosen with keys: the column by which requests are sorted, the selected
+    request, and a notice that is shown in place of the list of keys.
+    """
 
     order: int = 0
     # The `unique_id` of the request.
@@ -203,7 +219,7 @@ class Choice:
     notice: str = ""
 
     def sorted(self, requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the requests in the chosen order."""
+        """Return the requests sorted by the chosen column, as a new list."""
         field, _, is_descending = ORDERS[self.order]
 
         def value(request: Mapping[str, Any]) -> Any:
@@ -213,11 +229,13 @@ class Choice:
         return sorted(requests, key=value, reverse=is_descending)
 
     def next_order(self) -> None:
-        """Sort the requests by the next of several fields."""
+        """Choose the next column for sorting requests; after the last one comes the first."""
         self.order = (self.order + 1) % len(ORDERS)
 
     def move(self, requests: Sequence[Mapping[str, Any]], step: int) -> None:
-        """Choose the request `step` rows below the chosen one, or the first request if none was chosen."""
+        """Choose the request `step` rows below the chosen one (above it for a negative `step`), or the first request if
+        none was chosen.
+        """
         ids = [request["unique_id"] for request in self.sorted(requests)]
         index = ids.index(self.request) + step if self.request in ids else 0
         self.request = ids[max(0, min(index, len(ids) - 1))] if ids else None
@@ -226,7 +244,12 @@ class Choice:
 def view(
     interval: Interval, width: int | None, height: int | None = None, choice: Choice | None = None
 ) -> RenderableType:
-    """Return the tables for an interval, fitted to a terminal of this width and height if they are given."""
+    """Return what `genai-server top` shows for an interval: a table of devices and a table of requests, to be printed
+    by Rich.
+
+    `width` and `height` are those of the terminal in characters, to which the tables are fitted; a `width` of None
+    means that the output is no terminal. `choice` is what the user has chosen; by default nothing.
+    """
     model_devices = interval.now.model_devices()
     with_model = width is not None or len({model_device.model for model_device in model_devices}) > 1
     rows = [_device(interval, model_device, status) for model_device, status in model_devices.items()]
@@ -264,8 +287,8 @@ def _table(
     titles: Mapping[str, str] = {},
     marked: int | None = None,
 ) -> Table:
-    """Return a table of these columns. If it is wider than `width` characters, some columns are left out. With None,
-    the output is no terminal: nothing is left out.
+    """Return a table with these columns and rows. If it would be wider than `width` characters, some columns are left
+    out; with None the output is no terminal, and nothing is left out.
 
     `titles` has titles of columns that differ from the columns' names. The row with the index `marked` is inverted.
     """
@@ -295,7 +318,7 @@ def _width(columns: Sequence[str], rows: Sequence[Row], titles: Mapping[str, str
 
 
 def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> tuple[Sequence[str], Sequence[Row]]:
-    """Return the columns and rows that fit into `width` characters.
+    """Return the columns and rows of a table, reduced so that they fit into `width` characters.
 
     Long names in the rows are shortened first; then columns are left out, and then names are shortened further.
     """

@@ -27,7 +27,9 @@ _NO_KEY = "(no key)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server usage` to `parser`, and set `run` as the function that executes
+    the command.
+    """
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8002", metavar="URL", help="(default: %(default)s)")
     parser.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY")
     parser.add_argument("--days", type=positive, default=7, metavar="N", help="the last N days (default: %(default)s)")
@@ -36,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the usage; returns the exit status. Raises ServerUnusable."""
+    """Execute `genai-server usage`: print the numbers of requests and tokens that a server has counted, as tables or
+    JSON. `arguments` are the parsed command line. Returns the exit status.
+
+    Raises ServerUnusable if the server does not answer or is no genai-server.
+    """
     url = checked_url(arguments.url)
     first = datetime.now(UTC).date() - timedelta(days=min(arguments.days, 366_000) - 1)
     answer = ask(url, f"/v1/admin/usage?since={first.isoformat()}", authorization(arguments.api_key), _TIMEOUT)
@@ -54,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rows(entries: Iterable[Mapping[str, Any]], fields: tuple[str, ...]) -> list[list[str]]:
-    """Return the rows of a table: titles, then the sums of all entries that have equal values in these fields."""
+    """Return a table of usage, with titles in the first row: one row for each combination of values that `entries` have
+    in `fields` (such as day and model), with the sums of the counts of these entries.
+    """
     sums: dict[tuple[str, ...], list[int]] = {}
     for entry in entries:
         labels = tuple(str(entry[field] or _NO_KEY) for field in fields)

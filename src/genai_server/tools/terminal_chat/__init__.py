@@ -1,1 +1,3 @@
-"""The chat of `genai-server chat` in the terminal: reads questions, runs commands and shows answers."""
+"""The commands that talk with a model in the terminal: `genai-server chat` and `run` (reading questions, executing
+commands such as /help, showing answers) and `transcribe`.
+"""

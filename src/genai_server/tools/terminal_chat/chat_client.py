@@ -1,4 +1,6 @@
-"""Sends chat requests to an OpenAI-style server and yields the answer piece by piece."""
+"""The HTTP client of the terminal commands: `ChatClient` sends chat requests to an OpenAI-style server and yields the
+answer piece by piece, and `Answer` collects text, tool calls and times.
+"""
 
 import http.client
 import json
@@ -26,7 +28,9 @@ _MIN_RATE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class ToolRun:
-    """A tool call that the server executes, when it starts or when it has ended."""
+    """A tool call that the server executes itself, as a piece of a streamed answer: once when the call starts, with
+    `output` None, and once when it has ended, with what the tool has returned.
+    """
 
     # The tool server and its tool.
     server: str
@@ -42,7 +46,11 @@ ChatPiece = Content | Reasoning | ToolRun
 
 @dataclass
 class Answer:
-    """An answer, and how long it took. Times are seconds of `time.monotonic`."""
+    """What has arrived of one answer: text, tool calls, number of tokens, and when the request was sent and the first
+    and last piece arrived, in seconds of `time.monotonic`.
+
+    The caller of `ChatClient.answer` creates it empty, and that method fills it while the answer arrives.
+    """
 
     sent: float = field(default_factory=time.monotonic)
     # What follows the last call of a tool.
@@ -68,7 +76,7 @@ class Answer:
     is_reasoning: bool = False
 
     def took(self) -> str:
-        """Return a phrase with the number of tokens and the times."""
+        """Return a phrase for the user that says how many tokens the answer has and how long it took."""
         if self.first is None or self.last is None:
             return "no output"
         count = f"{self.tokens} tokens" if self.is_counted else f"about {self.tokens} tokens"
@@ -80,7 +88,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model in the server's list of models."""
+    """A model in a server's list of models (/v1/models), with what a chat needs to know about it: whether it takes
+    messages and images, or has an endpoint of another kind, such as embeddings.
+    """
 
     # The endpoint of a model that does not generate text; empty for one that does.
     endpoint: str
@@ -91,9 +101,9 @@ class ListedModel:
 
 
 class ChatClient:
-    """A client of one server. The URL may end in `/v1`.
+    """A client of one OpenAI-style server for the commands of the terminal. The server's URL may end in `/v1`.
 
-    In chats, the server runs the tools of the tool servers named in `tool_servers`. The constructor raises
+    In chats, the server runs the tools of the tool servers whose names are in `tool_servers`. The constructor raises
     ServerUnusable for invalid URLs and API keys.
     """
 
@@ -105,7 +115,7 @@ class ChatClient:
         self._headers = {"content-type": "application/json"} | authorization(api_key)
 
     def require_listening(self) -> None:
-        """Raise ChatFailed if no server is listening."""
+        """Raise ChatFailed if no server accepts connections at the address."""
         with closing(self.connect(_SHORT)) as connection:
             try:
                 connection.connect()
@@ -124,10 +134,11 @@ class ChatClient:
     def answer(
         self, model: str, messages: Sequence[Message], answer: Answer, parameters: Mapping[str, Value] | None = None
     ) -> Generator[ChatPiece, None, None]:
-        """Send the messages, yield the pieces of the answer as they arrive, and fill `answer`. Raises ChatFailed.
+        """Send a chat request with `messages` to the model named `model`, and yield the pieces of the streamed answer
+        as they arrive. `answer` is filled with the same pieces, the number of tokens and the times.
 
         `parameters` are further fields of the request. Closing the iterator closes the connection, and the server then
-        stops generating.
+        stops generating. Raises ChatFailed if the request fails or the stream breaks off.
         """
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         body = {"model": model, "messages": messages, **streamed, **(parameters or {})}
@@ -143,9 +154,10 @@ class ChatClient:
                     yield from _apply_delta(choice.get("delta") or {}, answer)
 
     def end_reasoning(self, answer: Answer) -> bool:
-        """Ask the server to end the reasoning of a running answer. Returns False if the model is not reasoning now.
+        """Ask the server to end the reasoning of `answer`, which is being streamed, so that the model writes its final
+        text. Returns whether the server was asked; False if the model is not reasoning now.
 
-        Does not wait for a response, because servers of other kinds do not support this.
+        This does not wait for a response, because servers of other kinds do not support such a request.
         """
         if not (answer.is_reasoning and answer.id):
             return False
@@ -160,7 +172,9 @@ class ChatClient:
         return True
 
     def connect(self, patience: float) -> http.client.HTTPConnection:
-        """Return a connection on which each wait takes at most `patience` seconds."""
+        """Return a new connection to the server, on which connecting and each wait for data take at most `patience`
+        seconds. The caller has to close it.
+        """
         host, port = self._parts.hostname or "", self._parts.port
         if self._parts.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=patience, context=ssl.create_default_context())
@@ -174,9 +188,10 @@ class ChatClient:
         body: bytes | Iterable[bytes] | None,
         headers: Mapping[str, str] | None = None,
     ) -> http.client.HTTPResponse:
-        """Send a request and return the response if it is successful. Raises ChatFailed otherwise.
+        """Send a request on `connection` and return the response if its status is 200. Raises ChatFailed, with the
+        server's error message, otherwise.
 
-        `headers` override the usual headers.
+        `headers` override the usual headers (content type and API key).
         """
         try:
             response = self.exchange(connection, method, path, body, headers)
@@ -195,15 +210,17 @@ class ChatClient:
         body: bytes | Iterable[bytes] | None,
         headers: Mapping[str, str] | None = None,
     ) -> http.client.HTTPResponse:
-        """Send a request and return the response, whatever its status. `headers` override the usual headers. Raises
-        OSError and HTTPException.
+        """Send a request on `connection` and return the response, whatever its status. `headers` override the usual
+        headers (content type and API key). Raises OSError and HTTPException if the connection fails.
         """
         with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse a body before its end
             connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
         return connection.getresponse()
 
     def events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream. Raises ChatFailed if the stream breaks off or ends with an error."""
+        """Yield the server-sent events of a streamed response, parsed from JSON. Raises ChatFailed if the stream breaks
+        off or ends with an error.
+        """
         try:
             for line in response:
                 data = line.removeprefix(b"data:").strip()

@@ -49,11 +49,12 @@ _ERROR = re.compile(r"\S+ \S+ (ERROR|CRITICAL) ")
 
 @contextmanager
 def own_server(directory: Path, key_entry: str, options: Sequence[str] = ()) -> Iterator[str]:
-    """Run a server for a model directory, on a free port of this machine, during the block. Yields its URL.
+    """Run a server for the model in `directory` on a free port of this machine during a `with` block. Yields its URL as
+    soon as it is ready.
 
-    `key_entry` is an entry of GENAI_API_KEYS, and `options` are further options of `serve`. The server accepts any
-    model name. Ctrl-C does not reach it. If it does not start, ChatFailed is raised with errors from its log, or the
-    last lines.
+    `key_entry` is an entry of GENAI_API_KEYS (`NAME:KEY`), and `options` are further options of `genai-server serve`.
+    The server accepts any model name. Ctrl-C does not reach it. Raises ChatFailed if the server does not start, with
+    the errors in its log or else the log's last lines.
     """
     command = [sys.executable, "-m", "genai_server", "serve", "--model-dir", str(directory)]
     name = name_of_directory(str(directory))
@@ -80,7 +81,9 @@ def _start(command: list[str], out: int) -> "subprocess.Popen[bytes]":
 
 
 def _ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Wait until the server is ready and return its URL. Raises ChatFailed if it does not start."""
+    """Wait until the server in `process` is ready, as its log file `log` says, and return its URL. Raises ChatFailed if
+    it ends before.
+    """
     while process.poll() is None:
         match = _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace"))
         if match and _is_ready(match[1]):
@@ -109,7 +112,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server chat` to `parser`, and set `run` as the function that executes the
+    command.
+    """
     parser.add_argument("target", nargs="?", metavar="URL|DIR", help="a server, or a model directory to start one on")
     parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the server's first)")
     add_dialogue_options(parser)
@@ -118,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that the commands `chat` and `run` share."""
+    """Add the arguments that the commands `chat` and `run` share, such as QUESTION and --system, to `parser`."""
     parser.add_argument(
         "question", nargs="?", type=typed_text, metavar="QUESTION", help="print the answer to this and end"
     )
@@ -141,7 +146,9 @@ def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _image(text: str) -> str:
-    """Return the data URL of the image file that an option names."""
+    """Return the data URL of the image file whose path `text` is the value of the option --image. Raises
+    ArgumentTypeError if the file is not an image that can be read.
+    """
     try:
         return data_url(path_of(text))
     except ChatFailed as error:
@@ -149,9 +156,11 @@ def _image(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Chat until the user ends it, or answer one question; returns the exit status.
+    """Execute `genai-server chat`: chat until the user ends it, or answer one question. `arguments` are the parsed
+    command line. Returns the exit status.
 
-    Raises ConfigurationError and ChatFailed.
+    Raises ConfigurationError for wrong settings or an unknown model directory, and ChatFailed if the server or the
+    model cannot be used.
     """
     exit_cleanly_on_signals()
     conversation = Conversation(arguments.system)
@@ -188,8 +197,8 @@ def _answer_one(client: ChatClient, model: str, messages: list[Message]) -> None
 
 
 def _is_confirmed(question: str) -> bool:
-    """Ask the user to approve a tool call, and return whether the user does. Without a terminal, the call is
-    declined.
+    """Ask the user the yes-or-no question whether to run a tool call, and return the answer. If standard input is no
+    terminal, the call is declined.
     """
     if sys.stdin is not None and sys.stdin.isatty():
         return is_confirmed(question)
@@ -198,7 +207,9 @@ def _is_confirmed(question: str) -> bool:
 
 
 def _with_piped(question: str) -> str:
-    """Return the question, followed by the text that is piped into the command. Raises ChatFailed."""
+    """Return the question, followed by the text that is piped into the command if there is any. Raises ChatFailed if
+    that is not text.
+    """
     if sys.stdin is None or sys.stdin.isatty():  # None if it is closed
         return question
     return f"{question}\n\n{piped_text()}".strip()
@@ -211,12 +222,13 @@ def connected(
     report: Callable[[str], None] = print_to_stderr,
     options: Sequence[str] = (),
 ) -> Iterator[ChatClient]:
-    """Connect to the server at the address `target` during the block, and yield a client. If `target` is a model
-    directory, a server is started for it; with None, it is the server that runs at the configured address, or else one
-    that is started for the configured model.
+    """Find or start a server, and yield a client of it during a `with` block; a server that was started here is stopped
+    at the end of the block.
 
-    `report` is called with a line about the start, and `options` are options of `serve`, if a server is started.
-    `api_key` is for a server that runs already.
+    `target` is the server's address, or a model directory (or its name) for which a server is started. None stands for
+    the server that runs at the configured address or, if none does, one that is started for the configured model.
+    `api_key` is for a server that runs already. `report` is called with a line when a server is started, and `options`
+    are further options of `genai-server serve` for it.
     """
     settings = load_settings()
     if target and is_address(target):
@@ -239,7 +251,9 @@ def connected(
 
 
 def exit_cleanly_on_signals() -> None:
-    """Exit in an orderly way on SIGHUP and SIGTERM, so that a server started by the command ends, too."""
+    """Let SIGHUP and SIGTERM raise SystemExit in this process, so that a server that the command has started is
+    stopped, too.
+    """
 
     def end(*_: object) -> None:
         raise SystemExit(0)

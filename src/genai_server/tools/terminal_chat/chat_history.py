@@ -1,4 +1,4 @@
-"""The conversation of a terminal chat, and files in which it is saved.
+"""The conversation of a terminal chat (`Conversation`), and the files in which it is saved (`save`, `load`).
 
 A file is the body of a request to `/v1/chat/completions`, so that other programs can send it.
 """
@@ -16,13 +16,13 @@ from genai_server.tools.terminal_chat.user_input import PARAMETERS, Value, parse
 
 
 class ImageUrl(TypedDict):
-    """An image, given by its data URL."""
+    """The image of a message's content part in OpenAI's format; here its URL is always a data URL."""
 
     url: str
 
 
 class Part(TypedDict):
-    """A content part of a message: a text or an image."""
+    """A content part of a chat message in OpenAI's format: a text or an image."""
 
     type: Literal["text", "image_url"]
     text: NotRequired[str]
@@ -30,7 +30,9 @@ class Part(TypedDict):
 
 
 class Message(TypedDict):
-    """A message of a chat request."""
+    """A message of a chat request in OpenAI's format: the role of its author (such as user or assistant), its content,
+    and the tool calls of an answer or the id of the call to which a tool's result belongs.
+    """
 
     role: str
     content: str | list[Part] | None
@@ -40,7 +42,9 @@ class Message(TypedDict):
 
 
 class Conversation:
-    """Questions and answers in turn, after a system prompt, which may be empty."""
+    """The questions and answers of a terminal chat in turn, after a system prompt, which may be empty. The last
+    question may have no answer yet.
+    """
 
     def __init__(self, system: str = "") -> None:
         self.system = system
@@ -74,10 +78,11 @@ class Conversation:
         return [*([Message(role="system", content=self.system)] if self.system else []), *self._turns]
 
     def ask(self, question: str, images: Sequence[str] = ()) -> list[Message]:
-        """Add a question with images (data URLs) and return all messages. A previous question without an answer is
-        removed.
+        """Add a question with images (data URLs), and return all messages of the conversation, to be sent to the model.
+        If the previous question has no answer, it is removed.
 
-        Images come first, so that the prompts of several questions about them have the same beginning.
+        Images come first in the message, so that the prompts of several questions about the same images have the same
+        beginning.
         """
         if self._turns and not _is_answer(self._turns[-1]):
             self.ask_again()
@@ -88,16 +93,17 @@ class Conversation:
         return self.messages()
 
     def answered(self, answer: str, calls: Sequence[Message] = ()) -> None:
-        """Add the answer to the last question, complete or not, after the tool calls and results in `calls`.
-
-        An empty answer is ignored.
+        """Add the model's answer to the last question, complete or interrupted. `calls` are the messages with tool
+        calls and their results that preceded it. An empty answer is ignored.
         """
         if answer:
             self._turns += calls
             self._turns.append(Message(role="assistant", content=answer))
 
     def ask_again(self) -> list[Message] | None:
-        """Remove the answer to the last question and return the messages; None if there was no question."""
+        """Remove the answer to the last question, and return the messages up to that question, to be sent once more;
+        None if there was no question.
+        """
         if not self._turns:
             return None
         while self._turns[-1]["role"] != "user":
@@ -110,13 +116,13 @@ class Conversation:
 
 
 def _is_answer(message: Message) -> bool:
-    """Whether a message completes the answer to a question."""
+    """Whether a message is the final answer to a question, and not one that calls tools."""
     return message["role"] == "assistant" and not message.get("tool_calls")
 
 
 def _following(last: Message | None) -> tuple[str, ...]:
-    """Return the roles of messages that may follow `last`, the last message so far, the most common first. `last` is
-    None at the beginning.
+    """Return the roles (such as user or assistant) that the next message of a conversation may have, the most common
+    one first. `last` is the last message so far; None at the beginning.
     """
     if last is None or _is_answer(last):
         return ("user",)
@@ -127,7 +133,9 @@ def _following(last: Message | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class SavedChat:
-    """The contents of a file with a saved chat."""
+    """What a file with a saved chat contains: the model's name, the conversation, and the fields of requests that the
+    user has set, such as temperature.
+    """
 
     model: str
     conversation: Conversation
@@ -135,14 +143,16 @@ class SavedChat:
 
 
 class _File(msgspec.Struct):
-    """The fields that a file with a saved chat must have."""
+    """The fields by which a file is recognized as a saved chat, for parsing its JSON."""
 
     messages: list[Message]
     model: str = ""
 
 
 def save(path: Path, chat: SavedChat) -> None:
-    """Write a chat to a file. Raises ChatFailed, also if the file exists and is not a saved chat."""
+    """Write a chat to a JSON file; a saved chat with this name is replaced. Raises ChatFailed if the file cannot be
+    written, or if it exists and is not a saved chat.
+    """
     if path.exists():
         try:
             load(path)
@@ -156,7 +166,7 @@ def save(path: Path, chat: SavedChat) -> None:
 
 
 def load(path: Path) -> SavedChat:
-    """Read a chat from a file. Raises ChatFailed if it is not a saved chat."""
+    """Read a chat from a JSON file. Raises ChatFailed if the file cannot be read or is not a saved chat."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

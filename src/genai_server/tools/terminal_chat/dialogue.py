@@ -44,8 +44,8 @@ from genai_server.tools.terminal_chat.user_input import (
 
 @contextmanager
 def without_echo() -> Iterator[None]:
-    """Within the block, the terminal does not echo typed keys; they are read afterwards. Has no effect on
-    Windows.
+    """Within a `with` block, do not show typed keys in the terminal, so that they do not disturb its output; the keys
+    can be read after the block. This has no effect on Windows or without a terminal.
     """
     if sys.platform == "win32":
         yield
@@ -68,7 +68,9 @@ def without_echo() -> Iterator[None]:
 
 @contextmanager
 def deferring_interrupts() -> Iterator[None]:
-    """Let Ctrl-C within the block take effect at the end of the block."""
+    """Let Ctrl-C within a `with` block take effect only at the end of the block, so that an output there is never cut
+    in the middle.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
@@ -92,9 +94,10 @@ _MARGIN = 2
 
 
 class MarkdownStream:
-    """Prints the finished blocks of a Markdown text once, and redraws the unfinished last block while it grows.
+    """Shows a Markdown text that arrives in pieces in a terminal, formatted: prints each finished block (such as a
+    paragraph or list) once, and redraws the unfinished last block while it grows.
 
-    If the unfinished block is higher than the screen, only its last lines are shown.
+    If the unfinished block is higher than the screen, only its last lines are shown until it is finished.
     """
 
     def __init__(self, console: Console) -> None:
@@ -122,7 +125,7 @@ class MarkdownStream:
             self._console.pop_theme()
 
     def add(self, piece: str) -> None:
-        """Show the next piece of the answer."""
+        """Append the next piece of the Markdown text, and show it."""
         self._text += piece
         done = finished(self._text) if "\n" in piece else 0
         if not done and time.monotonic() - self._drawn < _PAUSE:
@@ -147,7 +150,7 @@ class MarkdownStream:
 
 
 def finished(text: str) -> int:
-    """Return the length in characters of all blocks of a text except the last one, which may continue."""
+    """Return the length, in characters, of all blocks of a Markdown text except the last one, which may continue."""
     starts = [token.map[0] for token in Markdown(text).parsed if token.level == 0 and token.map and token.nesting >= 0]
     if len(starts) < 2:
         return 0
@@ -155,9 +158,9 @@ def finished(text: str) -> int:
 
 
 class _Block:
-    """A block of Markdown, rendered without surrounding empty lines.
+    """One block of a Markdown text as Rich prints it, without empty lines around it.
 
-    If it is the last block, only as many lines as fit on the screen are shown.
+    If `is_last`, the block is unfinished, and only as many of its last lines as fit on the screen are shown.
     """
 
     def __init__(self, text: str, *, is_last: bool = False, is_below_others: bool = False) -> None:
@@ -178,7 +181,7 @@ class _Block:
 
 
 def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
-    """Return the lines from the first to the last that is not blank."""
+    """Return rendered lines without the blank ones at the beginning and at the end."""
     filled = [number for number, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
     return lines[filled[0] : filled[-1] + 1] if filled else []
 
@@ -222,7 +225,9 @@ def choose_model(client: ChatClient, name: str | None) -> str:
 
 
 def require_images(client: ChatClient, model: str) -> None:
-    """Raise ChatFailed if the model is known to accept text only."""
+    """Raise ChatFailed, with the names of suitable models, if the server's list says that the model accepts
+    text only.
+    """
     models = client.models()
     if model in models and not models[model].takes_images:
         names = [id for id, entry in models.items() if entry.takes_images and not entry.endpoint]
@@ -230,9 +235,10 @@ def require_images(client: ChatClient, model: str) -> None:
 
 
 class Dialogue:
-    """A chat with one server, from the first question to the last.
+    """The dialogue with the user of `genai-server chat`: reads lines, executes commands such as /save, sends questions
+    to the model and shows its answers.
 
-    `images` are data URLs that are sent with the first question.
+    `conversation` grows with each question and answer. `images` are data URLs that are sent with the first question.
     """
 
     def __init__(self, client: ChatClient, model: str, conversation: Conversation, images: Sequence[str] = ()) -> None:
@@ -260,7 +266,9 @@ class Dialogue:
         self._read = question_reader(self._known)
 
     def run(self) -> None:
-        """Read lines until the user ends the chat."""
+        """Read lines and execute or answer them until the user ends the chat, by a command, the end of the input, or
+        pressing Ctrl-C twice. Errors of requests are printed.
+        """
         was_interrupted = False
         while True:
             try:
@@ -282,7 +290,9 @@ class Dialogue:
                 print(f"error: {error}", file=sys.stderr)
 
     def _execute(self, line: str) -> bool:
-        """Run a command or ask a question. Returns False if the chat is to end."""
+        """Execute a line of the user: a command such as /help, or a question to the model. Returns False if the command
+        ends the chat.
+        """
         name, _, text = line.partition(" ")
         if name in _ENDS:
             return False
@@ -322,8 +332,8 @@ class Dialogue:
             self._ask(messages)
 
     def _set(self, text: str) -> None:
-        """Set, reset or show fields of requests: `NAME VALUE` sets, `NAME default` resets, and `NAME` or ""
-        shows.
+        """Execute the command `/set`: `NAME VALUE` sets the field NAME of later requests, such as temperature, `NAME
+        default` resets it, and `NAME` or "" shows one or all fields.
         """
         name, _, value = text.partition(" ")
         if name:
@@ -382,8 +392,8 @@ class Dialogue:
 
 
 def _note(text: str) -> None:
-    """Show a line about an answer, dimmed and below the answer. If the answer goes into a file or pipe, the line goes
-    to standard error.
+    """Print a line about an answer, such as its number of tokens, dimmed in a terminal. If the standard output goes
+    into a file or pipe, the line goes to standard error instead.
     """
     if sys.stdout.isatty():
         show((text, "dim"))
@@ -392,10 +402,11 @@ def _note(text: str) -> None:
 
 
 def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bool]) -> Answer | None:
-    """Ask the user to approve the tool calls of an answer that wait for approval. Returns an empty answer with the ids
-    of the approved calls, to be filled by the next request; None if no calls wait.
+    """Ask the user about each tool call of `answer` that the server runs only with approval. Returns an empty answer
+    with the ids of the approved calls, which the next request fills; None if no calls wait for approval.
 
-    `confirm` asks a yes-or-no question. The calls, and a result for each declined call, are appended to `rounds`.
+    `confirm` asks a yes-or-no question and returns the reply. A message with the calls, and one with an error for each
+    declined call, are appended to `rounds`, the messages that the next request sends after the conversation.
     """
     if not answer.calls:
         return None
@@ -414,7 +425,9 @@ def continued(answer: Answer, rounds: list[Message], confirm: Callable[[str], bo
 
 
 def show_answer(pieces: Generator[ChatPiece, None, None], *, shows_reasoning: bool = True) -> None:
-    """Show the pieces of an answer as they arrive. Raises ChatFailed."""
+    """Print the pieces of an answer as they arrive; without `shows_reasoning` only the content, not the reasoning or
+    tool calls. Raises ChatFailed if the request behind `pieces` fails.
+    """
     with contextlib.closing(pieces), without_echo(), _display() as display:
         for piece in pieces:
             if shows_reasoning or isinstance(piece, Content):
@@ -422,12 +435,16 @@ def show_answer(pieces: Generator[ChatPiece, None, None], *, shows_reasoning: bo
 
 
 def _shown(text: str) -> str:
-    """Return the beginning of a text from a tool server or model, on one line and without control characters."""
+    """Return the beginning of an untrusted text from a tool server or model for the terminal: on one line, with control
+    characters escaped.
+    """
     return escaped(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…")
 
 
 def _line_of(run: ToolRun) -> str:
-    """Return a line about a tool call that has started or ended."""
+    """Return a line for the user about a tool call that has started or ended: the tool with its arguments, or with its
+    result.
+    """
     if run.output is None:
         return f"[{run.server}: {run.name} {_shown(run.arguments)}]"
     return f"[{run.server}: {run.name} {'failed: ' if run.is_error else '→ '}{_shown(run.output)}]"
@@ -435,9 +452,8 @@ def _line_of(run: ToolRun) -> str:
 
 @contextmanager
 def _interrupting_reasoning(end: Callable[[], bool]) -> Iterator[None]:
-    """Within the block, the first Ctrl-C calls `end` to end the reasoning, and interrupts only if that returns False.
-
-    Each later Ctrl-C interrupts.
+    """Within a `with` block, let the first Ctrl-C call `end`, which asks the server to end the reasoning, and raise
+    KeyboardInterrupt only if `end` returns False. Each later Ctrl-C interrupts as usual.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers

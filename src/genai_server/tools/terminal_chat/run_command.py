@@ -13,7 +13,9 @@ from genai_server.tools.terminal_chat import chat_command as chat
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server run` to `parser`, and set `run` as the function that executes the
+    command.
+    """
     parser.add_argument(
         "target",
         metavar="MODEL",
@@ -26,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Chat until the user ends it; returns the exit status. Raises ConfigurationError, PullFailed and ChatFailed."""
+    """Execute `genai-server run`: fetch the model if it is not there yet, start a server for it, and chat until the
+    user ends it or answer one question. `arguments` are the parsed command line. Returns the exit status.
+
+    Raises ConfigurationError for wrong settings, PullFailed if the model cannot be fetched, and ChatFailed if the chat
+    fails.
+    """
     report = print_to_stderr if arguments.question else print_note
     arguments.target = str(fetched(arguments.target, load_settings(), arguments.revision, arguments.token, report))
     return chat.run(arguments)

@@ -34,7 +34,9 @@ _PIECE = 256 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server transcribe` to `parser`, and set `run` as the function that
+    executes the command.
+    """
     parser.add_argument("file", metavar="FILE", help="a recording: flac, mp3, mp4, m4a, ogg, wav or webm")
     parser.add_argument("--url", metavar="URL", help="a running server")
     parser.add_argument("--model", metavar="NAME|DIR", help="model (default: the server's first that transcribes)")
@@ -48,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Transcribe a recording; returns the exit status. Raises ConfigurationError and ChatFailed."""
+    """Execute `genai-server transcribe`: send a recording to a server, and print or write the transcript. `arguments`
+    are the parsed command line. Returns the exit status, 130 after Ctrl-C.
+
+    Raises ConfigurationError for wrong settings, and ChatFailed if the file cannot be read or the request fails.
+    """
     exit_cleanly_on_signals()
     path = path_of(arguments.file)
     if not path.is_file():
@@ -75,7 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_local_model(model: str) -> bool:
-    """Whether a model is a directory, or the name of one in the folder of models."""
+    """Whether the option --model names a model directory, or a model in GENAI_MODELS_DIR, and not a model of a running
+    server.
+    """
     try:
         find(model)
     except ConfigurationError:
@@ -85,7 +93,9 @@ def _is_local_model(model: str) -> bool:
 
 @contextmanager
 def _writer(output: str | None) -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes pieces of text to a file, or to standard output. Raises ChatFailed."""
+    """Yield a function that writes pieces of text to the file `output` or, if that is None, to standard output. The
+    file is closed at the end of the `with` block. Raises ChatFailed if it cannot be written.
+    """
     if output is None:
         yield lambda piece: print(piece, end="", flush=True)
         return
@@ -104,10 +114,12 @@ def _writer(output: str | None) -> Iterator[Callable[[str], None]]:
 def _transcript(
     client: ChatClient, path: Path, fields: Mapping[str, str], *, translates: bool
 ) -> Generator[str, None, None]:
-    """Send the recording in the file `path` and yield its transcript, piece by piece if `fields` has `stream`,
-    otherwise at once. `translates` asks for a translation to English. Raises ChatFailed.
+    """Send the recording in the file `path` to the server and yield its transcript: piece by piece if `fields`, the
+    form fields of the request, has `stream`, otherwise as one piece. With `translates`, the transcript is translated to
+    English.
 
-    Closing the iterator closes the connection, and the server then stops transcribing.
+    Closing the iterator closes the connection, and the server then stops transcribing. Raises ChatFailed if the file
+    cannot be read or the request fails.
     """
     boundary = secrets.token_hex(16)
     before = b"".join(

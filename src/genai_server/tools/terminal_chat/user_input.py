@@ -41,8 +41,8 @@ _WORDS = {float: "a number", int: "a whole number"}
 
 
 def question_reader(commands: Sequence[str]) -> Callable[[], str]:
-    """Return a function that reads the next question or command. Triple quotes around a text of several lines are
-    removed. The function raises EOFError and KeyboardInterrupt.
+    """Return a function that waits for the user's next question or command and returns it, without triple quotes around
+    a text of several lines. The function raises EOFError at the end of the input, and KeyboardInterrupt after Ctrl-C.
 
     In a terminal, lines can be edited and recalled, pasted text is one question, and Tab completes `commands`.
     """
@@ -67,7 +67,7 @@ def is_confirmed(question: str) -> bool:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a text begins with triple quotes that are not closed."""
+    """Whether a text begins with triple quotes that are not closed, so that more lines belong to it."""
     text = text.strip()
     return text.startswith(_QUOTES) and not text[len(_QUOTES) :].endswith(_QUOTES)
 
@@ -110,7 +110,7 @@ def _session(commands: Sequence[str]) -> "PromptSession[str]":
 
 
 def data_url(path: Path) -> str:
-    """Return the data URL of an image file.
+    """Read an image file and return it as a data URL (base64), as chat requests contain images.
 
     Raises ChatFailed if the file cannot be read, is not an image, or is larger than 20 MiB.
     """
@@ -129,14 +129,16 @@ def data_url(path: Path) -> str:
 
 
 def require_known(name: str) -> None:
-    """Raise ChatFailed if the user may not set a field with this name."""
+    """Raise ChatFailed, with a suggestion, if `name` is not a request field that the user may set in a chat."""
     if name not in _KINDS:
         suggestion = did_you_mean(name, PARAMETERS)
         raise ChatFailed(f"there is no setting {quoted(name)}{suggestion} (known: {', '.join(PARAMETERS)})")
 
 
 def parse(name: str, text: str) -> Value:
-    """Return the value of a field, parsed from text. Raises ChatFailed for an unknown field and for a wrong type."""
+    """Return the value of the request field `name`, such as temperature, parsed from what the user has typed. Raises
+    ChatFailed for an unknown field or a value of a wrong type.
+    """
     require_known(name)
     kind = _KINDS[name]
     try:
