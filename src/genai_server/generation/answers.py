@@ -1,5 +1,7 @@
-"""The running answers of a request: their pieces, finish reasons, token usage and timings. An answer that repeats the
-same tokens without end is ended.
+"""The answers to a request while they are generated: `RunningAnswer` turns the tokens of one engine request into pieces
+of text, reasoning and tool calls; `Generation` has all answers to an HTTP request; `Ending` says how an answer ended.
+
+`RepetitionDetector` ends an answer that repeats the same tokens without end.
 """
 
 import asyncio
@@ -28,9 +30,11 @@ _EVERY = 16
 
 @dataclass(frozen=True)
 class RepetitionRule:
-    """The repetition that ends an answer: a sequence of tokens that occurs at least `min_count` times in a row.
+    """The repetition that ends an answer: the answer's last tokens are the same sequence of tokens, at least
+    `min_count` times in a row.
 
-    The sequence has `min_pattern` to `max_pattern` tokens, and all its occurrences together at least `min_tokens`.
+    The sequence has `min_pattern` to `max_pattern` tokens, and all its occurrences together have at least `min_tokens`
+    tokens.
     """
 
     # Length in tokens of what is repeated.
@@ -40,7 +44,7 @@ class RepetitionRule:
     min_tokens: int = 0
 
     def applies(self, tokens: Sequence[int]) -> bool:
-        """Whether a list of tokens ends with the repetition that this rule describes."""
+        """Return whether the token ids `tokens` end with the repetition that this rule describes."""
         for pattern in range(self.min_pattern, self.max_pattern + 1):
             length = max(self.min_count * pattern, self.min_tokens)
             if length > len(tokens):
@@ -57,10 +61,12 @@ IN_THOUGHTS_AND_CALLS = RepetitionRule(1, 256, 8, min_tokens=512)
 
 
 class RepetitionDetector:
-    """Checks one answer for repetition while it is generated.
+    """Finds out, token by token, whether one answer repeats itself, so that it can be ended. Each answer has a detector
+    of its own.
 
-    With a rule, which a request may have, the whole answer is checked with this rule. Without one, only reasoning and
-    tool calls are checked, with the default rule IN_THOUGHTS_AND_CALLS.
+    With a `rule`, which the request has set, the whole answer is checked. With None, only reasoning and tool calls are
+    checked, by the default rule IN_THOUGHTS_AND_CALLS: a sequence of at most 256 tokens that occurs at least 8 times
+    and has at least 512 tokens in all.
     """
 
     def __init__(self, rule: RepetitionRule | None) -> None:
@@ -70,7 +76,7 @@ class RepetitionDetector:
         self._tokens: list[int] = []
 
     def repeats(self, token: int, *, is_within: bool) -> bool:
-        """Add the next token of the answer and return whether the answer now repeats itself.
+        """Add the id of the answer's next token and return whether the answer now repeats itself.
 
         `is_within` says that the token lies within reasoning or a tool call.
         """
@@ -88,18 +94,18 @@ _MAX_SHARE = 0.01
 
 
 class EventLoopBudget:
-    """Limits how long one task may occupy the event loop without letting other tasks run. A task that reads an answer
-    has one.
+    """Limits how long one asyncio task may occupy the event loop without letting other tasks run. Each task that reads
+    answers creates one; it calls `yield_if_due` before each step, and `renew` whenever it has waited for something.
 
-    asyncio suspends a task only while it waits for something. Without this limit, an answer whose tokens arrived faster
-    than they were sent occupied the event loop for 2.7 s.
+    asyncio suspends a task only while the task waits for something. Without this limit, an answer whose tokens arrived
+    faster than they were sent occupied the event loop for 2.7 s.
     """
 
     def __init__(self) -> None:
         self._since = time.perf_counter()
 
     def renew(self) -> None:
-        """Record that the task was suspended, so that other tasks could run."""
+        """Record that the task has just been suspended, so that other tasks could run, and let its 10 ms begin anew."""
         self._since = time.perf_counter()
 
     async def yield_if_due(self) -> None:
@@ -110,8 +116,9 @@ class EventLoopBudget:
 
 
 class Piece(Struct, frozen=True):
-    """The next part of a running answer: text, reasoning or tool calls, with log probabilities if the request asks for
-    them. Or a report of how much of the prompt the engine has read. Never empty.
+    """The next part of a running answer: text, reasoning or tool calls, with their log probabilities if the request
+    asks for them. Alternatively a report of how much of the prompt the engine has processed, which has no parts. A
+    piece is never empty.
     """
 
     parts: list[Part]
@@ -122,7 +129,9 @@ class Piece(Struct, frozen=True):
 
     @property
     def plain_text(self) -> str | None:
-        """The text of the piece if it has nothing but text of the answer proper; otherwise None."""
+        """The text of the piece if the piece consists of one text for the user, without log probabilities; None for any
+        other piece. Writers of streams use it to treat this frequent case faster.
+        """
         if len(self.parts) != 1 or self.tokens:
             return None
         (part,) = self.parts
@@ -131,7 +140,9 @@ class Piece(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Ending:
-    """How an answer ended. Each API expresses this in its own format."""
+    """How an answer ended: the reason, the stop string if one ended it, and whether the answer has complete or
+    incomplete tool calls. Each API expresses this in its own format, such as OpenAI's `finish_reason`.
+    """
 
     # What ended the generation.
     reason: FinishReason = FinishReason.STOP
@@ -144,37 +155,48 @@ class Ending:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer is incomplete."""
+        """Whether the answer is incomplete: it has not ended by itself or at a stop string, or it has an incomplete
+        tool call.
+        """
         return self.reason is not FinishReason.STOP or self.has_incomplete_call
 
 
 class Answer(AnswerFigures, Protocol):
-    """A running answer, as responses are built from it: the answer of one engine request, or of several with tool calls
-    between them. The caller must close it, which cancels it if it still runs.
+    """An answer that is being generated, as the APIs' responses read it. Either one engine request generates it
+    (`RunningAnswer`), or several, between which the server runs tools (`ToolLoop`). The caller must close the answer,
+    which cancels it if it still runs.
     """
 
     def pieces(self) -> AsyncIterator[Piece]:
-        """The pieces of the answer as they arrive. Raises GenerationFailed after the pieces before the failure."""
+        """Yield the pieces of the answer as they arrive. If the generation fails, the pieces before the failure are
+        yielded, then GenerationFailed is raised. May be called only once.
+        """
 
     @property
     def ending(self) -> Ending:
-        """How the answer ended. Only valid after the last piece."""
+        """How the answer ended. Only valid after `pieces` has yielded the last piece."""
 
     @property
     def num_unread(self) -> int:
-        """Number of prompt tokens not yet processed, as last reported; 0 from the first token on."""
+        """Number of prompt tokens that the engine has not yet processed, as it has last reported; 0 from the first
+        token of the answer on.
+        """
 
     @property
     def num_profiled(self) -> int:
-        """Number of tokens for which ONNX Runtime wrote a profile. Only valid at the end of the answer."""
+        """Number of tokens for which ONNX Runtime wrote a profile, which slowed them down. Only valid at the end of the
+        answer.
+        """
 
     def end(self) -> None:
-        """End the answer at once. Whoever reads it receives the partial answer."""
+        """End the answer at once. Whoever reads `pieces` receives the answer so far, as one that has ended
+        regularly.
+        """
 
 
 class RunningAnswer(Answer):
-    """The answer of one engine request: reads the request's TokenStream and turns its tokens into pieces. The caller
-    must close it, which cancels it if it still runs.
+    """The answer of one engine request: reads the request's TokenStream, in which the engine's tokens arrive, and turns
+    the tokens into pieces. `generate` creates it. The caller must close it, which cancels the request if it still runs.
     """
 
     def __init__(
@@ -203,11 +225,11 @@ class RunningAnswer(Answer):
         self._repeats = False
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The pieces of the answer, token by token.
+        """Yield the pieces of the answer, token by token. May be called only once.
 
-        Incomplete characters are held back until they are complete. So is text that may be the beginning of a stop
-        string or of a marker, until it is certain. Raises GenerationFailed after the pieces before the failure, but
-        never after a stop string.
+        The bytes of an incomplete character are held back until the character is complete. So is text that may be the
+        beginning of a stop string, or of a marker such as that of a tool call, until this is decided. Raises
+        GenerationFailed after the pieces before the failure, but never after a stop string.
         """
         share = EventLoopBudget()
         while (new := await self._next_tokens(share)) is not None:
@@ -235,7 +257,9 @@ class RunningAnswer(Answer):
             yield self._piece(parts, tokens)
 
     async def _next_tokens(self, share: EventLoopBudget) -> Tokens | Progress | None:
-        """The engine's next tokens, or its next report of how much of the prompt it has read; None at the end."""
+        """Wait for the engine's next tokens, or its next report of how much of the prompt it has processed, and return
+        them; None at the end of the answer. `share` limits how long the calling task may go on without a pause.
+        """
         if self._stream.has_items:
             await share.yield_if_due()
         else:
@@ -244,19 +268,23 @@ class RunningAnswer(Answer):
         return self._stream.take()
 
     def _ends_with(self, token: int) -> bool:
-        """Whether the answer ends with the token `token`, which was just added to the answer's text."""
+        """Check for repetition now that `token` has been added to the answer's text, and return whether the answer has
+        ended: by a stop string or by repetition.
+        """
         if self._repetition is not None:
             self._repeats = self._repetition.repeats(token, is_within=self._text.is_within)
         return self._is_ended
 
     @property
     def _is_ended(self) -> bool:
-        """Whether a stop string or repetition has ended the text. The engine may then still be generating."""
+        """Whether a stop string or repetition has ended the answer's text. The engine may then still be generating."""
         return self._text.is_stopped or self._repeats
 
     @property
     def reason(self) -> FinishReason:
-        """Why the answer ended."""
+        """Why the answer ended, such as at its natural end or at its token limit. Only valid after `pieces` has yielded
+        the last piece.
+        """
         if self._text.is_stopped:
             return FinishReason.STOP
         if self._repeats:
@@ -266,7 +294,7 @@ class RunningAnswer(Answer):
 
     @property
     def ending(self) -> Ending:
-        """How the answer ended. Only valid after the last piece."""
+        """How the answer ended. Only valid after `pieces` has yielded the last piece."""
         reason = self.reason
         calls_tools = reason is FinishReason.STOP and self._calls_tools and not self._has_incomplete_call
         return Ending(reason, calls_tools, self._has_incomplete_call, self._text.stop_string)
@@ -279,7 +307,9 @@ class RunningAnswer(Answer):
 
     @property
     def num_unread(self) -> int:
-        """Number of prompt tokens not yet processed, as last reported; 0 from the first token on."""
+        """Number of prompt tokens that the engine has not yet processed, as it has last reported; 0 from the first
+        token of the answer on.
+        """
         if self._stopwatch.has_begun or self._stream.is_ended:
             return 0
         return self._stopwatch.input_tokens - self._num_read
@@ -300,14 +330,18 @@ class RunningAnswer(Answer):
 
     @property
     def num_profiled(self) -> int:
-        """Number of tokens for which ONNX Runtime wrote a profile. Only valid at the end of the answer."""
+        """Number of tokens for which ONNX Runtime wrote a profile, which slowed them down. Only valid at the end of the
+        answer.
+        """
         return self._stream.finished.num_profiled
 
     def timings(self) -> Timings:
         return self._stopwatch.timings(self._stream.phases, self._stream.num_produced)
 
     def end(self) -> None:
-        """End the answer at once. Whoever reads it receives the partial answer."""
+        """End the answer at once. Whoever reads `pieces` receives the answer so far, as one that has ended
+        regularly.
+        """
         self._stream.finish(FinishReason.STOP)
         self._stream.close()
 
@@ -315,7 +349,10 @@ class RunningAnswer(Answer):
         self._stream.close()
 
     def _progress(self, progress: Progress) -> JsonObject:
-        """A report of how much of the prompt the engine has read, in the format of llama.cpp's `prompt_progress`."""
+        """Convert the engine's report of how much of the prompt it has processed to the format of llama.cpp's
+        `prompt_progress`: tokens in total, from the cache and processed, and milliseconds since the request was sent to
+        the engine.
+        """
         return {
             "total": self._stopwatch.input_tokens,
             "cache": progress.num_cached,
@@ -331,8 +368,8 @@ class RunningAnswer(Answer):
         return Piece(parts, tokens)
 
     async def _echoed(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
-        """The first piece of an answer to a request with `echo`: the prompt, followed by `parts` and `tokens`, the
-        first parts and scored tokens of the answer itself.
+        """Return the first piece of an answer to a request with `echo`, which repeats the prompt: the prompt, followed
+        by `parts` and `tokens`, the first parts and scored tokens of the answer itself. Called once in an answer.
         """
         echo, self._echo = self._echo, None
         assert echo is not None
@@ -344,8 +381,8 @@ class RunningAnswer(Answer):
 
 @dataclass(frozen=True)
 class Generation:
-    """All answers to a request, as `generate` returns them. The caller must close it, which cancels the answers that
-    still run.
+    """All answers to one HTTP request, with what responses say about them: the model's name, its fingerprint, and the
+    sampling values. `generate` returns it. The caller must close it, which cancels the answers that still run.
     """
 
     # The model's name in responses, including the adapter if any.
@@ -362,7 +399,7 @@ class Generation:
     medium: Medium = Medium.IMAGE
 
     async def pieces(self) -> AsyncIterator[tuple[int, Answer, Piece | None]]:
-        """The pieces of all answers as they arrive, each with the index of its answer and the answer.
+        """Yield the pieces of all answers as they arrive: the index of an answer, the answer, and its next piece.
 
         None instead of a piece means that this answer has ended. Raises GenerationFailed as soon as one answer fails.
         """
@@ -387,7 +424,9 @@ class Generation:
                 reader.cancel()
 
     async def whole(self) -> list[WholeAnswer]:
-        """Read all answers to their ends and return them in order. Raises GenerationFailed if one of them fails."""
+        """Read all answers to their ends and return them in the order of `answers`. Raises GenerationFailed if one of
+        them fails.
+        """
         answers = [WholeAnswer() for _ in self.answers]
         async for index, _, piece in self.pieces():
             if piece is not None:
@@ -398,15 +437,15 @@ class Generation:
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """How many tokens of all prompts the engine has read, and how many there are in all; None once it has read them
-        all.
+        """How many prompt tokens the engine has processed, and how many all prompts have, summed over the answers; None
+        once all are processed.
         """
         unread = sum(answer.num_unread for answer in self.answers)
         total = sum(answer.usage.prompt for answer in self.answers)
         return (total - unread, total) if unread else None
 
     def usage(self) -> Usage:
-        """Total token counts of all answers."""
+        """The token counts of all answers together, in which each prompt and its images or audio count once."""
         tokens = self.num_media_tokens
         total = usage_of(self.answers, self.num_per_prompt)
         return replace(total, audio=tokens) if self.medium is Medium.AUDIO else replace(total, images=tokens)

@@ -1,8 +1,10 @@
-"""The models that an API process knows: all models of the supervisor, and those that this process serves. A
-`ServedModel` has the clients of a loaded model's engines, its tokenizer and chat template, and its
-`system_fingerprint`; the `Catalog` finds the model that a request names, and has models loaded.
+"""The models that an API process knows. The supervisor, the process that starts engines and restarts them, reports
+which models are configured and loaded. For each loaded model, a `ServedModel` has the clients of the model's engine
+processes, its tokenizer and chat template, and its `system_fingerprint`. The `Catalog` has all models: it finds the
+model that a request names (a `ChosenModel`), and asks the supervisor to load it where needed.
 
-The types for models in GENAI_MODELS_DIR and on a hub are here, too; `cli/serve/loaders.py` implements the functions.
+`ModelStore`, `StoredModel` and `Variant` describe the models in GENAI_MODELS_DIR and those that a hub offers for
+download; `cli/serve/loaders.py` implements the functions of `ModelStore`.
 """
 
 import asyncio
@@ -58,8 +60,10 @@ Fingerprint = Callable[[ModelStatus], str]
 
 
 class ServedModel:
-    """A loaded model in an API process: the clients of its engines, and its tokenizer and chat template, which are read
-    in a thread. The Catalog creates and closes it. For use by the event loop's thread only.
+    """A loaded model in an API process: the clients of its engine processes, and its tokenizer and chat template. The
+    Catalog creates it when the supervisor reports the model, and closes it. A new object connects to the engines and
+    reads the tokenizer and template in a thread; `takes_work` says when it is ready. For use by the event loop's thread
+    only.
     """
 
     def __init__(
@@ -85,49 +89,63 @@ class ServedModel:
 
     @property
     def takes_work(self) -> bool:
-        """Whether the tokenizer has been read and an engine is connected, so that requests can be sent to it."""
+        """Whether the tokenizer and the chat template have been read and an engine is connected, so that requests can
+        be sent to the model.
+        """
         return self.is_readable and any(engine.is_connected for engine in self.router.engines.values())
 
     @property
     def max_length(self) -> int | None:
-        """Maximum number of tokens of prompt and answer together; None until an engine has reported it."""
+        """Maximum number of tokens of prompt and answer together: the lowest that an engine of the model has reported.
+        None until an engine has reported one.
+        """
         return None if self._shortest is None else self._shortest.max_length
 
     @property
     def limited_by(self) -> str:
-        """What limits `max_length`, in words; "" until an engine has reported it."""
+        """What limits `max_length`, in words for error messages, such as a setting; "" until an engine has
+        reported it.
+        """
         return "" if self._shortest is None else self._shortest.limited_by
 
     @property
     def _shortest(self) -> ModelInfo | None:
-        """The report of the engine with the lowest `max_length`; None before any report."""
+        """What the engine with the lowest `max_length` has reported of the model; None before any report."""
         models = [engine.model for engine in self.router.engines.values()]
         reported = [model for model in models if model is not None]
         return min(reported, key=lambda model: model.max_length, default=None)
 
     @property
     def codec(self) -> TextCodec:
-        """Tokenizer and template for the first device; all devices run the same model. Raises NoEngineReady."""
+        """The tokenizer and chat template for the model's first device, for work that needs no certain device, since
+        all devices run the same model. Raises NoEngineReady until they have been read, and if reading them has failed.
+        """
         return self.codec_of(self.devices[0])
 
     def codec_of(self, device: str) -> TextCodec:
-        """Tokenizer and template for one device. Raises NoEngineReady until they are read, and if that fails."""
+        """Return the tokenizer and chat template for the device `device`. Raises NoEngineReady until they have been
+        read, and if reading them has failed.
+        """
         if not self._codecs:
             raise NoEngineReady(f"the text side of model {self.name} {self.error or 'is still being read'}")
         return self._codecs[device]
 
     async def read(self) -> None:
-        """Wait until the tokenizer and template are read, or have failed to be read."""
+        """Wait until the tokenizer and the chat template have been read, or until reading them has failed; `error` then
+        has the reason.
+        """
         await asyncio.shield(self._reading)
 
     async def leave(self) -> None:
-        """Disconnect from the engines. This process's requests there fail."""
+        """Disconnect from the engines, because the model is unloaded or the server stops. The requests that this
+        process has sent to them fail.
+        """
         self._attached.cancel()
         self._reading.cancel()
         await asyncio.gather(self._attached, self._reading, return_exceptions=True)
 
     def close(self) -> None:
-        """Free the tokenizers, at the end of the server."""
+        """Free the tokenizers. Called when the server stops."""
         for codec in self._codecs.values():
             codec.close()
 
@@ -143,10 +161,10 @@ class ServedModel:
 
 
 async def read_files(path: str, load: Callable[[], T]) -> T:
-    """Call `load`, which reads files of the model in the directory `path`, in a thread. Returns its result.
+    """Call `load` in a thread and return its result. `load` reads files of the model in the directory `path`.
 
-    Every exception becomes a ConfigurationError. Some could not be passed on: a future does not accept StopIteration,
-    and SystemExit would end the event loop.
+    Raises ConfigurationError: every exception of `load` is converted to one. Some could not be passed on, because a
+    future does not accept StopIteration, and SystemExit would end the event loop.
     """
 
     def run() -> T:
@@ -178,10 +196,11 @@ _LIBRARIES = ("onnxruntime*.dist-info", "genai_server_native*.dist-info")
 
 
 def fingerprint(settings: Settings, status: ModelStatus) -> str:
-    """The fingerprint of a model as it is served: `fp_` and a hash of what can affect answers.
+    """Return the `system_fingerprint` of a model as it is served: `fp_` and a hash of everything that can affect
+    answers.
 
-    This is the model's files (name, size and modification time), the versions of the server and its libraries, and
-    several settings. Slow, so call it in a thread. Raises ConfigurationError.
+    The hash covers the model's files (name, size and modification time), the versions of the server and its libraries,
+    the chat template, the devices, and several settings. Slow, so call it in a thread. Raises ConfigurationError.
     """
     paths = [path for path in (*Path(status.path).glob("*"), Path(status.chat_template)) if path.is_file()]
     parts = {
@@ -217,21 +236,23 @@ _UNSUPPORTED_TASKS = {
 
 
 def plain_name(name: str) -> str:
-    """A model's name without the tag `:latest` and without the address of a hub in front, which Ollama's clients
-    add.
+    """Return a model's name without what Ollama's clients add to it: the tag `:latest` at the end, and the address of a
+    hub, such as `hf.co/`, at the beginning.
     """
     return _HUB.sub("", name).removesuffix(_TAG)
 
 
 def names_of(status: ModelStatus) -> list[str]:
-    """The names by which requests choose a model or one of its adapters."""
+    """Return all names by which requests can choose a model or one of its adapters: the model's name, its aliases, and
+    NAME:ADAPTER for each LoRA adapter.
+    """
     aliases = [alias for alias in status.aliases if alias != ANY_NAME]
     return [status.name, *aliases, *(ChosenModel(status, adapter).id for adapter in status.adapters)]
 
 
 def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsupported:
-    """The error for a request that asks a model for a task which it does not support. `able` are the names of the
-    models that support it, which the error lists.
+    """Return the error for a request that asks the model `model` for a task that it does not support. The error's
+    message lists `able`, the names of the models that support the task.
     """
     alternatives = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
     return TaskUnsupported("model", f"{quoted(model)} {_UNSUPPORTED_TASKS[task]}; {alternatives}")
@@ -239,7 +260,9 @@ def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsuppo
 
 @dataclass(frozen=True)
 class ChosenModel:
-    """The model that a request has chosen, and the adapter, if it has chosen one."""
+    """The model that a request has chosen by its field `model`, and the LoRA adapter if that field names one.
+    `Catalog.choose` creates it.
+    """
 
     # Its status when it was chosen.
     about: ModelStatus
@@ -248,14 +271,17 @@ class ChosenModel:
 
     @property
     def id(self) -> str:
-        """The name that answers give for the model, whichever of its names the request used: NAME, or NAME:ADAPTER."""
+        """The name that responses give for the model, NAME or NAME:ADAPTER, whichever of the model's names the request
+        used.
+        """
         return self.about.name if self.adapter is None else f"{self.about.name}:{self.adapter.name}"
 
 
 class Catalog:
-    """The models as an API process sees them. For each loaded model, the catalog connects to the engines and reads the
-    tokenizer and the chat template. `create_app` creates it. For use by the event loop's thread only, except where
-    noted.
+    """All models as an API process sees them: their status, and how requests choose and reach them. For each loaded
+    model, the catalog keeps a `ServedModel`, which connects to the engines and reads the tokenizer and chat template.
+    `create_app` creates it, and it works within the context `followed`. For use by the event loop's thread only, except
+    where noted.
     """
 
     def __init__(
@@ -273,10 +299,11 @@ class Catalog:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator["Catalog"]:
-        """Context in which the catalog follows the changes of models that the supervisor reports. Yields the catalog
-        itself.
+        """Context manager in which the catalog follows the changes of models that the supervisor reports. Yields the
+        catalog itself.
 
-        The block begins once the tokenizers and templates of all loaded models have been read.
+        The block begins once the tokenizers and chat templates of all loaded models have been read. At its end, all
+        models are disconnected and closed.
         """
         await self._supervisor.ready()
         self._update()
@@ -293,21 +320,26 @@ class Catalog:
                 model.close()
 
     def statuses(self) -> list[ModelStatus]:
-        """The current status of all models. The first one is for requests that name no model. Thread-safe."""
+        """Return the current status of all models, loaded or not. The first model serves requests that name no model.
+        Thread-safe.
+        """
         return self._supervisor.status.models
 
     async def check_text(self, path: str, devices: Sequence[str], chat_template: str) -> None:
-        """Read the tokenizer and chat template of the model directory `path`, which is not served yet, to check them.
+        """Check that the tokenizer and the chat template of a model that is not served yet can be used, by reading
+        them.
 
-        Raises ConfigurationError if one of them cannot be used.
+        `path` is the model's directory, `devices` are the devices on which it shall run, and `chat_template` is the
+        path of a template that replaces the model's own, or "". Raises ConfigurationError if the tokenizer or the
+        template cannot be used.
         """
         await read_files(path, partial(self._load_text, path, devices, chat_template))
 
     def state(self, status: ModelStatus) -> ModelState:
-        """A model's state as this process's clients see it.
+        """Return a model's state as clients of this API process see it, which may differ from the supervisor's.
 
-        The model is ready only once this process can send it requests. It has failed also if its tokenizer or template
-        cannot be read.
+        A loaded model counts as READY only once this process can send it requests, and as LOADING until then. A model
+        counts as FAILED also if this process cannot read its tokenizer or chat template.
         """
         served = self.served(status)
         if served is not None and served.error is not None:
@@ -317,11 +349,15 @@ class Catalog:
         return status.state
 
     def usable(self) -> list[ModelStatus]:
-        """The status of the models that requests can use, now or once they are loaded: all that have not failed."""
+        """Return the status of each model that requests can use, now or once it is loaded: all models that have not
+        failed.
+        """
         return [status for status in self.statuses() if self.state(status) != ModelState.FAILED]
 
     def engine_statuses(self, status: ModelStatus) -> list[EngineStatus]:
-        """The status of each engine of a model, loaded or not."""
+        """Return the status of each engine of a model, one for each of its devices. The engines of a model that this
+        process does not serve now count as unloaded.
+        """
         served = self.served(status)
         if served is None:
             return [EngineStatus(device, EngineState.UNLOADED, model=status.name) for device in status.devices]
@@ -337,16 +373,18 @@ class Catalog:
         return [f"{status.name}:{adapter.name}" for status in loaded for adapter in status.adapters]
 
     def served(self, status: ModelStatus) -> ServedModel | None:
-        """The engines and the tokenizer of a model; None unless it is loaded, being loaded or being unloaded.
+        """Return the engines and the tokenizer of a model; None unless the model is loaded, being loaded or being
+        unloaded.
 
         None is also returned until this process has noticed that the model is being loaded.
         """
         return None if status.state == ModelState.UNLOADED else self._served.get(status.serial)
 
     def find(self, name: str | None, *, param: str = "model") -> ModelStatus:
-        """The model with this name or alias, or with its `plain_name`; the first model if `name` is None.
+        """Return the status of the model that has `name` as its name or alias, as it is or in the form of `plain_name`;
+        that of the first model if `name` is None.
 
-        Raises ModelNotFound for the field `param`.
+        Raises ModelNotFound, which names `param` as the request's field with the name.
         """
         models = [status for status in self.statuses() if not status.leaving]
         if name is None and models:
@@ -362,10 +400,12 @@ class Catalog:
         raise ModelNotFound(f"{shown} is not served; {names} {is_are}", param=param, name=name)
 
     def choose(self, id: str | None) -> ChosenModel:
-        """The model with this id, and the adapter that the id names, if any. Raises ModelNotFound.
+        """Return the model with the id `id`, and the LoRA adapter that the id names, if any; the first model if `id` is
+        None. Raises ModelNotFound.
 
-        An id is NAME or ALIAS, either with :ADAPTER, or the name of an adapter that only one model has. The id is also
-        looked up by its `plain_name`. A model with the alias `*` takes all other ids.
+        An id is a model's name or alias, with or without `:ADAPTER`, or the name of an adapter that only one model has.
+        The id is also looked up without what Ollama's clients add (see `plain_name`). A model with the alias `*` takes
+        all other ids.
         """
         models = self.statuses()
         without_adapter: ModelStatus | None = None
@@ -394,9 +434,9 @@ class Catalog:
         )
 
     def choose_for(self, id: str | None, task: Task) -> ChosenModel:
-        """The model with this id, as in `choose`; without an id, the first model for the task.
+        """Return the model with the id `id`, as `choose` does; if `id` is None, the first model that supports the task.
 
-        Raises ModelNotFound, and TaskUnsupported for a model of another task.
+        Raises ModelNotFound, and TaskUnsupported if the model with this id does not support the task.
         """
         able = [status for status in self.statuses() if status.task is task and not status.leaving]
         if id is None and able:
@@ -407,14 +447,15 @@ class Catalog:
         raise task_unsupported(chosen.about.name, task, [status.name for status in able])
 
     def taking(self, medium: Medium) -> list[str]:
-        """Names of the models that take this medium, images or audio, in chats."""
+        """Return the names of the models that take a medium, images or audio, in chats."""
         return [status.name for status in self.statuses() if status.medium is medium and not status.leaving]
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
-        """The clients of engines: of all loaded models or of `model`, on all devices or on `device`.
+        """Return the clients of engines: those of the model with the name `model`, or of all loaded models if it is
+        None, on the device `device`, or on all devices if it is None.
 
-        Raises ModelNotFound, InvalidField for a device on which none of these models is, and NoEngineReady if no such
-        model is loaded.
+        Raises ModelNotFound, InvalidField for a device on which none of these models runs, and NoEngineReady if none of
+        these models is loaded.
         """
         chosen = self.statuses() if model is None else [self.find(model)]
         loaded = [served for status in chosen if (served := self.served(status)) is not None]
@@ -424,12 +465,12 @@ class Catalog:
         return [engine for served in having or loaded for engine in served.router.select(device)]
 
     async def serving(self, chosen: ChosenModel, seconds: float) -> tuple[ChosenModel, ServedModel]:
-        """The chosen model with its engines and its tokenizer. A model that is loaded on demand is loaded first, within
-        `seconds`.
+        """Return the chosen model with its engines and its tokenizer. A model that is loaded on demand is loaded first,
+        if it is not loaded; this may take up to `seconds`.
 
         After a wait, the model and the adapter are chosen again, because the adapter may have been unloaded meanwhile.
-        Raises QueueFull, NoEngineReady or ModelsBusy if the model is not served in time, and ModelNotFound if it was
-        removed.
+        Raises QueueFull if too many requests wait for the model already, NoEngineReady, ModelsBusy or ModelTooLarge if
+        the model is not loaded in time, and ModelNotFound if it was removed.
         """
         self._update()
         status = chosen.about
@@ -442,13 +483,13 @@ class Catalog:
         return self.choose(chosen.id), served
 
     async def loaded(self, name: str, seconds: float) -> ServedModel:
-        """Ask the supervisor, again and again, to load the model with this name, and return the model once it is loaded
-        or has failed to load.
+        """Have the model with the name `name` loaded, and return it once it is loaded or has failed to load. The
+        supervisor is asked again every second, because other models may occupy the memory.
 
         Raises ModelTooLarge if there is too little memory for the model even without any other model. Raises ModelsBusy
         if there is too little memory besides models that cannot be unloaded, or if requests use the other models during
-        all of `seconds`. Raises NoEngineReady if the model has not loaded after `seconds`, and ModelNotFound if it is
-        removed.
+        all of `seconds`. Raises NoEngineReady if the model is still being loaded after `seconds`, and ModelNotFound if
+        it is removed.
         """
         began = time.monotonic()
         last_asked, has_asked = began - _LOAD_REQUEST_INTERVAL, False
@@ -489,20 +530,22 @@ class Catalog:
             await asyncio.sleep(_UPDATE_INTERVAL)
 
     async def gone(self, status: ModelStatus) -> None:
-        """Wait until a model is removed and its memory is free."""
+        """Wait until the model with this status has been removed and its memory is free."""
         while True:
             if all(other.serial != status.serial for other in self.statuses()):
                 return
             await self._supervisor.changed()
 
     async def command(self, command: Command) -> None:
-        """Send a command to the supervisor. Raises the error with which the supervisor replies."""
+        """Send a command to the supervisor, such as one to load a model, and wait for its reply. Raises the error with
+        which the supervisor replies.
+        """
         await self._supervisor.command(command)
 
     @contextlib.contextmanager
     def _waiting_for(self, name: str) -> Iterator[None]:
-        """Context in which a request counts as one that waits for the model `name`. Raises QueueFull if too many
-        requests wait for it.
+        """Context manager in which a request counts as waiting for the model `name` to be loaded. Raises QueueFull if
+        as many requests as allowed wait for this model already.
         """
         if self._waiting[name] >= self._max_waiting:
             raise QueueFull(f"{self._max_waiting} requests wait for model {name} to be loaded (GENAI_MAX_QUEUE)")
@@ -513,7 +556,9 @@ class Catalog:
             self._waiting[name] -= 1
 
     def _update(self) -> None:
-        """Start to serve models that are now loaded or being loaded, and stop serving all others."""
+        """Connect to the models that the supervisor now reports as loaded or being loaded, and disconnect from all
+        others.
+        """
         loaded = {status.serial: status for status in self.statuses() if status.state != ModelState.UNLOADED}
         for serial in self._served.keys() - loaded.keys():
             task = asyncio.create_task(self._served.pop(serial).leave())
@@ -534,15 +579,17 @@ class Catalog:
 
 
 def _forms(name: str | None) -> list[str]:
-    """Forms of a name by which a model is looked up, in order: as given, and as its `plain_name`."""
+    """Return the forms of a model's name under which it is looked up, in order and without duplicates: as given, and as
+    `plain_name` shortens it. Empty for None.
+    """
     return [] if name is None else list(dict.fromkeys((name, plain_name(name))))
 
 
 def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
-    """The model with exactly this name or alias; None if there is none.
+    """Return the first of `models` that has exactly `name` as its name or alias; None if there is none.
 
-    The name FORMER_DEFAULT, which old clients send, stands for the first model, unless a model has this name, or a
-    model has the alias `*`, which takes any name.
+    The name FORMER_DEFAULT, which clients of old versions of the server send, stands for the first model, unless a
+    model has this name, or a model has the alias `*`, which takes any name.
     """
     match = next((status for status in models if name == status.name or name in status.aliases), None)
     if match is None and name == FORMER_DEFAULT and not any(ANY_NAME in status.aliases for status in models):
@@ -552,7 +599,7 @@ def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
 
 @dataclass(frozen=True)
 class PullProgress:
-    """Download progress of a file."""
+    """How much of one file of a model has been downloaded from a hub. A download passes it to its callback."""
 
     name: str
     # `sha256:…` or `git:…`.
@@ -570,7 +617,9 @@ PullModel = Callable[[str, str, Callable[[PullProgress], None]], Path]
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the models in a repository of a hub, such as the variant for one kind of device."""
+    """One of the models in a repository of a hub, such as the variant for one kind of device, with its size and the
+    memory that it takes. Used to choose what to download.
+    """
 
     # "" for the repository's root.
     folder: str
@@ -584,7 +633,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model directory in GENAI_MODELS_DIR."""
+    """A model directory in GENAI_MODELS_DIR, the directory for downloaded models: its path, its size, and where the
+    model comes from.
+    """
 
     path: Path
     # In bytes.
@@ -595,7 +646,9 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class ModelStore:
-    """Functions to list the models in GENAI_MODELS_DIR, and to download others from a hub. All functions block."""
+    """The functions with which routes list the models in GENAI_MODELS_DIR, the directory for downloaded models, and
+    download others from a hub. All functions block.
+    """
 
     directory: Path
     pull: PullModel

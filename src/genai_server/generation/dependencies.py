@@ -1,4 +1,5 @@
-"""What routes depend on: the services, passed in when the app is created, and the context of one request.
+"""What the routes of all APIs depend on: the app's services (`Services`), the context of one HTTP request with its
+deadline and API key (`RequestContext`, `Deadline`), and the choice of a model and an engine (`choose_engine`).
 
 All route dependencies are `async`: FastAPI would run others in threads, two for each request.
 """
@@ -45,7 +46,9 @@ HEADER = "X-Request-Timeout"
 
 @dataclass(frozen=True)
 class Services:
-    """Everything that routes need, created once for the app."""
+    """Everything that routes need and that exists once in the app: settings, models, helper processes, metrics and
+    stores. `create_app` creates it, and routes receive it by the dependency `services`.
+    """
 
     settings: Settings
     models: Catalog
@@ -68,9 +71,12 @@ class Services:
     tools: Tools
 
     async def served(self, model: str | None, task: Task | None = None) -> ServedModel:
-        """The model of a request that only needs the model's tokenizer and template.
+        """Return the model with the id `model`, for a request that only needs the model's tokenizer and chat template.
+        If `model` is None, this is the first model, or the first one that supports `task`. The model is loaded first
+        where needed.
 
-        Raises ModelNotFound, TaskUnsupported if the model does not support the task, and Unavailable.
+        Raises ModelNotFound, TaskUnsupported if the model does not support the task, and Unavailable if the model is
+        not loaded in time.
         """
         chosen = self.models.choose(model) if task is None else self.models.choose_for(model, task)
         _, served = await self.models.serving(chosen, self.settings.request_timeout)
@@ -78,7 +84,7 @@ class Services:
 
 
 async def services(request: Request) -> Services:
-    """The app's services. A FastAPI dependency of the routes."""
+    """Return the app's services. This is a FastAPI dependency; routes declare it with `ServicesDep`."""
     app_services: Services = request.app.state.services
     return app_services
 
@@ -88,11 +94,13 @@ ServicesDep = Annotated[Services, Depends(services)]
 
 
 class ClientLeft(Exception):
-    """The client has disconnected before it has received its answer."""
+    """Raised to end the work for a request whose client has disconnected before it has received its answer."""
 
 
 class Deadline:
-    """The time at which an answer must have ended."""
+    """The time at which the answer to a request must have ended: GENAI_REQUEST_TIMEOUT after the request began, or
+    earlier if the request asks for it.
+    """
 
     def __init__(self, limit: int, clock: Clock) -> None:
         # Seconds from now (GENAI_REQUEST_TIMEOUT).
@@ -104,9 +112,9 @@ class Deadline:
         self.seconds = float(limit)
 
     def tighten(self, seconds: float, *, param: str) -> None:
-        """Bring the deadline forward to `seconds` after the request began, if it is later.
+        """Bring the deadline forward to `seconds` after the request began, unless it is earlier already.
 
-        Raises InvalidField, naming the field or header `param`, if the number is not positive or exceeds
+        Raises InvalidField, naming the field or header `param`, if `seconds` is not positive or exceeds
         GENAI_REQUEST_TIMEOUT.
         """
         if not 0 < seconds <= self._limit:
@@ -121,14 +129,15 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds from now to the deadline, at least 0."""
+        """Seconds from now to the deadline; 0 once it has passed."""
         return max(0.0, self._began + self.seconds - self._clock())
 
     def require_end(self, reason: FinishReason | None) -> None:
-        """Raise an error unless the engine itself ended a result, for uses in which a partial result is worthless.
-        `reason` says what ended the result.
+        """Raise an error if a result was cut off, for uses in which a partial result is worthless. `reason` says what
+        ended the result.
 
-        The error is DeadlinePassed, SessionTerminated or RequestCancelled.
+        Raises DeadlinePassed for a timeout, and SessionTerminated or RequestCancelled if an operator has ended the
+        result. After any other reason, or None, nothing happens.
         """
         match reason:
             case FinishReason.TIMEOUT:
@@ -143,8 +152,8 @@ class Deadline:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What is known of one HTTP request while it is answered: its deadline, its API key with the key's rights, and
-    where its end is recorded. The dependency `context` creates it for a route.
+    """What is known of one HTTP request while it is answered: its deadline, the rights of its API key, and its record
+    for logs and metrics. The FastAPI dependency `context` creates it for a route.
     """
 
     deadline: Deadline
@@ -173,28 +182,29 @@ class RequestContext:
 
     @property
     def tenant(self) -> str:
-        """A digest of the request's API key, by which requests take turns in the engines and workers; "" for all
-        requests without a key.
+        """A digest of the request's API key, by which engines and worker processes tell API keys apart when they let
+        them take turns. It is "" for all requests without a key.
         """
         return "" if self.key_digest is None else _digest(None, self.key_digest, b"tenant")
 
     def precedence(self, priority: int | None) -> int:
-        """The body's `priority` if the key has the right that it also counts next to requests of other keys; otherwise
-        0.
+        """Return the priority that the request has compared with requests of other API keys: `priority`, the field of
+        the body, if the key has the right to such a priority, and otherwise 0.
         """
         return (priority or 0) if self.has_absolute_priority else 0
 
     def answer_id(self, prefix: str) -> str:
-        """The id of the response: `prefix`, which depends on the API, and the request's `unique_id` without the prefix
-        "req-".
+        """Return the id of the response: `prefix`, such as "chatcmpl-", followed by the random part of the request's
+        `unique_id`.
         """
         return prefix + self.record.unique_id.removeprefix("req-")
 
     def cache_salt(self, salt: str | None) -> str | None:
-        """The salt for the engine's prefix cache. Only requests with equal salts share cached prefixes.
+        """Return the salt for the engine's prefix cache: only requests with equal salts share cached prefixes. None if
+        the request shares prefixes with all other requests without a salt.
 
-        It is a digest of the API key, unless keys share prefixes, and of `salt`, the `cache_salt` in the body. So it
-        reveals neither of them. None if there is neither.
+        The salt is a digest of `salt`, the field `cache_salt` of the body, and of the API key, unless all keys share
+        prefixes (GENAI_SHARED_PREFIX_CACHE). It reveals neither of them.
         """
         own_cache = None if self.shares_prefixes else self.key_digest
         if own_cache is None and salt is None:
@@ -203,30 +213,31 @@ class RequestContext:
 
     @property
     def owner(self) -> TaskOwner:
-        """The owner of tasks that worker processes do for this request. The worker pool lets API keys take turns, and
-        the requests of each key.
+        """The owner of the tasks that worker processes do for this request. The worker pool lets API keys take turns,
+        and also the requests of one key.
         """
         return TaskOwner(self.tenant, self.record.unique_id, self.low_priority)
 
     def requester(self, salt: str | None = None) -> Requester:
-        """The owner of the tasks that prepare images and grammars for this request, together with a cache salt.
+        """Return the owner of the tasks that prepare images and grammars for this request, together with the salt of
+        the prefix cache.
 
-        `salt` is the `cache_salt` in the body. Prepared images are shared only by requests with equal salts.
+        `salt` is the field `cache_salt` of the body. Prepared images are shared only by requests with equal salts.
         """
         return Requester(self.owner, self.cache_salt(salt))
 
     def answer_memory(self, salt: str | None) -> str:
-        """The name under which the engine keeps the tokens of earlier answers, to find draft tokens for this request
-        among them. `salt` is the `cache_salt` in the body.
+        """Return the name under which the engine keeps the tokens of earlier answers, in order to find draft tokens for
+        speculative decoding of this request among them. `salt` is the field `cache_salt` of the body.
 
-        Requests with different API keys or salts have different names, so no key's answers influence those of another.
+        Requests with different API keys or salts have different names, so no key's answers influence those of another
+        key.
         """
         return _digest(salt, self.key_digest, b"earlier answers")
 
     def detach(self) -> ExitStack:
-        """Keep the request counted as running, and its record open, until the returned stack is closed.
-
-        This is for answers that outlive their HTTP response.
+        """Keep the request counted towards the limits of its API key, and its record open, beyond the end of its HTTP
+        response, until the returned stack is closed. Background responses use this, which continue after the response.
         """
         self.record.is_detached = True
         counted = self.counted.pop_all()
@@ -236,16 +247,17 @@ class RequestContext:
     async def run_while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine `work` while the client is connected, and return its result.
 
-        Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server stops.
+        Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server stops. Both cancel
+        `work`.
         """
         return await while_connected(work, self.receive)
 
     async def run_in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine `work`, which needs no engine, while the client is connected and until the deadline.
-        Returns its result.
+        """Run the coroutine `work`, which needs no engine, while the client is connected and until the deadline. Return
+        its result.
 
-        Raises DeadlinePassed, ClientLeft as soon as the client has disconnected, and ServerStopping when the server
-        stops.
+        Raises DeadlinePassed at the deadline, ClientLeft as soon as the client has disconnected, and ServerStopping
+        when the server stops. All three cancel `work`.
         """
 
         async def limited() -> T:
@@ -264,7 +276,7 @@ def _digest(salt: str | None, key_digest: bytes | None, purpose: bytes) -> str:
 
 @asynccontextmanager
 async def within(deadline: Deadline) -> AsyncGenerator[None]:
-    """Context manager that cancels the work in its block at the deadline and then raises DeadlinePassed."""
+    """Context manager that cancels the block at the deadline and then raises DeadlinePassed."""
     try:
         async with asyncio.timeout(deadline.seconds_left):
             yield
@@ -276,8 +288,8 @@ async def within(deadline: Deadline) -> AsyncGenerator[None]:
 async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """Run the coroutine `work` while the client is connected, and return its result.
 
-    `receive` is the request's ASGI function, which reports the disconnection. Raises ClientLeft as soon as the client
-    has disconnected, and ServerStopping when the server stops. Both cancel the work, possibly before its first step.
+    `receive` is the request's ASGI function, which reports that the client has disconnected. Raises ClientLeft as soon
+    as that happens, and ServerStopping when the server stops. Both cancel `work`, possibly before its first step.
     """
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
@@ -294,8 +306,10 @@ async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 
 async def context(request: Request, services: ServicesDep) -> RequestContext:
-    """The context of a request. A FastAPI dependency of the routes. Raises InvalidField for a timeout header that is
-    not a number of seconds.
+    """Create the context of a request, whose deadline takes the header X-Request-Timeout into account. This is a
+    FastAPI dependency; routes declare it with `RequestContextDep`.
+
+    Raises InvalidField if the header is not a positive number of seconds or exceeds GENAI_REQUEST_TIMEOUT.
     """
     state, access = request_state(request.scope), rights(request)
     on_behalf = state.receipt.on_behalf
@@ -326,7 +340,9 @@ async def context(request: Request, services: ServicesDep) -> RequestContext:
 
 
 class EngineFields(Protocol):
-    """Fields of a body that choose the model, its device, and the time limit of the answer in seconds."""
+    """The fields of a request's body by which `choose_engine` chooses: the model's id, the device, and the time limit
+    of the answer in seconds. Each is None where the body does not have it.
+    """
 
     model: str | None
     device: str | None
@@ -335,7 +351,7 @@ class EngineFields(Protocol):
 
 class EngineChoice(NamedTuple):
     """The model and the engine that were chosen for a request, with what the engine has reported of the model and with
-    the tokenizer for its device.
+    the tokenizer for the engine's device. `choose_engine` creates it.
     """
 
     chosen: ChosenModel
@@ -346,7 +362,8 @@ class EngineChoice(NamedTuple):
 
 
 async def choose_engine(services: Services, context: RequestContext, body: EngineFields, task: Task) -> EngineChoice:
-    """Choose the model of a request, which may have to be loaded first, and an engine of the model with capacity.
+    """Choose the model of a request, which may have to be loaded first, and an engine of the model with capacity. The
+    request's record gets the model and the device, and the request's deadline gets the body's time limit.
 
     Once the prompt is known, `choose_by_prompt` chooses between the model's engines again. Raises ServerDraining,
     ModelNotFound, TaskUnsupported, InvalidField and Unavailable.
@@ -365,11 +382,11 @@ async def choose_engine(services: Services, context: RequestContext, body: Engin
 def choose_by_prompt(
     context: RequestContext, choice: EngineChoice, tokens: Sequence[int], *, device: str | None, cache_salt: str | None
 ) -> EngineChoice:
-    """Choose between the engines of the model in `choice` again, now that the prompt is known. The engine that has
-    cached most of the prompt is preferred, unless others have less work.
+    """Choose between the engines of the model in `choice` again, now that the prompt is known, and return `choice` with
+    that engine. The engine that has cached most of the prompt is preferred, unless others have less work.
 
-    `tokens` are the prompt's tokens up to its first image; `device` and `cache_salt` are fields of the body. Returns
-    `choice` with this engine. Raises NoEngineReady.
+    `tokens` are the ids of the prompt's tokens up to its first image; `device` and `cache_salt` are fields of the body.
+    Raises NoEngineReady.
     """
     adapter = choice.chosen.adapter
     prefix = prefix_digests(tokens, context.cache_salt(cache_salt), None if adapter is None else adapter.name)

@@ -1,5 +1,6 @@
-"""Several engine requests for one HTTP request, one after another or at the same time, and the sums of their token
-counts and times.
+"""Runs several engine requests for one HTTP request, one after another or at the same time, and adds up their token
+counts and times (`EngineRequests`, `SummedFigures`). Used where one result takes several passes, such as the
+transcription of a long recording.
 """
 
 import asyncio
@@ -21,7 +22,9 @@ from genai_server.timing import Arrival, Stopwatch, Timings
 
 @dataclass(frozen=True)
 class EngineAnswer:
-    """What an engine has generated for one request."""
+    """Everything that an engine has generated for one engine request: the token ids, the log probability of each, and
+    for speech the times of the tokens.
+    """
 
     tokens: list[int]
     # One for each token.
@@ -31,7 +34,9 @@ class EngineAnswer:
 
 
 class SummedFigures(AnswerFigures):
-    """Token counts and times of a result that takes several engine requests, summed up for log, metrics and traces."""
+    """The token counts and times of a result that takes several engine requests, added up for log, metrics and traces.
+    EngineRequests creates it with the first request and reports to it.
+    """
 
     def __init__(self, arrival: Arrival) -> None:
         # A finish reason or an error's code, once it has ended.
@@ -59,8 +64,8 @@ class SummedFigures(AnswerFigures):
             stream.close()
 
     def begin(self, stream: TokenStream, num_tokens: int) -> None:
-        """Record that an engine has accepted a request, whose answer is `stream`. `num_tokens` tokens of its prompt are
-        added to the sum.
+        """Record that an engine has accepted a request, whose tokens arrive in `stream`. `num_tokens` tokens of its
+        prompt are added to the sum.
         """
         self._streams.add(stream)
         self._stopwatch.input_tokens += num_tokens
@@ -70,8 +75,8 @@ class SummedFigures(AnswerFigures):
         self._stopwatch.count(num_tokens)
 
     def end(self, stream: TokenStream, num_counted: int = 0) -> None:
-        """Record the end of the request whose answer is `stream`. Its first `num_counted` prompt tokens, which an
-        earlier request has counted, are not added to the number of cached tokens.
+        """Record the end of the request whose tokens arrived in `stream`. Its first `num_counted` prompt tokens, which
+        an earlier request has counted, are not added to the number of cached tokens.
         """
         self._stopwatch.stop()
         self._streams.discard(stream)
@@ -86,12 +91,13 @@ class SummedFigures(AnswerFigures):
 
 
 class EngineRequests:
-    """Runs the engine requests that one HTTP request takes, such as one for each window of a recording. Once the first
-    one is accepted, the record of the HTTP request has the sums of their token counts and times.
+    """Runs the engine requests that one HTTP request takes, such as one for each window of a recording. Once an engine
+    has accepted the first one, the record of the HTTP request has the sums of their token counts and times. The caller
+    must close it.
 
     `pick` returns the engine for the next requests. All requests about one audio recording go to the same engine,
-    because that engine has encoded the audio. `param` is the field that errors name. Without `generates`, the generated
-    tokens are not counted as output of the HTTP request.
+    because that engine has encoded the audio. `param` is the field of the body that errors name. If `generates` is
+    False, the generated tokens are not counted as output of the HTTP request.
     """
 
     def __init__(
@@ -115,11 +121,11 @@ class EngineRequests:
         self._figures: SummedFigures | None = None
 
     async def run(self, request: GenerationRequest, *, num_counted: int = 0) -> EngineAnswer:
-        """Run a request to its end and return what the engine has generated, with log probabilities.
+        """Run an engine request to its end and return what the engine has generated, with log probabilities.
 
         The first `num_counted` tokens of the prompt are left out of the token counts, because an earlier request has
-        counted them. A full queue refuses only the first request; the others wait. Raises Unavailable,
-        GenerationFailed, DeadlinePassed and RequestCancelled.
+        counted them. If the engine's queue is full, the first request is refused, while later ones wait. Raises
+        Unavailable, GenerationFailed, DeadlinePassed and RequestCancelled.
         """
         with self.recording_errors():
             stream = await self._submit(request)
@@ -127,7 +133,8 @@ class EngineRequests:
 
     @contextmanager
     def recording_errors(self) -> Iterator[None]:
-        """Context that records an error in the block as the outcome of the HTTP request, and passes the error on.
+        """Context manager that records an error in the block as the outcome of the HTTP request, and passes the error
+        on. Nothing is recorded before an engine has accepted the first request.
 
         A later call of `finish` replaces the outcome.
         """
@@ -160,11 +167,11 @@ class EngineRequests:
 
     @property
     def usage(self) -> Usage:
-        """Token counts of all requests."""
+        """The token counts of all engine requests up to now, added up."""
         return Usage(0) if self._figures is None else self._figures.usage
 
     def finish(self) -> None:
-        """Record that the HTTP request has succeeded."""
+        """Record that the HTTP request has succeeded, in place of an earlier outcome."""
         if self._figures is not None:
             self._figures.ended_as = FinishReason.STOP.value
 

@@ -1,9 +1,11 @@
-"""The path of a request from its body to its running answers: read `generate` from top to bottom.
+"""Generates text: `generate` takes the body of a request and returns its running answers. Read it and `_generate` from
+top to bottom to see how a request becomes engine requests.
 
 All refusals are raised here, before the response's headers are sent. The functions at the end compute the values of a
-request for the engine: the sampling values with all defaults, the tokens that answers must not have, and the rules
-about reasoning. A request excludes tokens by `allowed_token_ids`, which excludes all others, and by `bad_words`. The
-budget of reasoning is the request's own, or else that of its API key, or else the model's.
+request for the engine: the sampling values with all defaults (`to_sampling`), the tokens that answers must not have
+(`with_exclusions`; the fields `allowed_token_ids`, which excludes all other tokens, and `bad_words`), and the rules
+about reasoning (`reasoning_rules`). The token budget of reasoning is the request's own, or else that of its API key, or
+else the model's.
 """
 
 import asyncio
@@ -68,12 +70,12 @@ async def generate(
     only_complete_calls: bool = False,
     while_connected: bool = True,
 ) -> Generation:
-    """Start all answers to a request. When this returns, the engine has accepted them.
+    """Start all answers to a request for text and return them. When this returns, the engine has accepted them.
 
-    `is_streamed` says whether the answers are sent piece by piece. The data of images and audio is dropped from the
-    body once it has been read, unless `keeps_media`. With `only_complete_calls`, incomplete tool calls are left out,
-    for APIs that cannot express them (see AnswerParser). Without `while_connected`, the caller watches whether the
-    client is connected.
+    `is_streamed` says whether the answers are sent piece by piece; the engine then reports its progress in reading the
+    prompt. The data of images and audio is dropped from `body` once it has been read, unless `keeps_media` is True.
+    With `only_complete_calls`, tool calls that the model did not complete are left out, for APIs that cannot express
+    them. If `while_connected` is False, the caller watches whether the client is connected.
 
     Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected, after which nothing is left
     running.
@@ -91,8 +93,8 @@ async def generate(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A request that has been prepared, up to the messages for its engine and the objects that turn the engine's tokens
-    into text.
+    """A request that is ready to be sent to its engine: the engine, an engine request for each answer, and the objects
+    that turn the engine's tokens into text. `_prepare` creates it.
     """
 
     engine: EngineClient
@@ -187,10 +189,11 @@ async def _prepare(
     only_complete_calls: bool,
 ) -> _Prepared:
     """Encode the prompts of a request, choose the engine that suits them best, check the grammar, and build an engine
-    request for each answer.
+    request for each answer. `choice` has the model, and the engine that was chosen before the prompt was known.
 
-    `keeps_media` and `only_complete_calls` are as in `generate`. Long prompts and grammars wait for their turn next to
-    those of other requests. Raises InvalidField and other errors that refuse the request.
+    The data of images and audio is dropped from `body` once it has been read, unless `keeps_media` is True. With
+    `only_complete_calls`, tool calls that the model did not complete are left out of answers. Work for long prompts and
+    grammars waits for its turn among other requests. Raises InvalidField and other errors that refuse the request.
     """
     chosen, served, codec = choice.chosen, choice.served, choice.codec
     num_per_prompt = body.n or 1
@@ -286,8 +289,8 @@ async def _prepare(
 def _unprepared(
     body: Body, context: RequestContext, engine: EngineClient, model: ModelInfo, codec: TextCodec
 ) -> _Prepared:
-    """Return a substitute for a request whose deadline has passed before it was prepared: its answers have no
-    tokens.
+    """Return a substitute for a request whose deadline has passed before it was prepared. Its answers have no tokens,
+    but repeat the prompt if the request asks for that (`echo`).
     """
     request = GenerationRequest(
         context.record.request_id,
@@ -309,10 +312,11 @@ def _unprepared(
 def _answer_text(
     body: Body, codec: TextCodec, output_spec: OutputSpec, echo: EchoedPrompt | None, *, continues: bool
 ) -> AnswerText:
-    """The object that makes the text of one answer from its tokens.
+    """Return the object that makes the text of one answer from the answer's tokens: it decodes them, finds stop
+    strings, and tells reasoning and tool calls apart.
 
     `echo` is the prompt that the answer repeats at its beginning, if any. `continues` says that the answer continues a
-    text.
+    text, so that a space at its beginning is kept.
     """
     return AnswerText(
         codec.tokenizer.decoder(output_spec.shown_tokens, continues=continues),
@@ -326,9 +330,11 @@ def _answer_text(
 
 
 def _repetition(body: SamplingFields, text: AnswerText) -> RepetitionDetector | None:
-    """The detector that ends an answer when it repeats itself; None if the answer may do that.
+    """Return the detector that ends an answer when it repeats itself; None if the answer may repeat itself.
 
-    Without a rule in the body, only answers that consist of several parts, such as reasoning and text, have one.
+    A rule in the field `repetition_detection` of the body applies to the whole answer, and with its maximum pattern
+    size 0 to nothing. Without one, reasoning and tool calls are checked, unless the model writes neither or the body
+    has `ignore_eos`.
     """
     rule = body.repetition_detection
     if rule is None:
@@ -348,7 +354,7 @@ def to_generation_request(
     exact: bool = False,
     low_priority: bool = False,
 ) -> GenerationRequest:
-    """The engine request for one prompt, with all defaults resolved.
+    """Build the engine request for one prompt, given as token ids, with all defaults resolved.
 
     `request_id`, `exact` and `low_priority` become fields of the result; a value of `exact` in the body takes
     precedence. Raises InvalidField and PromptTooLong, which name the field, the limit and the given value.
@@ -382,9 +388,10 @@ def to_generation_request(
 
 
 def with_default_limit(body: Body, default: int, limit: int) -> Body:
-    """The body with a limit of `default` tokens for each answer, unless it has a limit of its own or `default` is 0.
+    """Return a copy of the body with a limit of `default` tokens for each answer, or the body itself if it has a limit
+    of its own or `default` is 0.
 
-    The number is reduced to `limit`, the maximum length of the model's sequences, if it is greater.
+    A `default` above `limit`, the maximum length of the model's sequences in tokens, is reduced to it.
     """
     if not default or _answer_limit(body)[1] is not None:
         return body
@@ -392,8 +399,8 @@ def with_default_limit(body: Body, default: int, limit: int) -> Body:
 
 
 def _answer_limit(body: GenerationFields) -> tuple[str, int | None]:
-    """The name of the field that limits the answer's tokens, and its value; None stands for no limit. Raises
-    InvalidField if there are two such fields.
+    """Return the name of the field that limits the answer's tokens, and its value; None stands for no limit. Raises
+    InvalidField if the body has both `max_tokens` and `max_completion_tokens`.
     """
     if isinstance(body, ChatParameters) and body.max_completion_tokens is not None:
         if body.max_tokens is not None:
@@ -434,10 +441,10 @@ _SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"seed", "logit_bias", "all
 
 
 def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
-    """The request's sampling values, with the model's defaults for absent fields.
+    """Return the sampling values of a request for the engine, with the model's defaults for absent fields.
 
-    Tokens that the request excludes are not yet part of the result; `with_exclusions` adds them. Raises InvalidField
-    for a `logit_bias` with unknown tokens.
+    Tokens that the request excludes are not yet part of the result; `with_exclusions` adds them. Raises InvalidField if
+    `logit_bias` has ids of unknown tokens.
     """
     values = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     bias = {int(token): value for token, value in (body.logit_bias or {}).items() if value}
@@ -448,8 +455,8 @@ def to_sampling(body: SamplingFields, model: ModelInfo) -> Sampling:
 
 
 def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
-    """The engine request for answer `index` of several answers to the same prompt. Its seed is the given one plus
-    `index`, so that the answers differ.
+    """Return the engine request for the answer number `index`, from 0, of several answers to the same prompt. Its seed
+    is that of `request` plus `index`, so that the answers differ.
     """
     seed = request.sampling.seed
     if index == 0 or seed is None:
@@ -458,7 +465,9 @@ def nth_choice(request: GenerationRequest, index: int) -> GenerationRequest:
 
 
 async def with_exclusions(sampling: Sampling, body: SamplingFields, tokenizer: Tokenizer, model: ModelInfo) -> Sampling:
-    """The sampling values, completed with the tokens that the body excludes. Raises InvalidField."""
+    """Return the sampling values, completed with the tokens that answers must not have: those of `bad_words`, and all
+    but `allowed_token_ids`. Raises InvalidField if these fields of the body name unknown or no tokens.
+    """
     if not body.bad_words and not body.allowed_token_ids:
         return sampling
 
@@ -473,7 +482,9 @@ async def with_exclusions(sampling: Sampling, body: SamplingFields, tokenizer: T
 
 
 def known_tokens(tokens: Tokens, model: ModelInfo, param: str) -> Tokens:
-    """The token ids, unchanged. Raises InvalidField if one of them is not in the model's vocabulary."""
+    """Check that all token ids are in the model's vocabulary and return them unchanged. Raises InvalidField for the
+    field `param` if one is not.
+    """
     if unknown := [token for token in tokens if token >= model.vocab_size]:
         raise InvalidField(
             param, f"must have token ids below {model.vocab_size}, the model's vocabulary size", given=unknown[0]
@@ -482,8 +493,8 @@ def known_tokens(tokens: Tokens, model: ModelInfo, param: str) -> Tokens:
 
 
 def _bits(tokens: list[int], model: ModelInfo) -> bytes:
-    """A bit field with a bit for each token of the vocabulary, set for `tokens`; b"" if there are none. Raises
-    InvalidField for unknown tokens.
+    """Return a bit field with one bit for each token of the vocabulary, in which the bits of `tokens` are set; b"" if
+    `tokens` is empty. Raises InvalidField for unknown tokens.
     """
     if not tokens:
         return b""
@@ -494,10 +505,11 @@ def _bits(tokens: list[int], model: ModelInfo) -> bytes:
 
 
 def _encoded(words: Sequence[str], tokenizer: Tokenizer, model: ModelInfo) -> list[list[int]]:
-    """The tokens of each word, both at the beginning of a text and after a space.
+    """Return the token ids of each word in `bad_words`, both as the word is written at the beginning of a text and
+    after a space.
 
     Words that the model cannot write are left out. Special tokens in a word are encoded as such, so that they can be
-    banned.
+    banned. Raises InvalidField for a word without tokens.
     """
     forms = [(f"bad_words[{index}]", form) for index, word in enumerate(words) for form in _forms(word)]
     encoded = tokenizer.encode_each([[form] for _, form in forms])
@@ -509,7 +521,9 @@ def _encoded(words: Sequence[str], tokenizer: Tokenizer, model: ModelInfo) -> li
 
 
 def _forms(word: str) -> tuple[str, ...]:
-    """The word without and with a space in front, which many tokenizers encode to different tokens."""
+    """Return the word without and with a space in front, which many tokenizers encode to different tokens. A word of
+    spaces only is returned as it is.
+    """
     stripped = word.lstrip()
     return (stripped, f" {stripped}") if stripped else (word,)
 
@@ -522,12 +536,12 @@ _BUDGETS = {"minimal": 512, "low": 1024, "medium": 4096}
 
 
 def with_default_budget(body: ChatParameters, default: int | None, codec: TextCodec) -> ChatParameters:
-    """The body with a token budget for reasoning. A body that has a budget already, or whose model does not reason, is
-    returned unchanged.
+    """Return a copy of the body with a token budget for reasoning. A body that has a budget already, or whose model
+    does not reason, is returned unchanged.
 
-    If the body's reasoning effort sets the budget, because the chat template does not read efforts, the efforts
-    `minimal`, `low` and `medium` have budgets of their own. Otherwise the budget is `default` tokens; None sets no
-    budget.
+    The budget is `default` tokens; None sets no budget. If the request's `reasoning_effort` stands for a budget,
+    because the chat template does not read efforts, the efforts `minimal`, `low` and `medium` have budgets of their
+    own.
     """
     if body.thinking_token_budget is not None or codec.dialect.reasoning is None:
         return body
@@ -539,12 +553,12 @@ def with_default_budget(body: ChatParameters, default: int | None, codec: TextCo
 async def reasoning_rules(
     body: ChatParameters, codec: TextCodec, prompt: list[int], context: RequestContext
 ) -> ReasoningRules | None:
-    """The rules by which the engine finds and ends the reasoning of an answer to this prompt; None if the format of the
-    model's reasoning is unknown.
+    """Return the rules by which the engine finds and ends the reasoning of an answer to the encoded prompt `prompt`;
+    None if the format of the model's reasoning is unknown.
 
-    With an unknown format a budget has no effect: it is left out of lenient requests, and otherwise refused with
-    InvalidField. InvalidField is also raised if `reasoning_budget_message`, the text that ends reasoning beyond the
-    budget, contains the marker that ends reasoning.
+    If the format is unknown, a budget for reasoning has no effect: it is left out of lenient requests, and otherwise
+    refused with InvalidField. InvalidField is also raised if `reasoning_budget_message`, the text that ends reasoning
+    beyond the budget, contains the marker that ends reasoning.
     """
     reasoning, budget, message = codec.dialect.reasoning, body.thinking_token_budget, body.reasoning_budget_message
     if reasoning is None:

@@ -1,5 +1,6 @@
-"""Log probabilities of tokens that may come next, after each of many prompts of one HTTP request; and from these, how
-likely a model answers a prompt with each of several options, without generating text.
+"""Log probabilities of tokens that may come next, after each of many prompts of one HTTP request (`NextTokenScorer`);
+and from these, how likely a model answers a prompt with each of several given options, without generating text
+(`score_options`).
 
 The options form a tree of tokens. If all options continue with the same token, an answer that must be one of them has
 no other choice, so the token has the probability 1. Where options branch, the model's probabilities of their tokens are
@@ -35,9 +36,10 @@ from genai_server.text.codec import TextCodec
 
 @dataclass(frozen=True)
 class NextTokens:
-    """A question for the engine: how likely is each of `tokens` as the next token after a prompt?
+    """A question for the engine: how likely is each of the token ids `tokens` as the next token after a prompt? The
+    caller of NextTokenScorer creates it.
 
-    The prompt consists of `head`, which the prompts of other questions may share, and `tail`.
+    The prompt consists of `head`, which the prompts of other questions may share, and `tail`, further token ids.
     """
 
     head: EncodedPrompt
@@ -53,7 +55,9 @@ class NextTokens:
 
 
 class ScoredFields(Protocol):
-    """Fields of a body that choose the device, the priority, and the salt of the prefix cache."""
+    """The fields of a request's body that NextTokenScorer reads: the device, the priority, and the salt of the prefix
+    cache.
+    """
 
     device: str | None
     priority: int | None
@@ -65,12 +69,12 @@ Logprobs = dict[int, float] | GenerationFailed
 
 
 class NextTokenScorer:
-    """Asks one engine for log probabilities of next tokens, for many prompts of one HTTP request. The caller must close
-    it.
+    """Asks one engine for log probabilities of next tokens, for many prompts of one HTTP request. `choice` has the
+    model and the engine, and `param` is the field of the body that errors name. The caller must close it.
 
     The engine gets at most as many of the prompts at a time as it can run at the same time, and fewer while it has
     requests of other clients. So the prompts never fill the engine's queue, and each API key keeps its share. The first
-    prompt is processed alone, so that the others find their common beginning in the prefix cache.
+    prompt is processed alone, so that the other prompts find the beginning that they share with it in the prefix cache.
     """
 
     def __init__(
@@ -112,13 +116,17 @@ class NextTokenScorer:
 
     @property
     def usage(self) -> Usage:
-        """Token counts of all prompts. A beginning that an earlier prompt has counted is not counted again."""
+        """The token counts of all prompts together. Tokens at the beginning of a prompt that an earlier prompt has
+        counted count once.
+        """
         return self._requests.usage
 
     async def run(self, questions: Sequence[NextTokens]) -> list[Logprobs]:
-        """Ask all questions, and return for each, in order, the log probabilities or the error with which it failed.
+        """Ask all questions, at least one, and return for each, in order, the natural log probabilities by token id, or
+        the error with which this question failed.
 
-        Raises Unavailable if the first prompt is refused, DeadlinePassed, SessionTerminated and RequestCancelled.
+        Raises Unavailable if the first prompt is refused, and DeadlinePassed, SessionTerminated and RequestCancelled,
+        which end all questions.
         """
         results = [await self._logprobs(questions[0])]
         running: set[asyncio.Future[Logprobs]] = set()
@@ -140,12 +148,13 @@ class NextTokenScorer:
         return results
 
     def _width(self, num_own: int) -> int:
-        """Maximum number of this scorer's prompts that the engine may have at a time. It has `num_own` of them now.
+        """Return the maximum number of this scorer's prompts that the engine may have at a time. It has `num_own` of
+        them now.
 
         Without requests of other clients, this is the number of sequences that the engine runs at the same time.
-        Otherwise it is the number of those requests, but at least two, so that one prompt is processed while another is
-        on its way. More prompts at a time would slow down the streams of other clients, as if each prompt came from a
-        client of its own.
+        Otherwise it is the number of the other clients' requests, but at least two, so that one prompt is processed
+        while another is on its way. More prompts at a time would slow down the streams of other clients, as if each
+        prompt came from a client of its own.
         """
         num_slots = max(1, self._engine.batching.num_slots)
         num_others = self._engine.work - (0 if self._base.low_priority else num_own)
@@ -184,7 +193,9 @@ Prefix = tuple[int, ...]
 
 @dataclass(frozen=True)
 class OptionScores:
-    """The probabilities of a prompt's options, in the order of the options."""
+    """How likely a model answers a prompt with each of the prompt's options: a probability for each option, in their
+    order, which sum to 1, and `mass`, the probability of answering with any of them. `score_options` returns it.
+    """
 
     probabilities: Sequence[float]
     # The model's own probability that it continues with a token of the options, where these part first.
@@ -193,9 +204,10 @@ class OptionScores:
 
 @dataclass(frozen=True)
 class PromptWithOptions:
-    """A prompt and the tokens of at least two different options, one of which is to answer the prompt.
+    """A prompt, and the token ids of at least two different options, one of which is to answer the prompt.
+    `encode_chats_with_options` creates it, and `score_options` scores its options.
 
-    The prompt consists of `head`, which other prompts may share, and `tail`.
+    The prompt consists of `head`, which other prompts may share, and `tail`, further token ids.
     """
 
     head: EncodedPrompt
@@ -210,11 +222,12 @@ class PromptWithOptions:
         return len(self.head.tokens) + len(self.tail)
 
     def asked(self, num_counted: int) -> dict[Prefix, NextTokens]:
-        """The questions to ask the engine in order to score the options. Each asks for the probabilities of the next
-        tokens at one branch, where options with the same tokens so far continue differently.
+        """Return the questions to ask the engine in order to score the options. Each asks for the probabilities of the
+        next tokens at one branch: a place where options that have begun with the same tokens continue with different
+        ones.
 
-        The questions are keyed by these tokens that the options have in common. The first `num_counted` tokens of the
-        prompt are left out of the token counts, because earlier prompts have counted them.
+        The key of a question has the tokens with which the options of its branch begin. The first `num_counted` tokens
+        of the prompt are left out of the token counts, because earlier prompts have counted them.
         """
         return {
             prefix: NextTokens(self.head, [*self.tail, *prefix], tokens, self.num_tokens if number else num_counted)
@@ -255,8 +268,9 @@ async def score_options(
 
 
 def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
-    """Find the places where options branch. Returns, for each beginning that several options share and after which they
-    continue differently, the next tokens of these options. Shorter beginnings come first.
+    """Find the places where options, given as token ids, branch. Return a dictionary: its keys are the beginnings that
+    several options share and after which they continue differently, shorter ones first, and its values are the ids of
+    the tokens that come next in these options.
     """
     following: dict[Prefix, dict[int, None]] = {}
     for option in options:
@@ -288,8 +302,8 @@ def _scores(
 
 
 def log_shares(logprobs: Mapping[int, float], temperature: float = 1.0) -> dict[int, float]:
-    """Natural logarithms of the tokens' probabilities at a temperature, normalized so that the probabilities sum to
-    1.
+    """Normalize log probabilities, keyed by token id, so that the probabilities sum to 1 at a temperature. Returns
+    natural logarithms. A temperature above 1 makes the probabilities more equal.
     """
     highest = max(logprobs.values())
     scaled = {token: (logprob - highest) / temperature for token, logprob in logprobs.items()}
@@ -300,10 +314,11 @@ def log_shares(logprobs: Mapping[int, float], temperature: float = 1.0) -> dict[
 def _check_lengths(
     prompts: Sequence[PromptWithOptions], questions: Sequence[tuple[int, NextTokens]], model: ModelInfo
 ) -> None:
-    """Raise PromptTooLong for a prompt that exceeds the model's maximum length, and InvalidField for too many tokens in
-    total.
+    """Raise PromptTooLong for a prompt that exceeds the model's maximum length, and InvalidField if all prompts
+    together have more than MAX_TOKENS tokens.
 
-    `questions` has questions, each with the index of its prompt. Tokens that several questions share count once.
+    `questions` has all questions, each with the index of its prompt in `prompts`. Tokens that several questions share
+    count once.
     """
     total = 0
     for number, question in questions:
@@ -323,7 +338,9 @@ def _check_lengths(
 
 @dataclass(frozen=True)
 class ChatWithOptions:
-    """A chat whose answer must be one of several texts, each of which gets a probability."""
+    """A chat whose answer must be one of several texts, `answers`, each of which is to get a probability. Routes create
+    it for `encode_chats_with_options`.
+    """
 
     chat: ChatParameters
     answers: Sequence[str]
@@ -336,10 +353,11 @@ class ChatWithOptions:
 async def encode_chats_with_options(
     services: Services, questions: Sequence[ChatWithOptions], codec: TextCodec, context: RequestContext
 ) -> list[PromptWithOptions]:
-    """The prompts of chats that may differ in the end of their last message. Their common beginning is encoded once.
+    """Encode the prompts and the answers of chats whose prompts differ only in the end of their last message. What the
+    prompts have in common is encoded once. Returns a prompt with its options for each chat, in order.
 
-    Raises NoChatTemplate and InvalidField if a prompt cannot be encoded. Raises InvalidField for too many images in all
-    chats, where common images count once, and for answers that the tokenizer does not distinguish.
+    Raises NoChatTemplate and InvalidField if a prompt cannot be encoded. Raises InvalidField for more than MAX_IMAGES
+    images in all chats, where common images count once, and for answers that the tokenizer does not distinguish.
     """
     num_images = sum(1 for message in questions[0].chat.messages for _ in message.media)
     num_images += sum(question.num_own_images for question in questions[1:])
@@ -365,10 +383,10 @@ async def encode_chats_with_options(
 
 
 async def _answer_opening(chat: ChatParameters, prompt: list[int], codec: TextCodec, owner: TaskOwner) -> list[int]:
-    """The tokens between a chat's prompt and the answer proper, for a model that reasons or that, like gpt-oss, writes
-    messages on channels. Empty for other models.
+    """Return the ids of the tokens between a chat's prompt and the answer proper, for a model that reasons or that,
+    like gpt-oss, writes messages on channels; empty for other models.
 
-    If the prompt has opened reasoning, these tokens end it at once.
+    If the encoded prompt `prompt` ends within reasoning, these tokens end the reasoning at once.
     """
     reasoning = codec.dialect.reasoning
     if reasoning is None:
@@ -381,7 +399,8 @@ async def _answer_opening(chat: ChatParameters, prompt: list[int], codec: TextCo
 
 
 async def _encode_answers(texts: Sequence[str], codec: TextCodec, owner: TaskOwner, *, param: str) -> list[list[int]]:
-    """The tokens of each text as an answer, which follows other text. Special tokens are encoded as plain text.
+    """Encode each text as an answer, which follows other text, and return its token ids. Special tokens are encoded as
+    plain text.
 
     Raises InvalidField for the field `param` if two texts have the same tokens, or if one text's tokens are the
     beginning of another's.

@@ -1,5 +1,6 @@
-"""Decides what the answers to a request may contain and must match: the tools that they may call, the grammar into
-which all constraining fields of the request are combined, and the parser that reads the answers.
+"""Decides what the answers to a request may contain and must match, its `OutputSpec`: the tools that the answers may
+call, the grammar into which `ChatConstraint` combines all constraining fields of the request (tools, `response_format`,
+`structured_outputs`), and the parser that reads the answers. `CheckedSpecs` checks that the grammars compile.
 """
 
 import hashlib
@@ -41,7 +42,9 @@ _CALLS = "calls or text"
 
 @dataclass(frozen=True)
 class Constraint:
-    """A grammar that an answer must match, and the field of the request that requires it."""
+    """A grammar that an answer must match, and the field of the request that requires it, for error messages. It may be
+    combined from `parts`, such as one for each tool. `structure` and `ChatConstraint` create it.
+    """
 
     grammar: str
     field: str
@@ -56,16 +59,17 @@ class Constraint:
 
     @property
     def is_needed(self) -> bool:
-        """Whether an answer must fail if the engine cannot follow the grammar while it generates the answer."""
+        """Whether an answer must fail if the engine cannot follow the grammar while it generates the answer. If not,
+        the engine continues without the grammar.
+        """
         return self.is_promised or self.name != _CALLS
 
     async def check(self, complain: Complain) -> frozenset[str]:
-        """Check that the grammar compiles. Returns the names of the parts whose JSON schemas have to be relaxed, so
-        that a new constraint can be built; empty if the grammar compiles.
+        """Check that the grammar compiles. Return an empty set if it does, and otherwise the names of the parts whose
+        JSON schemas have to be relaxed: the caller builds a new constraint without what cannot be enforced in them.
 
-        A schema is relaxed by leaving out what cannot be enforced. `complain` compiles a grammar, and returns an error
-        message or None; errors that it raises are passed on. Raises InvalidField with the message if a grammar that the
-        request demands does not compile.
+        `complain` compiles a grammar, and returns an error message, or None for a valid grammar; errors that it raises
+        are passed on. Raises InvalidField with the message if a grammar that the request demands does not compile.
         """
         try:
             await self._check(complain)
@@ -81,8 +85,8 @@ class Constraint:
             return frozenset({self.name})
 
     async def _compiles(self, complain: Complain) -> bool:
-        """Whether the grammar of this part compiles. Raises InvalidField if it does not although the request demands
-        the constraint.
+        """Return whether the grammar compiles; `complain` is as in `Constraint.check`. Raises InvalidField if it does
+        not, but the request demands the constraint.
         """
         try:
             await self._check(complain)
@@ -98,13 +102,15 @@ class Constraint:
             raise self.refused(words)
 
     def refused(self, reason: str) -> InvalidField:
-        """An InvalidField error that names the constraint's field, its rule, and `reason`."""
+        """Return the error for a request with this constraint, which cannot be enforced. The error names the
+        constraint's field, what the field must be, and `reason`.
+        """
         return InvalidField(self.field, f"{self.rule}: {reason}")
 
 
 def structure(options: StructuredOutputs | None) -> Constraint | None:
-    """The constraint that the field `structured_outputs` demands; None without the field. Raises InvalidField if no
-    grammar can be made of it.
+    """Return the constraint that the field `structured_outputs` of a request demands; None if the request has no such
+    field. Raises InvalidField if no grammar can be made of the field.
     """
     if options is None:
         return None
@@ -124,11 +130,12 @@ def structure(options: StructuredOutputs | None) -> Constraint | None:
 
 
 class ChatConstraint:
-    """Builds the constraint of the answers to one chat from its tools, response format and structured outputs.
+    """Builds the constraint of the answers to one chat from its tools, response format and structured outputs. Created
+    for each attempt; after `build`, `left_out` has the schema keywords that are not enforced.
 
-    With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` has the names of the
-    parts, such as functions and the response format, whose schemas are not enforced, because their grammars do not
-    compile.
+    With `best_effort`, as much as possible of JSON schemas that are not strict is enforced, and what cannot be enforced
+    is not refused. `loose` has the names of functions or fields whose schemas are not enforced at all, because their
+    grammars do not compile.
     """
 
     def __init__(self, body: ChatParameters, codec: TextCodec, *, best_effort: bool, loose: frozenset[str]) -> None:
@@ -140,8 +147,8 @@ class ChatConstraint:
         self._best_effort = best_effort
 
     def build(self, tools: list[GivenTool], state: ReasoningState) -> Constraint | None:
-        """The constraint of an answer that begins in the reasoning state `state` and may call `tools`; None if nothing
-        is required.
+        """Return the constraint of an answer that may call `tools`; None if nothing is required of the answer. `state`
+        says whether the answer begins before, within or after reasoning.
 
         Raises InvalidField if no grammar can be built.
         """
@@ -180,10 +187,10 @@ class ChatConstraint:
         )
 
     def _wanted(self) -> Constraint | None:
-        """The constraint of an answer that is not a tool call: its format or structured output; None if nothing is
-        required.
+        """Return the constraint of an answer that is not a tool call, by the request's fields `response_format` and
+        `structured_outputs`; None if neither requires anything.
 
-        Raises InvalidField if the constraint cannot be enforced.
+        Raises InvalidField if the constraint cannot be enforced, or if both fields require something.
         """
         structured, form = structure(self._body.structured_outputs), self._body.response_format
         if form is None or form.type == "text":
@@ -203,11 +210,11 @@ class ChatConstraint:
         return Constraint(built, field, _SCHEMA, is_promised=is_promised or field in self._loose, name=field)
 
     def _part(self, index: int, tool: GivenTool, *, asks: bool) -> tuple[Tool, Constraint]:
-        """The function of a tool, and the constraint of the function's arguments. `index` is the tool's index in the
-        request.
+        """Return the function of a tool, and the constraint of the function's arguments. `index` is the tool's index in
+        the request.
 
-        `asks` says whether the request demands a tool call or a format, so that the arguments must match their schema
-        even if it is not strict. Raises InvalidField if the arguments cannot be constrained.
+        `asks` says whether the request demands a tool call or a format, so that the arguments must match their JSON
+        schema even if it is not strict. Raises InvalidField if the arguments cannot be constrained.
         """
         function = tool.function
         parameters: Mapping[str, Any] | None = function.parameters
@@ -232,12 +239,12 @@ class ChatConstraint:
         )
 
     def _relaxed(self, schema: Mapping[str, Any], name: str, field: str | None) -> Mapping[str, Any]:
-        """The part of a schema that can be enforced. `name` is the name of the function or the field that has the
-        schema.
+        """Return the part of a JSON schema that can be enforced. `name` is the name of the function that has the schema
+        as its parameters, or of the field that has it.
 
-        The keywords that are left out are recorded for `field`, unless `field` is None. Raises InvalidField for a
-        response format that is not a schema. If a tool's parameters are not a schema, any value is allowed for them, so
-        that the other tools can be used.
+        The keywords that are left out are recorded for `field`, the field that the client is told, unless it is None.
+        Raises InvalidField for a response format that is not a schema. If a tool's parameters are not a schema, any
+        value is allowed for them, so that the other tools can be used.
         """
         enforced, left_out = any_value(schema), [EVERYTHING]
         try:
@@ -257,7 +264,7 @@ class ChatConstraint:
         return form
 
     def _calls(self, tools: list[Tool]) -> Constraint:
-        """The constraint that an answer consists of calls of these tools."""
+        """Return the constraint that an answer consists of calls of these tools and nothing else."""
         with _naming("tools"):
             built = grammar.tool_calls(
                 self._form, tools, parallel=self._is_parallel, opaque_tokens=self._codec.opaque_tokens
@@ -265,7 +272,9 @@ class ChatConstraint:
         return Constraint(built, "tools", _CALLABLE)
 
     def _text_or_calls(self, tools: list[Tool], state: ReasoningState) -> Constraint:
-        """The constraint that an answer consists of text and calls of these tools, after reasoning."""
+        """Return the constraint that an answer consists of text and of calls of these tools, after reasoning. `state`
+        says whether the answer begins before, within or after reasoning.
+        """
         with _naming("tools"):
             built = grammar.text_and_calls(
                 self._form,
@@ -283,7 +292,9 @@ class ChatConstraint:
 
 
 def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
-    """The tools that may be called. Raises InvalidField if `tool_choice` names a tool that is not among them."""
+    """Return the tools that may be called: all of `tools`, or the one that `choice`, the field `tool_choice`, names.
+    Raises InvalidField if that one is not in `tools`.
+    """
     if not isinstance(choice, ChosenTool):
         return tools
     name = choice.function.name
@@ -293,8 +304,8 @@ def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
 
 
 def _schema(schema: Any) -> dict[str, Any]:
-    """The value `schema` of the field `json`, which is a JSON schema or the text of one, as a dictionary. The schema
-    `true` becomes one that allows any value, `false` one that allows none.
+    """Return a JSON schema as a dictionary. `schema` is the field `structured_outputs.json`, which is a schema or the
+    text of one. The schema `true` becomes one that allows any value, `false` one that allows none.
 
     Raises InvalidField for any other value.
     """
@@ -313,7 +324,7 @@ def _schema(schema: Any) -> dict[str, Any]:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Context that sets `field` as the field of InvalidField errors that name none."""
+    """Context manager in which an InvalidField error that names no field becomes one about the field `field`."""
     try:
         yield
     except InvalidField as error:
@@ -330,8 +341,9 @@ _FIELDS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "st
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What the answers to one request may contain and must match (the output spec). `generate` gives its grammar to the
-    engine, and reads each answer with a parser of its own.
+    """What the answers to one request may contain and must match: the callable tools, the grammar, and whether the
+    prompt ends in reasoning. `generate` gives the grammar to the engine, and reads each answer with a parser of its
+    own.
     """
 
     # How the model writes reasoning and tool calls.
@@ -351,22 +363,26 @@ class OutputSpec:
 
     @property
     def grammar(self) -> str | None:
-        """The grammar in one of llguidance's formats; None without a constraint."""
+        """The grammar that answers must match, as text in one of the formats of llguidance, the library that enforces
+        it; None if answers are unconstrained.
+        """
         return self.constraint.grammar if self.constraint is not None else None
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether an answer must fail if the grammar cannot be followed while the answer is generated."""
+        """Whether an answer must fail if the engine cannot follow the grammar while it generates the answer."""
         return self.constraint is None or self.constraint.is_needed
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
-        """Special tokens that the parser must see in the decoded text."""
+        """The special tokens, such as markers of reasoning and tool calls, that the decoder must keep in the text
+        because the parser looks for them.
+        """
         formats = (self.dialect.tool_format if self.tools else None, self.dialect.reasoning)
         return tuple(token for form in formats if form is not None for token in form.shown_tokens)
 
     def parser(self) -> PlainParser:
-        """A new parser for one answer."""
+        """Return a new parser, which splits the text of one answer into content, reasoning and tool calls."""
         if self.dialect.reasoning is None and not self.tools:
             return PlainParser()
         form = self.dialect.tool_format
@@ -384,10 +400,10 @@ class OutputSpec:
 def chat_output_spec(
     body: ChatParameters, codec: TextCodec, prompt: list[int], *, best_effort: bool = False, loose: Collection[str] = ()
 ) -> OutputSpec:
-    """The output spec of a chat with this encoded prompt. The grammar has not been checked yet.
+    """Build the output spec of a chat, whose encoded prompt is `prompt`. The grammar has not been checked yet.
 
-    With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` names the parts of the
-    constraint that must be relaxed (see `Constraint.check`). Raises InvalidField.
+    With `best_effort`, as much as possible of JSON schemas that are not strict is enforced. `loose` names the parts of
+    the constraint, such as functions, whose schemas must not be enforced (see `Constraint.check`). Raises InvalidField.
     """
     dialect, tools = codec.dialect, offered_tools(body, codec)
     state = reasoning_state(body, codec, prompt)
@@ -403,7 +419,9 @@ def chat_output_spec(
 
 
 def reasoning_state(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> ReasoningState:
-    """Whether the answer to a chat with this prompt begins before, within or after reasoning."""
+    """Return whether the answer to a chat begins before, within or after reasoning. This follows from the end of the
+    chat's encoded prompt `prompt`, or from the beginning of the answer if the request gives one to continue.
+    """
     reasoning = codec.dialect.reasoning
     if reasoning is None:
         return ReasoningState.BEFORE
@@ -414,19 +432,20 @@ def reasoning_state(body: ChatParameters, codec: TextCodec, prompt: list[int]) -
 
 
 def plain_output_spec(body: SamplingFields) -> OutputSpec:
-    """Return the form that the text of a completion must have, by the request's `structured_outputs`.
+    """Build the output spec of a text completion, which has no tools or reasoning, by the field `structured_outputs`.
 
-    Whether a grammar in it compiles is checked later, by a `GrammarChecker`. Raises InvalidField if the fields of
-    `structured_outputs` do not fit together.
+    Whether a grammar in this field compiles is checked later, by a `GrammarChecker`. Raises InvalidField if no grammar
+    can be made of the field.
     """
     return OutputSpec(constraint=structure(body.structured_outputs))
 
 
 class CheckedSpecs:
     """Builds the output specs of chats, checks that their grammars compile, and caches the specs for each API key. An
-    API process has one. For use by the event loop's thread only.
+    API process has one, which `create_app` creates. For use by the event loop's thread only.
 
-    An agent sends the same tools with each request, and building a grammar from them is slow.
+    The cache is there because an agent sends the same tools with each request, and building a grammar from them is
+    slow.
     """
 
     def __init__(self, grammars: GrammarChecker, *, best_effort: bool) -> None:
@@ -444,7 +463,8 @@ class CheckedSpecs:
         requester: Requester,
         in_turn: RunInTurn = at_once,
     ) -> OutputSpec:
-        """The output spec of a chat, whose encoded prompt is `prompt`, with a grammar that compiles.
+        """Return the output spec of a chat, whose encoded prompt is `prompt`, with a grammar that compiles. Schemas
+        that are not strict are relaxed until it does.
 
         `requester` is the owner of the task that compiles the grammar in a worker process. `in_turn` runs work that
         takes long for large schemas. Raises InvalidField, CheckerUnavailable and QueueFull.
@@ -476,19 +496,25 @@ class CheckedSpecs:
 
 
 def _key(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> bytes:
-    """Digest of the body's fields and the reasoning state that determine a chat's output spec."""
+    """Return a digest of everything that determines a chat's output spec, as the key of a cache: the fields for tools
+    and formats, and whether the answer begins within reasoning.
+    """
     # Pydantic's JSON would turn NaN into null.
     fields = json.dumps(body.model_dump(include=_FIELDS), default=str)
     return hashlib.sha256(f"{reasoning_state(body, codec, prompt)}{fields}".encode()).digest()
 
 
 def offered_tools(body: ChatParameters, codec: TextCodec) -> list[AnyTool]:
-    """The tools that an answer may call. Raises InvalidField if the model does not support tools."""
+    """Return the tools that an answer may call; empty if `tool_choice` is "none". Raises InvalidField if the model does
+    not support tools, or if two tools have the same name.
+    """
     return _supported([] if body.tool_choice == "none" else body.tools or [], codec)
 
 
 def listed_tools(body: ChatParameters, codec: TextCodec) -> list[AnyTool]:
-    """The tools that the chat template puts into the prompt. Raises InvalidField if tools are not supported."""
+    """Return the tools that the chat template puts at the beginning of the prompt; empty if `tool_choice` is "none".
+    Raises InvalidField if the model does not support tools, or if two tools have the same name.
+    """
     return _supported([] if body.tool_choice == "none" else list(body.listed_tools), codec)
 
 
