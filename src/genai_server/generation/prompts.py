@@ -1,6 +1,9 @@
-"""Renders and encodes a request's prompts with their images, and keeps their text if the answer repeats it (`echo`).
+"""Renders a request's prompts with the chat template and encodes them to token ids, with their images and audio
+(`encode_prompts`); encodes prompts that share a beginning (`encode_alike`); and keeps the text of prompts that the
+answers are to repeat (`echoed_prompts`, for the field `echo`).
 
-A completion with a suffix becomes a fill-in-the-middle prompt of the tokens that code models were trained on.
+A completion with a suffix becomes a fill-in-the-middle prompt of the tokens that code models were trained on
+(`with_suffix`).
 """
 
 import asyncio
@@ -33,17 +36,20 @@ _NOUNS = {Medium.IMAGE: "an image", Medium.AUDIO: "a sound"}
 
 @dataclass(frozen=True)
 class EchoedPrompt:
-    """A prompt that is returned at the beginning of its answers."""
+    """A prompt that is returned at the beginning of its answers, because the request has `echo`: its text and its
+    tokens. `echoed_prompts` creates it.
+    """
 
     text: str
     # The bytes of each token.
     tokens: Sequence[bytes]
 
     def scored(self, following: list[ScoredToken]) -> list[ScoredToken]:
-        """All tokens of the prompt, each with its log probability. The first has none.
+        """Return all tokens of the prompt with their log probabilities and their positions in the text. The first token
+        has no log probability.
 
-        `following` are the scored tokens of the prompt except the first. If log probabilities are missing, the result
-        is empty.
+        `following` are the scored tokens of the prompt except the first. If log probabilities are missing there, the
+        result is empty.
         """
         if len(following) != len(self.tokens) - 1:
             return []
@@ -56,7 +62,9 @@ class EchoedPrompt:
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image of a prompt, and the index of the first prompt token that stands for it."""
+    """An image or audio of a prompt that has been prepared for the model, and the index of the first of the prompt's
+    tokens that stand for it.
+    """
 
     image: PreparedImage
     start: int
@@ -64,15 +72,17 @@ class PlacedImage:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """The token ids of a prompt, including those that stand for its images."""
+    """The token ids of a prompt, including those that stand for its images or audio, and these images with their
+    places.
+    """
 
     tokens: list[int]
     images: Sequence[PlacedImage] = ()
 
     @property
     def text(self) -> list[int]:
-        """The prompt's tokens before its first image. Only this part can be looked up in the prefix caches of several
-        engines, because from the first image on each engine has its own ids for the images' features.
+        """The ids of the prompt's tokens before its first image. Only this part can be looked up in the prefix caches
+        of several engines, because from the first image on each engine has its own ids for the images' features.
         """
         return self.tokens[: self.images[0].start] if self.images else self.tokens
 
@@ -80,7 +90,7 @@ class EncodedPrompt:
 async def encode_prompts(
     services: Services, body: ChatParameters | CompletionRequest, codec: TextCodec, context: RequestContext
 ) -> list[EncodedPrompt]:
-    """Encode each prompt of a body; a chat has one.
+    """Encode each prompt of a request and return the prompts in order; a chat has exactly one.
 
     Raises InvalidField and NoChatTemplate, and ImageReaderUnavailable and QueueFull if images cannot be prepared now.
     """
@@ -111,7 +121,7 @@ def _check_no_image_tokens(prompt: Sequence[int], model: VisionModel, placeholde
 async def encode_chat(
     services: Services, body: ChatParameters, codec: TextCodec, context: RequestContext
 ) -> EncodedPrompt:
-    """Encode a chat's prompt.
+    """Render a chat with the model's chat template, prepare its images and audio, and return the encoded prompt.
 
     Raises NoChatTemplate before any other check, InvalidField, and ImageReaderUnavailable and QueueFull if images
     cannot be prepared now.
@@ -125,7 +135,9 @@ async def encode_chat(
 
 @dataclass(frozen=True)
 class AlikePrompts:
-    """Prompts that begin with the same tokens. Each is `head`, followed by one of the `tails`."""
+    """The encoded prompts of several chats that begin with the same tokens. Each prompt is `head`, followed by one of
+    the `tails`. `encode_alike` creates it.
+    """
 
     head: EncodedPrompt
     tails: list[list[int]]
@@ -136,8 +148,8 @@ async def encode_alike(
 ) -> AlikePrompts:
     """Encode the prompts of chats that differ only in the end of their last message, and have the same images.
 
-    The common beginning is encoded once. Each prompt equals the result of `encode_chat` for the chat. Raises
-    InvalidField, NoChatTemplate, ImageReaderUnavailable and QueueFull.
+    What the prompts have in common is encoded once. Each prompt, `head` and its tail together, equals the result of
+    `encode_chat` for the chat. Raises InvalidField, NoChatTemplate, ImageReaderUnavailable and QueueFull.
     """
     first = await encode_chat(services, chats[0], codec, context)
     variables = template_variables(chats[0], codec, Leniency())
@@ -164,11 +176,12 @@ async def encode_messages(
     context: RequestContext,
     cache_salt: str | None = None,
 ) -> EncodedPrompt:
-    """Encode the prompt of messages and of the tools that `offered` returns.
+    """Encode the prompt of messages and of the tools that `offered` returns. `offered` may raise InvalidField.
 
-    `variables` are additional variables for the chat template. Images or audio that the model does not take are
-    replaced by a note in older messages. In the user's last message they are replaced only for a lenient request, and
-    refused otherwise. Raises InvalidField, NoChatTemplate, ImageReaderUnavailable and QueueFull.
+    `variables` are additional variables for the chat template, and `cache_salt` is the body's field: prepared images
+    are shared only by requests with equal salts. Images or audio that the model does not take are replaced by a note in
+    older messages. In the user's last message they are replaced only for a lenient request, and refused otherwise.
+    Raises InvalidField, NoChatTemplate, ImageReaderUnavailable and QueueFull.
     """
 
     def to_objects() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -193,7 +206,9 @@ async def encode_messages(
 
 
 def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]:
-    """The images and audio of the messages, by medium."""
+    """Return the images and the audio of the messages, each with its path in the request's body, keyed by medium. Both
+    media are always present.
+    """
     sources: dict[Medium, list[ImageSource]] = {Medium.IMAGE: [], Medium.AUDIO: []}
     for number, message in enumerate(messages):
         for index, part in message.media:
@@ -210,10 +225,11 @@ def _sources(messages: Sequence[ChatMessage]) -> dict[Medium, list[ImageSource]]
 def _leave_out(
     messages: Sequence[dict[str, Any]], medium: Medium, codec: TextCodec, leniency: Leniency, able: Sequence[str]
 ) -> None:
-    """Replace images or audio, which the model does not take, by a note in the messages.
+    """Replace, in the messages for the chat template, each image or audio part of the medium `medium` by a note,
+    because the model does not take this medium. The replacements are reported to `leniency`.
 
-    A strict request raises InvalidField if they are in the user's last message, which the model is asked to read. The
-    error names `able`, the models that take them.
+    Raises InvalidField if `leniency` does not allow this, for example for the user's last message in a strict request,
+    which the model is asked to read. The error names `able`, the models that take this medium.
     """
     last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     reads = "text only" if codec.vision is None else f"text and {codec.vision.medium}s"
@@ -230,7 +246,9 @@ def _leave_out(
 
 
 def _with_images(tokens: list[int], placeholder: int, images: Sequence[PreparedImage]) -> EncodedPrompt:
-    """The prompt with the tokens of an image in place of each placeholder token."""
+    """Build the prompt in which the tokens of one image each, in order, stand in place of the placeholder tokens.
+    `placeholder` is the id of the placeholder token.
+    """
     expanded: list[int] = []
     placed: list[PlacedImage] = []
     for token in tokens:
@@ -244,8 +262,8 @@ def _with_images(tokens: list[int], placeholder: int, images: Sequence[PreparedI
 
 
 def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
-    """The images of a prompt in the engine's format. Their ids depend on the cache salt, so that requests with
-    different salts share no images.
+    """Return the images of a prompt in the format of the engine protocol. Their ids depend on the cache salt, so that
+    requests with different salts share no cached images.
     """
 
     def digest(image: PreparedImage) -> str:
@@ -260,11 +278,11 @@ def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
 async def encode_prediction(
     body: ChatParameters | CompletionRequest, codec: TextCodec, model: ModelInfo, owner: TaskOwner
 ) -> list[int]:
-    """The token ids of a chat's `prediction`, a text that the answer is expected to repeat in large part; empty without
-    one.
+    """Return the token ids of a chat's `prediction`, a text that the answer is expected to repeat in large part; empty
+    if the body is no chat or has no prediction.
 
-    `owner` is for the task of encoding a long text in a worker thread. Raises InvalidField if there are more tokens
-    than a sequence may have.
+    `owner` is the owner of the task of encoding a long text in a worker thread. Raises InvalidField if there are more
+    tokens than a sequence of the model may have.
     """
     if not isinstance(body, ChatParameters) or body.prediction is None:
         return []
@@ -284,10 +302,11 @@ async def encode_prediction(
 def echoed_prompts(
     body: CompletionRequest, encoded: Sequence[list[int]], codec: TextCodec, vocab_size: int
 ) -> list[EchoedPrompt | None]:
-    """The prompts of a request with `echo`, in order, as they are returned before the answers. Without `echo`, a list
-    with None for each prompt. Slow, so call it in a thread.
+    """Return the prompts of a request with `echo`, in order, as they are to be returned before the answers; for a
+    request without `echo`, None for each prompt. Slow, so call it in a thread.
 
-    `encoded` are the tokens of the prompts. Raises InvalidField for tokens outside the model's vocabulary.
+    `encoded` are the token ids of the prompts, and `vocab_size` is the size of the model's vocabulary. Raises
+    InvalidField for ids outside the vocabulary.
     """
     echoed = []
     for prompt, tokens in zip(body.prompts, encoded, strict=True):
@@ -304,10 +323,11 @@ def echoed_prompts(
 
 
 def template_variables(body: ChatParameters, codec: TextCodec, leniency: Leniency) -> dict[str, Any]:
-    """The variables that a request sets for the chat template, including those that switch reasoning on or off.
+    """Return the variables that a request sets for the chat template, by name, including those that switch reasoning on
+    or off. They come from `chat_template_kwargs`, `reasoning_effort` and a reasoning budget of 0.
 
-    If the template cannot honour the reasoning effort, the effort is left out of a lenient request, and otherwise
-    refused with InvalidField.
+    If the template cannot honour the reasoning effort, the effort is left out of a lenient request, which `leniency`
+    reports, and otherwise refused with InvalidField.
     """
     thinking = codec.writer.thinking
     variables = dict(body.chat_template_kwargs or {})
@@ -359,18 +379,19 @@ _ENDS = (
 
 
 def infill_tokens(codec: TextCodec) -> list[int]:
-    """The three tokens that precede prefix, suffix and middle in a fill-in-the-middle prompt; empty if there are
-    none.
+    """Return the ids of the three tokens that precede prefix, suffix and middle, in this order, in a prompt for
+    fill-in-the-middle; empty if the model's tokenizer has no such tokens.
     """
     token_ids = codec.opaque_tokens
     return next(([token_ids[name] for name in names] for names in _FAMILIES if token_ids.keys() >= set(names)), [])
 
 
 async def with_suffix(body: CompletionRequest, codec: TextCodec, owner: TaskOwner) -> CompletionRequest:
-    """The body with fill-in-the-middle prompts, in the order prefix, suffix, middle.
+    """Return a copy of the body whose prompts ask the model to fill in the text between the prompt and the body's
+    `suffix`. The parts are in the order prefix, suffix, middle, and the tokens that end a middle become stop tokens.
 
-    `owner` is for the task of encoding a long text in a worker thread. Raises InvalidField if the tokenizer has no
-    tokens for fill-in-the-middle.
+    `owner` is the owner of the task of encoding a long text in a worker thread. Raises InvalidField if the tokenizer
+    has no tokens for fill-in-the-middle.
     """
     marks = infill_tokens(codec)
     if not marks:

@@ -1,8 +1,9 @@
-"""Answers whose tool calls the server runs, for all APIs: read `ToolLoop.pieces` from top to bottom.
+"""Answers whose tool calls the server itself runs on MCP tool servers, for all APIs: `find_tools` asks the tool servers
+for their tools, and `generate_with_tools` starts the answer, a `ToolLoop`. Read `ToolLoop.pieces` from top to bottom.
 
-Each round is a generation like any other, whose prompt continues that of the round before. A round that calls tools of
-the operator's servers is followed by their results and another round. A round that calls other tools, or tools that the
-client has to approve, ends the answer, and the client continues.
+An answer consists of rounds. Each round is a generation like any other, and its prompt continues that of the previous
+round. A round that calls only tools of tool servers is followed by their results and another round. A round that calls
+other tools, or tools that the client has to approve, ends the answer, and the client continues.
 """
 
 import asyncio
@@ -60,8 +61,9 @@ _ERROR = "Error: "
 
 @dataclass(frozen=True)
 class ServedTool:
-    """A tool of a tool server, with what applies to its use in one request. The operator has configured the server, or
-    permits the request to name it by its URL.
+    """A tool of a tool server, with what applies to its use in one request, such as whether the client must approve its
+    calls. The operator has configured the tool server, or permits the request to name it by its URL. `find_tools`
+    creates it.
     """
 
     server: str
@@ -73,7 +75,7 @@ class ServedTool:
 
     @property
     def name(self) -> str:
-        """The name that the tool has in prompts, as a function.
+        """The name by which the model calls the tool, made of the names of its server and the tool.
 
         A function that the client defines may have the same name and then replaces the tool; see `with_tools`.
         """
@@ -81,14 +83,18 @@ class ServedTool:
 
     @property
     def function(self) -> dict[str, Any]:
-        """The function that the model calls, in OpenAI's format."""
+        """The tool as a function that the model can call, in OpenAI's format: name, description and JSON schema of the
+        parameters.
+        """
         description = {"description": self.info.description} if self.info.description else {}
         return {"name": self.name, **description, "parameters": json.loads(self.info.parameters)}
 
 
 @dataclass(frozen=True)
 class ServedTools:
-    """The tools that the server runs for one request."""
+    """The tools that the server runs for one request, keyed by their names in prompts, and which of their calls the
+    client has approved. `served_tools` creates it; NO_TOOLS has none.
+    """
 
     tools: Mapping[str, ServedTool] = field(default_factory=dict)
     # Ids of the calls in the conversation that the client has approved.
@@ -97,8 +103,8 @@ class ServedTools:
     results: dict[tuple[str, str], ToolOutput] = field(default_factory=dict)
 
     def of(self, call_id: str, name: str) -> ServedTool | None:
-        """The tool that a call with this id and function name calls, if the server runs the call; otherwise None. The
-        server does not run calls that the client still has to approve.
+        """Return the tool that the call with the id `call_id` and the function name `name` calls, if the server runs
+        this call; otherwise None. The server does not run calls that the client still has to approve.
         """
         tool = self.tools.get(name)
         return None if tool is None or (tool.needs_approval and call_id not in self.approved) else tool
@@ -108,14 +114,14 @@ NO_TOOLS = ServedTools()
 
 
 def function_name(server: str, tool: str) -> str:
-    """The name that a tool has in prompts, as a function: made of the names of its server and the tool."""
+    """Return the name by which models call the tool `tool` of the tool server `server`."""
     return f"{server}{_BETWEEN}{tool}"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The tools that a request wants to use of one tool server, and those of them whose calls the client wants to
-    approve.
+    """What a request wants of one tool server: which of its tools the model may call, and for which the client wants to
+    approve each call. Routes create it from the body for `find_tools`.
     """
 
     server: str
@@ -127,7 +133,7 @@ class Selection:
 
 
 def usable_servers(services: Services, context: RequestContext) -> list[str]:
-    """Names of the tool servers that a request may use."""
+    """Return the names of the operator's tool servers that a request may use with its API key."""
     key = context.record.key_name
     servers = services.tools.servers.values()
     return [server.name for server in servers if server.may_be_used_by(key, is_admin=key == ADMIN_KEY_NAME)]
@@ -136,9 +142,11 @@ def usable_servers(services: Services, context: RequestContext) -> list[str]:
 def address_of(
     services: Services, url: str | None, token: str | None, headers: Mapping[str, str] | None = None
 ) -> ServerAddress | None:
-    """The tool server at a URL in a request; None if the operator does not allow its host (GENAI_MCP_HOSTS).
+    """Return the address of the tool server at `url`, a URL in a request, with the headers to send to it; None without
+    a URL, or if the operator does not allow its host (GENAI_MCP_HOSTS).
 
-    `token` is an OAuth token. Raises ValueError for headers that a request cannot choose.
+    `token` is an OAuth token for the server, and `headers` are further headers that the request sets. Raises ValueError
+    for headers that a request may not set.
     """
     if not url or not is_at(url, services.settings.allowed_mcp_hosts):
         return None
@@ -155,8 +163,8 @@ def address_of(
 async def find_tools(
     services: Services, context: RequestContext, model: str | None, selected: Sequence[Selection]
 ) -> list[ServedTool]:
-    """Ask the tool servers for their tools, and return the selected ones, for a request to the model `model`. Servers
-    that do not run yet are started.
+    """Ask tool servers for their tools, and return those that `selected` allows. `model` is the id of the model that
+    the request names. Tool servers that do not run yet are started.
 
     Raises ModelNotFound, TaskUnsupported, ToolServerUnavailable, ClientLeft and DeadlinePassed, and SessionTerminated
     or RequestCancelled if an operator ends the request.
@@ -200,10 +208,10 @@ async def find_tools(
 
 
 def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_TOKENS) -> ToolRequest:
-    """The state of a request while tools run or are listed for it, so that no engine has it. Operators see it in the
-    list of requests.
+    """Describe a request while tools run or are listed for it, so that operators see it in the list of requests
+    although no engine has it.
 
-    `usage` counts the tokens that the request has used up to now.
+    `usage` has the tokens that the request has used up to now.
     """
     record, adapter = context.record, model.adapter
     state = RequestState(
@@ -222,8 +230,8 @@ def _described(context: RequestContext, model: ChosenModel, usage: Usage = _NO_T
 
 
 async def _run_unless_set(ended: asyncio.Event, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-    """Run the coroutine that `work` returns, and return its result. If the event `ended` is set first, cancel it and
-    return None.
+    """Run the coroutine that `work` returns, and return its result. If the event `ended` is set first, cancel the
+    coroutine and return None.
     """
     working = asyncio.ensure_future(work())
     ending = asyncio.create_task(ended.wait())
@@ -236,7 +244,9 @@ async def _run_unless_set(ended: asyncio.Event, work: Callable[[], Coroutine[Any
 
 
 def with_tools(chat: Chat, tools: Iterable[ServedTool]) -> Chat:
-    """A chat whose answer may also call these tools. A function of the chat with the same name replaces a tool."""
+    """Return a copy of a chat whose answer may also call `tools`. Where the chat has a function with the name of a
+    tool, the function replaces the tool.
+    """
     own_names = {tool.function.name for tool in chat.tools or ()}
     more = [
         Tool.model_validate({"type": "function", "function": tool.function})
@@ -251,8 +261,8 @@ def with_tools(chat: Chat, tools: Iterable[ServedTool]) -> Chat:
 
 
 def served_tools(tools: Iterable[ServedTool], chat: ChatParameters, approved: Iterable[str] = ()) -> ServedTools:
-    """The tools that the server runs for a chat: all of `tools` except those that have the name of a function in the
-    chat.
+    """Collect the tools that the server runs for a chat: all of `tools` except those that have the name of a function
+    in the chat, which the client runs.
 
     `approved` are the ids of tool calls in the conversation that the client has approved.
     """
@@ -261,7 +271,9 @@ def served_tools(tools: Iterable[ServedTool], chat: ChatParameters, approved: It
 
 
 def unanswered(messages: Sequence[ChatMessage]) -> list[str]:
-    """Ids of the tool calls at the end of a conversation that have no result yet."""
+    """Return the ids of the tool calls that end a conversation and for which it has no result yet; empty if it ends
+    otherwise.
+    """
     results: set[str | None] = set()
     for message in reversed(messages):
         if message.role != "tool":
@@ -281,11 +293,14 @@ async def generate_with_tools(
     only_complete_calls: bool = False,
     max_calls: int | None = None,
 ) -> Generation:
-    """Start the one answer to a chat, after running the calls in the conversation that the client has approved.
+    """Start the one answer to a chat, and return a generation with this answer. The calls in the conversation that the
+    client has approved are run first.
 
-    The server runs calls of `tools`, at most `max_calls` in the whole answer, and continues the answer with their
-    results. When this returns, the engine has accepted the first round. The data of images and audio in messages is
-    kept. Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected, as `generate` does.
+    The server runs calls of `tools`, at most `max_calls` in the whole answer (None for any number), and continues the
+    answer with their results. When this function returns, the engine has accepted the first round. `is_streamed` says
+    whether the answer is sent piece by piece; with `only_complete_calls`, tool calls that the model did not complete
+    are left out. The data of images and audio in messages is kept. Raises RequestError, Unavailable, and ClientLeft as
+    soon as the client has disconnected.
     """
     loop = ToolLoop(services, chat, context, tools, max_calls=max_calls)
     return await loop.begin(is_streamed=is_streamed, only_complete_calls=only_complete_calls)
@@ -293,7 +308,8 @@ async def generate_with_tools(
 
 class ToolLoop(Answer):
     """An answer that consists of several rounds of generation, between which the server runs tools. Responses are built
-    from it as from any other answer.
+    from it as from any other answer. `generate_with_tools` creates it; `begin` starts the first round, and reading
+    `pieces` runs the tools and the further rounds. The caller must close it.
     """
 
     def __init__(
@@ -327,8 +343,11 @@ class ToolLoop(Answer):
         self._held: int
 
     async def begin(self, *, is_streamed: bool, only_complete_calls: bool) -> Generation:
-        """Run the calls that the client has approved, and start the first round. Returns a generation whose only answer
-        is this one.
+        """Run the calls that the client has approved, and start the first round. Return a generation whose only answer
+        is this ToolLoop. If the chat has no tools that the server runs, the generation is an ordinary one.
+
+        `is_streamed` says whether the answer is sent piece by piece; with `only_complete_calls`, tool calls that the
+        model did not complete are left out. Raises the errors of `generate_with_tools`.
         """
         self._is_streamed, self._only_complete_calls = is_streamed, only_complete_calls
         if not self._tools.tools:
@@ -354,7 +373,9 @@ class ToolLoop(Answer):
         return replace(generation, answers=[self])
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """The pieces of the answer of all rounds, with the results of tools between them."""
+        """Yield the pieces of all rounds as they arrive, with the results of tools between the rounds. Tool calls are
+        numbered through all rounds. May be called only once.
+        """
         if self._before:
             yield Piece(self._before, [])
         num_calls = self._num_before
@@ -397,7 +418,7 @@ class ToolLoop(Answer):
 
     @property
     def usage(self) -> Usage:
-        """Token counts of all rounds."""
+        """The token counts of all rounds so far, added up."""
         return self._spent + self._round.usage
 
     @property
@@ -409,7 +430,7 @@ class ToolLoop(Answer):
         return self._round.num_profiled
 
     def timings(self) -> Timings:
-        """The timings of the first round."""
+        """Return the timings of the first round, which stand for those of the answer."""
         return self._first.timings()
 
     def end(self) -> None:
@@ -422,8 +443,8 @@ class ToolLoop(Answer):
         self._round.close()
 
     def _end_for(self, reason: FinishReason) -> None:
-        """End the answer because an operator demands it, no matter whether it is being generated or waits for a tool.
-        `reason` becomes the finish reason.
+        """End the answer because an operator demands it, whether it is being generated or waits for a tool. `reason`
+        becomes the finish reason, unless the answer has another one already.
         """
         self._reason = self._reason or reason
         self._stopped.set()
@@ -431,7 +452,9 @@ class ToolLoop(Answer):
             self._round.end()
 
     async def _generate(self, chat: ChatParameters, *, while_connected: bool = True) -> Generation:
-        """Start the generation of a round, for the chat up to this round."""
+        """Start the generation of one round with `chat`, which has the conversation up to this round. If
+        `while_connected` is False, the client's disconnection is not watched for.
+        """
         return await generate(
             self._services,
             chat,
@@ -443,8 +466,9 @@ class ToolLoop(Answer):
         )
 
     async def _run(self, calls: Sequence[tuple[int, WholeToolCall]]) -> AsyncIterator[tuple[int, ToolOutput]]:
-        """Run `calls`, each of which comes with its index, at the same time. Yields the results in order, each with the
-        index of its call, until the answer ends or its deadline passes.
+        """Run `calls`, pairs of an index and a tool call, at the same time. Yield the results in the order of the
+        calls, each with the index of its call, until the answer ends or its deadline passes; calls that still run then
+        are cancelled.
         """
         running = [asyncio.create_task(self._result(call)) for _, call in calls]
         stopping = asyncio.create_task(self._stopped.wait())
@@ -478,7 +502,10 @@ class ToolLoop(Answer):
         )
 
     async def _run_approved(self) -> None:
-        """Run the calls in the conversation that the client has approved, and add their results after them."""
+        """Run the calls in the conversation that the client has approved, and add their results to the conversation,
+        each group after the tool results that follow its message. Calls and results are kept as the first piece of the
+        answer.
+        """
         messages: list[ChatMessage] = []
         pending: list[ChatMessage] = []
         for message in self._chat.messages:
@@ -555,8 +582,11 @@ class ToolLoop(Answer):
         return True
 
     def _next_chat(self, answer: WholeAnswer, results: Sequence[ToolOutput]) -> ChatParameters | None:
-        """The chat of the next round: the conversation with `answer` and the results of its tool calls. None if the
-        limits of the answer's tokens leave none for another round.
+        """Return the chat of the next round: the conversation, followed by `answer`, the answer of the last round, and
+        `results`, the results of its tool calls. None if the token limits of the whole answer leave no tokens for
+        another round.
+
+        In the last round that is allowed, the model may no longer call tools of the server.
         """
         calls = answer.tool_calls
         called = [
@@ -594,8 +624,8 @@ def _result_message(call: WholeToolCall, result: ToolOutput) -> ChatMessage:
 
 
 def replace_indexes(piece: Piece, offset: int) -> Piece:
-    """A copy of a piece in which the indexes of tool calls are increased by `offset`, since the calls of earlier rounds
-    come first.
+    """Return a copy of a piece in which the indexes of tool calls are increased by `offset`, the number of calls in
+    earlier rounds, so that calls are numbered through the whole answer.
     """
     parts = [
         replace(part, index=part.index + offset)

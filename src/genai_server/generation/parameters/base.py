@@ -1,4 +1,5 @@
-"""Base models and field types of all request bodies. Unknown fields are refused, never ignored.
+"""Base models and field types of all request bodies, as pydantic models, and the models of error responses and metrics.
+Unknown fields are refused, never ignored (`StrictModel`).
 
 Programs written for other servers send these servers' optional fields that they do not use as null, which asks for
 nothing. Null is therefore accepted for such fields (`NullFields`), and any other value is refused.
@@ -30,26 +31,31 @@ NonEmptyText = Annotated[str, Field(min_length=1)]
 
 
 def field_error(field: str, rule: str) -> PydanticCustomError:
-    """The error that a pydantic model validator raises for one field. `rule` follows the field's name in the
-    message.
+    """Return the error that a pydantic model validator raises for the field `field`. `rule` says what the field must be
+    or that it cannot be combined with another; in the message it follows the field's name.
     """
     return PydanticCustomError("field", "{rule}", {"field": field, "rule": rule})
 
 
 def missing_error(field: str, rule: str) -> PydanticCustomError:
-    """The error for a missing field. `rule` states when the field is required."""
+    """Return the error that a pydantic model validator raises for the missing field `field`. `rule` states when the
+    field is required, such as "with type image"; in the message it follows "is required".
+    """
     return PydanticCustomError("missing_field", "{rule}", {"field": field, "rule": f"is required {rule}"})
 
 
 def _tag(value: Any) -> str:
-    """The discriminator tag for a member of a union, from the member's field `type`."""
+    """Return the tag by which pydantic selects the model for a member of a union: "type=" and the value of the member's
+    field `type`.
+    """
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     # The prefix "type=" keeps a tag from being mistaken for a field name in an error's location.
     return f"type={kind}"
 
 
 class TaggedUnion:
-    """An annotation for a union of models. The value of an object's field `type` selects the model.
+    """An annotation for a union of pydantic models, as in `Annotated[A | B, TaggedUnion("part")]`. The value of an
+    object's field `type` selects the model that validates the object.
 
     `kind` is the noun for such an object in the error for an unknown type, and `note` is appended to this error.
     """
@@ -68,8 +74,10 @@ class TaggedUnion:
 
 
 def check_with_type(actual: str, expected: str, **fields: Any) -> None:
-    """Check fields that belong to one value of an object's field `type`. Raises a validation error if `actual`, the
-    object's type, is `expected` and a field is None, or if it is another type and a field is not None.
+    """Check fields, given as keyword arguments, that an object has exactly if its field `type` is `expected`. `actual`
+    is the type that the object has.
+
+    Raises a validation error if the types are equal and a field is None, or if they differ and a field is not None.
     """
     for field, value in fields.items():
         if actual == expected and value is None:
@@ -79,14 +87,15 @@ def check_with_type(actual: str, expected: str, **fields: Any) -> None:
 
 
 def elements(max_length: int, *, min_length: int | None = None) -> Any:
-    """A pydantic field with limits of a list's length. Validation stops at the first wrong element, because there may
-    be many thousands.
+    """Return a pydantic field that limits the length of a list. Validation stops at the first wrong element, because
+    there may be many thousands.
     """
     return Field(min_length=min_length, max_length=max_length, fail_fast=True)
 
 
 def members(max_length: int) -> BeforeValidator:
-    """A validator that limits the number of members of a JSON object whose keys the client chooses.
+    """Return a validator that refuses a JSON object with more than `max_length` members. For objects whose keys the
+    client chooses.
 
     pydantic's own limit counts only valid members.
     """
@@ -110,7 +119,9 @@ Metadata = Annotated[
 
 
 def writable(value: Any) -> Any:
-    """Refuse values that Python's parser accepts beyond JSON: NaN and lone surrogates."""
+    """Return `value`, from a parsed body, unchanged if it can be written as JSON again. Raises ValueError for what
+    Python's JSON parser accepts beyond that: NaN and lone surrogates. A pydantic validator.
+    """
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
@@ -123,14 +134,18 @@ WritableObject = Annotated[JsonObject, AfterValidator(writable)]
 
 
 class StrictModel(BaseModel):
-    """Base of all bodies: unknown fields and values of another JSON type are errors."""
+    """Base of the models of all request bodies and their parts. Unknown fields and values of another JSON type are
+    errors: nothing is ignored or converted.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _one_unknown_field(cls, body: Any) -> Any:
-        """Keep at most one unknown field of a body. pydantic would report each one, which takes long for many."""
+        """Return the body with at most one of its unknown fields, before it is validated. pydantic would report each
+        unknown field, which takes long for many.
+        """
         if not isinstance(body, dict) or len(body) <= len(cls.model_fields):
             return body
         field_names = {field.alias or name for name, field in cls.model_fields.items()}
@@ -175,7 +190,9 @@ class ChatRouterFields(RouterFields):
 
 
 class ErrorDetail(BaseModel):
-    """An error in OpenAI's format."""
+    """An error in OpenAI's format: the message for people, the class of the error as `type` and `code`, and the field
+    that the error is about as `param`, which may be null.
+    """
 
     message: str
     type: str
@@ -184,7 +201,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The body of all error responses."""
+    """The body of error responses in OpenAI's format."""
 
     error: ErrorDetail
 
@@ -192,7 +209,8 @@ class ErrorResponse(BaseModel):
 @dataclass(frozen=True)
 class Metrics(Timings):
     """Latency and throughput of a request, measured from its first byte. Times are in seconds, rates in tokens per
-    second; unknown values are null. `profiled_tokens` is present if some tokens were profiled, which slows them down.
+    second; unknown values are null. `profiled_tokens` is present if ONNX Runtime profiled some tokens, which slows them
+    down.
     """
 
     model: str
@@ -230,7 +248,9 @@ OTHER_FIELDS = frozenset(f"{_VLLM_FIELDS} {_SGLANG_FIELDS} {_LLAMA_CPP_FIELDS}".
 
 
 class NullFields(StrictModel):
-    """Accepts null for optional fields of other servers, and treats it as absent."""
+    """Base of bodies that may have null in the optional fields of vLLM, SGLang and llama.cpp (OTHER_FIELDS). Null is
+    treated as if the field were absent, even if this server does not have the field.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -241,8 +261,8 @@ class NullFields(StrictModel):
 
 
 class ResultFields(NullFields):
-    """Fields of all bodies that ask for a result: the model, the device, the priority, and the time limit in
-    seconds.
+    """Fields of all bodies that ask for a result other than text, such as embeddings: the model, the device, the
+    priority, and the time limit in seconds.
     """
 
     model: str | None = Field(None, description="Id of a served model; by default the first suitable one.")

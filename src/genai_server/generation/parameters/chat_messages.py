@@ -1,7 +1,9 @@
-"""The body of a chat: messages, tools and the answer's format. How tokens are chosen is in sampling_parameters.py.
+"""The body of a chat request in OpenAI's format, as pydantic models: messages with text, images and audio, tools and
+their calls, and the answer's format. `ChatParameters` has all fields of a chat; requests of other APIs are translated
+to it. Sampling parameters are in sampling_parameters.py.
 
 A custom tool is one that a model calls with a text. For the model, custom tools are functions whose only argument is
-the text.
+the text; `function_of`, `arguments_of` and `text_of` convert them.
 """
 
 import json
@@ -38,8 +40,8 @@ _CHARACTERS = re.compile(
 def function_of(
     name: str, description: str | None, syntax: Literal["lark", "regex"] | None, definition: str | None
 ) -> JsonObject:
-    """The function that represents a custom tool. If `syntax` is given, the text for the tool must match `definition`,
-    a Lark grammar or a regular expression.
+    """Return the function, in OpenAI's format, that represents a custom tool: a function whose only argument is the
+    text for the tool. If `syntax` is given, the text must match `definition`, a Lark grammar or a regular expression.
     """
     text: JsonObject = {"type": "string"}
     if syntax == "regex":
@@ -56,12 +58,14 @@ def function_of(
 
 
 def arguments_of(text: str) -> str:
-    """The JSON arguments of a call with this text."""
+    """Return the JSON arguments with which the function that represents a custom tool is called to pass it `text`."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def text_of(arguments: str) -> str:
-    """The text in a call's arguments, which may be cut off. Arguments in another format are themselves the text."""
+    """Return the text that a model passes to a custom tool. `arguments` are the JSON arguments of the call, which may
+    be cut off. Arguments in another format are themselves the text.
+    """
     text = CustomText()
     text.feed(arguments)
     text.finish()
@@ -69,7 +73,9 @@ def text_of(arguments: str) -> str:
 
 
 class CustomText:
-    """The text for a custom tool in a call whose arguments arrive in pieces."""
+    """Extracts the text for a custom tool from the JSON arguments of a call while they arrive in pieces. Each call has
+    an object of its own: `feed` takes the pieces, and `finish` is called after the last one.
+    """
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -80,11 +86,11 @@ class CustomText:
 
     @property
     def text(self) -> str:
-        """The text that has been returned up to now."""
+        """The text that `feed` and `finish` have returned up to now."""
         return "".join(self._texts)
 
     def feed(self, arguments: str) -> str:
-        """Add a piece of the arguments. Returns the next piece of the text."""
+        """Add a piece of the call's JSON arguments. Returns what the text goes on with, which may be empty."""
         self._pending += arguments
         if not self._has_begun:
             beginning = _BEGINNING.match(self._pending)
@@ -98,7 +104,9 @@ class CustomText:
         return self._returned(json.loads(f'"{match[0]}"'))
 
     def finish(self) -> str:
-        """The rest of the text, when no more arguments come: all arguments if they are in another format."""
+        """Return what is left of the text when all arguments have arrived. This is empty, unless the arguments are in
+        another format; then they are themselves the text.
+        """
         return "" if self._has_begun else self._returned(self._pending)
 
     def _returned(self, text: str) -> str:
@@ -123,7 +131,7 @@ EndOfThought = Annotated[str, Field(min_length=0, max_length=1024)]
 
 
 class TextPart(StrictModel):
-    """Text in a message's content."""
+    """A text as one part of a message's content."""
 
     type: Literal["text"]
     text: Text
@@ -145,7 +153,7 @@ class ImageUrl(StrictModel):
 
 
 class ImagePart(StrictModel):
-    """An image in a message's content, for models that take images."""
+    """An image as one part of a message's content, for models that take images."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -153,7 +161,7 @@ class ImagePart(StrictModel):
 
 
 class InputAudio(StrictModel):
-    """An audio file."""
+    """The audio file of an audio part: its data in base64 and its format."""
 
     data: NonEmptyText = Field(description="The file in base64.")
     format: Literal["wav", "mp3", "flac", "m4a", "mp4", "ogg", "opus", "webm"] = Field(
@@ -162,7 +170,7 @@ class InputAudio(StrictModel):
 
 
 class AudioPart(StrictModel):
-    """Audio in a message's content, for models that take audio."""
+    """Audio as one part of a message's content, for models that take audio."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
@@ -174,8 +182,8 @@ ContentParts = Annotated[list[ContentPart], elements(MAX_PARTS)]
 
 
 class CalledFunction(StrictModel):
-    """Name and arguments of a tool call, as a model wrote them. `arguments` is the text of a JSON object, unless the
-    call was cut off or is wrong.
+    """The function that a tool call calls, and its arguments, as a model wrote them. `arguments` is the text of a JSON
+    object, unless the call was cut off or is wrong.
     """
 
     name: NonEmptyText
@@ -183,7 +191,7 @@ class CalledFunction(StrictModel):
 
 
 class ToolCall(StrictModel):
-    """A function call made by the assistant."""
+    """A call of a function, made by the assistant in an earlier answer."""
 
     id: NonEmptyText
     type: Literal["function"] = "function"
@@ -196,14 +204,16 @@ class ToolCall(StrictModel):
 
 
 class CalledCustomTool(StrictModel):
-    """Name and input of a custom tool call, as a model wrote them."""
+    """The custom tool that a call names, and the text with which a model calls it."""
 
     name: NonEmptyText
     input: Text
 
 
 class CustomToolCall(StrictModel):
-    """A call of a custom tool, made by the assistant."""
+    """A call of a custom tool, made by the assistant in an earlier answer. The tool is called with a text instead of
+    arguments.
+    """
 
     id: NonEmptyText
     type: Literal["custom"]
@@ -211,7 +221,9 @@ class CustomToolCall(StrictModel):
 
     @property
     def function(self) -> CalledFunction:
-        """The call of the function that represents the custom tool."""
+        """The call as the model wrote it: a call of the function that represents the custom tool, with the text as its
+        argument.
+        """
         return CalledFunction(name=self.custom.name, arguments=arguments_of(self.custom.input))
 
 
@@ -237,7 +249,9 @@ _ROLE_OF_FIELD = {
 
 
 class ChatMessage(StrictModel):
-    """A message of the conversation."""
+    """One message of the conversation: its role, its content, which is a text or a list of parts, and for the assistant
+    its tool calls and reasoning. Fields that do not fit the role are refused.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | ContentParts | None = None
@@ -271,13 +285,15 @@ class ChatMessage(StrictModel):
 
     @property
     def media(self) -> Iterator[tuple[int, ImagePart | AudioPart]]:
-        """The content's images and audio, each with the index of its part."""
+        """The images and audio parts of the message's content, each with its index in the content."""
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if not isinstance(part, TextPart):
                 yield index, part
 
     def drop_media(self) -> None:
-        """Delete the data of the images and audio from the message, once it has been read."""
+        """Replace the data of the images and audio in the message by an empty text, in order to free memory once they
+        have been read.
+        """
         for _, part in self.media:
             if isinstance(part, ImagePart):
                 part.image_url.url = ""
@@ -285,10 +301,10 @@ class ChatMessage(StrictModel):
                 part.input_audio.data = ""
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: absent fields are omitted, except `content`.
+        """Return the message as chat templates expect it: a dictionary without absent fields, except `content`.
 
-        `content` is None next to tool calls and else "". An image is a part of type image, and audio one of type audio,
-        without the data.
+        An absent `content` is None next to tool calls and "" otherwise. An image is a part of type image, and audio one
+        of type audio, without the data. A call of a custom tool is a function call.
         """
         fields = self.model_dump(exclude_none=True, exclude={"annotations", "provider_specific_fields", "reasoning"})
         if isinstance(self.content, list):
@@ -308,13 +324,15 @@ def _for_template(part: TextPart | ImagePart | AudioPart) -> dict[str, Any]:
 
 
 class DirectCaller(StrictModel):
-    """The caller of a tool: only the model itself, no code execution environment."""
+    """A caller of a tool, of which only one is accepted: `direct`, the model itself. Code execution environments, which
+    may call tools in other APIs, are not supported.
+    """
 
     type: Literal["direct"]
 
 
 class Function(StrictModel):
-    """A function the model may call. `parameters` is a JSON schema."""
+    """A function the model may call: its name, what it does, and a JSON schema of its arguments (`parameters`)."""
 
     name: FunctionName
     description: Text | None = None
@@ -326,21 +344,21 @@ class Function(StrictModel):
 
 
 class Tool(StrictModel):
-    """A function as a tool the model may call."""
+    """A tool of type function: a function the model may call with JSON arguments."""
 
     type: Literal["function"]
     function: Function
 
 
 class GrammarDefinition(StrictModel):
-    """A grammar that a text must match."""
+    """A grammar that the input of a custom tool must match: a Lark grammar or a regular expression."""
 
     syntax: Literal["lark", "regex"]
     definition: NonEmptyText
 
 
 class CustomToolFormat(StrictModel):
-    """Format of a custom tool's input."""
+    """The format of a custom tool's input: any text, or a text that matches `grammar`."""
 
     type: Literal["text", "grammar"]
     grammar: GrammarDefinition | None = None
@@ -352,7 +370,7 @@ class CustomToolFormat(StrictModel):
 
 
 class CustomToolDefinition(StrictModel):
-    """A tool that is called with a text."""
+    """A custom tool, which is called with a text: its name, what it does, and the format of the text."""
 
     name: FunctionName
     description: Text | None = None
@@ -360,14 +378,14 @@ class CustomToolDefinition(StrictModel):
 
 
 class CustomChatTool(StrictModel):
-    """A tool the model may call with a text instead of arguments."""
+    """A tool of type custom: one that the model calls with a text instead of JSON arguments."""
 
     type: Literal["custom"]
     custom: CustomToolDefinition
 
     @property
     def function(self) -> Function:
-        """The function that represents the custom tool."""
+        """The function that represents the custom tool for the model; its only argument is the text."""
         tool = self.custom
         grammar = None if tool.format is None else tool.format.grammar
         form = (None, None) if grammar is None else (grammar.syntax, grammar.definition)
@@ -378,7 +396,9 @@ AnyTool = Annotated[Tool | CustomChatTool, TaggedUnion("tool")]
 
 
 def tool_for_template(tool: Tool | CustomChatTool) -> dict[str, Any]:
-    """A tool as chat templates expect it: a function without absent fields."""
+    """Return a tool as chat templates expect it: a function in OpenAI's format without absent fields. A custom tool
+    becomes the function that represents it.
+    """
     return {"type": "function", "function": tool.function.model_dump(exclude_none=True)}
 
 
@@ -387,21 +407,21 @@ class NamedFunction(StrictModel):
 
 
 class NamedTool(StrictModel):
-    """The one function that must be called."""
+    """A `tool_choice` that names the one function that the answer must call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class NamedCustomTool(StrictModel):
-    """The one custom tool that must be called."""
+    """A `tool_choice` that names the one custom tool that the answer must call."""
 
     type: Literal["custom"]
     custom: NamedFunction
 
     @property
     def function(self) -> NamedFunction:
-        """The name of the function that represents the custom tool."""
+        """The name of the function that represents the custom tool. It equals the tool's own name."""
         return self.custom
 
 
@@ -409,21 +429,25 @@ ChosenTool = NamedTool | NamedCustomTool
 
 
 class AllowedNames(StrictModel):
-    """A subset of `tools`, and whether one of them must be called."""
+    """The names of the allowed tools, a subset of `tools`. `mode` is "required" if the answer must call one of them,
+    and "auto" if it may.
+    """
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[Annotated[ChosenTool, TaggedUnion("tool")]], elements(MAX_TOOLS, min_length=1)]
 
 
 class AllowedTools(StrictModel):
-    """The subset of `tools` that the model may, or must, call. Other tools are not part of the prompt."""
+    """A `tool_choice` that names the subset of `tools` that the model may, or must, call. Other tools are not part of
+    the prompt.
+    """
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedNames
 
 
 class JsonSchema(StrictModel):
-    """The JSON schema of the answer. Without `strict`, as much of the schema as possible is enforced."""
+    """The JSON schema that the answer must match. Without `strict`, as much of the schema as possible is enforced."""
 
     name: NonEmptyText
     description: Text | None = None
@@ -432,7 +456,7 @@ class JsonSchema(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """Format of the answer."""
+    """The format of the answer: any text, any JSON object, or JSON that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -449,7 +473,9 @@ class ResponseFormat(StrictModel):
 
     @property
     def answer_schema(self) -> tuple[str, dict[str, Any]] | None:
-        """The field with the schema of the answer, and the schema; None for any JSON object."""
+        """The JSON schema of the answer, preceded by the path of the field that has it; None if the format has no
+        schema.
+        """
         if self.schema_ is not None:
             return "schema", self.schema_
         if self.json_schema is None or self.json_schema.schema_ is None:
@@ -458,7 +484,11 @@ class ResponseFormat(StrictModel):
 
 
 def _with_ids(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Convert OpenAI's older function calls to tool calls. They have no ids; a result belongs to the preceding call."""
+    """Convert function calls in OpenAI's older format, and their results, to tool calls. Changes the messages and
+    returns them. A pydantic validator.
+
+    The older calls have no ids, so each gets a new one, and a result gets the id of the call before it.
+    """
     id = ""
     for index, message in enumerate(messages):
         if message.function_call is not None:
@@ -474,19 +504,23 @@ Tools = Annotated[list[AnyTool], elements(MAX_TOOLS)]
 
 
 class Prediction(StrictModel):
-    """Text that the answer is expected to repeat in large part."""
+    """A text that the answer is expected to repeat in large part, such as a file that is to be edited. The answer is
+    then generated faster.
+    """
 
     type: Literal["content"]
     content: Text | TextParts
 
     @property
     def text(self) -> str:
-        """The expected text."""
+        """The expected text, of which the request may have sent several parts."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatParameters(GenerationFields):
-    """Fields of all chat endpoints."""
+    """All fields of a chat request that affect its answers: messages, tools, the answer's format, reasoning and
+    sampling. The bodies of all chat endpoints extend it, or are translated to it.
+    """
 
     messages: Messages
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Number of answers to generate.")
@@ -522,23 +556,29 @@ class ChatParameters(GenerationFields):
 
     @property
     def listed_tools(self) -> Sequence[Tool | CustomChatTool]:
-        """The tools at the beginning of the prompt.
+        """The tools that the chat template puts at the beginning of the prompt.
 
         These are the tools that an answer may call, unless messages introduce some of them later, or withdraw one.
         """
         return (self.tools or []) if self._listed_tools is None else self._listed_tools
 
     def list_tools(self, tools: Sequence[Tool | CustomChatTool]) -> None:
-        """Set the tools at the beginning of the prompt."""
+        """Set the tools that the chat template puts at the beginning of the prompt, if they are not those that an
+        answer may call.
+        """
         self._listed_tools = tools
 
     @property
     def effort_is_budget(self) -> bool:
-        """Whether `reasoning_effort` sets a token budget of reasoning if the chat template does not read it."""
+        """Whether `reasoning_effort` stands for a token budget of reasoning if the chat template does not read efforts.
+        False unless `take_effort_as_budget` was called.
+        """
         return self._effort_is_budget
 
     def take_effort_as_budget(self) -> None:
-        """Let `reasoning_effort` set a token budget of reasoning if the chat template does not read it."""
+        """From now on, let `reasoning_effort` stand for a token budget of reasoning if the chat template does not read
+        efforts.
+        """
         self._effort_is_budget = True
 
     @property
@@ -557,8 +597,8 @@ class ChatParameters(GenerationFields):
         return self
 
     def _keep_allowed(self, allowed: AllowedNames) -> None:
-        """Remove the tools that `tool_choice` does not allow. Raises a validation error if it allows a tool that is not
-        in `tools`.
+        """Remove the tools that are not among `allowed`, the tools that `tool_choice` allows, and make `tool_choice`
+        "auto" or "required". Raises a validation error if a tool is allowed that is not in `tools`.
         """
         names = {tool.function.name for tool in allowed.tools}
         offered = {tool.function.name for tool in self.tools or []}

@@ -20,8 +20,9 @@ Texts = Annotated[list[Text], elements(MAX_PROMPTS, min_length=1)]
 
 
 def form_of_texts(prompt: Any) -> str | None:
-    """The form of a prompt, judged by its first element: "text", "tokens" (a list of token ids), "texts", or "lists"
-    (several lists of token ids); None for any other value.
+    """Return the form of the field `prompt`, judged by its first element: "text", "tokens" (a list of token ids),
+    "texts", or "lists" (several lists of token ids); None for any other value. pydantic selects the validator of the
+    field by it.
     """
     if isinstance(prompt, str):
         return "text"
@@ -46,8 +47,8 @@ Prompts = Annotated[
 
 
 class CompletionRequest(GenerationFields, StreamFields, RouterFields, OtherStructureFields):
-    """Body of /v1/completions. Special tokens in the text of a prompt are encoded as such. In a chat this would let a
-    text imitate another turn, but a text completion has no turns.
+    """Body of /v1/completions, which continues one or several prompts. Special tokens in the text of a prompt are
+    encoded as special tokens. In a chat this would let a text imitate another turn, but a text completion has no turns.
     """
 
     prompt: Prompts

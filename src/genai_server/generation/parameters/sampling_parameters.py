@@ -1,4 +1,6 @@
-"""Parameters of all endpoints that generate text: sampling, limits of the answer, structured outputs and streaming."""
+"""The fields that all requests for generated text have in common, as pydantic models: sampling (`SamplingFields`), the
+model and the limit of the answer (`GenerationFields`), structured outputs and streaming (`StreamFields`).
+"""
 
 from typing import Annotated, Any, ClassVar, Self
 
@@ -44,7 +46,9 @@ Choice = Annotated[list[NonEmptyText], elements(1000, min_length=1)]
 
 
 class StructuredOutputs(StrictModel):
-    """A constraint for the answer: exactly one of the fields."""
+    """What the answer must match: exactly one of a JSON schema, a regular expression, a list of choices, and a
+    grammar.
+    """
 
     json_: Schema | None = Field(None, alias="json", description="A JSON schema that the answer must match.")
     regex: NonEmptyText | None = Field(None, description="A regular expression in the syntax of Rust's regex crate.")
@@ -62,7 +66,9 @@ class StructuredOutputs(StrictModel):
 
 
 class RepetitionDetection(StrictModel):
-    """The repetition that ends an answer, in vLLM's form: the same sequence of tokens `min_count` times in a row."""
+    """The repetition that ends an answer, in vLLM's form: the answer ends with the same sequence of tokens, `min_count`
+    times in a row.
+    """
 
     max_pattern_size: int = Field(
         0, ge=0, le=MAX_PATTERN, description="Maximum length in tokens of what is repeated; 0 detects nothing."
@@ -80,7 +86,9 @@ class RepetitionDetection(StrictModel):
 
 
 class StreamOptions(StrictModel):
-    """OpenAI's stream options, and vLLM's `continuous_usage_stats`."""
+    """What chunks of a streamed response contain besides the answer: OpenAI's stream options, and vLLM's
+    `continuous_usage_stats`.
+    """
 
     include_usage: bool | None = Field(None, description="Send the usage in an additional chunk at the end.")
     continuous_usage_stats: bool | None = Field(None, description="Send the usage so far in every chunk.")
@@ -88,7 +96,7 @@ class StreamOptions(StrictModel):
 
 
 class StreamFields(StrictModel):
-    """Streaming options of OpenAI's endpoints, and this server's additions to their responses."""
+    """The streaming options of OpenAI's endpoints for text, and what this server adds to their responses on request."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = Field(None, description="Only allowed with stream: true.")
@@ -107,12 +115,14 @@ class StreamFields(StrictModel):
 
     @property
     def has_last_usage(self) -> bool:
-        """Whether an additional chunk at the end has the usage."""
+        """Whether the stream ends with an additional chunk that has the token counts
+        (`stream_options.include_usage`).
+        """
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def has_running_usage(self) -> bool:
-        """Whether every chunk has the usage so far."""
+        """Whether every chunk of the stream has the token counts so far (`stream_options.continuous_usage_stats`)."""
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
@@ -122,7 +132,9 @@ StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class SamplingFields(NullFields):
-    """Sampling parameters. Defaults are those of the model's `genai_config.json`, or have no effect."""
+    """The parameters by which tokens are sampled and answers end. An absent one has the default of the model's
+    `genai_config.json`, or no effect.
+    """
 
     temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 always selects the most likely token.")
     top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 always selects the most likely token.")
@@ -211,7 +223,9 @@ _OTHER_NAMES = {
 
 
 class OtherStructureFields(SamplingFields):
-    """Other servers' names for the fields of `structured_outputs`. Two names may be given if their values are equal."""
+    """Other servers' names for the fields of `structured_outputs`, such as vLLM's `guided_json`. `structured_outputs`
+    gets their value. It may be given, too, if the values are equal.
+    """
 
     guided_json: Schema | None = Field(None, description="vLLM's older name for structured_outputs.json.")
     guided_regex: NonEmptyText | None = Field(None, description="vLLM's older name for structured_outputs.regex.")
@@ -234,14 +248,18 @@ class OtherStructureFields(SamplingFields):
 
     @property
     def other_names(self) -> dict[str, str]:
-        """Maps this server's field names to the names that the client used."""
+        """The client's name for each field of `structured_outputs` that the client gave by another server's name, keyed
+        by this server's name. Errors use it.
+        """
         sent_name = next((name for name in _OTHER_NAMES if getattr(self, name) is not None), "")
         name = "structured_outputs"
         return {f"{name}.{_OTHER_NAMES[sent_name]}": sent_name, name: sent_name} if sent_name else {}
 
 
 class GenerationFields(SamplingFields, WithoutEffect):
-    """Fields of all endpoints that generate text."""
+    """The fields that the bodies of all endpoints for generated text have in common: the model, the device, the maximum
+    number of tokens, and the sampling parameters.
+    """
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
     device: str | None = Field(None, description="Configured device to run on; by default the least busy one.")
@@ -253,5 +271,5 @@ class GenerationFields(SamplingFields, WithoutEffect):
 
     @property
     def stop_strings(self) -> list[str]:
-        """The texts that end the answer."""
+        """The texts that end the answer, as a list; empty if the field `stop` is absent."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
