@@ -1,5 +1,7 @@
-"""The text side of a model: converts messages and text to token ids, and token ids to text. Threads, shared fairly
-between API keys, render and encode long prompts.
+"""Converts the messages and texts of requests to token ids, and token ids to text, for one model.
+
+`load_text_codec` loads a model's tokenizer and chat templates as a `TextCodec`. `TextThreads` runs slow conversions in
+threads, in which API keys take turns.
 """
 
 import asyncio
@@ -43,10 +45,10 @@ T = TypeVar("T")
 
 
 class TextThreads:
-    """Runs up to `slots` jobs at a time in threads, in the fair order of TaskQueue. For use in the event loop only. The
-    caller must close it.
+    """Runs up to `slots` jobs at a time in threads, so that long texts do not block the event loop. Tenants (API keys)
+    take turns: one without running jobs need not wait for the jobs of others.
 
-    A tenant (API key) without running jobs need not wait for the jobs of other tenants. `clock` returns seconds.
+    For use in the event loop only. TextCodec creates it and closes it. `clock` returns the time in seconds.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +58,11 @@ class TextThreads:
         self._threads = ThreadPoolExecutor(slots + 1, "text")
 
     async def run(self, job: Callable[[], T], owner: TaskOwner) -> T:
-        """Run a job for a request of the owner in a thread, when its turn comes, and return the job's result."""
+        """Run the function `job` in a thread when the turn of its owner (the API key of the request) comes, and return
+        its result.
+
+        Raises whatever `job` raises. If the caller is cancelled, a job that has begun still runs to its end.
+        """
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._queue.add(turn, owner)
@@ -103,8 +109,10 @@ _NO_OWNER = TaskOwner()
 
 
 class EncodedChat(NamedTuple):
-    """A chat's prompt as token ids and as rendered text, with notes on parts of the conversation that were rewritten or
-    omitted.
+    """The prompt of a chat, ready for the engine.
+
+    `tokens` are its token ids. `written` is the rendered text, with notes on the parts of the conversation that were
+    rewritten or omitted because the chat template does not support them.
     """
 
     tokens: list[int]
@@ -112,13 +120,16 @@ class EncodedChat(NamedTuple):
 
 
 class TextCodec:
-    """The chat templates (if any) and the tokenizer of one model on one device. `load_text_codec` creates it. For use
-    in the event loop only. The caller must close it.
+    """Converts between text and tokens for one model on one device: it has the model's tokenizer and, if there are any,
+    its chat templates. `load_text_codec` creates it. For use in the event loop only. The caller must close it.
 
-    Long prompts are encoded in threads, where the `owner`s of requests (API keys) take turns; see TextThreads.
+    Messages and tools are objects in OpenAI's format; the content of a message is a string, a list of parts of type
+    text or image, or None. Long prompts are encoded in threads, in which API keys take turns; therefore methods have
+    the parameter `owner`, the API key of the request.
 
-    Messages and tools are objects in OpenAI's format. The content of a message is a string, a list of parts of type
-    text or image, or None.
+    Its attributes describe the model: `dialect` has the formats of reasoning and tool calls, `opaque_tokens` the ids of
+    tokens that grammars must name by id, `named_tokens` the special tokens by role, such as `eos_token`; `vision`,
+    `speech` and `pooling` describe a vision, transcription, and embedding or reranking model, and are None for others.
     """
 
     def __init__(
@@ -164,11 +175,13 @@ class TextCodec:
         *,
         owner: TaskOwner = _NO_OWNER,
     ) -> EncodedChat:
-        """Render messages with the chat template and return the token ids of the prompt.
+        """Render the messages of a chat with the model's chat template, and return the prompt as text and token ids.
 
-        `template_kwargs` are additional variables for the template. Of these, `add_generation_prompt` false ends the
-        prompt after the last message, and `continue_final_message` true ends it inside the last message. Raises
-        InvalidField, which names the field, if the prompt cannot be rendered.
+        `template_kwargs` are additional variables for the template. Two of them have a meaning of their own: if
+        `add_generation_prompt` is false, the prompt ends after the last message, and if `continue_final_message` is
+        true, it ends inside the last message, which the answer continues. `owner` is the API key of the request. Raises
+        InvalidField, which names the field, if the prompt cannot be rendered, and NoChatTemplate if the model has no
+        chat template.
         """
 
         def encode() -> EncodedChat:
@@ -186,18 +199,20 @@ class TextCodec:
         tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> WrittenPrompt:
-        """Render messages with the chat template and return the prompt as text.
+        """Render the messages of a chat with the model's chat template, and return the prompt as text, without encoding
+        it.
 
         `template_kwargs` are additional variables for the template. Raises InvalidField, which names the field, if the
-        prompt cannot be rendered.
+        prompt cannot be rendered, and NoChatTemplate if the model has no chat template.
         """
         return self.writer.write(messages, tools, template_kwargs)
 
     def encode_ends(self, written: Sequence[WrittenPrompt]) -> list[list[int]]:
-        """Return, for each of several prompts that begin with the same lines, the token ids of the text after these
-        lines. `written` are the rendered prompts.
+        """Encode only the ends of several prompts, for prompts that begin alike: what follows the lines that all have
+        in common.
 
-        Slow for many prompts, so call it in a thread. Raises InvalidField if a text cannot be encoded.
+        `written` are the rendered prompts. Returns the token ids of each end, in the order of the prompts. Slow for
+        many prompts, so it should be called in a thread. Raises InvalidField if a text cannot be encoded.
         """
         position = _end_of_common_lines([rendered.text for rendered in written])
         ends = [self._guard.end(rendered.prompt, position) for rendered in written]
@@ -215,8 +230,9 @@ class TextCodec:
         """Return the token ids of a raw text.
 
         `add_special` adds the tokenizer's special tokens around the text, such as the beginning-of-sequence token.
-        Without `parse_special`, special tokens in the text are encoded as plain text. Raises InvalidField, naming
-        `param`, if the text is not valid Unicode.
+        Without `parse_special`, special tokens in the text are encoded as plain text. `param` is the field of the
+        request that errors name, and `owner` the request's API key. Raises InvalidField if the text is not valid
+        Unicode.
         """
         with as_field_errors(param):
             text.encode()
@@ -228,9 +244,9 @@ class TextCodec:
         return await self._run(encode, owner, is_short=len(text) <= SHORT_TEXT)
 
     def decode(self, tokens: Sequence[int], *, param: str = "tokens") -> str:
-        """Return the text of token ids, including special tokens. Invalid UTF-8 becomes U+FFFD.
+        """Return the text of token ids, including the texts of special tokens. Invalid UTF-8 becomes U+FFFD.
 
-        Raises InvalidField, naming `param`, for an id that the tokenizer does not have.
+        Raises InvalidField, naming the field `param`, for an id that the tokenizer does not have.
         """
         unknown = next((n for n, token in enumerate(tokens) if not self.tokenizer.has_token(token)), None)
         if unknown is not None:
@@ -242,10 +258,11 @@ class TextCodec:
         return self.tokenizer.decode(tokens)
 
     async def encode_pooled(self, encode: Callable[[PooledTexts], T], owner: TaskOwner = _NO_OWNER) -> T:
-        """Run the function `encode`, which encodes texts for embedding or reranking, in a thread, and return its
-        result.
+        """Run the function `encode` in a thread and return its result. It encodes texts for embedding or reranking with
+        the PooledTexts that it receives.
 
-        Only for embedding and reranking models.
+        `owner` is the API key of the request. May only be called for embedding and reranking models. Raises whatever
+        `encode` raises.
         """
         assert self._pooled_texts is not None
         texts = self._pooled_texts
@@ -253,30 +270,32 @@ class TextCodec:
 
     @property
     def placeholder(self) -> int:
-        """The id of the token that stands for an image or audio clip in a prompt from `encode_chat`; -1 if there is
-        none.
+        """The id of the token that stands for an image or audio clip in a prompt from `encode_chat`.
+
+        It is -1 if the model takes neither images nor audio.
         """
         return -1 if self.vision is None else self.tokenizer.special_tokens.get(self.vision.placeholder, -1)
 
     @property
     def task(self) -> Task:
-        """What the model does: generate, transcribe, embed or rerank."""
+        """What the model does: generate answers, transcribe, embed or rerank."""
         if self.speech is not None:
             return Task.TRANSCRIBE
         return Task.GENERATE if self.pooling is None else self.pooling.task
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model accepts messages, not only raw prompts."""
+        """Whether the model accepts chats (messages). If not, it accepts at most raw prompts."""
         return self.task is Task.GENERATE and self.writer.has_template
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads. Waiting jobs are cancelled, and running jobs are not waited for."""
         self._threads.close()
 
     def _check_images(self, messages: Sequence[Message], tokens: list[int]) -> None:
-        """Check that the template has written one placeholder into the prompt, whose tokens are `tokens`, for each
-        image or audio clip in the messages. Raises InvalidField.
+        """Check that the prompt has one placeholder for each image or audio clip in the messages.
+
+        `tokens` are the token ids of the prompt. Raises InvalidField if the chat template has written more or fewer.
         """
         if self.vision is None:
             return
@@ -296,9 +315,8 @@ class TextCodec:
         return self.tokenizer.framed(tokens) if add_special else tokens
 
     async def _run(self, job: Callable[[], T], owner: TaskOwner, *, is_short: bool) -> T:
-        """Run a short job directly, and a long job in a thread so that it does not block the event loop.
-
-        Returns its result.
+        """Run the function `job` and return its result: a short job at once, and any other in a thread, so that it does
+        not block the event loop.
         """
         if is_short:
             return job()
@@ -314,13 +332,16 @@ def load_text_codec(
     allow_special_tokens: bool = False,
     max_characters: int = MAX_CHARACTERS,
 ) -> TextCodec:
-    """Load the tokenizer and chat template of the model in `model_dir`, which runs on `device`.
+    """Load the tokenizer and the chat templates of the model in the folder `model_dir`, which runs on `device`.
 
-    Rendered prompts may have at most `max_characters`. `chat_template` is a file or the name of a known template; it
-    replaces the model's own template, except on devices of the kind `scripted`, which have a tokenizer and a template
-    of their own. `tool_parser` is the name of the tool call format. With `allow_special_tokens`, special tokens in the
-    texts of a chat are encoded as special tokens. Raises ModelDirectoryError if a file of the model cannot be used,
-    ChatTemplateError if the given template cannot be used, and ConfigurationError for an unknown tool call format.
+    `chat_template` is a file or the name of a template that the server includes; it replaces the model's own template.
+    Devices of the kind `scripted`, which write prepared answers instead of running a model, have a tokenizer and
+    template of their own. `tool_parser` is the name of the format in which the model writes tool calls; "auto" detects
+    it. With `allow_special_tokens`, special tokens in the texts of a chat are encoded as special tokens instead of as
+    plain text. Rendered prompts may have at most `max_characters`.
+
+    Raises ModelDirectoryError if a file of the model cannot be used, ChatTemplateError if the file or name
+    `chat_template` cannot be used, and ConfigurationError for an unknown tool call format.
     """
     scripted = is_scripted(device)
     limit_tokenizer_threads()
@@ -353,9 +374,10 @@ def load_text_codec(
 
 
 def _end_of_common_lines(texts: Sequence[str]) -> int:
-    """Return the position, in characters, of the end of the lines with which all texts begin.
+    """Return the position in characters after the last complete line that all texts have in common at their beginnings;
+    0 if there is none.
 
-    The position is chosen so that no text continues with whitespace there.
+    The position is chosen so that the rest of no text begins with whitespace, which could be encoded otherwise there.
     """
     position = len(commonprefix(texts))
     while (position := texts[0].rfind("\n", 0, position) + 1) > 0:
@@ -366,13 +388,18 @@ def _end_of_common_lines(texts: Sequence[str]) -> int:
 
 
 def _num_in(ids: Set[int], tokens: list[int]) -> int:
-    """Count the tokens that are in `ids`, in slices so that other threads can run in between."""
+    """Return how many of the tokens are in `ids`. The tokens are counted in slices, so that other threads can run in
+    between.
+    """
     slices = (tokens[start : start + _SLICE] for start in range(0, len(tokens), _SLICE))
     return sum(sum(map(ids.__contains__, part)) for part in slices)
 
 
 def _are_short(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there are few messages, and the values of their fields are short strings or booleans."""
+    """Whether messages are so few and short that they are rendered and encoded in a few milliseconds, without a thread.
+
+    This requires that the values of their fields are strings or booleans.
+    """
     values = [value for message in messages[:FEW_MESSAGES] for value in message.values() if value is not None]
     return (
         len(messages) <= FEW_MESSAGES

@@ -1,4 +1,8 @@
-"""Encodes texts to embed, or pairs of query and document to score, within a model's limits."""
+"""Encodes the texts of embedding and reranking requests to tokens, within the model's limits.
+
+`PooledTexts` encodes texts to embed, and pairs of query and document to score. `TextLimit` says how long a text may be
+and whether longer texts are truncated. `named_prompt` finds a prompt that the model puts before texts.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -23,7 +27,13 @@ _DOCUMENT = "\U0010fffd"
 
 
 class TextLimit(Struct, frozen=True):
-    """The maximum length of a text, including special tokens."""
+    """How long a text to embed, or a pair of texts to score, may be, including special tokens.
+
+    `num_tokens` is the maximum number of tokens and `source` names what determines it, for error messages. `cut_to` is
+    the number of tokens to which longer texts are truncated; if it is None, they are refused. `document` is the number
+    of tokens to which a document is truncated before it is joined with its query, or None. `remedy` is the parameter
+    with which a request asks for truncation; error messages suggest it.
+    """
 
     num_tokens: int
     # The source of this limit.
@@ -37,13 +47,15 @@ class TextLimit(Struct, frozen=True):
 
     @property
     def truncate_to(self) -> int | None:
-        """The number of tokens to truncate texts to; None if texts are not truncated."""
+        """The number of tokens to which texts are truncated, at most `num_tokens`; None if texts are not truncated."""
         return None if self.cut_to is None else min(self.cut_to, self.num_tokens)
 
 
 class EncodedText(NamedTuple):
-    """The tokens of one text, or of a pair of query and document, and what the engine must know to compute its vector
-    or score.
+    """The tokens of one text to embed, or of one pair of query and document to score, ready for the engine.
+
+    `about` has what the engine must know besides: the number of tokens, where the second text begins, and how many
+    tokens at the beginning do not count for the vector.
     """
 
     tokens: list[int]
@@ -51,7 +63,10 @@ class EncodedText(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A query and a document to score, with the paths of both in the request's body for error messages."""
+    """A query and a document to score, for PooledTexts.encode_pairs.
+
+    `query_path` and `document_path` are their paths in the request's body, such as `documents[0]`, for error messages.
+    """
 
     query: str
     document: str
@@ -60,8 +75,9 @@ class Pair(NamedTuple):
 
 
 class PooledTexts:
-    """Encodes texts and pairs for one embedding or reranking model. All methods are slow, so call them in a
-    thread.
+    """Encodes texts, and pairs of query and document, for one embedding or reranking model. TextCodec creates it.
+
+    All methods are slow, so they must be called in a thread (`TextCodec.encode_pooled`).
     """
 
     def __init__(self, tokenizer: Tokenizer, writer: PromptWriter, model: PoolingModel) -> None:
@@ -74,11 +90,12 @@ class PooledTexts:
     def encode(
         self, inputs: Sequence[str | list[int]], limit: TextLimit, *, prompt: str = "", param: str = "input"
     ) -> list[EncodedText]:
-        """Encode texts, each prefixed with `prompt`. Inputs that are token ids are used unchanged.
+        """Encode texts to embed. Returns the tokens of each input in order.
 
-        Special tokens in texts are encoded as special tokens. Raises InvalidField for texts without tokens or with
-        invalid Unicode, for a limit without room for a text, and for too many tokens in total, and PromptTooLong for a
-        text beyond the limit. The errors name `param`.
+        Strings get the prefix `prompt`, are truncated if `limit` says so, and may contain special tokens. Inputs that
+        are lists of token ids are only truncated. Errors name the field `param`: InvalidField for a text without tokens
+        or with invalid Unicode, for a limit that leaves no room for a text, and for too many tokens in total;
+        PromptTooLong for a text that is longer than `limit` allows.
         """
         with as_field_errors(param):
             texts = [[prompt + value] for value in inputs if isinstance(value, str)]
@@ -105,11 +122,13 @@ class PooledTexts:
     def encode_pairs(
         self, pairs: Sequence[Pair], limit: TextLimit, *, instruction: str | None = None, param: str = "documents"
     ) -> list[EncodedText]:
-        """Encode pairs of query and document. Special tokens in queries and documents are encoded as plain text.
+        """Encode pairs of query and document to score. Returns the tokens of each pair in order.
 
-        `instruction` is a system message for rerankers that are decoders. `param` is the name of the documents' field.
-        Raises InvalidField for texts that cannot be encoded and too many tokens in total, and PromptTooLong for a pair
-        beyond the limit.
+        Special tokens in queries and documents are encoded as plain text. `instruction` is a system message for
+        rerankers that are decoders (generative models with a prompt); None for none. `param` is the field with the
+        documents, for errors. Raises InvalidField for a text that cannot be encoded, for an instruction that the model
+        does not support, and for too many tokens in total, and PromptTooLong for a pair that is longer than `limit`
+        allows.
         """
         queries = {pair.query: pair.query_path for pair in reversed(pairs)}
         for text, path in (*queries.items(), *((pair.document, pair.document_path) for pair in pairs)):
@@ -147,10 +166,12 @@ class PooledTexts:
         instruction: str | None,
         param: str,
     ) -> list[EncodedText]:
-        """Encode pairs as prompts of a reranker that is a decoder. Text after the document is never truncated.
+        """Encode pairs of query and document as prompts of a reranker that is a decoder (a generative model with a
+        prompt).
 
         `queries` maps each query to the path of its field, for error messages. `instruction` is the system message;
-        None for a prompt without one. Raises InvalidField and PromptTooLong.
+        None for a prompt without one. If a prompt is truncated to `limit`, the document is cut and the text after it is
+        kept. Raises InvalidField and PromptTooLong, which name the field of the query or document, or `param`.
         """
         write = self._template(instruction, param)
         around = self._tokenizer.encode(*write("", ""))
@@ -180,9 +201,10 @@ class PooledTexts:
         return results
 
     def _after_document(self, pieces: Sequence[str]) -> list[int]:
-        """Return the tokens that follow the placeholder _DOCUMENT in a prompt, given as pieces of text.
+        """Return the tokens of a prompt after its document. The prompt is given as pieces of text, with the character
+        _DOCUMENT in place of the document.
 
-        The pieces after the placeholder contain no special tokens of the request.
+        They are needed to truncate a document without the text after it.
         """
         parts: list[str] = []
         for piece in reversed(pieces):
@@ -193,9 +215,11 @@ class PooledTexts:
         return self._tokenizer.encode(*parts)
 
     def _template(self, instruction: str | None, param: str) -> Callable[[str, str], list[str]]:
-        """Return a function that renders the prompt for a query and a document as pieces of text.
+        """Return a function that renders the prompt for a query and a document as pieces of text, with the model's chat
+        template.
 
-        The function raises InvalidField, naming `param`, if the chat template fails.
+        `instruction` is the system message of the prompts; None for none. The function raises InvalidField, naming
+        `param`, if the chat template fails.
         """
         system = [] if instruction is None else [{"role": "system", "content": instruction}]
 
@@ -209,15 +233,16 @@ class PooledTexts:
         return write
 
     def _shortened(self, document: str, max_tokens: int) -> str:
-        """Truncate a document to `max_tokens` tokens and return its text."""
+        """Return the text of the first `max_tokens` tokens of a document; the unchanged text if it has no more tokens."""
         tokens = self._tokenizer.encode(*self._guard.plain(document).pieces)
         return document if len(tokens) <= max_tokens else self._tokenizer.decode(tokens[:max_tokens]).rstrip("\ufffd")
 
 
 def named_prompt(model: PoolingModel, name: str | None) -> str:
-    """Return the model's prompt with this name; without a name, the model's default prompt or "".
+    """Return the text that an embedding model puts before texts for a purpose such as "query".
 
-    Raises InvalidField for an unknown name.
+    `name` is the name of one of the model's prompts. If it is None, the model's default prompt is returned, or "" if
+    there is none. Raises InvalidField for an unknown name.
     """
     name = model.default_prompt if name is None else name
     if name is None:
@@ -233,8 +258,9 @@ def _cut(tokens: list[int], max_tokens: int | None, num_around: int) -> list[int
 
 
 def _cut_pair(first: list[int], second: list[int], max_tokens: int) -> tuple[list[int], list[int]]:
-    """Truncate two lists of tokens to `max_tokens` tokens in total, the longer one first, as Hugging Face's tokenizers
-    do.
+    """Truncate two lists of tokens so that they have at most `max_tokens` tokens together. Returns the truncated lists.
+
+    The longer list is cut first, as Hugging Face's tokenizers do.
     """
     shorter = min(len(first), len(second))
     longer = max(shorter, max_tokens - shorter)
@@ -246,9 +272,10 @@ def _cut_pair(first: list[int], second: list[int], max_tokens: int) -> tuple[lis
 
 
 def _check_truncation(limit: TextLimit, num_around: int, num_texts: int) -> None:
-    """Raise InvalidField if truncation to the limit would not leave at least one token of each of `num_texts` texts.
+    """Check that truncation to the limit leaves at least one token of each of `num_texts` texts; else raise
+    InvalidField.
 
-    `num_around` is the number of tokens that always surround the texts.
+    `num_around` is the number of special tokens that always surround the texts.
     """
     required = num_around + num_texts
     if limit.truncate_to is not None and limit.truncate_to < required:
@@ -260,9 +287,10 @@ def _check_truncation(limit: TextLimit, num_around: int, num_texts: int) -> None
 
 
 def _check_queries(num_tokens: Mapping[str, int], limit: TextLimit) -> None:
-    """Raise PromptTooLong if a query alone exceeds the limit. With truncation no query is too long.
+    """Raise PromptTooLong if a query of a reranking request is too long even without a document.
 
-    `num_tokens` has the number of tokens of each query with the text around it, keyed by the query's path in the body.
+    `num_tokens` has the number of tokens of each query with the text around it, keyed by the path of the query in the
+    request's body. If `limit` truncates, no query is too long.
     """
     for path, number in num_tokens.items():
         if limit.truncate_to is None:
@@ -270,7 +298,7 @@ def _check_queries(num_tokens: Mapping[str, int], limit: TextLimit) -> None:
 
 
 def _check_total(num_tokens: int, param: str) -> None:
-    """Raise InvalidField for the field `param` if `num_tokens`, the number of tokens of a whole request, exceeds
+    """Check the number of tokens of a whole request, `num_tokens`; raise InvalidField, naming `param`, above
     MAX_TOKENS.
     """
     if num_tokens > MAX_TOKENS:

@@ -1,4 +1,8 @@
-"""Tokenizers: those of model directories, and the byte tokenizer of the scripted runner."""
+"""Tokenizers, which convert text to token ids and back, and decoders of answers.
+
+`ModelTokenizer` reads the tokenizer.json of a model's folder. `ByteTokenizer` is for scripted devices, which write
+prepared answers instead of running a model. `Decoder` decodes the tokens of an answer one by one.
+"""
 
 import codecs
 import json
@@ -26,7 +30,12 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Decoder:
-    """Decodes the tokens of one answer to text, one after the other. A character is returned with its last token."""
+    """Decodes the tokens of one answer to text as they arrive. `Tokenizer.decoder` creates it.
+
+    A character whose bytes are spread over several tokens is returned with the last of them. `hidden` are the ids of
+    tokens that are left out of the text. `first_bytes` returns the bytes of the answer's first token, and `token_bytes`
+    those of any other.
+    """
 
     def __init__(
         self,
@@ -42,7 +51,7 @@ class Decoder:
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text that these tokens complete, possibly ""."""
+        """Return the text that the next tokens of the answer complete, possibly ""."""
         text = ""
         for token in tokens:
             if token not in self._hidden:
@@ -52,7 +61,12 @@ class Decoder:
 
 
 class Tokenizer(ABC):
-    """Converts between text and token ids. Subclasses are thread-safe."""
+    """Base class of the tokenizers, which convert between text and token ids. Subclasses are thread-safe.
+
+    They have the attributes `special_tokens` (ids by text), `unknown` (the token for unknown text, if any),
+    `vocab_size` (the number of the tokenizer's tokens) and `frame` (the special tokens that belong before and after a
+    text).
+    """
 
     # The ids of the special tokens, keyed by text.
     special_tokens: Mapping[str, int] = {}
@@ -64,31 +78,38 @@ class Tokenizer(ABC):
     frame: tuple[list[int], list[int]] = ([], [])
 
     def encode(self, *pieces: str) -> list[int]:
-        """Return the token ids of a text, given as pieces. The text must be valid Unicode.
+        """Return the token ids of a text, given as pieces that are encoded one by one, without the special tokens
+        around a text.
 
-        Only special tokens that lie within one piece are recognised.
+        A special token is only recognised if it lies within one piece. The text must be valid Unicode.
         """
         (tokens,) = self.encode_each([pieces])
         return tokens
 
     @abstractmethod
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
-        """Return the token ids of each of several texts, each given as pieces like those of `encode`."""
+        """Return the token ids of each of several texts, without the special tokens around a text.
+
+        Each text is given as pieces that are encoded one by one, so a special token is only recognised within one
+        piece.
+        """
 
     def framed(self, tokens: list[int]) -> list[int]:
-        """Return a text's tokens with the tokenizer's special tokens before and after."""
+        """Return the tokens of a text with the special tokens that the tokenizer puts before and after a text."""
         before, after = self.frame
         return [*before, *tokens, *after]
 
     @property
     def pair_frame(self) -> tuple[list[int], list[int], list[int], bool]:
-        """The special tokens before, between and after two texts, and whether the texts have different token types."""
+        """What the tokenizer adds to a pair of texts: the special tokens before, between and after them, and whether
+        the second text has another token type (segment) than the first.
+        """
         return [], [], [], False
 
     def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
-        """Join the tokens of two texts with the tokenizer's special tokens around and between them.
+        """Join the tokens of two texts with the special tokens that the tokenizer puts around and between them.
 
-        Returns the tokens, and the position where the second text begins; 0 if both texts have one token type.
+        Returns the tokens, and the index where the second text begins; 0 if both texts have one token type (segment).
         """
         before, middle, after, is_typed = self.pair_frame
         start = len(before) + len(first) + len(middle)
@@ -101,9 +122,10 @@ class Tokenizer(ABC):
         return data.decode(errors="replace")
 
     def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
-        """Return a decoder for one answer that shows only the special tokens in `show`, given as ids or texts.
+        """Return a decoder for one answer.
 
-        With `continues`, the answer continues a text, so a leading space is kept.
+        The decoder omits special tokens, except those in `show`, given as ids or texts. With `continues`, the answer
+        continues a text, so a space at its beginning is kept.
         """
         shown = {self.special_tokens.get(token, -1) if isinstance(token, str) else token for token in show}
         first_bytes = self.token_bytes if continues else self.first_bytes
@@ -111,11 +133,12 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """Return a token's text in UTF-8, possibly a part of a character; empty for an unknown id."""
+        """Return a token's text in UTF-8, which may be only a part of a character; empty for an unknown id."""
 
     def first_bytes(self, token: int) -> bytes:
-        """Return the bytes of an answer's first token, without the space that some tokenizers put before the
-        first word.
+        """Return the bytes of a token that is the first of an answer.
+
+        They are without the space that some tokenizers put before the first word of a text.
         """
         return self.token_bytes(token)
 
@@ -125,7 +148,8 @@ class Tokenizer(ABC):
 
 
 class ModelTokenizer(Tokenizer):
-    """The tokenizer of a model directory: Hugging Face's library with the directory's tokenizer.json.
+    """The tokenizer of the model in the folder `model_dir`: Hugging Face's `tokenizers` library with the file
+    tokenizer.json.
 
     The constructor raises ModelDirectoryError if the file is missing or cannot be used.
     """
@@ -175,10 +199,11 @@ class ModelTokenizer(Tokenizer):
         return before, middle, after, 1 in encoding.type_ids
 
     def _around_anchor(self, tokens: list[int]) -> tuple[list[int], list[int]]:
-        """Return the tokens that the tokenizer adds before and after a text. `tokens` are the tokens of the text "a",
-        including the added ones.
+        """Find out which special tokens the tokenizer adds before and after a text, from the tokens of the sample text
+        "a".
 
-        Raises ModelDirectoryError if the tokens of "a" alone are not in `tokens`.
+        `tokens` are the tokens of "a" with those that are added. Returns the added tokens before and after it. Raises
+        ModelDirectoryError if `tokens` does not contain the tokens of "a".
         """
         size = len(self._anchor)
         for start in range(len(tokens) - size + 1):
@@ -199,7 +224,7 @@ class ModelTokenizer(Tokenizer):
         return self._text_of(token) is not None
 
     def _text_of(self, token: int) -> str | None:
-        """Return a token as written in the vocabulary; None for an unknown id."""
+        """Return the text of a token as written in the vocabulary, where bytes may be encoded; None for an unknown id."""
         text: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
         return text
 
@@ -228,7 +253,9 @@ class ModelTokenizer(Tokenizer):
 
 
 def _kinds(decoder: Any) -> set[str]:
-    """Return the type names of a decoder of the tokenizers library and of its nested decoders."""
+    """Return the type names, such as "ByteLevel", of a decoder of the tokenizers library and of the decoders nested in
+    it.
+    """
 
     def walk(part: Any) -> Iterable[str]:
         if isinstance(part, dict):
@@ -240,7 +267,10 @@ def _kinds(decoder: Any) -> set[str]:
 
 
 class ByteTokenizer(Tokenizer):
-    """The scripted runner's tokenizer: token ids are the bytes of UTF-8. Ids above 255 have no text."""
+    """Tokenizer of scripted devices, which write prepared answers instead of running a model.
+
+    The tokens of a text are its bytes in UTF-8. Ids above 255 have no text.
+    """
 
     vocab_size = 257
 

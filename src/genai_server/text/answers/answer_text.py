@@ -1,5 +1,8 @@
-"""Turns the tokens of an answer into parts (content, reasoning, tool calls) and scored tokens while it is generated, up
-to a stop string.
+"""Turns the tokens of one answer into what clients receive, while the model generates them.
+
+`AnswerText` decodes the tokens, ends the answer at a stop string (`StopStrings`) and returns parts, which are content,
+reasoning and tool calls, and tokens with log probabilities. `AnswerParser` separates the parts of an answer.
+`PlainParser` is for answers that have only content.
 """
 
 import re
@@ -26,10 +29,12 @@ from genai_server.text.tool_formats.tool_format import Calls, ToolFormat
 
 
 class StopStrings:
-    """Finds non-empty stop strings in a text that arrives in pieces.
+    """Finds the stop strings of a request in an answer's text, which arrives in pieces. AnswerText creates it for one
+    answer.
 
-    The first stop string that is complete ends the text; of several that end at one character, the longest. The stop
-    string is removed from the text, unless `is_shown` is set.
+    The first stop string that is complete ends the text. If several are complete at the same character, the longest
+    counts. The stop string is removed from the text, unless `is_shown` is set. No stop string may be empty. The
+    attribute `found` is the stop string that has ended the text, or None.
     """
 
     def __init__(self, strings: Collection[str], *, is_shown: bool = False) -> None:
@@ -47,7 +52,8 @@ class StopStrings:
     def feed(self, text: str) -> tuple[str, bool]:
         """Process the next piece of the answer's text.
 
-        Returns the text that can be shown now, and whether a stop string has ended the text.
+        Returns the text that can be shown now, and whether a stop string has ended the text. Text that may be the
+        beginning of a stop string is held back until the next call. After the end, the returned text is always "".
         """
         if self.found is not None:
             return "", True
@@ -67,12 +73,14 @@ class StopStrings:
         return shown, False
 
     def finish(self) -> str:
-        """Return the text that was held back as the possible beginning of a stop string, when no more text follows."""
+        """Return the text that was held back as the possible beginning of a stop string. To be called when no more text
+        follows.
+        """
         held_back, self._held = self._held, ""
         return held_back
 
     def _advance(self, character: str) -> list[str]:
-        """Process one character and return the stop strings that are complete with this character."""
+        """Process one character of the answer and return the stop strings that end with it."""
         starting = self._by_first_character.get(character, ())
         searches = [*self._begun, *(search for search in starting if not search.num_matched)]
         complete = [search.string for search in searches if search.advance(character)]
@@ -81,7 +89,7 @@ class StopStrings:
 
 
 class _Search:
-    """Knuth–Morris–Pratt search for one stop string."""
+    """Search for one stop string, character by character, with the algorithm of Knuth, Morris and Pratt."""
 
     def __init__(self, string: str) -> None:
         self.string = string
@@ -92,7 +100,7 @@ class _Search:
         self._shorter = [0, 0]
 
     def advance(self, character: str) -> bool:
-        """Process one character and return whether the text now ends with the complete stop string."""
+        """Process one character of the answer and return whether the text so far ends with the complete stop string."""
         for length in range(len(self._shorter), self.num_matched + 1):
             self._shorter.append(self._after(self._shorter[-1], self.string[length - 1]))
         self.num_matched = self._after(self.num_matched, character)
@@ -109,34 +117,40 @@ _IMPOSSIBLE = -9999.0
 
 
 class PlainParser:
-    """Answer parser that treats all text as content.
+    """Parser for answers without reasoning and tool calls: it returns all text as content.
 
-    Base class of AnswerParser, which separates the parts of an answer.
+    It is also the base class of AnswerParser, which separates the parts of an answer.
     """
 
     @property
     def is_within(self) -> bool:
-        """Whether the text so far ends within reasoning or a tool call."""
+        """Whether the text so far ends within reasoning or within a tool call that is not complete."""
         return False
 
     def feed(self, text: str) -> list[Part]:
-        """Parse the next piece of the answer and return the parts that it completes.
+        """Parse the next piece of the answer's text and return the parts (content, reasoning, tool calls) that can be
+        shown now.
 
-        Adjacent parts of one kind are joined.
+        Neighbouring pieces of content, or of reasoning, are returned as one part.
         """
         return [Content(text)] if text else []
 
     def finish(self) -> list[Part]:
-        """Return the parts that were still held back when the answer ended."""
+        """Return the parts that are still held back when the answer has ended."""
         return []
 
 
 class AnswerText:
-    """Decodes an answer's tokens, ends the answer at a stop string or before an excess tool call, and separates its
-    parts.
+    """Converts the tokens of one answer to parts (content, reasoning, tool calls), as they arrive.
 
-    A scored token (a token with log probability) is returned together with the first character of its text, and is
-    omitted if a stop string removed that character. With `shows_stop`, the stop string is part of the answer.
+    It decodes the tokens, ends the answer at a stop string or before the tool call that exceeds `max_calls` (None for
+    no limit), and lets `parser` separate the parts. It also returns scored tokens, which are tokens with log
+    probabilities, each together with the first character of its text; if a stop string removed this character, the
+    token is omitted.
+
+    `shows_stop` makes the stop string a part of the answer. `offset` is the number of characters that precede the first
+    token in the answer, such as those of an echoed prompt. The attribute `is_stopped` says that the text has ended
+    although the engine may generate more tokens, and `num_reasoning` counts the tokens that consist of reasoning only.
     """
 
     def __init__(
@@ -167,9 +181,10 @@ class AnswerText:
         self._decoded = self._shown = offset
 
     def feed(self, token: int, logprob: TokenLogprob | None = None) -> tuple[list[Part], list[ScoredToken]]:
-        """Decode the next token of the answer. `logprob` has its log probabilities, if the request asks for them.
+        """Decode the next token of the answer. `logprob` has the token's log probabilities; None if the request wants
+        none.
 
-        Returns the parts that the token completes, and the scored tokens whose text can be shown now.
+        Returns the parts that can be shown now, and the scored tokens whose text can be shown now.
         """
         text = self._decoder.decode([token])
         if logprob is not None:
@@ -185,7 +200,7 @@ class AnswerText:
         return parts, self._released() if self._held else []
 
     def finish(self) -> tuple[list[Part], list[ScoredToken]]:
-        """Return the remaining parts and scored tokens when the answer has ended."""
+        """Return the parts and scored tokens that are still held back when the answer has ended."""
         held_back = "" if self.is_stopped or self._stop is None else self._stop.finish()
         self._shown += len(held_back)
         parts = self._within_calls((self._parser.feed(held_back) if held_back else []) + self._parser.finish())
@@ -194,7 +209,10 @@ class AnswerText:
         return parts, tokens
 
     def _within_calls(self, parts: list[Part]) -> list[Part]:
-        """Return the parts before the first tool call that exceeds the maximum number of calls."""
+        """Return `parts` up to the first tool call that exceeds the maximum number of calls.
+
+        If there is such a call, `is_stopped` is set and all later text is discarded.
+        """
         for count, part in enumerate(parts) if self._max_calls is not None else ():
             if isinstance(part, ToolCallStart) and self._num_calls == self._max_calls:
                 self.is_stopped = True
@@ -215,11 +233,11 @@ class AnswerText:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer, if any."""
+        """The stop string that has ended the answer; None if none has."""
         return None if self._stop is None else self._stop.found
 
     def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
-        """Convert a token's log probabilities to the form that clients receive.
+        """Convert the log probabilities of a token to the form that clients receive, with bytes instead of token ids.
 
         `offset` is the position in the answer, in characters, at which the token's text begins.
         """
@@ -227,7 +245,9 @@ class AnswerText:
         return ScoredToken(self._token_bytes(logprob.token), max(logprob.logprob, _IMPOSSIBLE), tuple(top), offset)
 
     def _released(self) -> list[ScoredToken]:
-        """Remove and return the held scored tokens whose text begins within the text shown so far."""
+        """Remove from the scored tokens that are held back those whose text begins within the shown text, and return
+        them.
+        """
         count = next((i for i, token in enumerate(self._held) if token.offset >= self._shown), len(self._held))
         released, self._held = self._held[:count], self._held[count:]
         return released
@@ -237,18 +257,20 @@ _ANYTHING = re.compile(".*", re.DOTALL)
 
 
 class AnswerParser(PlainParser):
-    """Splits the text of an answer into reasoning, content and tool calls while the answer is generated.
+    """Splits the text of one answer into reasoning, content and tool calls while the answer is generated.
 
-    `tools` maps the names of callable functions to the JSON schemas of their arguments. How the text is cut into pieces
-    does not change the result.
+    `tool_format` and `reasoning` are the formats in which the model writes tool calls and reasoning; None if it has
+    none. `tools` maps the names of the request's functions to the JSON schemas of their arguments.
+    `starts_in_reasoning` says that the prompt has already opened the reasoning, and `new_id` returns an id for a new
+    call. How the text is cut into pieces does not change the parts.
 
     Content is returned as soon as it can no longer be the beginning of a call. A call begins with the complete name of
-    one of the request's functions and the beginning of the arguments. Arguments are returned incrementally or, if the
-    tool format requires it, one complete argument at a time. Whitespace before a call, and after a call at the end of
-    the answer, belongs to the format and is dropped.
+    one of the functions and the beginning of the arguments. Arguments are returned as they arrive or, if the tool
+    format requires it, one complete argument at a time. Whitespace before a call, and after a call at the end of the
+    answer, belongs to the format and is dropped.
 
     If a call that has begun continues as other text, or the answer ends inside the call, the call ends incomplete, and
-    the text that follows is content. With `only_complete_calls`, calls are returned when they are complete, and all
+    the text that follows is content. With `only_complete_calls`, a call is returned only when it is complete, and all
     other text is content.
     """
 
@@ -300,8 +322,9 @@ class AnswerParser(PlainParser):
             self._emit(kind(text))
 
     def _emit(self, part: Part) -> None:
-        """Append a part to the parts that `feed` returns next, or join its text with the last of these if both are of
-        one type.
+        """Append a part to the parts that the next `feed` or `finish` returns.
+
+        If the part is of the same kind as the last of these, its text is appended to that part instead.
         """
         self._last = type(part)
         last = self._parts[-1] if self._parts else None
@@ -332,10 +355,11 @@ class AnswerParser(PlainParser):
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
 
     def _read_calls_here(self, *, new_line: bool = True) -> Reader[bool]:
-        """Read tool calls at the current position, which is at the beginning of a line if `new_line`, and emit them.
+        """Read the tool calls at the current position of the text and emit their parts.
 
-        Returns whether all text read was tool calls, of which the end of the answer may have cut off the last one. If
-        not, the text that was read but not emitted belongs to no tool call.
+        `new_line` says that the position is at the beginning of a line. The result of this generator, which yields
+        whenever it needs more text, is True if all text that was read belongs to tool calls, the last of which the end
+        of the answer may have cut off. If it is False, the text that was read but not emitted is not a tool call.
         """
         text, calls = self._text, self._calls
         text.kept_from = calls.emitted_to = text.at

@@ -1,10 +1,12 @@
-"""What the parsers of answers share: the buffered text of an answer (`Lookahead`), and strict readers of JSON text (RFC
-8259) without a depth limit and of Python literals, as some models write the arguments of tool calls, which are
-converted to JSON.
+"""Tools for the parsers of answers: the buffered text of an answer (`Lookahead`), and strict readers of JSON and Python
+literals.
 
 A reader is a parser written as a generator. It moves the position `at` over the text and yields whenever it needs more
-text. Its result therefore does not depend on how the answer is split into pieces. A reader may move back to any
-position that has not been forgotten.
+text; its return value is its result. How the answer is split into pieces therefore does not change the result. A reader
+may move back to any position that has not been forgotten.
+
+The JSON reader (`read_value`, RFC 8259) has no depth limit. Python literals are read because some models write the
+arguments of tool calls so; `to_json` converts them to JSON.
 """
 
 import ast
@@ -24,7 +26,10 @@ _SLACK = 4096
 
 
 def read_complete(reader: Reader[T]) -> T:
-    """Run a reader on a text that is complete, and return the reader's result."""
+    """Run a reader, a generator that yields when it needs more text, to its end, and return its result.
+
+    The text of the reader must be complete (see `Lookahead.end`), because no more text is added.
+    """
     while True:
         try:
             next(reader)
@@ -34,9 +39,12 @@ def read_complete(reader: Reader[T]) -> T:
 
 
 class Lookahead:
-    """The received text of an answer, except what has been forgotten.
+    """The text of one answer as it arrives in pieces, with the position `at` up to which readers have consumed it.
 
-    All positions count characters from the beginning of the answer.
+    Readers are generators that yield when they need more text. All positions count characters from the beginning of the
+    answer. Text before `at` may be forgotten to save memory, but not from the position `kept_from` on (None if nothing
+    else is needed). `ended` says that the answer has ended. `met_end` is set when a result is due to the end of the
+    answer: with more text, it could have been another one.
     """
 
     def __init__(self) -> None:
@@ -50,17 +58,17 @@ class Lookahead:
         self._offset = 0
 
     def append(self, text: str) -> None:
-        """Append the next piece of the answer."""
+        """Append the next piece of the answer's text."""
         self._text += text
 
     def end(self) -> None:
-        """Mark the text as complete: no more pieces follow."""
+        """Mark the answer as complete: no more pieces follow."""
         self.ended = True
 
     def forget(self) -> None:
-        """Drop the text before `at`, except text from the position `kept_from` on, if enough has gathered.
+        """Drop the text that is no longer needed, once it is long enough: all text before `at` and before `kept_from`.
 
-        The text is dropped in large pieces, because each time the remaining text is copied.
+        Text is dropped in pieces of some thousand characters, because the remaining text is copied each time.
         """
         start = self.at if self.kept_from is None else min(self.at, self.kept_from)
         if start - self._offset > _SLACK:
@@ -68,7 +76,7 @@ class Lookahead:
             self._offset = start
 
     def since(self, start: int) -> str:
-        """Return the text from the position `start` up to `at`."""
+        """Return the text from the position `start` up to the current position `at`."""
         return self.between(start, self.at)
 
     def between(self, start: int, end: int) -> str:
@@ -77,18 +85,20 @@ class Lookahead:
 
     @property
     def received_to(self) -> int:
-        """The position after the text received so far."""
+        """The position after the last character received so far."""
         return self._offset + len(self._text)
 
     def find(self, literal: str, start: int) -> int | None:
-        """Return the first position of a literal in the received text from `start` on, or None."""
+        """Return the first position of the text `literal` at or after the position `start`; None if it has not been
+        received.
+        """
         index = self._text.find(literal, start - self._offset)
         return None if index < 0 else self._offset + index
 
     def peek(self) -> Reader[str]:
-        """Return the next character without consuming it, or "" at the end of the answer.
+        """Result: the next character, which is not consumed, or "" at the end of the answer.
 
-        Waits for more text if needed.
+        This generator yields until the character, or the end of the answer, has arrived.
         """
         while self.at - self._offset == len(self._text):
             if self.ended:
@@ -98,9 +108,9 @@ class Lookahead:
         return self._text[self.at - self._offset : self.at - self._offset + 1]
 
     def take(self, literal: str) -> Reader[bool]:
-        """Consume a literal if it comes next, and return whether it did.
+        """Consume the text `literal` if it comes next. Result: whether it did.
 
-        Waits for more text while the received text is only a beginning of the literal.
+        This generator yields while the received text is only a beginning of the literal.
         """
         while True:
             received = self._text[self.at - self._offset : self.at - self._offset + len(literal)]
@@ -115,9 +125,10 @@ class Lookahead:
             yield
 
     def take_any(self, *literals: str) -> Reader[str]:
-        """Try literals in the given order and consume the first that comes next.
+        """Consume the first of several texts that comes next. They are tried in the given order.
 
-        Returns that literal, or "" if none does.
+        Result of this generator, which yields while it needs more text: the consumed text, or "" if none of them comes
+        next.
         """
         for literal in literals:
             if (yield from self.take(literal)):
@@ -125,8 +136,10 @@ class Lookahead:
         return ""
 
     def take_last(self, literal: str) -> Reader[bool]:
-        """Consume a literal, or at the end of the answer a beginning of the literal. Returns whether anything was
-        consumed.
+        """Consume the text `literal`, or only a beginning of it if the answer ends within it.
+
+        Result of this generator, which yields while it needs more text: whether the literal, or its beginning, came
+        next.
         """
         if (yield from self.take(literal)):
             return True
@@ -137,9 +150,9 @@ class Lookahead:
         return False
 
     def take_here(self, pattern: re.Pattern[str]) -> str:
-        """Consume and return what a pattern matches in the text received so far, possibly "".
+        """Consume and return the text at the current position that `pattern` matches, "" if it matches nothing.
 
-        Does not wait for more text.
+        Only text that has been received so far is searched, without waiting for more.
         """
         match = pattern.match(self._text, self.at - self._offset)
         text = match[0] if match else ""
@@ -147,9 +160,10 @@ class Lookahead:
         return text
 
     def take_until(self, literal: str) -> Reader[str | None]:
-        """Consume the text up to a literal, and the literal, and return the text before the literal.
+        """Consume the text up to and including the text `literal`.
 
-        Returns None if the answer ends without the literal; all text is then consumed.
+        Result of this generator, which yields while it needs more text: the text before the literal. If the answer ends
+        without the literal, all text is consumed and the result is None.
         """
         start = self.at
         while True:
@@ -165,9 +179,10 @@ class Lookahead:
             yield
 
     def take_all(self, pattern: re.Pattern[str]) -> Reader[str]:
-        """Consume and return all characters that a pattern of the form `[class]*` matches.
+        """Consume all next characters that match `pattern`, which must have the form `[class]*`.
 
-        Waits until a character that does not match, or the end of the answer, has arrived.
+        Result of this generator: the consumed text, possibly "". It yields until a character that does not match, or
+        the end of the answer, has arrived.
         """
         text = ""
         while (yield from self.peek()) and (more := self.take_here(pattern)):
@@ -175,7 +190,11 @@ class Lookahead:
         return text
 
     def peek_all(self, pattern: re.Pattern[str]) -> Reader[str]:
-        """Return what `take_all` would return, but without consuming the text."""
+        """Look at all next characters that match `pattern`, of the form `[class]*`, without consuming them.
+
+        Result of this generator: the matching text, possibly "". It yields until a character that does not match, or
+        the end of the answer, has arrived.
+        """
         while True:
             match = pattern.match(self._text, self.at - self._offset)
             if match and match.end() < len(self._text):
@@ -186,12 +205,16 @@ class Lookahead:
             yield
 
     def take_space(self) -> Reader[str]:
-        """Consume and return whitespace, if any."""
+        """Consume whitespace. Result of this generator, which yields while it needs more text: the whitespace, possibly
+        "".
+        """
         return self.take_all(_SPACE)
 
     def skip_space(self) -> Reader[str]:
-        """Consume whitespace and return the character after the whitespace (not consumed), or "" at the end of the
-        answer.
+        """Consume whitespace and look at the character after it.
+
+        Result of this generator, which yields while it needs more text: this character, which is not consumed, or "" at
+        the end of the answer.
         """
         yield from self.take_space()
         return (yield from self.peek())
@@ -205,9 +228,10 @@ _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+
 
 
 def read_value(text: Lookahead) -> Reader[bool]:
-    """Read a JSON value at the text's position and return whether it is valid.
+    """Read one JSON value at the current position of `text`, of any type and depth. Result: whether it is valid JSON.
 
-    If the value is not valid JSON, `text.at` is at the first invalid character, or at the end of the text.
+    This generator yields while it needs more text. It leaves `text.at` after the value or, if the value is invalid, at
+    the first invalid character or the end of the text.
     """
     closers: list[str] = []
     while True:
@@ -236,7 +260,7 @@ def read_value(text: Lookahead) -> Reader[bool]:
 
 
 def is_json(value: str) -> bool:
-    """Whether a text is one JSON value, possibly surrounded by whitespace."""
+    """Whether a text is one valid JSON value, possibly surrounded by whitespace."""
     text = Lookahead()
     text.append(value)
     text.end()
@@ -244,9 +268,10 @@ def is_json(value: str) -> bool:
 
 
 def read_string(text: Lookahead) -> Reader[bool]:
-    """Read a JSON string.
+    """Read a JSON string with its quotes at the current position of `text`. Result: whether it is valid.
 
-    Returns whether it is valid, and leaves `text.at` at an invalid character, as `read_value` does.
+    This generator yields while it needs more text. It leaves `text.at` after the string or, if it is invalid, at the
+    first invalid character or the end of the text.
     """
     if (yield from text.peek()) != '"':
         return False
@@ -263,7 +288,7 @@ def read_string(text: Lookahead) -> Reader[bool]:
 
 
 def read_colon(text: Lookahead) -> Reader[bool]:
-    """Read optional whitespace and a colon. Returns whether there was a colon."""
+    """Consume optional whitespace and a colon. Result of this generator: whether there was a colon."""
     yield from text.skip_space()
     return (yield from text.take(":"))
 
@@ -282,7 +307,7 @@ def _read_escape(text: Lookahead) -> Reader[bool]:
 
 
 def _read_scalar(text: Lookahead) -> Reader[bool]:
-    """Read a JSON string, number, `true`, `false` or `null`, and return whether it is valid.
+    """Read a JSON string, a number, `true`, `false` or `null`. Result of this generator: whether it is valid.
 
     Numbers and words are read to their end before they are checked.
     """
@@ -303,7 +328,11 @@ _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def read_literal(text: Lookahead) -> Reader[str | None]:
-    """Read the text of a Python literal up to a comma or closing parenthesis. Returns None if neither follows."""
+    """Read the text of a Python literal, such as the value of a keyword argument, up to a comma or closing parenthesis.
+
+    Result of this generator, which yields while it needs more text: the literal's text, without the comma or
+    parenthesis; None if neither follows. The text is not checked to be a valid literal; `to_json` does this.
+    """
     start, depth = text.at, 0
     while True:
         yield from text.take_all(_PLAIN_LITERAL)
@@ -319,9 +348,10 @@ def read_literal(text: Lookahead) -> Reader[str | None]:
 
 
 def to_json(literal: str) -> str | None:
-    """Convert a Python literal to JSON text. Returns None if it is invalid or has no equivalent in JSON.
+    """Convert the text of a Python literal to JSON text. Returns None if it is invalid or has no equivalent in JSON.
 
-    Text that is already JSON is returned unchanged, so `true`, `false` and `null` are accepted, too.
+    Text that is already JSON is returned without surrounding whitespace. The words `true`, `false` and `null` are also
+    accepted inside Python literals.
     """
     if is_json(literal):
         return literal.strip()
@@ -351,7 +381,11 @@ def _encodable(text: str) -> bool:
 
 
 def _read_python_string(text: Lookahead, quote: str) -> Reader[bool]:
-    """Read a Python string with single or triple quotes. Returns whether the string is complete."""
+    """Read a Python string that is delimited by the quote character `quote`, once or three times, at the current
+    position.
+
+    Result of this generator, which yields while it needs more text: whether the string is complete.
+    """
     end = quote * 3
     if not (yield from text.take(end)):
         end = quote

@@ -1,4 +1,4 @@
-"""The markers around a model's reasoning, and the reader that separates reasoning from the answer.
+"""How models mark their reasoning (`ReasoningFormat`), and the reader that separates reasoning from the answer.
 
 Qwen 3, DeepSeek R1 and most other models write `<think>…</think>`, Mistral's models write `[THINK]…[/THINK]`. Some chat
 templates write the opening marker into the prompt, so that the answer begins inside the reasoning. gpt-oss writes
@@ -21,7 +21,11 @@ _NEWLINES = re.compile(r"\n*")
 
 
 class ReasoningState(StrEnum):
-    """Where an answer begins relative to the model's reasoning."""
+    """Where an answer begins relative to the model's reasoning, which depends on the end of the prompt.
+
+    BEFORE: the answer may begin with reasoning. INSIDE: the prompt has opened the reasoning. CLOSED: the prompt has
+    closed the reasoning, as chat templates do when thinking is off.
+    """
 
     # Before the reasoning, if it has any.
     BEFORE = "before"
@@ -33,7 +37,12 @@ class ReasoningState(StrEnum):
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The markers that a model writes around its reasoning."""
+    """The markers that a family of models writes around its reasoning, such as `<think>` and `</think>`.
+
+    `opening` and `closing` are the markers, and `answer_opening` is the text before an answer to the user, "" if there
+    is none. Parsers and grammars of answers use the format. `detect_reasoning` chooses the one that a chat template
+    uses.
+    """
 
     name: str
     opening: str
@@ -43,19 +52,21 @@ class ReasoningFormat:
 
     @property
     def sign(self) -> str:
-        """A text that identifies this format: it occurs in the chat templates of models that use the format."""
+        """A text by which this format is recognized: it occurs in the chat templates of models that use the format."""
         return self.closing
 
     @property
     def thoughts_recur(self) -> bool:
-        """Whether reasoning may occur several times, anywhere in an answer. If not, it can only be at the beginning."""
+        """Whether reasoning may occur several times and anywhere in an answer. If not, it occurs only at the answer's
+        beginning.
+        """
         return False
 
     @property
     def opening_pattern(self) -> str:
         """A regular expression for the marker that opens reasoning.
 
-        It matches only at the beginning of an answer if the format allows no later reasoning.
+        If the format has reasoning only at the beginning of an answer, the expression matches only there.
         """
         return rf"\A[{SPACE}]*{re.escape(self.opening)}"
 
@@ -65,9 +76,11 @@ class ReasoningFormat:
         return re.escape(self.closing)
 
     def end(self, written: str) -> str:
-        """Return the text that the server inserts to close the reasoning of an answer.
+        """Return the text that the server inserts into an answer to close its reasoning, for example at a limit of its
+        tokens.
 
-        `written` is the text that the chat template writes between reasoning and the answer after it, "" if unknown.
+        `written` is the text that the model's chat template writes between reasoning and answer; "" if it is unknown,
+        in which case a usual text is returned.
         """
         before, marker, after = written.partition(self.closing)
         is_known = marker and not (before + after).strip("\n")
@@ -75,19 +88,22 @@ class ReasoningFormat:
         return f"{before}{marker}{after[:2]}" if is_known else f"\n{self.closing}\n\n"
 
     def later_end(self, written: str) -> str:
-        """Return the text that closes reasoning which the model opened again after the server had closed it once.
+        """Return the text that the server inserts to close reasoning that the model opened again after the server
+        closed it once.
 
-        `written` is the text that the chat template writes between reasoning and the answer after it, "" if unknown.
+        `written` is the text that the model's chat template writes between reasoning and answer; "" if it is unknown.
         """
         return self.end(written)
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
-        """The special tokens that the decoder must convert to text, because the parser needs them."""
+        """The texts of the special tokens that the decoder must keep in the answer's text, because the parser needs
+        them.
+        """
         return (self.opening, self.closing)
 
     def state_after(self, prompt: str) -> ReasoningState:
-        """Return where an answer begins after a rendered prompt.
+        """Return where an answer begins that follows the rendered prompt `prompt`.
 
         The answer begins inside reasoning if the prompt ends with the opening marker, after reasoning if the prompt
         ends with the closing marker, and otherwise before any reasoning.
@@ -98,17 +114,19 @@ class ReasoningFormat:
         return ReasoningState.CLOSED if end.endswith(self.closing) else ReasoningState.BEFORE
 
     def state_within(self, message: str) -> ReasoningState:
-        """Return where an answer begins that continues an assistant message with the text `message`: inside or after
-        reasoning.
+        """Return where an answer begins that continues the assistant message `message`: inside or after reasoning.
+
+        It is inside if the message has an opening marker without a later closing marker.
         """
         opened, closed = (message.rfind(marker) for marker in (self.opening, self.closing))
         return ReasoningState.INSIDE if opened > closed else ReasoningState.CLOSED
 
     def lark(self, *, inside: bool, opaque_tokens: Mapping[str, int]) -> str:
-        """Return llguidance Lark rules that start with the rule `reasoning`.
+        """Return rules of a grammar, in llguidance's dialect of Lark, whose first rule `reasoning` matches reasoning.
 
-        With `inside`, this rule matches the rest of reasoning that the prompt has opened, otherwise optional reasoning.
-        `opaque_tokens` maps markers that are special tokens to token ids.
+        With `inside`, the rule matches the rest of reasoning that the prompt has opened, otherwise optional reasoning
+        with both markers. `opaque_tokens` maps the texts of special tokens, which no literal of a grammar matches, to
+        token ids.
         """
         rules = self.lark_rest(opaque_tokens)
         if inside:
@@ -116,8 +134,10 @@ class ReasoningFormat:
         return f"reasoning: ({marker(self.opening, opaque_tokens)} rest_of_reasoning)?\n{rules}"
 
     def lark_rest(self, opaque_tokens: Mapping[str, int]) -> str:
-        """Return Lark rules that start with the rule `rest_of_reasoning`: everything after the opening marker.
-        `opaque_tokens` maps markers that are special tokens to token ids.
+        """Return rules of a grammar, in llguidance's dialect of Lark, whose first rule `rest_of_reasoning` matches the
+        reasoning after its opening marker, up to and including the closing marker.
+
+        `opaque_tokens` maps the texts of special tokens, which no literal of a grammar matches, to token ids.
         """
         if self.closing in opaque_tokens:
             thought = f"thought: /(.|\\n)*/ {marker(self.closing, opaque_tokens)}"
@@ -127,7 +147,7 @@ class ReasoningFormat:
 
 
 class HarmonyReasoning(ReasoningFormat):
-    """Reasoning of gpt-oss: Harmony messages on the channel `analysis`."""
+    """The reasoning format of gpt-oss, whose reasoning consists of Harmony messages on the channel `analysis`."""
 
     @property
     def sign(self) -> str:
@@ -181,12 +201,13 @@ REASONING_FORMATS = {one.name: one for one in (THINK, MISTRAL_THINK, HARMONY)}
 
 
 def detect_reasoning(template_source: str) -> ReasoningFormat | None:
-    """Return the reasoning format that a chat template uses, or None."""
+    """Return the reasoning format that a chat template uses; None if its source `template_source` shows none."""
     return next((form for form in REASONING_FORMATS.values() if form.sign in template_source), None)
 
 
 class ReasoningReader:
-    """Reads the reasoning at the beginning of an answer, if there is any.
+    """Reads the reasoning at the beginning of one answer, if there is any, and emits it as parts. AnswerParser creates
+    it for all formats but Harmony, which has reasoning anywhere.
 
     Newlines around reasoning belong to the format. They are neither reasoning nor content, and are emitted only if the
     answer ends within the reasoning. If the answer begins inside reasoning and repeats the opening marker, the marker
@@ -194,7 +215,7 @@ class ReasoningReader:
 
     A model may forget to close its reasoning and call tools from within it. So if the reasoning is never closed,
     complete calls that begin a line count as tool calls. From the first such call on, all parts are held back until the
-    reasoning is closed or the answer ends.
+    reasoning is closed or the answer ends. The attribute `is_open` says that the reasoning has begun and is not closed.
     """
 
     def __init__(
@@ -219,7 +240,11 @@ class ReasoningReader:
         self._no_call_before = self._unclosed_to = 0
 
     def read(self, *, inside: bool) -> Reader[None]:
-        """Read the reasoning of an answer. With `inside`, the prompt has already opened the reasoning."""
+        """Read the reasoning of the answer and emit its parts. `inside` says that the prompt has already opened the
+        reasoning.
+
+        This generator yields whenever it needs more text. If there is no reasoning, it consumes nothing.
+        """
         text, closing = self._text, self._form.closing
         start = text.at
         yield from text.skip_space()
@@ -256,7 +281,7 @@ class ReasoningReader:
     def _read_calls(self, line: int) -> Reader[bool]:
         """Read complete tool calls at the current position. `line` is the position of the newlines before the calls.
 
-        Returns whether there was at least one call. If not, nothing is consumed.
+        Result of this generator: whether there was at least one call. If not, nothing is consumed.
         """
         text, calls, start = self._text, self._calls, self._text.at
         if start < self._no_call_before or self._tool_format is None:
@@ -291,8 +316,8 @@ class ReasoningReader:
             self._held.append(Reasoning(thought))
 
     def _close(self, end: int) -> None:
-        """Handle the closing marker of the reasoning: emit the held text up to position `end`, with tool calls in it,
-        as reasoning.
+        """Handle the closing marker of the reasoning. All text that was held back turns out to be reasoning, also what
+        looked like tool calls in it; it is emitted up to the position `end`.
         """
         if self._held_from is not None:
             self._emit(Reasoning(self._text.between(self._held_from, end)))
@@ -300,8 +325,9 @@ class ReasoningReader:
 
     def _end(self, newlines: str) -> None:
         """Handle an answer that ends within its reasoning: emit all parts that were held back, including tool calls.
-        `newlines` are the line breaks at the end of the answer; they are emitted as reasoning unless they follow a tool
-        call.
+
+        `newlines` are the line breaks at the end of the answer. They are emitted as reasoning, unless they follow a
+        tool call.
         """
         if newlines and not (self._held and isinstance(self._held[-1], ToolCallEnd)):
             self._add(newlines)

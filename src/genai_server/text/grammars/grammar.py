@@ -1,8 +1,9 @@
-"""Builds the llguidance grammars that answers must match.
+"""Builds the grammars that the answers of a request must match: for JSON, regular expressions, choices, tool calls and
+reasoning.
 
-A grammar is the JSON text of a list of llguidance grammars, of which the first describes the answer and the others are
-referred to by name (llguidance documentation, "Syntax of LLGuidance Grammars" and "JSON schema -> llguidance
-converter").
+llguidance, the library that enforces grammars during generation, compiles them. Here, a grammar is the JSON text of a
+list of llguidance grammars: the first one describes the answer, and refers to the others by name (llguidance
+documentation, "Syntax of LLGuidance Grammars" and "JSON schema -> llguidance converter").
 """
 
 import json
@@ -39,10 +40,11 @@ _GBNF_ROOT = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
 def find_opaque_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """Return the token ids, keyed by text, of the tokens that literals and expressions in a grammar never match.
+    """Return the tokens that a grammar must name by id, because its literals and expressions never match them: ids by
+    text.
 
-    `tokenizer` is a parsed tokenizer.json. In llguidance, these are all added tokens that are marked as special or have
-    the form <…>. A grammar must refer to them by id.
+    `tokenizer` is the content of the model's tokenizer.json. In llguidance, such tokens are all added tokens that are
+    marked as special or have the form <…>.
     """
     return {
         token["content"]: token["id"]
@@ -57,11 +59,11 @@ def json_object() -> str:
 
 
 def json_schema(schema: Mapping[str, Any], *, param: str = "response_format") -> str:
-    """Return a grammar for JSON on one line that matches a JSON schema (draft 2020-12).
+    """Return a grammar for JSON that matches the JSON schema `schema` (draft 2020-12) and is written on one line.
 
-    Properties appear in the schema's order. Keys that the schema does not name may occur more than once. Raises
-    InvalidField, naming `param`, for keywords that cannot be enforced exactly, and for an object with more than
-    MAX_PROPERTIES properties. Keywords that llguidance does not know are only reported when its compiler reads the
+    Properties appear in the schema's order. Keys that the schema does not name may occur more than once. Errors name
+    the field `param`: InvalidField is raised for keywords that cannot be enforced exactly, and for an object with more
+    than MAX_PROPERTIES properties. Keywords that llguidance does not know are only reported when it compiles the
     grammar.
     """
     check_schema(schema, param=param)
@@ -82,21 +84,26 @@ def choice(options: Sequence[str]) -> str:
 
 
 def lark(source: str) -> str:
-    """Return a grammar for text that matches Lark rules in llguidance's dialect, starting with the rule `start`."""
+    """Return a grammar for text that matches the Lark rules `source` in llguidance's dialect. The first rule is
+    `start`.
+    """
     return _grammars({"lark_grammar": source})
 
 
 def _with_texts(source: str) -> str:
-    """Return a grammar for Lark rules written by this server, which may contain nested grammars inserted by `fits`."""
+    """Return a grammar for Lark rules that this server has built, with the start rule `start`.
+
+    Lark grammars of custom tools, which `fits` has inserted into the rules, become nested grammars with names.
+    """
     rules, nested = extract_text_grammars(source)
     inner = [{"name": name, "lark_grammar": without_forcing(text)} for name, text in nested.items()]
     return _grammars({"lark_grammar": without_forcing(rules) if inner else rules}, *inner)
 
 
 def arguments(schema: Mapping[str, Any], *, param: str) -> str:
-    """Return a grammar for JSON that matches the schema of a tool's arguments.
+    """Return a grammar for the arguments of one tool call: JSON that matches the tool's schema.
 
-    Raises InvalidField, naming `param`, if the schema, or a Lark grammar in it, cannot be enforced.
+    Raises InvalidField, naming the field `param`, if the schema, or a Lark grammar in it, cannot be enforced.
     """
     if (source := lark_of_text(schema)) is None:
         return json_schema(schema, param=param)
@@ -105,9 +112,10 @@ def arguments(schema: Mapping[str, Any], *, param: str) -> str:
 
 
 def request_grammar(source: str, *, param: str) -> str:
-    """Return a grammar for text that matches the Lark or GBNF grammar of a request.
+    """Return a grammar for text that matches the grammar `source` of a request, which is written in Lark or GBNF.
 
-    Raises InvalidField, naming `param`, for invalid GBNF, and for schemas in Lark that are too expensive to compile.
+    Raises InvalidField, naming the field `param`, for invalid GBNF, and for JSON schemas within Lark that are invalid
+    or too expensive to compile.
     """
     if is_gbnf(source):
         source = lark_of_gbnf(source, param=param)
@@ -116,14 +124,15 @@ def request_grammar(source: str, *, param: str) -> str:
 
 
 def is_gbnf(source: str) -> bool:
-    """Whether a grammar has a rule `root ::=` and so is in GBNF, the format of llama.cpp, SGLang and XGrammar."""
+    """Whether a grammar is written in GBNF, the format of llama.cpp, SGLang and XGrammar: it has a rule `root ::=`."""
     return _GBNF_ROOT.search(source) is not None
 
 
 def lark_of_gbnf(source: str, *, param: str) -> str:
-    """Convert a grammar in GBNF (llama.cpp, "GBNF Guide") to Lark with the root rule `start`.
+    """Convert a grammar in GBNF, llama.cpp's format (llama.cpp, "GBNF Guide"), to Lark rules with the start rule
+    `start`.
 
-    Raises InvalidField, naming `param`, if the grammar is invalid, too long or nested too deeply.
+    Raises InvalidField, naming the field `param`, if the grammar is invalid, too long or nested too deeply.
     """
     # Imported here because it loads a native library that few requests need.
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -139,8 +148,9 @@ def lark_of_gbnf(source: str, *, param: str) -> str:
 
 
 def check_lark(source: str, *, param: str) -> None:
-    """Raise InvalidField, naming `param`, if a JSON schema within a Lark grammar is invalid or too expensive to
-    compile.
+    """Check the JSON schemas within the Lark grammar `source` of a request.
+
+    Raises InvalidField, naming the field `param`, if a schema is invalid or too expensive to compile.
     """
     for match in re.finditer(r"%json\s*(?=\{)", source):
         try:
@@ -162,11 +172,12 @@ _SCHEMAS = json.JSONDecoder(object_pairs_hook=_object_without_duplicates)
 def tool_calls(
     tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
 ) -> str:
-    """Return a grammar for one tool call (one or more if `parallel`) and no other text.
+    """Return a grammar for one tool call (one or more if `parallel`) and no other text, for requests that require a
+    call.
 
-    The calls are in the model's `tool_format`, and their arguments match the tools' parameters. `opaque_tokens` maps
-    markers that are special tokens to token ids. Raises InvalidField if the parameters of a tool do not describe an
-    object.
+    The calls are in `tool_format`, the format of the model, and their arguments match the parameters of `tools`.
+    `opaque_tokens` maps the texts of special tokens, which no literal matches, to token ids. Raises InvalidField if the
+    parameters of a tool do not describe an object.
     """
     _check_parameters(tools)
     rules = [tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens), "start: calls"]
@@ -184,13 +195,15 @@ def text_and_calls(
     reasoning: ReasoningFormat | None = None,
     state: ReasoningState = ReasoningState.BEFORE,
 ) -> str:
-    """Return a grammar for free text or calls of the given tools, optionally after reasoning in the format `reasoning`.
+    """Return a grammar for free text or calls of the given tools, optionally after reasoning, for requests that permit
+    calls.
 
-    Text and calls may both occur if the tool format has a marker before calls. The text cannot contain the beginning of
-    a call, so AnswerParser finds no calls that the grammar has not checked; neither can the text begin like reasoning.
-    Without `parallel`, nothing follows a call. `state` says whether the prompt has opened or closed the reasoning; an
-    answer may open closed reasoning again. `opaque_tokens` maps markers that are special tokens to token ids. Raises
-    InvalidField if the parameters of a tool do not describe an object.
+    `tool_format` and `reasoning` are the formats of the model's calls and reasoning; without `reasoning`, the answer
+    has none. Text and calls may both occur if the tool format has a marker before calls. The text cannot contain the
+    beginning of a call, so AnswerParser finds no calls that the grammar has not checked; neither can the text begin
+    like reasoning. Without `parallel`, nothing follows a call. `state` says whether the prompt has opened or closed the
+    reasoning; an answer may open closed reasoning again. `opaque_tokens` maps the texts of special tokens, which no
+    literal matches, to token ids. Raises InvalidField if the parameters of a tool do not describe an object.
     """
     _check_parameters(tools)
     opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
@@ -223,10 +236,11 @@ def text_and_calls(
 
 
 def _opening(opening: str, before: str, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
-    """Return the Lark rule `opening`, with `suffix` after its name. It matches the text before the first tool call, and
-    the marker `opening` that begins tool calls.
+    """Return the Lark rule that matches an answer's text up to and including the marker `opening`, which begins tool
+    calls.
 
-    `before` is the Lark terminal for the text before the marker.
+    The rule is named `opening`, followed by `suffix`. `before` is the name of the Lark terminal for the text before the
+    marker. `opaque_tokens` maps the texts of special tokens, which no literal matches, to token ids.
     """
     lazy = "" if opening in opaque_tokens else "[lazy]"
     return f"opening{suffix}{lazy}: {before} {marker(opening, opaque_tokens)}"
@@ -240,10 +254,11 @@ def _thinking(
     parallel: bool,
     opaque_tokens: Mapping[str, int],
 ) -> list[str]:
-    """Return rules that start with `thinking`: the rest of reasoning and the answer after it, or unclosed reasoning.
+    """Return Lark rules for an answer that begins inside reasoning; the first rule is `thinking`.
 
-    A model may forget to close its reasoning and call a tool from within it. AnswerParser looks for such calls at the
-    beginning of a line, so the rules constrain them like other calls.
+    It matches reasoning, its closing marker and the answer after it, or reasoning that is never closed. A model may
+    forget to close its reasoning and call a tool from within it. AnswerParser looks for such calls at the beginning of
+    a line, so the rules constrain them like other calls.
     """
     suffix = "_in_thought"
     calls = tool_format.lark_calls(parallel=parallel, opaque_tokens=opaque_tokens, suffix=suffix)
@@ -260,7 +275,7 @@ def _thinking(
 
 
 def either(one: str, other: str) -> str:
-    """Return a grammar for text that matches one of two grammars. Grammars nested in them must have different
+    """Return a grammar for text that matches one of two grammars. Grammars that are nested in them must have different
     names.
     """
     (first, *more), (second, *others) = (json.loads(grammar)["grammars"] for grammar in (one, other))
@@ -274,9 +289,10 @@ def either(one: str, other: str) -> str:
 
 
 def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str:
-    """Return a grammar for a fixed text, which may contain markers, followed by text that matches `grammar`.
+    """Return a grammar for the fixed text `text`, followed by text that matches `grammar`.
 
-    `grammar` must not contain nested grammars. `opaque_tokens` maps markers that are special tokens to token ids.
+    `text` may contain special tokens; `opaque_tokens` maps their texts to token ids. `grammar` must not contain nested
+    grammars.
     """
     (answer,) = json.loads(grammar)["grammars"]
     return _grammars({"lark_grammar": f"start: {spelled(text, opaque_tokens)} @content"}, {**answer, "name": "content"})
@@ -285,10 +301,10 @@ def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str
 def after_reasoning(
     grammar: str, reasoning: ReasoningFormat, state: ReasoningState, opaque_tokens: Mapping[str, int]
 ) -> str:
-    """Return a grammar for optional reasoning followed by text that matches `grammar`.
+    """Return a grammar for optional reasoning in the format `reasoning`, followed by text that matches `grammar`.
 
-    `state` says whether the prompt has opened or closed the reasoning. `opaque_tokens` maps markers that are special
-    tokens to token ids.
+    `state` says whether the prompt has opened or closed the reasoning; if it is closed, `grammar` is returned
+    unchanged. `opaque_tokens` maps the texts of special tokens, which no literal matches, to token ids.
     """
     if state is ReasoningState.CLOSED:
         return grammar
@@ -298,7 +314,10 @@ def after_reasoning(
 
 
 def check_size(grammar: str, *, param: str) -> None:
-    """Raise InvalidField for `param` if a grammar is too long or too expensive to compile."""
+    """Check the length of a complete grammar and the time that its compilation takes.
+
+    Raises InvalidField, naming the field `param`, if the grammar is too long or too expensive to compile.
+    """
     if len(grammar) > LONGEST_GRAMMAR:
         raise InvalidField(
             param, "may yield a grammar of at most", limit=f"{LONGEST_GRAMMAR} characters", given=len(grammar)
@@ -319,7 +338,7 @@ def _check_parameters(tools: Sequence[Tool]) -> None:
 
 
 def is_object(schema: Mapping[str, Any] | None) -> bool:
-    """Whether the `type` of a schema permits objects. True without a type, and for None (a tool without parameters)."""
+    """Whether a schema permits objects by its `type`. True without a type, and for None (a tool without parameters)."""
     kinds = (schema or {}).get("type", "object")
     return kinds == "object" or "object" in (kinds if isinstance(kinds, list) else ())
 

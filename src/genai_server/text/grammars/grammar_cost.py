@@ -1,5 +1,7 @@
-"""Refuses schemas that llguidance's compiler would work on for too long, because the compiler cannot be
-interrupted.
+"""Refuses JSON schemas and grammars that llguidance, the library that compiles grammars, would compile for too long, or
+too large: its compiler cannot be interrupted.
+
+The limits concern the properties of an object, `multipleOf`, and schemas that `allOf` and `$ref` combine.
 """
 
 import math
@@ -29,8 +31,9 @@ _JOINED = re.compile(r'(allOf|\$ref)\\*"')
 
 
 def check_cost(grammar: str, *, param: str) -> None:
-    """Raise InvalidField if a grammar has `multipleOf` values that take too long to compile, also in schemas within
-    Lark.
+    """Check the `multipleOf` values in the JSON text of a grammar, including those of schemas within its Lark rules.
+
+    Raises InvalidField, naming the field `param`, if they take too long to compile.
     """
     if "%json" in grammar and "\\\\u" in grammar:
         raise InvalidField(param, "must have its schemas written without \\u")
@@ -46,7 +49,11 @@ def check_cost(grammar: str, *, param: str) -> None:
 
 
 def check_schema(schema: Any, *, param: str) -> None:
-    """Raise InvalidField, naming `param`, if an object has too many properties or combined schemas are too large."""
+    """Check the size of the JSON schema `schema` before it is compiled.
+
+    Raises InvalidField, naming the field `param`, if an object has too many properties, if schemas that `allOf` and
+    `$ref` combine are too large, or if the schema is nested too deeply.
+    """
     try:
         _Joins(schema, param=param)
     except RecursionError:
@@ -69,7 +76,9 @@ def check_schema(schema: Any, *, param: str) -> None:
 
 
 def _digits(number: str) -> int:
-    """Return the significant digits of a number: 25 for 0.0025 and 2500."""
+    """Return the significant digits of a decimal number as an integer: 25 for "0.0025" and "2500"; 1 for what is no
+    number.
+    """
     try:
         return int("".join(map(str, Decimal(number).as_tuple().digits)).strip("0") or "1")
     except (ArithmeticError, ValueError):
@@ -77,9 +86,11 @@ def _digits(number: str) -> int:
 
 
 class _Joins:
-    """Checks the sizes of schemas that `allOf` and `$ref` combine, since the compiler processes each combination anew.
+    """Checks the sizes of schemas that `allOf` and `$ref` combine, because the compiler processes each combination
+    anew.
 
-    Limits how many schemas and how many patterns are combined. The constructor raises InvalidField, naming `param`.
+    The constructor does the whole check. It raises InvalidField, naming the field `param`, if too many schemas or
+    patterns are combined, or if a reference cannot be followed.
     """
 
     def __init__(self, schema: Any, *, param: str) -> None:
@@ -90,10 +101,11 @@ class _Joins:
         self._visit(schema)
 
     def _visit(self, value: Any) -> tuple[int, frozenset[str]]:
-        """Return the number of schemas within a value and the set of their patterns, including schemas that are
-        referred to.
+        """Return the number of schemas within `value`, a part of the schema, and the set of patterns and formats in
+        them.
 
-        Raises InvalidField if a combination within the value is too large.
+        Schemas that references lead to are included. Raises InvalidField if a combination within the value is too
+        large.
         """
         number, patterns = 0, frozenset[str]()
         if isinstance(value, dict):
@@ -144,10 +156,11 @@ class _Joins:
 
 
 def target(schema: Any, reference: str) -> Any:
-    """Return the part of a schema that a local reference such as `#/$defs/NAME` refers to.
+    """Return the part of the JSON schema `schema` that the local reference `reference`, such as `#/$defs/NAME`, leads
+    to.
 
-    Raises InvalidField, without the name of a field, if the reference is not local or leads to nothing. The compiler
-    would support other references, but their targets could not be checked.
+    Raises InvalidField, to which the caller adds the field's name, if the reference is not local or leads to nothing.
+    The compiler would support other references, but their targets could not be checked.
     """
     value = schema
     try:

@@ -1,14 +1,15 @@
-"""Rewrites a JSON schema (draft 2020-12 and earlier) so that llguidance enforces it exactly, where llguidance would
-otherwise allow more, or refuses it with the reason. For answers that need not match the whole schema, `relaxed` first
-removes what cannot be enforced exactly.
+"""Rewrites a JSON schema (draft 2020-12 and earlier) so that llguidance, the library that enforces grammars, enforces
+it exactly.
 
-The inner schemas of a schema are rewritten first. Then each step of `keyword_steps` handles a few of its keywords.
+llguidance allows more than some keywords say. `exact` rewrites these where possible, and otherwise refuses the schema
+with the reason. For answers that need not match the whole schema, `relaxed` first removes what cannot be enforced. The
+schemas nested in a schema are rewritten first. Then each step of `keyword_steps` handles a few keywords.
 
-Where llguidance implements a `format` differently from the standard, a regular expression stands for it. Whatever
-matches the expression has the format; some unusual values of the format do not match. Dates only have days that exist
-in their month and year. No time has second 60 (leap seconds are rare). No label of a host name has hyphens as third and
-fourth character (reserved for "xn--", which has further rules). Addresses and names are no longer than the standard
-allows; some long names with many labels do not match.
+Where llguidance implements a `format` differently from the standard, a regular expression replaces it. Whatever matches
+the expression has the format; some unusual values of the format do not match. Dates only have days that exist in their
+month and year. No time has second 60 (leap seconds are rare). No label of a host name has hyphens as third and fourth
+character (reserved for "xn--", which has further rules). Addresses and names are no longer than the standard allows;
+some long names with many labels do not match.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
@@ -40,17 +41,18 @@ _A, _X, _HEX = "[a-zA-Z0-9]", "[a-zA-Z0-9-]", "[0-9a-f]"
 
 
 def _label(max_length: int) -> str:
-    """Return an expression for a label of a host name, whose third and fourth characters are not both hyphens.
+    """Return a regular expression for one label of a host name: the part between two dots.
 
-    `max_length` is the maximum number of characters.
+    A label has at most `max_length` characters, and its third and fourth characters are not both hyphens.
     """
     return f"{_A}(?:{_A}?|{_X}{_A}(?:{_X}{{0,{max_length - 4}}}{_A})?|{_X}-{_A}(?:{_X}{{0,{max_length - 5}}}{_A})?)"
 
 
 def _name(*kinds: tuple[int, int]) -> str:
-    """Return an expression for a host name of one of several kinds: (maximum number of labels, maximum label length).
+    """Return a regular expression for a host name of one of several kinds.
 
-    A limit of the name's total length besides that of each label would be too expensive to compile.
+    Each kind is a pair: the maximum number of labels (parts between dots), and the maximum number of characters of a
+    label. The total length of a name is not limited in any other way, because this would be too expensive to compile.
     """
     names = [rf"{_label(max_length)}(?:\.{_label(max_length)}){{0,{labels - 1}}}" for labels, max_length in kinds]
     return f"(?:{'|'.join(names)})"
@@ -119,9 +121,10 @@ _MAX_DEPENDENCIES = 4
 
 
 def keyword_steps(root: Schema) -> Sequence[tuple[frozenset[str], Step]]:
-    """Return the rewriting steps for the schemas within `root`, in order of execution.
+    """Return the steps that rewrite a schema for exact enforcement, in order of execution.
 
-    Each step comes with its keywords; it applies to schemas that have one of them.
+    A step is a set of keywords and a function, which must be called for each schema within `root` that has one of the
+    keywords. It returns the rewritten schema, and raises InvalidField for what cannot be enforced.
     """
     steps: list[tuple[Iterable[str], Step]] = [
         ((*_ANNOTATIONS, *_NO_EFFECT_VALUES, *_PARTS_OF, "if"), without_effect),
@@ -144,7 +147,9 @@ def keyword_steps(root: Schema) -> Sequence[tuple[frozenset[str], Step]]:
 
 
 def without_effect(schema: Schema) -> Schema:
-    """Return the schema without keywords that do not constrain values."""
+    """Return a copy of a schema without the keywords that do not constrain values, such as `title` or `then` without
+    `if`.
+    """
     left_out = {key for key in _ANNOTATIONS if key in schema}
     left_out |= {key for key, values in _NO_EFFECT_VALUES.items() if key in schema and schema[key] in values}
     left_out |= {key for key, other in _PARTS_OF.items() if key in schema and other not in schema}
@@ -181,10 +186,10 @@ def _multiple(schema: Schema) -> Schema:
 
 
 def _min_properties(schema: Schema) -> Schema:
-    """Check `minProperties` and return the schema unchanged. Raises InvalidField if the number cannot be enforced.
+    """Check the keyword `minProperties` of a schema, and return the schema unchanged.
 
     llguidance cannot guarantee that keys which the schema does not name differ, so at most one such key can be
-    required.
+    required. Raises InvalidField if more are required.
     """
     minimum, required = schema["minProperties"], schema.get("required")
     if not isinstance(minimum, int) or (
@@ -209,7 +214,12 @@ def _additional_items(schema: Schema) -> Schema:
 
 
 def _dependencies(schema: Schema) -> Schema:
-    """Rewrite keys that require other keys as `anyOf`: such a key is absent, or the other keys are required."""
+    """Return the schema with `anyOf` in place of `dependencies` and `dependentRequired`, where a key requires other
+    keys.
+
+    Each alternative then says: the key is absent, or the other keys are required. Raises InvalidField for dependencies
+    that are schemas, and for too many of them.
+    """
     pairs = [pair for word in ("dependencies", "dependentRequired") for pair in dict(schema.get(word, {})).items()]
     if any(not isinstance(needed, list) for _, needed in pairs):
         raise InvalidField(None, "dependencies may only have lists of keys; schemas are not supported")
@@ -223,9 +233,10 @@ def _dependencies(schema: Schema) -> Schema:
 
 
 def _one_of(root: Schema, schema: Schema) -> Schema:
-    """Rewrite `oneOf` as `anyOf`, which is equal if no value matches two alternatives.
+    """Return the schema with `anyOf` in place of `oneOf`. Both mean the same if no value matches two alternatives.
 
-    References in the alternatives lead to parts of `root`. Raises InvalidField if a value may match two alternatives.
+    References in the alternatives lead to parts of the whole schema `root`. Raises InvalidField if a value might match
+    two alternatives.
     """
     branches = schema["oneOf"]
     if not isinstance(branches, list) or not are_disjoint(branches, root):
@@ -238,7 +249,7 @@ def _one_of(root: Schema, schema: Schema) -> Schema:
 
 
 def any_of(schema: Schema) -> Schema:
-    """Return the schema with `anyOf` in place of `oneOf`."""
+    """Return the schema with `anyOf` in place of `oneOf`, without a check whether both mean the same."""
     remaining = {key: value for key, value in schema.items() if key != "oneOf"}
     return (
         _and(remaining, {"anyOf": schema["oneOf"]}) if "anyOf" in remaining else {**remaining, "anyOf": schema["oneOf"]}
@@ -258,12 +269,18 @@ def _pattern_properties(schema: Schema) -> Schema:
 
 
 def _translated(pattern: Any) -> Any:
-    """Return a pattern in the syntax that llguidance's compiler reads."""
+    """Return a pattern of a JSON schema in the syntax that llguidance's compiler reads. A value that is no text is
+    unchanged.
+    """
     return translated(pattern) if isinstance(pattern, str) else pattern
 
 
 def _format(schema: Schema) -> Schema:
-    """Rewrite `format` as a pattern if llguidance's version of the format deviates from the standard."""
+    """Return the schema with `pattern` in place of `format`, if llguidance implements the format differently from the
+    standard. For schemas that permit no strings, the format is removed.
+
+    Raises InvalidField for an unknown format.
+    """
     requested, kinds = schema["format"], schema.get("type", "string")
     remaining = {key: value for key, value in schema.items() if key != "format"}
     if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
@@ -278,7 +295,7 @@ def _format(schema: Schema) -> Schema:
 
 
 def _and(schema: Schema, *more: Schema) -> Schema:
-    """Return a schema that requires `schema` and all of `more` (with `allOf`)."""
+    """Return a schema that requires `schema` and all schemas in `more`, which are added to its `allOf`."""
     if not more:
         return schema
     conditions = schema.get("allOf", [])
@@ -286,10 +303,10 @@ def _and(schema: Schema, *more: Schema) -> Schema:
 
 
 def are_disjoint(branches: Sequence[Any], root: dict[str, Any]) -> bool:
-    """Whether no value matches two of these schemas.
+    """Whether no value matches two of the schemas `branches`.
 
     The schemas must differ in their types, in their enumerated values, or in the values of one property that all object
-    schemas require; other differences are not recognized. References lead to parts of `root`.
+    schemas require; other differences are not recognized and give False. References lead to parts of the schema `root`.
     """
     resolved = [_meant(branch, root) for branch in branches]
     values = [_values_of(branch) for branch in resolved]
@@ -308,9 +325,11 @@ def are_disjoint(branches: Sequence[Any], root: dict[str, Any]) -> bool:
 
 
 def _meant(branch: Any, root: dict[str, Any]) -> Any:
-    """Return the schema in `root` that `branch` refers to if `branch` is only a reference, else `branch` itself.
+    """Return the schema that `branch` refers to, if `branch` consists only of a reference, and otherwise `branch`
+    itself.
 
-    Returns {}, which allows everything, if the reference leads to nothing or to too many further references.
+    References lead to parts of the schema `root`. If a reference leads to nothing or through too many others, {} is
+    returned, the schema that allows everything.
     """
     for _ in range(_DEEPEST):
         if not isinstance(branch, dict) or set(branch) != {"$ref"} or not isinstance(branch["$ref"], str):
@@ -323,7 +342,7 @@ def _meant(branch: Any, root: dict[str, Any]) -> Any:
 
 
 def _values_of(branch: Any) -> list[Hashable] | None:
-    """Return the values that a schema enumerates (`const` or `enum`), in comparable form.
+    """Return the values that a schema enumerates with `const` or `enum`, in a form that can be compared.
 
     None if it enumerates none.
     """
@@ -334,7 +353,10 @@ def _values_of(branch: Any) -> list[Hashable] | None:
 
 
 def _comparable(value: Any) -> Hashable:
-    """Return a form of a JSON value whose equality is that of JSON schema: 1 equals 1.0, but not true."""
+    """Return a hashable form of a JSON value. Two forms are equal if JSON schema takes the values as equal.
+
+    So 1 equals 1.0, but not true.
+    """
     if isinstance(value, list):
         return tuple(map(_comparable, value))
     if isinstance(value, dict):
@@ -343,7 +365,9 @@ def _comparable(value: Any) -> Hashable:
 
 
 def _types_of(branch: Any) -> Sequence[str]:
-    """Return the JSON types of values that may match a schema. "integer" counts as "number"."""
+    """Return the JSON types of values that may match a schema, by its keyword `type`. "number" stands for "integer",
+    too.
+    """
     if branch is False:
         return ()
     types = branch.get("type", TYPES) if isinstance(branch, dict) else TYPES
@@ -352,13 +376,16 @@ def _types_of(branch: Any) -> Sequence[str]:
 
 
 def _required_of(branch: dict[str, Any]) -> list[str]:
-    """Return the names of the properties that an object schema requires."""
+    """Return the names of the properties that a schema of objects requires."""
     required = branch.get("required", [])
     return [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
 
 
 def _distinguishes(key: str, objects: Sequence[dict[str, Any]]) -> bool:
-    """Whether all object schemas require this property and enumerate different values for it."""
+    """Whether the property `key` shows which of several object schemas a value matches.
+
+    This is so if all of them require the property and no value of it is enumerated twice.
+    """
     marks: list[Hashable] = []
     for branch in objects:
         properties = branch.get("properties")
@@ -382,19 +409,21 @@ _ESCAPES = 'nrbtf\\"'
 
 
 def exact(schema: Mapping[str, Any]) -> tuple[Schema, str]:
-    """Return the rewritten schema, and the JSON escapes that strings may contain (llguidance's `json_allowed_escapes`).
+    """Rewrite a JSON schema so that llguidance enforces it exactly. The given schema is not changed.
 
-    Raises InvalidField, without the name of a field, for what cannot be enforced.
+    Returns the rewritten schema, and the characters that may follow a backslash in strings (llguidance's option
+    `json_allowed_escapes`). Raises InvalidField, to which the caller adds the field's name, for what cannot be
+    enforced.
     """
     rewriting = _Exact(dict(schema))
     return rewriting.whole, _ESCAPES + ("u" if rewriting.has_controls else "")
 
 
 def rewritten(schema: Schema, change: Callable[[Schema, Schema], Schema]) -> Schema:
-    """Rewrite a schema bottom-up and return the result.
+    """Rewrite a schema and all schemas nested in it, from the innermost to the outermost, and return the result.
 
-    Each schema is replaced by `change(original, copy in which the inner schemas are already rewritten)`. Raises
-    InvalidField if the schema is nested too deeply.
+    `change` gets a schema and a copy of it in which the inner schemas are already rewritten, and returns what replaces
+    it. Raises InvalidField if the schema is nested too deeply.
     """
     try:
         return _rewritten(schema, change)
@@ -415,16 +444,21 @@ def _rewritten(schema: Schema, change: Callable[[Schema, Schema], Schema]) -> Sc
 
 
 def _inner(value: Any, change: Callable[[Schema, Schema], Schema]) -> Any:
-    """Rewrite the value of a keyword if it is a schema or a list of schemas, and return it."""
+    """Return the value of a keyword with the schemas in it rewritten, if it is a schema or a list of schemas.
+
+    Any other value is returned unchanged. `change` rewrites one schema (see `rewritten`).
+    """
     if isinstance(value, dict):
         return _rewritten(value, change)
     return [_inner(item, change) for item in value] if isinstance(value, list) else value
 
 
 class _Exact:
-    """Rewrites one schema for exact enforcement, and checks keywords that cannot be judged within a part of the schema.
+    """Rewrites one JSON schema so that llguidance enforces it exactly, for the function `exact`.
 
-    `whole` is the rewritten schema. The constructor raises InvalidField, without the name of a field.
+    The constructor does the work and raises InvalidField, to which the caller adds the field's name. It also checks
+    what depends on several parts of the schema, such as references. Then `whole` is the rewritten schema, and
+    `has_controls` says whether it requires texts with control characters.
     """
 
     def __init__(self, schema: Schema) -> None:
@@ -457,10 +491,9 @@ class _Exact:
         return written
 
     def _record(self, schema: Schema) -> None:
-        """Record properties of a part of the schema that matter for the schema as a whole. The constructor checks them
-        at the end.
+        """Remember what a part of the schema has that can only be judged for the schema as a whole, after all parts.
 
-        They are control characters in texts, `multipleOf` values, references, and objects that allow keys which the
+        This is control characters in texts, `multipleOf` values, references, and objects that allow keys which the
         schema does not name.
         """
         self.has_controls |= any(_has_controls(schema[key]) for key in ("enum", "const") if key in schema)
@@ -474,7 +507,7 @@ class _Exact:
 
 
 def _has_controls(value: Any) -> bool:
-    r"""Whether a value contains a control character that JSON can only write with \u."""
+    r"""Whether a JSON value contains a text with a control character that JSON can only write with \u."""
     if isinstance(value, str):
         return any((char < " " and char not in "\b\t\n\f\r") or char == "\x7f" for char in value)
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -490,8 +523,8 @@ EVERYTHING = "the schema as a whole"
 def relaxed(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
     """Return a schema that can be enforced exactly and that every value of the given schema matches.
 
-    Also returns the keywords that were left out. Raises InvalidField, without the name of a field, for an invalid
-    schema.
+    Also returns the keywords that were left out for this; [EVERYTHING] if only the type could be kept. Raises
+    InvalidField, to which the caller adds the field's name, for an invalid schema.
     """
     relaxing = _Relaxing(dict(schema))
     result = rewritten(relaxing.whole, relaxing.change)
@@ -504,7 +537,10 @@ def relaxed(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
 
 
 class _Relaxing:
-    """Relaxes one schema: leaves out keywords that cannot be enforced exactly, and records these in `left_out`."""
+    """Removes from one schema the keywords that cannot be enforced exactly, for the function `relaxed`.
+
+    `whole` is the given schema. The keys of `left_out` are the removed keywords.
+    """
 
     def __init__(self, root: Schema) -> None:
         self.whole = root
@@ -512,8 +548,10 @@ class _Relaxing:
         self._steps = [*keyword_steps(root), (frozenset({"$ref"}), self._reference)]
 
     def change(self, _: Schema, written: Schema) -> Schema:
-        """Return the schema `written`, whose inner schemas are already relaxed, without keywords that cannot be
-        enforced exactly.
+        """Return the schema `written`, whose inner schemas are already relaxed, without the keywords that cannot be
+        enforced exactly. They are added to `left_out`.
+
+        Raises InvalidField if `type` or `required` is invalid.
         """
         written = without_effect(written)
         for words, step in self._steps:
@@ -540,7 +578,7 @@ class _Relaxing:
 
 
 def any_value(schema: Mapping[str, Any]) -> Schema:
-    """Return a schema that only restricts the type of values to that of the given schema.
+    """Return a schema that only says which type values have: that of the given schema.
 
     Without a type, the result allows any object if the given schema has properties, and otherwise anything.
     """

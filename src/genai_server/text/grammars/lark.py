@@ -1,15 +1,16 @@
-"""Pieces of grammars in llguidance's dialect of Lark (llguidance documentation, "Syntax of LLGuidance Grammars"), and
-the rewriting of a custom tool's Lark grammar so that it matches the tool's text inside a JSON string.
+"""Pieces of grammars in llguidance's dialect of Lark: literals, markers, JSON that matches a schema (`fits`), and the
+grammars of custom tools within JSON (`in_json`). llguidance is the library that enforces grammars (its documentation:
+"Syntax of LLGuidance Grammars").
 
 All grammars describe JSON on one line with the separators ", " and ": ", as chat templates show JSON to models. With
 flexible whitespace, a model could write spaces until its token limit.
 
-A call of a custom tool carries its text in a JSON string, with a backslash before quotes, backslashes and line ends.
-llguidance has no operator that escapes what a grammar matches, so each literal and each regular expression
-(`Expression`) of the tool's grammar is rewritten. llguidance's lexer does not look ahead and takes the longest lexeme.
-A lexeme for a line of text that may contain escapes could not end before an escaped line end, because both begin with a
-backslash. So text that may contain escapes becomes several lexemes: runs of unescaped characters, and escapes. A
-terminal that contains escapes becomes a rule.
+A custom tool takes a text, which may have to match a Lark grammar. A call carries this text in a JSON string, with a
+backslash before quotes, backslashes and line ends. llguidance has no operator that escapes what a grammar matches, so
+each literal and each regular expression (`Expression`) of the tool's grammar is rewritten. llguidance's lexer does not
+look ahead and takes the longest lexeme. A lexeme for a line of text that may contain escapes could not end before an
+escaped line end, because both begin with a backslash. So text that may contain escapes becomes several lexemes: runs of
+unescaped characters, and escapes. A terminal that contains escapes becomes a rule.
 """
 
 import json
@@ -36,7 +37,12 @@ _CLASSES = {"d": "", "w": "", "s": "\f\n\r\t", "D": '"\\\b\f\n\r\t', "W": '"\\\b
 
 @dataclass(frozen=True)
 class Node:
-    """A part of a regular expression, rewritten for text inside a JSON string."""
+    """A part of a regular expression, rewritten so that it matches text as it is escaped inside a JSON string.
+
+    `lexeme` is the part as one expression, and `lark` the part as a Lark expression of several lexemes; None if it has
+    no escaped characters. For a character class, `plain` is an expression for its characters that JSON does not escape,
+    and `escapes` one for its escapes.
+    """
 
     # The part as an expression for one lexeme.
     lexeme: str
@@ -48,9 +54,11 @@ class Node:
 
 
 class Expression:
-    """Parser of a regular expression in the syntax of Rust's `regex` crate.
+    """Parser that rewrites one regular expression, in the syntax of Rust's `regex` crate, for text inside a JSON
+    string.
 
-    Raises InvalidField for what is unsupported.
+    `text` is the expression and `flags` are its letters after the closing slash. The constructor and `whole` raise
+    InvalidField, naming the field `param`, for syntax that is not supported.
     """
 
     def __init__(self, text: str, flags: str, param: str) -> None:
@@ -64,7 +72,7 @@ class Expression:
             raise self._refused("has the flag x")
 
     def whole(self) -> Node:
-        """Parse the entire expression and return it rewritten."""
+        """Parse the entire expression and return it rewritten for text inside a JSON string."""
         node = self._alternatives()
         if self._position < len(self._text):
             raise self._refused("closes a group that is not open")
@@ -173,7 +181,9 @@ class Expression:
         return name
 
     def _set(self) -> Node:
-        """Parse a bracketed character class, which may contain other classes, after its opening bracket."""
+        """Parse a character class such as [a-z] after its opening bracket, and return it rewritten. It may contain
+        other classes.
+        """
         start, depth = self._position, 1
         while depth:
             char = self._next()
@@ -187,10 +197,10 @@ class Expression:
         return self._class(f"[[{inner}]&&{_PLAIN}]", "".join(char for char in _ESCAPES if _has(inner, char)))
 
     def _class(self, plain: str, escaped: str) -> Node:
-        """Return a node for one character of a class.
+        """Return the rewritten form of a character class, which matches one character, possibly escaped.
 
-        `plain` is an expression for the characters that JSON does not escape, `escaped` are the characters of the class
-        that JSON escapes.
+        `plain` is an expression for the characters of the class that JSON does not escape. `escaped` are those that it
+        escapes.
         """
         if not escaped:
             return Node(plain)
@@ -200,7 +210,10 @@ class Expression:
         return Node(f"(?:{plain}|{escapes})", lark, plain, escapes)
 
     def _character(self, char: str, *, is_literal: bool = True) -> Node:
-        """Return a node for one character. Unless `is_literal`, a metacharacter keeps its meaning in the expression."""
+        """Return the rewritten form of one character, which is escaped if JSON escapes it.
+
+        Unless `is_literal`, a character such as "^" keeps its special meaning in regular expressions.
+        """
         written = json.dumps(char, ensure_ascii=False)[1:-1]
         if written != char:
             return Node(re.sub(r'[\\"]', r"\\\g<0>", written), json.dumps(written, ensure_ascii=False))
@@ -219,7 +232,7 @@ class Expression:
 
 
 def _has(inner: str, char: str) -> bool:
-    """Whether a character class contains a character.
+    """Whether the character `char` is in a character class, of which `inner` is the text between the brackets.
 
     Also False if Python would parse the class differently from Rust.
     """
@@ -262,9 +275,10 @@ _PLAIN_COMMON = frozenset(
 
 
 def in_json(source: str, *, param: str) -> str:
-    """Return a Lark grammar for the texts that `source` matches, as they appear between the quotes of a JSON string.
+    """Rewrite the Lark grammar `source` of a custom tool for texts inside a JSON string, between its quotes.
 
-    Raises InvalidField, naming `param`, for syntax that is not supported.
+    The returned grammar matches the same texts with JSON's escapes. Raises InvalidField, naming the field `param`, for
+    syntax that is not supported.
     """
     try:
         statements = [*_statements(source, param)]
@@ -279,8 +293,10 @@ def in_json(source: str, *, param: str) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of a rule in two forms: `text` for use within one lexeme, `in_rule` for use in a rule of several
-    lexemes.
+    """A piece of a rule of a custom tool's grammar, rewritten for text inside a JSON string.
+
+    It has two forms: `text` for use within one lexeme, and `in_rule` for use in a rule of several lexemes. `has_escape`
+    says that it can match escaped characters, and `is_name` that it is the name of a rule or terminal.
     """
 
     text: str
@@ -291,7 +307,11 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Statement:
-    """A rule or terminal of the grammar, or an %ignore statement (with an empty head)."""
+    """A statement of a custom tool's grammar: a rule, a terminal, or an %ignore statement (then `head` is empty).
+
+    `head` is the name that it defines, `parts` are its pieces, and `imported` is the predefined terminal that it
+    imports, if any.
+    """
 
     head: str
     parts: list[_Part]
@@ -300,14 +320,14 @@ class _Statement:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether this statement defines a terminal."""
+        """Whether this statement defines a terminal, whose name begins with a capital letter."""
         return self.head[:1].isupper()
 
     def rewritten(self, with_escapes: Iterable[str], ignored: Iterable[str]) -> Iterator[str]:
-        """Yield the lines of the rewritten statement.
+        """Yield the lines of the statement, rewritten for text inside a JSON string.
 
-        `with_escapes` are the names of terminals that become rules, `ignored` the names of terminals in %ignore
-        statements.
+        `with_escapes` are the names of the terminals that become rules because they can match escaped characters.
+        `ignored` are the names of the terminals in %ignore statements, which stay terminals, too.
         """
         expression = "".join(part.text for part in self.parts)
         if self.imported or not self.head:
@@ -324,7 +344,7 @@ class _Statement:
 
 
 def _rule(terminal: str) -> str:
-    """Return the name of the rule that replaces a terminal."""
+    """Return the name of the rule that replaces the terminal with this name."""
     return f"text_of_{terminal.lower()}"
 
 
@@ -374,7 +394,9 @@ def _part(token: re.Match[str], param: str) -> _Part:
 
 
 def _with_escapes(statements: list[_Statement]) -> set[str]:
-    """Return the names of the terminals that contain escapes, directly or through other terminals."""
+    """Return the names of the terminals that can match characters that JSON escapes, directly or through other
+    terminals.
+    """
     terminals = [statement for statement in statements if statement.is_terminal]
     names = {statement.head for statement in terminals if any(part.has_escape for part in statement.parts)}
     while (
@@ -423,8 +445,9 @@ _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 
 
 def to_text(value: Any, *, ensure_ascii: bool = True) -> str:
-    """The JSON text of a schema or grammar, with or without escapes for characters beyond ASCII. Raises InvalidField if
-    it is nested too deeply.
+    """Return the JSON text of a schema or grammar.
+
+    With `ensure_ascii`, characters beyond ASCII are written as escapes. Raises InvalidField if it is nested too deeply.
     """
     try:
         return json.dumps(value, ensure_ascii=ensure_ascii)
@@ -433,7 +456,7 @@ def to_text(value: Any, *, ensure_ascii: bool = True) -> str:
 
 
 def without_forcing(source: str) -> str:
-    """Return a Lark grammar with the option `no_forcing`: llguidance does not look ahead for text that must follow.
+    """Return a Lark grammar with the option `no_forcing`, so that llguidance does not look for text that must follow.
 
     If a text can only continue and never end, as in `start: /x*/ "x"`, llguidance would look ahead forever while it
     generates an answer. If several grammars are combined, the option of the last grammar applies to all of them.
@@ -442,7 +465,7 @@ def without_forcing(source: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return the Lark literal for exactly this text.
+    """Return the Lark literal that matches exactly this text.
 
     U+007F is escaped because llguidance refuses it in literals although JSON does not escape it.
     """
@@ -450,7 +473,7 @@ def quoted(text: str) -> str:
 
 
 def expression(pattern: str) -> str:
-    """Return the Lark notation of a regular expression (as llguidance's `regex_to_lark` writes it)."""
+    """Return a regular expression in Lark's notation, between slashes, as llguidance's `regex_to_lark` writes it."""
     return f"/{_TO_ESCAPE.sub(_escaped, pattern)}/"
 
 
@@ -460,15 +483,19 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:
-    """Return the Lark expression for a marker of a format: a token id if the marker is an opaque token, else a literal.
+    """Return the Lark expression for one marker, such as the opening tag of tool calls.
 
-    `opaque_tokens` maps the texts of tokens that no literal matches to their ids.
+    This is a token id if the marker is a special token that no literal matches, and otherwise a literal.
+    `opaque_tokens` maps the texts of such tokens to their ids.
     """
     return f"<[{opaque_tokens[text]}]>" if text in opaque_tokens else quoted(text)
 
 
 def spelled(text: str, opaque_tokens: Mapping[str, int]) -> str:
-    """Return the Lark expression for exactly this text, in which opaque tokens are written as token ids."""
+    """Return the Lark expression for exactly this text, in which special tokens are written as token ids.
+
+    `opaque_tokens` maps the texts of special tokens that no literal matches to their ids.
+    """
     markers = sorted((token for token in opaque_tokens if token in text), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, markers))})", text) if markers else [text]
     return " ".join(marker(piece, opaque_tokens) for piece in pieces if piece)
@@ -477,8 +504,8 @@ def spelled(text: str, opaque_tokens: Mapping[str, int]) -> str:
 def text_up_to(rule: str, end: str, opaque_tokens: Mapping[str, int], *, without: Iterable[str]) -> str:
     """Return Lark rules for a text that contains none of the texts in `without`, followed by the text `end`.
 
-    `rule` is the name of the first of these rules. `opaque_tokens` maps the texts of tokens that no literal matches to
-    their ids.
+    The first of the rules gets the name `rule`. `opaque_tokens` maps the texts of special tokens that no literal
+    matches to their ids.
     """
     unwanted = "|".join(map(re.escape, without))
     terminal = rule.upper()
@@ -490,19 +517,21 @@ def text_up_to(rule: str, end: str, opaque_tokens: Mapping[str, int], *, without
 
 
 def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema that llguidance enforces exactly, with the options for JSON on one line.
+    """Return a JSON schema that llguidance enforces exactly, and that makes it write the JSON on one line.
 
-    llguidance reads the options only at the top of a schema. Raises InvalidField without the name of a field.
+    The options for this stand in the outermost schema, because llguidance reads them only there. Raises InvalidField,
+    to which the caller adds the field's name, for what cannot be enforced.
     """
     rewritten, escapes = exact(schema)
     return {**rewritten, "x-guidance": {**_ONE_LINE, "json_allowed_escapes": escapes}}
 
 
 def fits(schema: Mapping[str, Any]) -> str:
-    """Return the Lark expression for JSON that matches a schema.
+    """Return the Lark expression for JSON that matches the schema of a tool's arguments.
 
-    If the schema is that of a custom tool with a Lark grammar (see `lark_of_text`), the expression contains this
-    grammar as quoted text, which `extract_text_grammars` later replaces by a reference.
+    If the tool is a custom tool whose text must match a Lark grammar (see `lark_of_text`), the expression contains this
+    grammar as quoted text, which `extract_text_grammars` later replaces by a reference. Raises InvalidField for a
+    schema that cannot be enforced.
     """
     if (source := lark_of_text(schema)) is not None:
         (name,) = schema["properties"]
@@ -512,9 +541,9 @@ def fits(schema: Mapping[str, Any]) -> str:
 
 
 def lark_of_text(schema: Mapping[str, Any] | None) -> str | None:
-    """Return the Lark grammar of a custom tool, whose schema has one text argument with this grammar.
+    """Return the Lark grammar that the text of a custom tool must match, from the schema of the tool's arguments.
 
-    None for any other schema.
+    Such a schema has one property, a text with the keyword LARK. None for any other schema.
     """
     properties = (schema or {}).get("properties")
     if not isinstance(properties, dict) or len(properties) != 1:
@@ -525,10 +554,10 @@ def lark_of_text(schema: Mapping[str, Any] | None) -> str | None:
 
 
 def extract_text_grammars(source: str) -> tuple[str, dict[str, str]]:
-    """Replace the Lark grammars of custom tools, which `fits` has written into Lark rules, by references.
+    """Replace the Lark grammars of custom tools, which `fits` has written into the Lark rules `source`, by references.
 
-    Returns the rules, and the nested grammars, rewritten for text within JSON strings, keyed by the names in the
-    references.
+    Returns the rules, and the extracted grammars keyed by the names in the references. They are rewritten for text
+    within JSON strings. Raises InvalidField for syntax that is not supported there.
     """
     nested: dict[str, str] = {}
 
@@ -541,13 +570,15 @@ def extract_text_grammars(source: str) -> tuple[str, dict[str, str]]:
 
 
 def any_of(alternatives: Iterable[str]) -> str:
-    """Return the Lark expression for exactly one of the given expressions."""
+    """Return the Lark expression that matches exactly one of the given Lark expressions."""
     return "(" + " | ".join(alternatives) + ")"
 
 
 def separated(item: str, separator: str, *, several: bool) -> str:
-    """Return the Lark expression for one item or, if `several`, one or more items with the text `separator`
-    between.
+    """Return the Lark expression for one item or, if `several`, for one or more items with the text `separator` between
+    them.
+
+    `item` is a Lark expression.
     """
     if not several:
         return item

@@ -1,7 +1,8 @@
-"""Checks and rewrites the numbers of a schema for llguidance, which stores doubles, and integers of 64 bits.
+"""Checks and rewrites the numbers in a JSON schema for llguidance, the library that enforces grammars. It stores
+numbers as doubles, and integers in 64 bits.
 
-A number that llguidance would store with another value is refused. A bound that lies outside of the range that
-llguidance can enforce is moved to the end of that range: every value within still matches the schema.
+A number that llguidance would store with another value is refused with InvalidField. A bound such as `minimum` outside
+of the range that llguidance can enforce is moved to the end of that range: every value within still matches the schema.
 """
 
 import math
@@ -27,9 +28,9 @@ Number = int | float
 
 
 def with_exact_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema with bounds (`minimum` and others) that llguidance represents exactly.
+    """Return a copy of a schema whose bounds (`minimum`, `exclusiveMaximum` and so on) llguidance enforces exactly.
 
-    Raises InvalidField, without the name of a field, for a bound for which this is impossible.
+    Raises InvalidField, to which the caller adds the field's name, for a bound for which this is impossible.
     """
     kinds = schema.get("type", "number")
     kinds = kinds if isinstance(kinds, list) else [kinds]
@@ -46,7 +47,8 @@ def with_exact_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_bounded_integers(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema in which an integer type without any bound gets the bounds of 64-bit integers.
+    """Return a copy of a schema with a `type` in which integers are limited to 64 bits, unless they are limited
+    already.
 
     Otherwise a model that repeats itself could write digits without end.
     """
@@ -58,8 +60,10 @@ def with_bounded_integers(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_value(value: Any, key: str) -> None:
-    """Raise InvalidField if `value`, of the keyword "enum" or "const", contains a number that is not represented
-    exactly.
+    """Check the numbers in a value of the keyword `key`, which is "enum" or "const".
+
+    Raises InvalidField, to which the caller adds the field's name, for a number that llguidance would store with
+    another value.
     """
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         check_value(inner, key)
@@ -70,7 +74,7 @@ def check_value(value: Any, key: str) -> None:
 
 
 def multiple(value: Any) -> tuple[int, int] | None:
-    """Return a `multipleOf` value as its digits and number of decimal places: (25, 2) for 0.25.
+    """Return the value of the keyword `multipleOf` as its digits and its number of decimal places: (25, 2) for 0.25.
 
     None if the value is no number. Raises InvalidField if llguidance cannot represent it exactly.
     """
@@ -92,9 +96,11 @@ def multiple(value: Any) -> tuple[int, int] | None:
 
 
 def check_together(multiples: set[tuple[int, int]]) -> None:
-    """Raise InvalidField if the least common multiple of several `multipleOf` values could be too large for llguidance.
+    """Check that several `multipleOf` values may apply to one number: their product must not be too large for
+    llguidance.
 
-    Each value is given as its digits and its number of decimal places: (25, 2) for 0.25.
+    Each value is given as its digits and its number of decimal places: (25, 2) for 0.25. Raises InvalidField, to which
+    the caller adds the field's name.
     """
     max_places = max((places for _, places in multiples), default=0)
     if (
@@ -150,10 +156,12 @@ def _of_numbers(bounds: Mapping[str, Number]) -> dict[str, Any]:
 
 
 def _bound(key: str, value: Number, towards: float) -> tuple[Number, bool]:
-    """Return a bound that llguidance represents exactly, and whether the bound itself is excluded.
+    """Return a bound of a number that llguidance enforces exactly, and whether the bound itself is excluded.
 
-    `towards` is the infinity on whose side the allowed numbers lie. A bound near 0 is always returned as included,
-    because llguidance would allow an excluded bound if the other bound is less than 1 away.
+    `key` is the keyword, such as "exclusiveMinimum", and `value` its value. `towards` is plus or minus infinity: the
+    side on which the allowed numbers lie. An excluded bound at 0, or on the side of 0 away from the allowed numbers,
+    becomes the next number as an included bound, because llguidance would allow an excluded bound if the other bound is
+    less than 1 away. Raises InvalidField for a bound that cannot be enforced exactly.
     """
     within = 1 if towards > 0 else -1
     if _finite(key, value) * within >= LARGEST_NUMBER:
@@ -179,7 +187,8 @@ def _next(value: float, towards: float) -> float:
 
 
 def _is_parsed_exactly(value: float) -> bool:
-    """Whether llguidance's compiler reads the text of a double as this double, and writes the same text.
+    """Whether llguidance's compiler reads the shortest text of a double as this same double, and writes it as the same
+    text.
 
     Rust's serde_json reads numbers fast and rounds more than once. Where two shortest texts are equally near a double,
     Rust may choose another one than Python.
@@ -201,13 +210,16 @@ def _finite(key: str, value: Number) -> Number:
 
 
 def _meant(value: Number) -> Decimal:
-    """Return the decimal value that a JSON text with this number denotes, without the rounding error of a float."""
+    """Return the decimal value that a number has in its JSON text, without the rounding error of a float: 0.1 is
+    exactly 0.1.
+    """
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 
 def _is_exact_double(value: Number) -> bool:
-    """Whether llguidance stores a number unchanged: it equals the nearest double, and this double's shortest
-    notation.
+    """Whether llguidance stores a number unchanged, although it stores doubles.
+
+    This is so if the nearest double equals the number, and if the double's shortest notation has the same value.
     """
     if isinstance(value, float) and (not math.isfinite(value) or not _is_parsed_exactly(value)):
         return False
@@ -225,7 +237,7 @@ def _refused(key: str, rule: str, value: Number) -> InvalidField:
 
 
 def _shown(value: Number) -> AsIs:
-    """Return a number's text for an error message, truncated because a number may have thousands of digits."""
+    """Return the text of a number for an error message. It is truncated because a number may have thousands of digits."""
     try:
         text = str(value)
     except ValueError:  # Python writes no longer ones

@@ -1,5 +1,8 @@
-"""Translates JSON schema patterns (ECMA-262 regular expressions with the flag u) to the syntax of Rust's `regex`
-crate.
+"""Translates the patterns of JSON schemas to the regular expressions that llguidance, the library that enforces
+grammars, reads.
+
+Patterns of JSON schemas are regular expressions of ECMA-262 (JavaScript) with the flag u. llguidance reads the syntax
+of Rust's `regex` crate. `translated` is the function to call.
 """
 
 import re
@@ -24,20 +27,24 @@ _PROPERTY = re.compile(r"[pP]\{[^}]*\}")
 
 
 def translated(pattern: str) -> str:
-    """Return a pattern in Rust's syntax.
+    """Return a pattern of a JSON schema in the syntax of Rust's `regex` crate.
 
-    Raises InvalidField for what has no equivalent, except for errors that llguidance's compiler reports itself.
+    Raises InvalidField, to which the caller adds the field's name, for syntax that has no equivalent. Errors that
+    llguidance's compiler reports itself are left to it.
     """
     return _Pattern(pattern).translated()
 
 
 def has_property(pattern: str) -> bool:
-    r"""Whether a pattern may use a Unicode property (\p), whose translation excludes unassigned characters."""
+    r"""Whether a pattern uses a Unicode property (\p or \P). Its translation matches no unassigned characters."""
     return "\\p" in pattern.lower()
 
 
 class _Pattern:
-    """Translates one pattern, from its beginning to its end."""
+    """Parser that translates one pattern of a JSON schema to Rust's syntax, from its beginning to its end.
+
+    `translated` raises InvalidField, to which the caller adds the field's name, for what cannot be translated.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -79,11 +86,10 @@ class _Pattern:
         return self._text[self._position - 1]
 
     def _group(self) -> str:
-        """Read the characters after an opening parenthesis that determine the kind of the group, such as `?:`, and
-        return them in Rust's syntax.
+        """Read the characters after an opening parenthesis that say what kind of group it opens, such as `?:`.
 
-        Named groups become unnamed groups, because llguidance gives some names a meaning. Raises InvalidField for a
-        lookaround assertion or an unsupported kind of group.
+        Returns them in Rust's syntax; "" for a plain group. Named groups become unnamed groups, because llguidance
+        gives some names a meaning. Raises InvalidField for a lookaround assertion or an unsupported kind of group.
         """
         if not self._text.startswith("?", self._position):
             return ""
@@ -94,7 +100,7 @@ class _Pattern:
         return "?:" if "<" in match[0] else match[0]
 
     def _set(self) -> str:
-        r"""Translate a bracketed class.
+        """Translate a character class such as [a-z] after its opening bracket, and return it.
 
         In ECMA-262, unlike in Rust, "[", "&&", "--" and "~~" in a class are characters.
         """
@@ -109,7 +115,9 @@ class _Pattern:
         return _class("^" * is_negated + "".join(parts))
 
     def _member(self) -> str:
-        r"""Translate one member of a bracketed class: a character, a range, or a class such as \d."""
+        r"""Translate one member of a bracketed class, which is a character, a range, or a class such as \d, and return
+        it.
+        """
         kind, first = self._atom()
         if kind != "char":
             return f"[{first}]" if kind in ("class", "property") else first
@@ -128,11 +136,11 @@ class _Pattern:
         return self._escape(within=True) if char == "\\" else ("char", char)
 
     def _escape(self, *, within: bool) -> tuple[str, str]:
-        """Read an escape after its backslash. Returns the kind and the text of the escape.
+        r"""Read an escape such as \d, after its backslash. Returns the kind of the escape and its text.
 
-        The kinds are "char" (one character), "class" (the members of a class such as all digits), "property" (a Unicode
-        property) and "as it is" (an escape that is not translated). `within` says that the escape stands within
-        brackets.
+        The kinds are "char" (the text is one character), "class" (the text has the members of a class such as all
+        digits), "property" (a Unicode property) and "as it is" (an escape that is not translated). `within` says that
+        the escape stands within brackets.
         """
         if code := _CODE.match(self._text, self._position):
             self._position = code.end()
@@ -167,12 +175,15 @@ class _Pattern:
 
 
 def _class(inner: str) -> str:
-    """Return a bracketed class with the members `inner`, without characters that no string can contain."""
+    """Return the expression for a character class, of which `inner` is the text between the brackets.
+
+    Characters that no string can contain are excluded.
+    """
     return f"[[{inner}]&&[^{_NEVER}{_UNASSIGNED if _PROPERTY.search(inner) else ''}]]"
 
 
 def _alone(char: str) -> str:
-    """Return the expression for one character outside of brackets."""
+    """Return the expression for one character that does not stand in brackets."""
     return _class(_literal(char)) if char < " " or char == "\x7f" else _literal(char)
 
 
