@@ -233,7 +233,7 @@ class PooledTexts:
         return write
 
     def _shortened(self, document: str, max_tokens: int) -> str:
-        """Return the text of the first `max_tokens` tokens of a document; the unchanged text if it has no more tokens."""
+        """Return the text of a document's first `max_tokens` tokens; the whole document if it has no more tokens."""
         tokens = self._tokenizer.encode(*self._guard.plain(document).pieces)
         return document if len(tokens) <= max_tokens else self._tokenizer.decode(tokens[:max_tokens]).rstrip("\ufffd")
 

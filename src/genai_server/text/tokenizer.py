@@ -224,7 +224,7 @@ class ModelTokenizer(Tokenizer):
         return self._text_of(token) is not None
 
     def _text_of(self, token: int) -> str | None:
-        """Return the text of a token as written in the vocabulary, where bytes may be encoded; None for an unknown id."""
+        """Return the text of a token as written in the vocabulary, which may encode bytes; None for an unknown id."""
         text: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
         return text
 

@@ -158,10 +158,10 @@ def _of_numbers(bounds: Mapping[str, Number]) -> dict[str, Any]:
 def _bound(key: str, value: Number, towards: float) -> tuple[Number, bool]:
     """Return a bound of a number that llguidance enforces exactly, and whether the bound itself is excluded.
 
-    `key` is the keyword, such as "exclusiveMinimum", and `value` its value. `towards` is plus or minus infinity: the
-    side on which the allowed numbers lie. An excluded bound at 0, or on the side of 0 away from the allowed numbers,
-    becomes the next number as an included bound, because llguidance would allow an excluded bound if the other bound is
-    less than 1 away. Raises InvalidField for a bound that cannot be enforced exactly.
+    `key` is the keyword, such as "exclusiveMinimum", and `value` its value. `towards` is plus infinity for a minimum
+    and minus infinity for a maximum. An excluded minimum of 0 or more, or maximum of 0 or less, becomes the next number
+    as an included bound, because llguidance would allow an excluded bound if the other bound is less than 1 away.
+    Raises InvalidField, to which the caller adds the field's name, for a bound that cannot be enforced exactly.
     """
     within = 1 if towards > 0 else -1
     if _finite(key, value) * within >= LARGEST_NUMBER:
@@ -237,7 +237,7 @@ def _refused(key: str, rule: str, value: Number) -> InvalidField:
 
 
 def _shown(value: Number) -> AsIs:
-    """Return the text of a number for an error message. It is truncated because a number may have thousands of digits."""
+    """Return the text of a number for an error message, truncated because a number may have thousands of digits."""
     try:
         text = str(value)
     except ValueError:  # Python writes no longer ones

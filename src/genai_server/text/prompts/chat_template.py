@@ -1,6 +1,8 @@
-"""The Jinja chat template of a model: finds it where Hugging Face's libraries store it, or loads the template that a
-setting names, and renders converted conversations with it. Special tokens in the conversation are protected, and what
-the template does not read is rewritten as text.
+"""Loads the Jinja chat templates of a model, and renders conversations with them.
+
+`load_chat_templates` finds a template where Hugging Face's libraries store it, or loads the one that a setting names.
+`ChatTemplate` renders variables. `TemplateRendering` renders conversations: it keeps special tokens in messages plain
+text, and rewrites as text what the template does not read, such as tool calls.
 
 Templates run in a sandbox with the settings of Hugging Face's `apply_chat_template` (transformers documentation, "Chat
 templates"): `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now` and a `tojson` that keeps
@@ -44,13 +46,18 @@ _MAX_PATTERN = 256
 
 
 class TemplateRefusal(InvalidField, code="invalid_value"):
-    """A chat template refuses or fails to render these messages. It may still render other messages."""
+    """Error: a chat template refuses the messages of a request, or fails to render them. It may still render other
+    messages.
+    """
 
 
 class ChatTemplate:
-    """A compiled chat template. Two templates are equal if their source, special tokens and length limit are equal.
+    """A compiled Jinja chat template. `special_tokens` maps variables such as `bos_token` to their texts.
 
-    The constructor raises ModelDirectoryError if the source is not valid Jinja.
+    Two templates are equal if their source, special tokens and length limit are equal. The constructor raises
+    ModelDirectoryError if the source is too long or not valid Jinja. The attributes `variables`, `fields` and
+    `constants` are what the source contains: the names of the variables that it reads, the names of fields of any
+    object, and all texts.
     """
 
     def __init__(
@@ -90,7 +97,7 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template can describe tools to the model."""
+        """Whether the template reads tools, so that it can describe them to the model."""
         # Phi-4-mini's template reads them from a message.
         return "tools" in self.variables or "tools" in self.fields
 
@@ -108,7 +115,7 @@ class ChatTemplate:
         """Render the template with these variables and return the text.
 
         Raises TemplateRefusal, with the template's own message, if the template fails, and InvalidField if rendering
-        takes too long or produces too much text (limits: template_sandbox.py).
+        takes too long or produces too much text (the limits are in template_sandbox.py).
         """
         pieces = []
         remaining = self._max_characters
@@ -131,7 +138,9 @@ def _refusal(error: Exception) -> str:
 
 
 class GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}`, with which templates mark the assistant's text for training."""
+    """Jinja extension for the block `{% generation %}…{% endgeneration %}`, with which templates mark the assistant's
+    text for training. The block has no effect; its content is rendered as usual.
+    """
 
     tags = {"generation"}
 
@@ -141,9 +150,11 @@ class GenerationTag(Extension):
 
 
 def _inputs(syntax: Template) -> frozenset[str]:
-    """Return the names of a template's input variables, without variables that the template sets before it reads them.
+    """Return the names of the variables that a template takes as input, without those that it sets before it reads
+    them.
 
-    Jinja counts a variable as input if it is set in one branch and read afterwards, as `tools` in Llama 3.1's template.
+    Jinja alone counts a variable as input if it is set in one branch and read afterwards, as `tools` in Llama 3.1's
+    template. `messages` and `tools` always count as inputs if Jinja says so.
     """
     first: dict[str, str] = {}
     for name in _names(syntax):
@@ -161,7 +172,9 @@ def _fields(syntax: Template) -> Iterator[str]:
 
 
 def _names(node: Node) -> Iterator[Name]:
-    """Yield the names in a template in order of evaluation: assigned values before assignment targets."""
+    """Yield the variable names in the syntax tree of a template in order of evaluation: in an assignment, the value
+    first.
+    """
     if isinstance(node, Name):
         yield node
     children = list(node.iter_child_nodes())
@@ -194,13 +207,15 @@ _RERANK = Path(__file__).with_name("rerank_templates") / "qwen3-reranker.jinja"
 def load_chat_templates(
     model_dir: Path, chosen: str = "", *, max_characters: int = MAX_CHARACTERS
 ) -> dict[str, ChatTemplate]:
-    """Return the chat templates of a model keyed by name, including "default"; empty if there is no default template.
+    """Return the chat templates of the model in the folder `model_dir`, keyed by name; empty if none is named
+    "default".
 
-    `chosen` is a file, or one of NAMES, and replaces the model's own templates. The model's own templates are
-    `chat_template.jinja`, and `NAME.jinja` in the folder `additional_chat_templates`. Without any of these files, they
-    are the value of `chat_template` in tokenizer_config.json: a string, or a list of objects with `name` and
-    `template`. Raises ModelDirectoryError if a template of the model is not valid, and ChatTemplateError if `chosen`
-    cannot be used.
+    `chosen` is a file, or one of NAMES, the templates that the server includes; it replaces the model's own templates.
+    These are the file `chat_template.jinja` ("default") and the files `NAME.jinja` in the folder
+    `additional_chat_templates`. Without any of these files, they are the value of `chat_template` in
+    tokenizer_config.json: a string, or a list of objects with `name` and `template`. Rendered prompts may have at most
+    `max_characters`. Raises ModelDirectoryError if a template of the model is not valid, and ChatTemplateError if
+    `chosen` cannot be used.
     """
     special_tokens = load_special_tokens(model_dir)
     if chosen:
@@ -217,9 +232,9 @@ def load_chat_templates(
 
 
 def load_special_tokens(model_dir: Path) -> dict[str, str]:
-    """Return the texts of a model's special tokens, keyed by role, such as `eos_token`.
+    """Return the texts of a model's special tokens, keyed by role, such as `eos_token`, from its tokenizer_config.json.
 
-    Raises ModelDirectoryError if tokenizer_config.json cannot be read.
+    Raises ModelDirectoryError if the file cannot be read.
     """
     tokens = {}
     for name, value in read_object(model_dir / _TOKENIZER_CONFIG).items():
@@ -230,11 +245,11 @@ def load_special_tokens(model_dir: Path) -> dict[str, str]:
 
 
 def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTERS) -> dict[str, ChatTemplate]:
-    """Return the template of a reranker that is a decoder, as a map with the key "default". Rendered prompts may have
-    at most `max_characters`.
+    """Return the template for the prompts of a reranker that is a decoder (a generative model), as a map with the key
+    "default".
 
-    It is the model's own template if that supports queries and documents, else the template of Qwen3-Reranker. Raises
-    ModelDirectoryError if the model's template is not valid.
+    It is the model's own template if it supports queries and documents, else the template of Qwen3-Reranker. Rendered
+    prompts may have at most `max_characters`. Raises ModelDirectoryError if the model's template is not valid.
     """
     templates = load_chat_templates(model_dir, max_characters=max_characters)
     if DEFAULT in templates and all(role in templates[DEFAULT].source for role in ("query", "document")):
@@ -296,8 +311,10 @@ _WITHIN_WORD = re.compile(r"(?<=\w)(?=\w)")
 
 
 class Rendered(NamedTuple):
-    """A template's output, in which special tokens of messages are still replaced, and the indexes of the messages
-    whose reasoning the output contains.
+    """The output of a chat template.
+
+    In its `text`, special tokens of messages are still replaced by other characters (see SpecialTokenGuard).
+    `with_reasoning` has the indexes of the messages whose reasoning the text contains.
     """
 
     text: str
@@ -305,9 +322,10 @@ class Rendered(NamedTuple):
 
 
 class TemplateRendering:
-    """Renders conversations with one template.
+    """Renders conversations with one chat template, in forms that the template can write. PromptWriter creates it.
 
-    Tool calls that the template cannot write are written in `tool_format`.
+    `guard` keeps special tokens in messages plain text. Tool calls that the template cannot write are written as text
+    in `tool_format`, and `image_marker` stands for an image or audio clip that it cannot write.
     """
 
     def __init__(
@@ -327,9 +345,9 @@ class TemplateRendering:
         *,
         suffix: str = "",
     ) -> Rendered:
-        """Render messages that conversation.py has converted, with `suffix` appended to the content of the last
-        message.
+        """Render messages, which conversation.py has converted to forms that the template reads, and return the output.
 
+        `variables` are the template's other variables, and `suffix` is appended to the content of the last message.
         `traits` says in which form the template reads calls, tools and reasoning. Raises InvalidField if a value cannot
         be rendered, and TemplateRefusal if the template refuses the messages.
         """
@@ -356,7 +374,11 @@ class TemplateRendering:
 
 
 def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], position: ToolsPosition) -> Sequence[Message]:
-    """Return the messages with the tools in a first system message, if the template reads the tools there."""
+    """Return the messages with the tools in the field `tools` of a first system message, for templates that read them
+    there.
+
+    For templates that read tools from a variable, the messages are returned unchanged.
+    """
     if position is ToolsPosition.VARIABLE:
         return messages
     value: Any = list(tools)
@@ -368,9 +390,10 @@ def _with_tools(messages: Sequence[Message], tools: Sequence[Tool], position: To
 
 
 def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
-    """Return a message for a template that cannot write tool calls. Arguments of calls must be objects.
+    """Return a message for a template that cannot write tool calls.
 
-    Tool calls become text in `tool_format`, as the model would write them. A tool result gets the role `result_role`.
+    Tool calls, whose arguments must be objects, become text of the message in `tool_format`, as the model would write
+    them. A tool result gets the role `result_role`.
     """
     if message["role"] == "tool":
         return {**message, "role": result_role}
@@ -383,10 +406,11 @@ def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, res
 
 
 def _with_types_of_parts(covered: dict[str, Any], original: Message) -> dict[str, Any]:
-    """Return a message, whose special tokens have been replaced, with the `type`s that the content parts of `original`
-    have.
+    """Return the message `covered`, in whose texts special tokens have been replaced, with the original `type`s of its
+    parts.
 
-    Templates compare types, so these must not be replaced.
+    `original` is the message before the replacement. The types of content parts, such as "image", must stay because
+    templates compare them.
     """
     if not isinstance(parts := original["content"], list):
         return covered
@@ -398,10 +422,10 @@ def _with_types_of_parts(covered: dict[str, Any], original: Message) -> dict[str
 
 
 def _with_marks(message: dict[str, Any], constants: Collection[str]) -> dict[str, Any]:
-    """Return a message whose content is one text, with a mark in place of each image and audio clip.
+    """Return a message whose content is one text, in which a private character stands for each image and audio clip.
 
-    A message is unchanged if its content is not a list of parts, or if the template supports images or audio, which its
-    constants `constants` show.
+    A message is returned unchanged if its content is not a list of parts, or if the template supports images or audio,
+    which its texts `constants` show.
     """
     if not isinstance(parts := message["content"], list):
         return message
@@ -411,9 +435,10 @@ def _with_marks(message: dict[str, Any], constants: Collection[str]) -> dict[str
 
 
 def _mark_reasoning(messages: Sequence[dict[str, Any]], field: str) -> bool:
-    """Insert a mark into the reasoning of each message, in place. Returns whether any message has reasoning.
+    """Insert a mark into the reasoning of each message, to find out later whether the template has written it.
 
-    `field` is the field with the reasoning. The mark contains the index of the message.
+    The messages are changed in place. `field` is the field with the reasoning. The mark encodes the index of the
+    message. Returns whether any message has reasoning.
     """
     is_marked = False
     for number, message in enumerate(messages):

@@ -1,10 +1,10 @@
-"""Converts a conversation to the forms of messages that a model's chat template can write. The content of a message is
-a string, None, or a list of parts, which are texts, images or audio clips.
+"""Converts the messages of a conversation to forms that a model's chat template can write (`convert`).
 
 A history comes from any client, and its answers from any model. Published templates refuse or drop much of what such
 histories contain: a system message that is not the first message, two user messages in a row, two tool calls at once.
 `convert` uses what is known about a template (template_traits.py): what the template writes stays unchanged, other
-messages are moved or rewritten to forms that it writes, and what cannot be written at all is reported.
+messages are moved or rewritten to forms that it writes, and what cannot be written at all is reported. The content of a
+message is a string, None, or a list of parts, which are texts, images or audio clips.
 
 The conversion of a message depends only on the messages before it and on the results of its own calls, never on later
 messages. So the prompt of a conversation begins with the prompt of its first turns, and cached prefixes can be used.
@@ -31,7 +31,7 @@ _BETWEEN = "\n\n"
 
 
 def is_medium(part: Any) -> bool:
-    """Whether a content part is an image or an audio clip."""
+    """Whether a part of a message's content is an image or an audio clip."""
     return isinstance(part, Mapping) and part.keys() == {"type"} and part["type"] in MEDIA
 
 
@@ -47,9 +47,10 @@ def num_media(messages: Iterable[Message]) -> int:
 
 
 def plain_content(content: Any, path: str) -> Content:
-    """Return a message content with its text parts joined by line breaks, unless one part is an image or audio clip.
+    """Return the content of a message as one text, with its text parts joined by line breaks.
 
-    `path` is the path of the content. Raises InvalidField, naming the part, for a part of an unknown type.
+    Content with an image or audio clip stays a list of parts, and a content that is no list is unchanged. `path` is the
+    path of the content in the request. Raises InvalidField, naming the part, for a part of an unknown type.
     """
     if not isinstance(content, list):
         return content  # type: ignore[no-any-return]
@@ -58,7 +59,9 @@ def plain_content(content: Any, path: str) -> Content:
 
 
 def joined(*contents: Content) -> Content:
-    """Join several message contents to one, with an empty line between texts."""
+    """Return the contents of several messages as one content, with an empty line between their texts. Empty contents
+    are skipped.
+    """
     non_empty = [content for content in contents if content]
     if not non_empty:
         return ""
@@ -75,19 +78,19 @@ def joined(*contents: Content) -> Content:
 
 
 def labelled(label: str, content: Content) -> Content:
-    """Return a message content with a line `[label]` before it that says what the content is."""
+    """Return a message content after a line `[label]`, which tells the model what the content is."""
     if isinstance(content, list):
         return [{"type": "text", "text": f"[{label}]\n"}, *content]
     return f"[{label}]\n{content}" if content else f"[{label}]"
 
 
 def text_of(content: Content) -> str:
-    """Return the text of a message content without its images and audio clips."""
+    """Return the text of a message content, without its images and audio clips."""
     return "\n".join(part["text"] for part in _parts(content) if not is_medium(part))
 
 
 def media_of(content: Content) -> list[Any]:
-    """Return the parts of a message content that are images or audio clips."""
+    """Return the images and audio clips in a message content, in order."""
     return [part for part in content if is_medium(part)] if isinstance(content, list) else []
 
 
@@ -116,40 +119,46 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class Notes:
-    """Records which parts of a conversation are rewritten in the prompt, and which are left out."""
+    """Notes on which parts of a conversation are rewritten in the prompt, and which are left out. Clients and operators
+    are told.
+    """
 
     def __init__(self) -> None:
         self._converted: dict[str, list[str]] = {}
         self._left_out: dict[str, list[str]] = {}
 
     def convert(self, path: str, form: str) -> None:
-        """Record that the part of the conversation at path `path` is written in another form, which `form`
-        describes.
+        """Note that the part at `path`, such as `messages[2].content`, is written in another form, which the words
+        `form` describe.
         """
         self._converted.setdefault(form, []).append(path)
 
     def leave_out(self, path: str, reason: str) -> None:
-        """Record that the part of the conversation at path `path` is not in the prompt, and the reason."""
+        """Note that the part at `path`, such as `messages[2].name`, is not in the prompt, for the reason `reason`."""
         self._left_out.setdefault(reason, []).append(path)
 
     @property
     def converted(self) -> tuple[tuple[str, str], ...]:
-        """The rewritten parts, one entry per form: the path of the first part, and a text with the number of
-        others and the form.
+        """The rewritten parts of the conversation, one entry per form.
+
+        An entry is the path of the first part, and a text with the number of other parts and the form.
         """
         return _entries(self._converted)
 
     @property
     def left_out(self) -> tuple[tuple[str, str], ...]:
-        """The omitted parts, one entry per reason: the path of the first part, and a text with the number of
-        others and the reason.
+        """The omitted parts of the conversation, one entry per reason.
+
+        An entry is the path of the first part, and a text with the number of other parts and the reason.
         """
         return _entries(self._left_out)
 
 
 class Conversation(NamedTuple):
-    """The converted messages, the index of the original message that each comes from, and notes about the
-    changes.
+    """A conversation in the forms that a chat template writes: the result of `convert`.
+
+    `sources` has, for each converted message, the index of the original message that it comes from. `notes` says what
+    has been changed and left out.
     """
 
     messages: list[dict[str, Any]]
@@ -157,8 +166,8 @@ class Conversation(NamedTuple):
     notes: Notes
 
     def media_order(self, originals: Sequence[Message]) -> list[int]:
-        """Return, for each image or audio clip in the converted messages, its index among those in the original
-        messages.
+        """Return, for each image or audio clip in the converted messages, its index among the images and clips of the
+        original messages `originals`.
 
         The order may differ because tool results can be moved.
         """
@@ -167,7 +176,10 @@ class Conversation(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """A message of the conversation, with its index in the original conversation."""
+    """A message of the conversation during its conversion, with its index `number` in the original conversation.
+
+    `is_labelled` says that its text already tells the model whose text it is.
+    """
 
     number: int
     message: dict[str, Any]
@@ -194,11 +206,11 @@ class _Turn(NamedTuple):
 
 
 def convert(messages: Sequence[Message], traits: TemplateTraits, *, continues: bool = False) -> Conversation:
-    """Convert messages to the forms that a template with these traits writes.
+    """Convert the messages of a conversation to forms that a chat template with the given traits writes.
 
-    With `continues`, the answer continues the last message. Fields that are null or an empty list are omitted. Content
-    parts are joined by line breaks, unless one of them is an image or an audio clip. Raises InvalidField, naming the
-    field, for parts of unknown types.
+    `continues` says that the answer continues the last message. Fields that are null or an empty list are omitted.
+    Content parts are joined by line breaks, unless one of them is an image or an audio clip. The given messages are not
+    changed. Raises InvalidField, naming the field, for parts of unknown types.
     """
     turns = [_Turn(number, _with_plain_fields(message, number)) for number, message in enumerate(messages)]
     return _Conversion(traits, continued=len(turns) - 1 if continues else None).run(turns)
@@ -212,7 +224,11 @@ def _with_plain_fields(message: Message, number: int) -> dict[str, Any]:
 
 
 class _Conversion:
-    """Converts one conversation to messages that a template with the given traits writes, and notes what it changes."""
+    """Converts one conversation to messages that a chat template with the given traits writes, and notes what it
+    changes.
+
+    `convert` creates it. `continued` is the index of the message that the answer continues; None if there is none.
+    """
 
     def __init__(self, traits: TemplateTraits, continued: int | None) -> None:
         self._traits = traits
@@ -263,7 +279,8 @@ class _Conversion:
         """Write the instructions (system and developer messages) at the beginning of the conversation, joined to one
         message.
 
-        `is_all` says that the conversation has no other messages.
+        If the template does not write them there, they are kept for the next message of the user. `is_all` says that
+        the conversation has no other messages.
         """
         if not instructions:
             return
@@ -283,7 +300,7 @@ class _Conversion:
                 self._written.append(turn)
 
     def _put_before_last_user(self) -> None:
-        """Move the instructions into the last user message, if the template would otherwise lose them.
+        """Move the instructions at the beginning into the last user message, if the template would otherwise lose them.
 
         Some templates write instructions only next to the last user message, and lose them if another message is the
         last.
@@ -304,10 +321,11 @@ class _Conversion:
             del written[0]
 
     def _in_place(self, turn: _Turn) -> _Turn:
-        """Return a message that follows other messages, in the form in which the template writes it there.
+        """Return the message `turn`, which does not stand at the beginning, in the form in which the template writes it
+        there.
 
-        This concerns system and developer messages, some of which become messages of the user. Other messages stay
-        unchanged.
+        Only system and developer messages change; where the template does not write them, they become messages of the
+        user.
         """
         if turn.role not in _INSTRUCTIONS:
             return turn
@@ -320,7 +338,7 @@ class _Conversion:
     # Neighbours.
 
     def _has_to_join(self, turn: _Turn, following: _Turn) -> bool:
-        """Whether two messages in a row are both from the assistant and the template writes them only as one
+        """Whether two messages in a row are both from the assistant, and the template can write them only as one
         message.
         """
         if not turn.role == following.role == "assistant":
@@ -330,7 +348,7 @@ class _Conversion:
         return not self._traits.assistant_after_assistant
 
     def _joined(self, group: Sequence[_Turn]) -> _Turn:
-        """Join several messages of the assistant to one message."""
+        """Return several messages of the assistant as one message, with their texts, reasoning and tool calls."""
         if len(group) == 1:
             return group[0]
         for turn in group[1:]:
@@ -378,7 +396,9 @@ class _Conversion:
             self._convert(turn, "at the end of the tool result before it")
 
     def _assistant(self, turn: _Turn) -> None:
-        """Write an assistant message without tool calls."""
+        """Write an assistant message without tool calls. A message without text is left out if the template cannot
+        write it.
+        """
         traits = self._traits
         if not turn.content and not traits.empty_assistant and turn.number != self._continued:
             self._convert(turn, "without text, therefore left out")
@@ -390,8 +410,9 @@ class _Conversion:
         self._append(self._with_reasoning(turn.with_fields(content=turn.content or "")))
 
     def _begin_assistant(self, turn: _Turn) -> None:
-        """Write a user message before an assistant message if the template needs one: pending instructions, or a
-        filler text.
+        """Write a user message before an assistant message, if the template needs one there.
+
+        It has the instructions that have not been written yet, or a filler text.
         """
         if self._pending is not None:
             self._user(_Turn(self._pending.number, {"role": "user", "content": ""}))
@@ -402,9 +423,10 @@ class _Conversion:
     # Calls and results.
 
     def _exchange(self, turn: _Turn, following: Sequence[_Turn], *, is_last: bool) -> None:
-        """Write tool calls, their results, and all other messages before the next assistant message.
+        """Write an assistant message with tool calls, the results of the calls, and the messages that follow them.
 
-        `following` are the messages up to the next assistant message, `is_last` says that there is none.
+        `following` are the messages between it and the next assistant message; `is_last` says that there is no next
+        one.
         """
         traits = self._traits
         results, other_messages = self._results(turn, following)
@@ -423,9 +445,10 @@ class _Conversion:
             self._write(other)
 
     def _results(self, turn: _Turn, following: Sequence[_Turn]) -> tuple[list[list[_Turn]], list[_Turn]]:
-        """Return the result messages of each tool call, and the other messages among `following`.
+        """Return the result messages of each tool call of a message, and the other messages among `following`.
 
-        Results are written before the other messages, because templates need this order.
+        `following` are the messages up to the next assistant message. Results are written before the other messages,
+        because templates need this order.
         """
         ids = [_id(call) for call in turn.calls]
         remaining = Counter(ids)
@@ -447,7 +470,10 @@ class _Conversion:
         return results, other_messages
 
     def _add_missing(self, turn: _Turn, results: list[list[_Turn]]) -> None:
-        """Add a result message to each tool call that has none."""
+        """Add a result message to each tool call without one, because the template cannot write such calls.
+
+        `results` has the result messages of each call and is changed in place.
+        """
         for index, (call, results_of_call) in enumerate(zip(turn.calls, results, strict=True)):
             if not results_of_call:
                 message = {"role": "tool", "tool_call_id": _id(call), "content": _NO_RESULT}
@@ -487,9 +513,8 @@ class _Conversion:
             self._write_results([pair])
 
     def _converted_call(self, turn: _Turn, index: int) -> Any:
-        """Return a tool call with its id and arguments in the form that the template needs.
-
-        `index` is the call's index.
+        """Return the tool call with the index `index` of a message, with its id and arguments in the forms that the
+        template needs.
         """
         call = turn.calls[index]
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -516,7 +541,11 @@ class _Conversion:
         return arguments if isinstance(arguments, str) and arguments else json.dumps(value, ensure_ascii=False)
 
     def _fitting_id(self, id: str, name: str) -> str:
-        """Return the id of a tool call in the form that the template needs. Equal ids give equal results."""
+        """Return the id of a call to the tool `name` in the form that the template needs; the unchanged id if it has
+        this form.
+
+        A new id is derived from the given one, so results find their call, or counts the calls of the conversation.
+        """
         if self._traits.call_ids is CallIds.NAMED and not ((match := _NAMED.fullmatch(id)) and match[1] == name):
             return f"functions.{name}:{self._num_calls - 1}"
         return self._nine(id)
@@ -546,7 +575,9 @@ class _Conversion:
             self._user(_Turn(result.number, {"role": "user", "content": labelled("of the tool result", parts)}))
 
     def _orphan(self, turn: _Turn) -> None:
-        """Write a tool result that belongs to no call."""
+        """Write a tool result that belongs to no call: as it is, or as text of the user if the template cannot write
+        it.
+        """
         if self._traits.tool_results and self._traits.orphan_results:
             id = turn.message.get("tool_call_id")
             self._append(turn.with_fields(tool_call_id=self._nine(id)) if isinstance(id, str) else turn)
@@ -562,8 +593,9 @@ class _Conversion:
     # Fields.
 
     def _with_reasoning(self, turn: _Turn) -> _Turn:
-        """Return the message with its reasoning in the field that the template reads, or without reasoning if
-        there is none.
+        """Return an assistant message with its reasoning in the field in which the template reads it.
+
+        If the template reads none, the message is returned without its reasoning, which is noted as left out.
         """
         field = self._traits.reasoning_field
         if REASONING not in turn.message or field == REASONING:
@@ -574,8 +606,9 @@ class _Conversion:
         return turn.without(REASONING).with_fields(**{field: turn.message[REASONING]})
 
     def _note_names(self, turns: Sequence[_Turn]) -> None:
-        """Record the `name`s of speakers as left out. (In a tool result, `name` is the name of the tool and is
-        not concerned.)
+        """Note that the names of speakers (the field `name`) are left out, for a template that does not write them.
+
+        In a tool result, `name` is the name of the tool, so such messages are not concerned.
         """
         for turn in turns:
             if "name" in turn.message and turn.role in (*_INSTRUCTIONS, "user", "assistant"):
@@ -591,8 +624,9 @@ class _Conversion:
         self._more.append(content)
 
     def _complete_last(self) -> None:
-        """Append the contents added by `_add_to_last` to the last message, all at once because there may be
-        thousands.
+        """Append the contents that `_add_to_last` has collected to the last written message.
+
+        They are appended all at once because there may be thousands.
         """
         if self._more:
             last = self._written[-1]
@@ -617,8 +651,9 @@ def _id(call: Any) -> Any:
 
 
 def _parsed(arguments: str) -> Any:
-    """Return the value of a tool call's arguments; None if they are not JSON. An empty text stands for no
-    arguments.
+    """Return the value of a tool call's arguments, given as JSON text; None if they are not valid JSON.
+
+    An empty text stands for no arguments and gives {}.
     """
     try:
         value = json.loads(arguments or "{}")

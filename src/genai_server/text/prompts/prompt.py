@@ -1,7 +1,7 @@
-"""Renders the prompt of a conversation with the model's chat template.
+"""Renders the prompt of a conversation with the model's chat templates (`PromptWriter`).
 
-Chooses the template, converts the messages to forms that the template writes, sets the template's variables, and keeps
-special tokens in the request's texts from being encoded as such.
+It chooses the template, converts the messages to forms that the template writes, sets the template's variables, and
+keeps special tokens in the request's texts from being encoded as special tokens.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,8 +24,11 @@ _RESERVED = {"messages", "tools"}
 
 
 class WrittenPrompt(NamedTuple):
-    """A rendered prompt, with the parts of the conversation that were rewritten for it and those that were left
-    out.
+    """A rendered prompt, with notes on the conversation that it was made from.
+
+    `prompt` is the text in pieces for the tokenizer. `converted` are the parts of the conversation that were rewritten,
+    and `left_out` those that were left out, each as a path and an explanation. `media` has, for each image or audio
+    clip of the prompt, its index among those in the messages.
     """
 
     prompt: Prompt
@@ -36,17 +39,17 @@ class WrittenPrompt(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The prompt's text."""
+        """The complete text of the prompt."""
         return self.prompt.text
 
 
 class PromptWriter:
-    """Renders prompts with a model's chat templates. `templates` maps names such as "default" to the templates, and is
-    empty for a model without a chat template.
+    """Renders prompts with the chat templates of one model. TextCodec creates it.
 
-    Texts in `special_tokens` are encoded as special tokens only where the templates contain them. If a template does
-    not support tool calls, calls are written in `tool_format`. If a template does not support images or audio,
-    `image_marker` is written for each.
+    `templates` maps names such as "default" to the templates, and is empty for a model without a chat template. Texts
+    in `special_tokens` are encoded as special tokens only where the templates contain them. If a template does not
+    support tool calls, calls are written as text in `tool_format`. If a template does not support images or audio,
+    `image_marker` is written in place of each.
     """
 
     def __init__(
@@ -63,17 +66,17 @@ class PromptWriter:
         self._guard = SpecialTokenGuard(special_tokens, constants)
 
     def reads(self, name: str) -> bool:
-        """Whether any of the templates reads the variable `name`."""
+        """Whether any of the model's chat templates reads the variable `name`."""
         return any(name in template.variables for template in self._templates.values())
 
     @property
     def takes_tools(self) -> bool:
-        """Whether a template can describe tools to the model."""
+        """Whether one of the chat templates reads tools, so that it can describe them to the model."""
         return any(template.takes_tools for template in self._templates.values())
 
     @property
     def source(self) -> str:
-        """The source of the template for conversations without tools; "" if the model has no template."""
+        """The source of the chat template for conversations without tools; "" if the model has no chat template."""
         return self._templates[DEFAULT].source if self._templates else ""
 
     @property
@@ -92,25 +95,32 @@ class PromptWriter:
             )
 
     def prepare(self) -> None:
-        """Probe the templates in advance (about 20 ms), so that no request has to wait for this."""
+        """Find out in advance what the templates can write (about 20 ms), so that no request has to wait for this."""
         if self._templates:
             self.traits()
             self.traits(with_tools=self.takes_tools)
 
     @property
     def adaptations(self) -> Sequence[str]:
-        """Sentences that describe which parts of conversations are rewritten in prompts, for the operator."""
+        """Sentences for the operator that say which parts of conversations the prompts have in another form.
+
+        Empty if the templates write everything, or if there are none.
+        """
         return tuple(self.traits(with_tools=self.takes_tools).in_words()) if self._templates else ()
 
     def traits(self, *, with_tools: bool = False) -> TemplateTraits:
-        """Return what the template can write, for conversations without tools or with tools (`with_tools`)."""
+        """Return what the chat template can write, and in which forms: for conversations with tools or, by default,
+        without.
+
+        The result is cached per template. The model must have a chat template.
+        """
         return probe(
             self._template(with_tools=with_tools), self._tool_format, self._image_marker, with_tools=with_tools
         )
 
     @property
     def thinking(self) -> ThinkingVariables:
-        """The template variables that set whether, and with which effort, the model reasons."""
+        """The template variables that set whether the model reasons, and with which effort; empty if there are none."""
         if not self._templates:
             return ThinkingVariables()
         plain = self.traits()
@@ -119,10 +129,10 @@ class PromptWriter:
     def write(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, template_kwargs: Mapping[str, Any] | None
     ) -> WrittenPrompt:
-        """Render the prompt up to the position where the answer begins.
+        """Render the prompt of a conversation, up to the position where the answer begins.
 
-        `template_kwargs` are the request's variables for the template. Raises InvalidField, whose `param` names the
-        field, if the template cannot use a field or refuses these messages in every form, and NoChatTemplate if the
+        `template_kwargs` are variables that the request sets for the template. Raises InvalidField, whose `param` names
+        the field, if the template cannot use a field or refuses these messages in every form, and NoChatTemplate if the
         model has no template.
         """
         self.require_template()
@@ -209,11 +219,11 @@ def _check_tools(template: ChatTemplate, tools: Sequence[Tool]) -> None:
 
 
 def _options(template: ChatTemplate, request_variables: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
-    """Return the variables for the template, whether to add the generation prompt, and whether to continue the last
-    message. `request_variables` are the variables of the request, in which `add_generation_prompt` and
-    `continue_final_message` may set the latter two.
+    """Separate the variables that a request sets for a chat template from two options that stand among them.
 
-    Raises InvalidField for variables that the template does not read.
+    Returns the variables, whether to add the beginning of an answer to the prompt (`add_generation_prompt`), and
+    whether the answer continues the last message (`continue_final_message`). Raises InvalidField for variables that the
+    template does not read, and for options that contradict each other.
     """
     variables = dict(request_variables)
     continues = _flag(variables, CONTINUE, default=False)

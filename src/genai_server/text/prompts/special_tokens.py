@@ -1,7 +1,7 @@
-"""Keeps special tokens in a request's texts plain text: a client cannot begin a turn by sending the token that begins
-one.
+"""Keeps special tokens in a request's texts plain text (`SpecialTokenGuard`), so that a client cannot, for example,
+begin a turn of the system by sending the token that begins one.
 
-Before a template is rendered, a few characters are replaced by lone surrogates in all texts of the request. The
+Before a chat template is rendered, a few characters are replaced by lone surrogates in all texts of the request. The
 characters are chosen so that every special token contains one of them, and valid text contains no lone surrogates. So
 each special token in the rendered text comes from the template. Afterwards the characters are restored, and the text is
 cut within each special token that appears only now, so that no piece contains one. It does not matter what the template
@@ -21,7 +21,11 @@ _SURROGATES = range(0xDB80, 0xE000)
 
 
 class Prompt(NamedTuple):
-    """A text to be encoded piece by piece, with `num_special` special tokens that come from the template."""
+    """The text of a prompt, in pieces that the tokenizer encodes one by one.
+
+    `num_special` is the number of special tokens in it that come from the template and are encoded as such. Special
+    tokens of the request's texts are split over pieces, so they are encoded as plain text.
+    """
 
     pieces: list[str]
     num_special: int
@@ -33,10 +37,12 @@ class Prompt(NamedTuple):
 
 
 class SpecialTokenGuard:
-    """Distinguishes the special tokens of a template from special tokens in a request's texts.
+    """Distinguishes the special tokens of a chat template from special tokens in a request's texts, which stay plain
+    text.
 
-    `tokens` are the texts of all special tokens, `constants` the texts in the template's source. The constants show
-    whether the template assembles a special token around a variable, as in `'<|' + name + '|>'`.
+    Use: `cover` the texts of the request, render the template with them, and `uncover` the output. `tokens` are the
+    texts of all special tokens, and `constants` the texts in the template's source. The constants show whether the
+    template assembles a special token around a variable, as in `'<|' + name + '|>'`.
     """
 
     def __init__(self, tokens: Collection[str], constants: Collection[str] = ()) -> None:
@@ -53,19 +59,22 @@ class SpecialTokenGuard:
             self._tails = tuple(part for part in _tails(self._tokens) if not self._has_key(part))
 
     def cover(self, value: Any, param: str) -> Any:
-        """Return a JSON value whose texts, including field names, are changed so that they contain no special tokens.
+        """Return a copy of a JSON value in whose texts, including field names, characters are replaced so that no
+        special token remains.
 
-        `uncover` restores the texts. Raises InvalidField, naming `param`, for a text that is not valid Unicode and for
-        a value that is nested too deeply.
+        `uncover` restores the characters. Errors name the field `param`: InvalidField is raised for a text that is not
+        valid Unicode and for a value that is nested too deeply.
         """
         with as_field_errors(param):
             return self._covered(value)
 
     def cover_messages(self, messages: Iterable[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
-        """Return messages whose texts are changed as in `cover`. Of a role, only the first and last characters may be
-        changed.
+        """Return copies of messages in whose texts characters are replaced as in `cover`, so that no special token
+        remains.
 
-        Templates may assemble special tokens from roles. Raises InvalidField, naming `param`, like `cover`.
+        A role, which templates compare, is changed less than other texts: its first and last characters are not
+        replaced in addition. Errors name the field `param`: InvalidField is raised for a text that is not valid Unicode
+        and for too deep nesting.
         """
         with as_field_errors(param):
             return [
@@ -77,7 +86,8 @@ class SpecialTokenGuard:
             ]
 
     def uncover(self, rendered: str) -> Prompt:
-        """Restore the texts that `cover` has changed, in the output of a template, and return the output as a prompt.
+        """Restore the characters that `cover` has replaced, in the output of a template, and return the output as a
+        prompt.
 
         Only special tokens that come from the template are encoded as special tokens.
         """
@@ -90,11 +100,13 @@ class SpecialTokenGuard:
         return Prompt(self._cut(rendered, genuine), len(genuine))
 
     def plain(self, text: str) -> Prompt:
-        """Return a prompt for a text in which no special token is encoded as such."""
+        """Return a prompt for a text that contains no template's output: all special tokens in it are encoded as plain
+        text.
+        """
         return Prompt(self._cut(text, []), 0)
 
     def end(self, prompt: Prompt, position: int) -> Prompt:
-        """Return the rest of a prompt from a position in its text on.
+        """Return the end of a prompt as a prompt: its text from the character index `position` on.
 
         No special token may extend across this position.
         """
@@ -123,7 +135,9 @@ class SpecialTokenGuard:
         return text
 
     def _covered_ends(self, text: str) -> str:
-        """Replace the first and last characters of a text if the template could complete them to a special token."""
+        """Return a text with its first and last character replaced, where the template could complete them to a special
+        token.
+        """
         if not self._heads or not text:
             return text
         if text.endswith(self._heads) or any(text in token for token in self._tokens):
@@ -133,8 +147,9 @@ class SpecialTokenGuard:
         return text
 
     def _cut(self, text: str, genuine: list[tuple[int, int]]) -> list[str]:
-        """Split a text into pieces that contain no special tokens except genuine ones, which are given by their
-        spans.
+        """Split a text into pieces that contain no special tokens, except those that come from the template.
+
+        `genuine` has the positions (start and end) of these genuine special tokens.
         """
         genuine_spans = set(genuine)
         inner = {position for start, end in genuine for position in range(start + 1, end)}
@@ -152,10 +167,10 @@ class SpecialTokenGuard:
         return pieces
 
     def _builds_tokens(self, constants: Collection[str]) -> bool:
-        """Whether the template may assemble a special token around a variable.
+        """Whether the template may assemble a special token around a variable, as in `'<|' + name + '|>'`.
 
-        This is so if one of its constants contains a part of a special token, but not the whole, with one of the
-        characters that are replaced in texts.
+        This is assumed if one of the template's texts `constants` contains a part of a special token, but not the
+        whole, with one of the characters that are replaced in texts.
         """
         heads = tuple(filter(self._has_key, _heads(self._tokens)))
         tails = tuple(filter(self._has_key, _tails(self._tokens)))
@@ -171,8 +186,10 @@ class SpecialTokenGuard:
 
 @contextmanager
 def as_field_errors(param: str) -> Iterator[None]:
-    """Convert errors in the block about invalid Unicode and too deep nesting to InvalidField, which names
-    `param`.
+    """Context manager that converts errors of its block to InvalidField for the field `param`.
+
+    It converts UnicodeEncodeError (a text that is not valid Unicode) and RecursionError (a value that is nested too
+    deeply).
     """
     try:
         yield
@@ -183,9 +200,10 @@ def as_field_errors(param: str) -> Iterator[None]:
 
 
 def _key_characters(tokens: Iterable[str], constants: str) -> list[str]:
-    """Choose a few characters such that each special token contains one of them.
+    """Return a few characters such that each special token in `tokens` contains at least one of them.
 
-    Characters that templates are unlikely to look for in texts are preferred.
+    Characters that are rare in `constants`, the texts of the template, are preferred, because templates are unlikely to
+    look for them.
     """
     remaining, keys = set(tokens), []
     while remaining:
@@ -205,7 +223,7 @@ def _key_characters(tokens: Iterable[str], constants: str) -> list[str]:
 
 
 def _longest_of(tokens: Collection[str]) -> str:
-    """Return a regular expression that matches the longest token at a position.
+    """Return a regular expression that matches, at any position, the longest of the given special tokens.
 
     The alternatives share common beginnings (a trie). With one alternative for each of a thousand tokens, the search in
     a text full of their common beginning would take seconds.

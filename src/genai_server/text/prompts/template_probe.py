@@ -1,4 +1,4 @@
-"""Finds out what a chat template writes, drops and refuses, by rendering short conversations of marker words.
+"""Finds out what a chat template writes, drops and refuses (`probe`), by rendering short conversations of marker words.
 
 Each of the template's traits (template_traits.py) has several possible values, which are tried in order: from the form
 of messages that changes a conversation least to the form that every template writes. The probe takes the first value
@@ -71,20 +71,23 @@ _OTHER_NAMES = {"none": ("none", "no_think")}
 def probe(
     template: ChatTemplate, tool_format: ToolFormat | None, image_marker: str, *, with_tools: bool
 ) -> TemplateTraits:
-    """Return what a template writes of conversations with or without tools.
+    """Return the traits of a chat template: what it writes of conversations, with or without tools, and in which forms.
 
-    `tool_format` is the format of calls that the template cannot write itself, `image_marker` the text for an image
-    that the template cannot write.
+    `tool_format` is the format for calls that the template cannot write itself, and `image_marker` is the text for an
+    image that it cannot write. A probe takes about 20 ms, and the results of the last probes are cached. If rendering
+    takes too long, the traits are those of a template about which nothing is known.
     """
     return _Probe(template, tool_format, image_marker, with_tools=with_tools).traits()
 
 
 class _TooLong(Exception):
-    """Rendering takes so long that the probe stops."""
+    """Error: rendering with a template takes so long that its probe stops."""
 
 
 class _Probe:
-    """Determines the TemplateTraits of one template. `probe` creates it."""
+    """Determines the TemplateTraits of one chat template, by rendering test conversations. The function `probe` creates
+    it.
+    """
 
     def __init__(
         self, template: ChatTemplate, tool_format: ToolFormat | None, image_marker: str, *, with_tools: bool
@@ -102,7 +105,9 @@ class _Probe:
         self._end = time.thread_time() + _MAX_SECONDS
 
     def traits(self) -> TemplateTraits:
-        """Find out all traits of the template and return them; the initial traits if rendering takes too long."""
+        """Find out all traits of the template and return them; if rendering takes too long, return those that need no
+        rendering.
+        """
         try:
             self._place_tools()
             simple = ([_user("useran")], [_system(), _user("useran")])
@@ -160,7 +165,7 @@ class _Probe:
         )
 
     def _calls(self) -> None:
-        """Find out in which form the template writes tool calls and their results."""
+        """Find out in which form the template writes tool calls and their results, and set the traits for it."""
         user, call, result = _user("useran"), _assistant(None, "valuean"), _result("resultan", "valuean")
         more = [_assistant("assistantbe"), _user("userbe")]
         markers = ["useran", _FUNCTION, "valuean", "resultan"]
@@ -191,8 +196,9 @@ class _Probe:
             self._decide("broken_arguments", ([user, broken, result], ["useran", "broken", "resultan"]))
 
     def _call_options(self) -> list[Option]:
-        """Return the forms of a tool call and its result that the probe tries in this order. Plain text, the last
-        resort, is not among them.
+        """Return the forms of a tool call and its result, in the order in which the probe tries them.
+
+        Plain text for both, the last resort, is not among them.
         """
         options: list[Option] = []
         for tool_results in (True, False):
@@ -207,8 +213,9 @@ class _Probe:
         return options
 
     def _results(self) -> None:
-        """Find out whether texts and images next to tool calls and results, and instructions before them, are
-        written.
+        """Find out what the template writes around tool calls and results, and set the traits for it.
+
+        This concerns texts next to calls, images in results, and instructions before them.
         """
         user, call, result = _user("useran"), _assistant(None, "valuean"), _result("resultan", "valuean")
         if self._traits.leading_instructions:
@@ -283,8 +290,8 @@ class _Probe:
         self._decide("names", ([named], ["namean", "useran"]), is_ordered=False)
 
     def _reasoning(self) -> None:
-        """Find out in which message field the template reads the reasoning of an assistant message, and what it writes
-        after it.
+        """Find out in which message field the template reads the reasoning of an assistant message, and which text it
+        writes after the reasoning. Sets the traits for it.
 
         Some templates write reasoning only while reasoning is turned on, so both cases are tried.
         """
@@ -339,14 +346,17 @@ class _Probe:
         return variables
 
     def _effort(self, variable: str, effort: str) -> str | None:
-        """Return the value of the template's variable `variable` that stands for a reasoning effort; None if the
-        template refuses the effort.
+        """Return the value to which the template's variable `variable` must be set for the reasoning effort `effort`,
+        such as "low".
+
+        None if the template refuses the effort.
         """
         names = _OTHER_NAMES.get(effort, (effort,))
         return next((name for name in names if self._rendered([_user("useran")], {variable: name}) is not None), None)
 
     def _decide(self, trait: str, *cases: Case, is_ordered: bool = True) -> None:
-        """Set a boolean trait to true if the template then writes the markers of all cases, else to false.
+        """Set the boolean trait `trait` to true if the template then writes the markers of all cases, and otherwise to
+        false.
 
         A case is a conversation, and the marker words that its prompt must contain, in the given order if `is_ordered`.
         """
@@ -358,11 +368,11 @@ class _Probe:
         *cases: Case,
         is_ordered: bool = True,
     ) -> None:
-        """Set traits to the first option with which the template writes the markers of all cases, else to the last
-        option.
+        """Set traits to the first option with which the template writes the markers of all cases; if none does, to the
+        last option.
 
-        An option is a set of values for traits. A case is a conversation, and the marker words that its prompt must
-        contain, in the given order if `is_ordered`.
+        An option maps traits to values. A case is a conversation, and the marker words that its prompt must contain, in
+        the given order if `is_ordered`.
         """
         for option in options:
             before, self._traits = self._traits, replace(self._traits, **option)
@@ -385,8 +395,9 @@ class _Probe:
         is_ordered: bool = True,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> bool:
-        """Whether the template writes all markers for these messages, in this order if `is_ordered`. `variables` are
-        those of the template.
+        """Whether the template, with the traits so far, writes all marker words `markers` for a conversation.
+
+        They must occur in the given order if `is_ordered`. `variables` are additional variables of the template.
         """
         text = self._rendered(messages, variables)
         if text is None:
@@ -394,9 +405,11 @@ class _Probe:
         return _are_in(text, markers) if is_ordered else all(marker in text for marker in markers)
 
     def _rendered(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str | None:
-        """Return the rendered prompt; None if the template refuses the messages.
+        """Return the prompt that the template renders for a conversation, with the traits so far; None if it refuses
+        the messages.
 
-        Raises _TooLong after two seconds in all.
+        `variables` are additional variables of the template. Raises _TooLong when the probe has taken two seconds in
+        all.
         """
         if time.thread_time() > self._end:
             raise _TooLong
@@ -437,13 +450,14 @@ def _assistant(text: str | None, *values: str) -> Message:
 
 
 def _call(value: str, arguments: str | None = None) -> Message:
-    """Return a tool call with an id like OpenAI's. Its argument is the marker word `value`, unless `arguments` has
-    other arguments as JSON text.
+    """Return a tool call with an id like OpenAI's, for a test conversation.
+
+    The value of its only argument is the marker word `value`. `arguments` replaces the arguments, as JSON text.
     """
     text = json.dumps({"key": value}) if arguments is None else arguments
     return {"id": f"call_{value}", "type": "function", "function": {"name": _FUNCTION, "arguments": text}}
 
 
 def _result(text: str, value: str) -> Message:
-    """Return the result message of the tool call whose argument is `value`."""
+    """Return a message with the text `text`: the result of the tool call of `_call` with the marker word `value`."""
     return {"role": "tool", "tool_call_id": f"call_{value}", "name": _FUNCTION, "content": text}

@@ -1,4 +1,5 @@
-"""A sandbox for untrusted chat templates: limits what they can access, their time, and the size of their values.
+"""A Jinja environment for untrusted chat templates (`TemplateSandbox`): it limits what they can access, their processor
+time, and the size of their values.
 
 Jinja's own sandbox restricts what a template can access. A template can still loop for hours, write `"x" * 10**9`, or
 put a list twice into a list, fifty times over, and print it. Such an operation cannot be interrupted, so the size of
@@ -59,11 +60,14 @@ _SHALLOW_TESTS = frozenset(
 
 
 class TooCostly(TemplateError):
-    """A template exceeds a limit of time or size."""
+    """Error: a chat template exceeds a limit of processor time or of a value's size. The message says which limit."""
 
 
 class Meter:
-    """The limits of one rendering: processor time, and characters of any value."""
+    """Measures one rendering of a template against its limits: processor time, and the characters of any single value.
+
+    `characters` is the limit of a value. The time begins when the object is created.
+    """
 
     def __init__(self, characters: int) -> None:
         self.characters = characters
@@ -75,10 +79,10 @@ class Meter:
             raise TooCostly(f"it takes more than {MAX_SECONDS:g} s")
 
     def weigh(self, *values: Any) -> int:
-        """Estimate how many characters values have as text. A value that occurs twice counts twice.
+        """Return an estimate of how many characters these values have as text. A value that occurs twice counts twice.
 
-        Raises TooCostly if there are too many characters, or if the rendering's time ends, because values that contain
-        many others take long to measure.
+        Raises TooCostly if they have more characters than the limit. Values that contain many others take long to
+        measure, so TooCostly is also raised if the rendering's time is used up meanwhile.
         """
         weight = num_values = 0
         waiting: list[Iterable[Any]] = [values]
@@ -95,14 +99,16 @@ class Meter:
         return weight
 
     def check(self, size: int, growth: int = 1) -> None:
-        """Raise TooCostly if `size`, in characters, is more than `growth` times the limit."""
+        """Raise TooCostly if `size`, in characters, is more than `growth` times the limit of a value."""
         if size > self.characters * growth:
             raise TooCostly(f"it creates a value of more than {self.characters} characters")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """A Jinja environment that limits the processor time of a template, and the characters of any value, within
-    `metered` contexts. What exceeds a limit raises TooCostly.
+    """A Jinja environment whose templates have limited processor time and limited sizes of values. `options` are
+    Jinja's.
+
+    The limits apply within a `metered` block. A template that exceeds one raises TooCostly.
     """
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
@@ -129,9 +135,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def metered(self, characters: int) -> Iterator[None]:
-        """Apply the limits to templates that this thread renders within the block.
+        """Context manager that applies the limits to templates that this thread renders within its block.
 
-        `characters` is the limit of any value.
+        `characters` is the maximum number of characters of any value. The processor time begins with the block.
         """
         self._running.meter = Meter(characters)
         try:
@@ -140,12 +146,15 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             del self._running.meter
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Add a filter to which the limits apply."""
+        """Add the function `function` as a filter of templates, named `name`, to which the limits apply."""
         self.filters[name] = self._metered(function, wide=name in _WIDE_FILTERS)
 
     @property
     def _meter(self) -> Meter:
-        """The limits of the rendering in this thread. Each operation at compile time gets limits of its own."""
+        """The limits of the rendering that runs in this thread.
+
+        While a template is compiled, there is no rendering, so each operation gets limits of its own.
+        """
         meter: Meter | None = getattr(self._running, "meter", None)
         return Meter(1 << 20) if meter is None else meter
 
@@ -153,7 +162,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super()._generate(_Metering(self).visit(source), *arguments, **options)
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """Join the output of a macro or block. Raises TooCostly if it is too long."""
+        """Return the joined output of a macro or block. Raises TooCostly if it is too long. Jinja calls this method."""
         written, size = [], 0
         for piece in pieces:
             written.append(piece)
@@ -237,7 +246,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Rewrites a template so that operations which Jinja compiles to Python operators call the sandbox's checks."""
+    """Rewrites the syntax tree of a template so that its loops and operators are checked against the sandbox's limits.
+
+    It is needed where Jinja compiles an operation to a plain Python operator, which the sandbox could not intercept.
+    """
 
     def __init__(self, environment: TemplateSandbox) -> None:
         self._environment = environment
@@ -285,7 +297,10 @@ def _are_numbers(*values: Any) -> bool:
 
 
 def _check_widths(values: Iterable[Any]) -> None:
-    """Raise TooCostly if a value, as a number or in a format string, requests a text that is too wide."""
+    """Raise TooCostly if one of these arguments requests a text that is padded to a very large width.
+
+    A width is an integer, or stands in a format string such as "%999999d".
+    """
     for value in values:
         inner = value if isinstance(value, tuple | list) else (value,)
         for item in inner:
@@ -294,7 +309,10 @@ def _check_widths(values: Iterable[Any]) -> None:
 
 
 def _check_bits(left: Any, right: Any, *, is_power: bool) -> None:
-    """Raise TooCostly if the product or power of two integers would have too many bits."""
+    """Raise TooCostly if an operation on two integers would give a number with too many bits.
+
+    The operation is left ** right if `is_power`, else left * right. Other values are not checked.
+    """
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * max(right, 0) if is_power else left.bit_length() + right.bit_length()
         if bits > _MAX_BITS:
@@ -302,8 +320,8 @@ def _check_bits(left: Any, right: Any, *, is_power: bool) -> None:
 
 
 def _sides(value: Any) -> tuple[int, tuple[Iterable[Any], ...]]:
-    """Return an estimate of the characters that a value has as text besides those of its elements, and the collections
-    of its elements.
+    """Split a value for the estimate of its size: returns the characters of its own text, such as brackets and commas,
+    and the collections with the values in it.
     """
     if isinstance(value, str | bytes):
         return len(value), ()

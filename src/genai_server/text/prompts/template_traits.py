@@ -1,6 +1,7 @@
-"""What a chat template writes of a conversation, and in which form.
+"""The traits of a chat template: which parts of a conversation it writes, and in which forms it needs them.
 
-template_probe.py finds the traits of a template, and conversation.py converts conversations accordingly.
+template_probe.py finds the traits of a template (`TemplateTraits`), and conversation.py converts conversations
+accordingly. `ThinkingVariables` has the variables that control reasoning.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,12 @@ THINKING_NAMES = ("enable_thinking", "thinking")
 
 
 class CallForm(StrEnum):
-    """The form in which tool calls of the history are passed to a template."""
+    """The form in which the tool calls of a conversation are passed to a template.
+
+    TOGETHER: all calls of a message at once. ONE_BY_ONE: a message for each call, followed by its results. IN_CONTENT:
+    in the content, as the model writes calls in answers, for templates that cannot write calls. TEXT: as plain text of
+    the assistant, for templates of models that have no calls.
+    """
 
     TOGETHER = "together"
     # A message for each call, followed by its results.
@@ -27,7 +33,11 @@ class CallForm(StrEnum):
 
 
 class TextBesideCalls(StrEnum):
-    """What a template does with an assistant's text that stands next to tool calls."""
+    """What a template does with an assistant's text in a message that also has tool calls.
+
+    WRITTEN: it writes the text. BEFORE: it writes the text only as a message of its own, before the calls. LOST: it
+    drops the text.
+    """
 
     WRITTEN = "written"
     # It is a message of its own, before the calls.
@@ -36,7 +46,11 @@ class TextBesideCalls(StrEnum):
 
 
 class CallIds(StrEnum):
-    """The form of tool call ids that a template needs."""
+    """The form that the ids of tool calls must have for a template.
+
+    ANY: any text. NINE_CHARACTERS: nine letters and digits. NAMED: the function's name with a counter, as in
+    `functions.NAME:0`, because the template writes the name nowhere else.
+    """
 
     ANY = "any"
     # Nine letters and digits.
@@ -46,7 +60,11 @@ class CallIds(StrEnum):
 
 
 class ToolsPosition(StrEnum):
-    """Where a template reads the tools of a request."""
+    """Where a template reads the tools of a request.
+
+    VARIABLE: in the variable `tools`. LIST_IN_MESSAGE and JSON_IN_MESSAGE: in the field `tools` of a system message, as
+    a list or as JSON text.
+    """
 
     VARIABLE = "variable"
     # In the field `tools` of a system message, as a list or as JSON.
@@ -55,8 +73,9 @@ class ToolsPosition(StrEnum):
 
 
 class ChosenEffort(NamedTuple):
-    """Template variables that set a reasoning effort, and the effort that they set. The effort is None if the variables
-    only switch reasoning on or off.
+    """The variables of a template for the reasoning effort of a request (`values`), and the effort that they set.
+
+    `effort` is None if the variables only switch reasoning on or off.
     """
 
     values: Mapping[str, Any]
@@ -65,7 +84,12 @@ class ChosenEffort(NamedTuple):
 
 @dataclass(frozen=True)
 class ThinkingVariables:
-    """The template variables that set whether the model reasons, and with which effort."""
+    """The variables of a chat template that set whether the model reasons, and with which effort.
+
+    `switch_on` and `switch_off` are the variable that turns reasoning on and off, with the value for each; empty if
+    there is none. `effort` is the name of the variable for the effort ("" if there is none), and `efforts` maps the
+    efforts that the template accepts to values of this variable.
+    """
 
     # The variable that turns reasoning on and off, with a value for each; empty without one.
     switch_on: Mapping[str, Any] = field(default_factory=dict)
@@ -76,13 +100,14 @@ class ThinkingVariables:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all template variables that control reasoning, and the names by which clients turn reasoning on
-        or off.
+        """The names of all variables that control reasoning: those of the template, and those by which clients turn
+        reasoning on or off.
         """
         return frozenset({*self.switch_on, self.effort, *THINKING_NAMES})
 
     def variables(self, effort: str) -> ChosenEffort | None:
-        """Return the variables that set a reasoning effort, or the nearest effort that the template supports.
+        """Return the template variables for the reasoning effort `effort`, such as "low", or the nearest effort that
+        the template supports.
 
         None if no effort changes the prompt.
         """
@@ -102,7 +127,8 @@ class ThinkingVariables:
 class TemplateTraits:
     """Which parts of a conversation a chat template writes, and in which form it needs them.
 
-    The defaults describe a template that writes everything in its original place and form.
+    `probe` determines the traits of a template, and `convert` uses them. The defaults describe a template that writes
+    everything in its original place and form. If `is_known` is false, the probe could not find the traits out.
     """
 
     # Whether the probe has found out. If not, conversations are rendered as they are.
@@ -150,7 +176,9 @@ class TemplateTraits:
     thinking: ThinkingVariables = ThinkingVariables()
 
     def in_words(self) -> Iterator[str]:
-        """Yield one sentence for each part of a conversation that is written in another form than it has."""
+        """Yield sentences for the operator: one for each part of a conversation that prompts have in another form than
+        the request.
+        """
         if not self.is_known:
             yield "the chat template renders no simple conversation, so conversations are not adapted to it"
             return
