@@ -1,4 +1,8 @@
-"""The endpoint /v1/conversations of OpenAI's API: stored lists of items that responses continue and append to."""
+"""The endpoints below /v1/conversations of OpenAI's API: create, read, change and delete conversations and their items.
+
+A conversation is a stored list of items (messages, tool calls and so on). A response of /v1/responses may continue it,
+and its input and output are then appended to the list.
+"""
 
 import time
 from typing import Annotated, Any
@@ -21,27 +25,27 @@ router = VersionedRouter(lenient_route(LEFT_OUT_OF_ITEMS, convert=convert_items)
 
 
 class ConversationRequest(StrictModel):
-    """Body of POST /v1/conversations."""
+    """Body of POST /v1/conversations, which creates a conversation: its first items and its metadata, both optional."""
 
     items: Annotated[list[InputItem], elements(MAX_ITEMS)] | None = None
     metadata: Metadata | None = None
 
 
 class ConversationUpdate(StrictModel):
-    """Body of POST /v1/conversations/{id}."""
+    """Body of POST /v1/conversations/{id}: the metadata that replaces the conversation's metadata; null removes it."""
 
     metadata: Metadata | None
 
 
 class ItemsRequest(StrictModel):
-    """Body of POST /v1/conversations/{id}/items."""
+    """Body of POST /v1/conversations/{id}/items: at least one item to append to the conversation."""
 
     items: Annotated[list[InputItem], elements(MAX_ITEMS, min_length=1)]
 
 
 @router.post("/v1/conversations")
 async def create_conversation(body: ConversationRequest, stored: StoreDep) -> dict[str, Any]:
-    """Create a conversation with these items."""
+    """Create a conversation that consists of the body's items. Returns the conversation object, without its items."""
     store = stored.store
     if not store.is_on:
         raise InvalidField(None, "this server does not store conversations (GENAI_RESPONSE_STORE_SIZE)")
@@ -58,13 +62,15 @@ async def create_conversation(body: ConversationRequest, stored: StoreDep) -> di
 
 @router.get("/v1/conversations/{conversation_id}")
 async def get_conversation(conversation_id: str, stored: StoreDep) -> dict[str, Any]:
-    """Get a conversation without its items."""
+    """Return a conversation object: its id, time of creation and metadata. The items have an endpoint of their own."""
     return await stored.store.conversation(conversation_id, stored.owner)
 
 
 @router.post("/v1/conversations/{conversation_id}")
 async def update_conversation(conversation_id: str, body: ConversationUpdate, stored: StoreDep) -> dict[str, Any]:
-    """Replace the metadata of a conversation."""
+    """Replace the metadata of a conversation by those of the body. Returns the changed conversation object, without
+    items.
+    """
     metadata = body.metadata or {}
     return await stored.store.update_conversation(
         conversation_id, stored.owner, lambda old: {**old, "metadata": metadata}
@@ -73,14 +79,16 @@ async def update_conversation(conversation_id: str, body: ConversationUpdate, st
 
 @router.delete("/v1/conversations/{conversation_id}")
 async def delete_conversation(conversation_id: str, stored: StoreDep) -> dict[str, Any]:
-    """Delete a conversation and its items. Responses that continued the conversation keep the items that they need."""
+    """Delete a conversation and its items, and confirm the deletion. Responses that continued the conversation keep the
+    items that they need.
+    """
     await stored.store.delete_conversation(conversation_id, stored.owner)
     return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
 async def add_items(conversation_id: str, body: ItemsRequest, stored: StoreDep) -> Response:
-    """Append items to a conversation; returns the new items."""
+    """Append the body's items to the end of a conversation. Returns a list of only these items, which now have ids."""
     items = await stored.to_response_items(body.items, "items")
     await stored.store.add_items(conversation_id, stored.owner, items)
     return await page_response(Page([(item["id"], item) for item in items], has_more=False))
@@ -90,17 +98,21 @@ async def add_items(conversation_id: str, body: ItemsRequest, stored: StoreDep) 
 async def list_items(
     conversation_id: str, query: Annotated[InputItemsParameters, Query()], stored: StoreDep
 ) -> Response:
-    """List the items of a conversation page by page."""
+    """Return one page of the items of a conversation: by default the 20 newest, the newest one first. The query
+    parameters `limit`, `order` and `after` select another page.
+    """
     return await page_response(await stored.store.page("conversation", conversation_id, stored.owner, query))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 async def get_item(conversation_id: str, item_id: str, stored: StoreDep) -> Response:
-    """Get one item of a conversation."""
+    """Return the item with the id `item_id` of a conversation. The error is `conversation_not_found` if there is no
+    such item.
+    """
     return json_response(await stored.store.conversation_item(conversation_id, stored.owner, item_id))
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 async def delete_item(conversation_id: str, item_id: str, stored: StoreDep) -> dict[str, Any]:
-    """Delete one item of a conversation; returns the conversation."""
+    """Delete the item with the id `item_id` of a conversation. Returns the conversation object, without its items."""
     return await stored.store.remove_item(conversation_id, stored.owner, item_id)

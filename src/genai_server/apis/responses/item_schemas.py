@@ -1,5 +1,9 @@
-"""Input items of OpenAI's Responses API: one class for each type that this server supports, and one class for all
-others.
+"""Schemas of the input items of OpenAI's Responses API, with which request bodies are validated: messages, reasoning,
+calls of tools and their outputs, summaries, and references to stored items.
+
+Each type of item that this server supports has a class of its own. `ForeignItem` stands for all other types.
+`InputItem` is the union of these classes, and `Input` is the type of a request's field `input`: a text or a list of
+items.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -29,7 +33,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(StrictModel):
-    """A text in a message or in the output of a tool."""
+    """A content part with a text that the model did not write, in a message or in the output of a tool."""
 
     type: Literal["input_text"]
     text: Text
@@ -37,7 +41,9 @@ class InputText(StrictModel):
 
 
 class InputImage(StrictModel):
-    """An image in a message or in the output of a tool, for models that take images."""
+    """A content part with an image, in a message or in the output of a tool, for models that take images. `image_url`
+    is required; the reference `file_id` to a stored file is refused.
+    """
 
     type: Literal["input_image"]
     image_url: NonEmptyText | None = Field(
@@ -59,14 +65,14 @@ class InputImage(StrictModel):
 
 
 class InputAudioPart(StrictModel):
-    """Audio in a message or in the output of a tool, for models that take audio."""
+    """A content part with audio, in a message or in the output of a tool, for models that take audio."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
 class OutputText(StrictModel):
-    """A part of a text that the model has written."""
+    """A content part with a text that the model has written, in an earlier message of the assistant."""
 
     type: Literal["output_text"]
     text: Text
@@ -79,7 +85,9 @@ MessagePart = Annotated[InputText | InputImage | InputAudioPart | OutputText, Ta
 
 
 class ReasoningText(StrictModel):
-    """A part of the model's reasoning, or of a summary of the reasoning. Other servers use other values of `type`."""
+    """A part of an earlier reasoning item: a text of the model's reasoning, or of a summary of it. `type` may be any
+    text, because other servers name such parts differently than OpenAI.
+    """
 
     type: NonEmptyText
     text: Text
@@ -89,8 +97,10 @@ Thoughts = Annotated[list[ReasoningText], elements(MAX_PARTS)]
 
 
 class Item(StrictModel):
-    """Fields of all items. Unknown fields that are null are ignored, because OpenAI's client sends null for each field
-    of its types that is not set.
+    """Base class of all items that have a class of their own. It has their common fields `type` and `id`.
+
+    Unknown fields of an item are refused, except that unknown fields with the value null are ignored, because OpenAI's
+    client sends null for each field of its own types that is not set.
     """
 
     type: str
@@ -106,13 +116,15 @@ class Item(StrictModel):
 
 
 class ItemWithStatus(Item):
-    """Fields of items that have a status."""
+    """Base class of items with the optional field `status`: in_progress, completed or incomplete."""
 
     status: Status | None = None
 
 
 class MessageItem(ItemWithStatus):
-    """A message of the conversation. With role assistant, it is a text that the model has written."""
+    """A message of the conversation: a role, and as content a text or a list of content parts. A message with the role
+    assistant is a text that the model has written, and only such a message may have no content.
+    """
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -132,7 +144,7 @@ class MessageItem(ItemWithStatus):
 
 
 class CallItem(ItemWithStatus):
-    """Fields of all types of calls of tools that the client runs."""
+    """Base class of items that are calls of tools which the client runs. `call_id` connects a call with its output."""
 
     call_id: NonEmptyText
     async_: Any = Field(None, alias="async", description="No effect: not part of the prompt.")
@@ -141,15 +153,17 @@ class CallItem(ItemWithStatus):
 
 
 class CallOutputItem(Item):
-    """Fields of all types of outputs of tools that the client runs."""
+    """Base class of items that are outputs of tools which the client has run. It has fields that OpenAI's API defines
+    for all such items and that have no effect here.
+    """
 
     caller: Any = Field(None, description="No effect: not part of the prompt.")
     created_by: Any = Field(None, description="Accepted, but has no effect.")
 
 
 class FunctionCallItem(CallItem):
-    """A function call that the model has made. `arguments` is the text of a JSON object, unless the call was cut off or
-    invalid.
+    """A function call that the model has made in an earlier turn. `arguments` is the text of a JSON object, or any
+    other text if the call was cut off or invalid.
     """
 
     type: Literal["function_call"]
@@ -159,7 +173,9 @@ class FunctionCallItem(CallItem):
 
 
 class FunctionCallOutputItem(CallOutputItem):
-    """The output of the function call with this `call_id`."""
+    """What a function has returned to the client: a text or a list of content parts. `call_id` is that of the
+    FunctionCallItem, the call of the function.
+    """
 
     type: Literal["function_call_output"]
     call_id: NonEmptyText | None = None
@@ -170,7 +186,9 @@ class FunctionCallOutputItem(CallOutputItem):
 
 
 class CustomToolCallItem(CallItem):
-    """A call of a custom tool that the model has made."""
+    """A call of a custom tool that the model has made in an earlier turn. A custom tool takes a text, `input`, and not
+    JSON arguments.
+    """
 
     type: Literal["custom_tool_call"]
     name: NonEmptyText
@@ -179,7 +197,9 @@ class CustomToolCallItem(CallItem):
 
 
 class CustomToolCallOutputItem(CallOutputItem):
-    """The output of the custom tool call with this `call_id`."""
+    """What a custom tool has returned to the client: a text or a list of content parts. `call_id` is that of the
+    CustomToolCallItem, the call of the tool.
+    """
 
     type: Literal["custom_tool_call_output"]
     call_id: NonEmptyText
@@ -189,7 +209,9 @@ class CustomToolCallOutputItem(CallOutputItem):
 
 
 class PatchOperation(StrictModel):
-    """The change of one file by a patch."""
+    """What a call of the tool apply_patch does: it creates, updates or deletes the file `path`. `diff` is required
+    except for a deletion, which must not have it.
+    """
 
     type: Literal["create_file", "update_file", "delete_file"]
     path: NonEmptyText
@@ -204,14 +226,16 @@ class PatchOperation(StrictModel):
 
 
 class ApplyPatchCallItem(CallItem):
-    """A call of apply_patch that the model has made."""
+    """A call of OpenAI's tool apply_patch, which changes one file, made by the model in an earlier turn."""
 
     type: Literal["apply_patch_call"]
     operation: PatchOperation
 
 
 class ApplyPatchCallOutputItem(CallOutputItem):
-    """The output of the apply_patch call with this `call_id`."""
+    """The client's report about an apply_patch call: whether the patch was applied, and an optional text for the model.
+    `call_id` is that of the call.
+    """
 
     type: Literal["apply_patch_call_output"]
     call_id: NonEmptyText
@@ -220,7 +244,9 @@ class ApplyPatchCallOutputItem(CallOutputItem):
 
 
 class ShellAction(StrictModel):
-    """The commands of a shell call, and their limits."""
+    """What a call of the tool shell runs: commands, how many milliseconds they may take, and how many characters of the
+    output of each command the model wants. Both limits are optional.
+    """
 
     commands: Annotated[list[Text], elements(MAX_PARTS)]
     timeout_ms: int | None = None
@@ -228,7 +254,7 @@ class ShellAction(StrictModel):
 
 
 class ShellCallItem(CallItem):
-    """A call of shell that the model has made."""
+    """A call of OpenAI's tool shell, made by the model in an earlier turn. The client runs its commands."""
 
     type: Literal["shell_call"]
     action: ShellAction
@@ -236,14 +262,14 @@ class ShellCallItem(CallItem):
 
 
 class ShellOutcome(StrictModel):
-    """How a command ended."""
+    """How a shell command ended: it exited with `exit_code`, or it was stopped because it took too long (`timeout`)."""
 
     type: Literal["exit", "timeout"]
     exit_code: int | None = None
 
 
 class ShellOutput(StrictModel):
-    """The output of one command, and how the command ended."""
+    """The result of one command of a shell call: what the command wrote to stdout and stderr, and how it ended."""
 
     stdout: Text
     stderr: Text
@@ -252,7 +278,7 @@ class ShellOutput(StrictModel):
 
 
 class ShellCallOutputItem(CallOutputItem):
-    """The output of the shell call with this `call_id`."""
+    """The results of a shell call, one for each command. `call_id` is that of the ShellCallItem, the call."""
 
     type: Literal["shell_call_output"]
     call_id: NonEmptyText
@@ -262,7 +288,9 @@ class ShellCallOutputItem(CallOutputItem):
 
 
 class LocalShellAction(StrictModel):
-    """The command of a local_shell call."""
+    """What a call of the tool local_shell runs: one program with its arguments, and optionally its environment
+    variables, user, working directory and time limit in milliseconds.
+    """
 
     type: Literal["exec"]
     command: Annotated[list[Text], elements(MAX_PARTS)]
@@ -273,15 +301,15 @@ class LocalShellAction(StrictModel):
 
 
 class LocalShellCallItem(CallItem):
-    """A call of local_shell that the model has made."""
+    """A call of local_shell, OpenAI's older shell tool, made by the model in an earlier turn. The client runs it."""
 
     type: Literal["local_shell_call"]
     action: LocalShellAction
 
 
 class LocalShellCallOutputItem(CallOutputItem):
-    """The output of a local_shell call. The id of the call is in `id` in OpenAI's API, and in `call_id` in agents'
-    requests.
+    """What the command of a local_shell call has written, as a text. The id of the call is in the field `id` in
+    OpenAI's API, and in `call_id` in requests of agents; one of them is required.
     """
 
     type: Literal["local_shell_call_output"]
@@ -298,7 +326,7 @@ class LocalShellCallOutputItem(CallOutputItem):
 
 
 class ToolSearchCallItem(CallItem):
-    """A search for tools that the model has requested and the client runs."""
+    """A call of OpenAI's tool tool_search: the model asks for further tools, and the client searches for them."""
 
     type: Literal["tool_search_call"]
     arguments: Annotated[Any, AfterValidator(writable)] = None
@@ -306,7 +334,9 @@ class ToolSearchCallItem(CallItem):
 
 
 class ToolSearchOutputItem(CallOutputItem):
-    """The tools that a tool search has found. From this item on, the model may call them."""
+    """The definitions of the tools that the client has found in a tool search. The model may call these tools from this
+    item on.
+    """
 
     type: Literal["tool_search_output"]
     call_id: NonEmptyText
@@ -316,7 +346,9 @@ class ToolSearchOutputItem(CallOutputItem):
 
 
 class AdditionalToolsItem(Item):
-    """Further tools. From this item on, the model may call them."""
+    """Definitions of tools that the client adds within a conversation. The model may call these tools from this item
+    on.
+    """
 
     type: Literal["additional_tools"]
     role: Any = Field(None, description="No effect: not part of the prompt.")
@@ -324,7 +356,9 @@ class AdditionalToolsItem(Item):
 
 
 class CompactionItem(ItemWithStatus):
-    """A summary that replaces earlier turns, made by /v1/responses/compact."""
+    """A summary that stands for earlier turns of the conversation. It was returned by /v1/responses/compact, the
+    endpoint that shortens conversations.
+    """
 
     type: Literal["compaction"]
     encrypted_content: Text = Field(description="Value returned by this server, unchanged.")
@@ -332,7 +366,9 @@ class CompactionItem(ItemWithStatus):
 
 
 class ReasoningItem(ItemWithStatus):
-    """Reasoning of an earlier turn. The prompt contains `content`, or else `encrypted_content`, or else `summary`."""
+    """The model's reasoning in an earlier turn. The prompt contains `content` or, without it, the text in
+    `encrypted_content` or, without both, `summary`.
+    """
 
     type: Literal["reasoning"]
     summary: Thoughts | None = None
@@ -341,7 +377,9 @@ class ReasoningItem(ItemWithStatus):
 
 
 class ItemReference(StrictModel):
-    """Refers to an input or output item of a stored response."""
+    """An item that stands for a stored one: the input or output item with this id of a stored response. A request is
+    converted as if it had the stored item in its place.
+    """
 
     type: Literal["item_reference"] | None = None
     id: NonEmptyText
@@ -371,8 +409,8 @@ _SEARCHES = ("tool_search_call", "tool_search_output")
 
 
 class ForeignItem(BaseModel):
-    """An item of any other type, such as a call of a tool that only another provider has. The model reads a note with
-    the item's fields.
+    """An item of a type that this server does not support, such as a call of a tool that only another provider has. It
+    may have any fields. The model reads a note: a text with the item's type and fields.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -387,17 +425,23 @@ class ForeignItem(BaseModel):
 
     @property
     def fields(self) -> JsonObject:
-        """All fields of the item except the id."""
+        """Return all fields of the item, including `type` and those without a definition, but without `id`."""
         return {"type": self.type, **(self.model_extra or {})}
 
 
 def _form_of(value: Any) -> str | None:
-    """ "text" or "items", the two forms of an input; None for anything else."""
+    """Return the form of a request's field `input`: "text" for a string, "items" for a list, and None for any other
+    value, which is then refused.
+    """
     return "text" if isinstance(value, str) else "items" if isinstance(value, list) else None
 
 
 def _type_of(item: Any) -> str | None:
-    """The tag that selects the class of an item in the union `InputItem`; None if the value is not an item."""
+    """Return the tag of the class in the union `InputItem` with which `item` is validated: the type of a supported
+    item, or "foreign" for any other type. None if the value is not an item, which is then refused.
+
+    An item without a type is a message if it has a role, and otherwise a reference to a stored item.
+    """
     if not isinstance(item, dict):
         return None
     kind = item.get("type")

@@ -1,5 +1,6 @@
-"""Items of OpenAI's Responses API in the form that responses contain, and their conversion to chat messages
-(https://platform.openai.com/docs/api-reference/responses/input-items).
+"""Items of OpenAI's Responses API as JSON objects, in the form that responses contain and the store keeps: functions
+that create them, convert a request's validated items to this form, classify them, and convert a conversation of such
+items to chat messages for the prompt (https://platform.openai.com/docs/api-reference/responses/input-items).
 """
 
 import base64
@@ -72,13 +73,13 @@ _ORPHAN_NOTE = "[output of an earlier tool call]"
 
 
 def new_id(prefix: str) -> str:
-    """A new random id with this prefix, which cannot be guessed."""
+    """Return a new id: `prefix`, an underscore and 48 random hexadecimal digits, which cannot be guessed."""
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
 def new_item(type: str, id: str | None = None, **fields: Any) -> JsonObject:
-    """Create an item of this type with these fields. Fields with the value None are omitted. The item gets a new id if
-    none is given.
+    """Return a new item of the type `type` as a JSON object. It has `fields`, except those whose value is None. `id` is
+    the item's id; if it is None, the item gets a new id with the prefix of its type.
     """
     values = {name: value for name, value in fields.items() if value is not None}
     prefix = _PREFIXES.get(type) or _SERVED_PREFIXES.get(type, _OTHER_PREFIX)
@@ -86,56 +87,61 @@ def new_item(type: str, id: str | None = None, **fields: Any) -> JsonObject:
 
 
 def message(role: str, content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
-    """A message item. `content` consists of parts made by `input_text` and `output_text`. It gets a new id if none is
-    given.
+    """Return a message item. `content` has its content parts, made by `input_text` and `output_text`. If `id` is None,
+    the item gets a new id.
     """
     return new_item("message", id, status=status, role=role, content=content)
 
 
 def input_text(text: str) -> JsonObject:
-    """A content part for a text that is not the model's."""
+    """Return a content part with a text that the model did not write, for messages of other roles and tool outputs."""
     return {"type": "input_text", "text": text}
 
 
 def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
-    """A content part for a text of the model, with the log probabilities of its tokens if they are given."""
+    """Return a content part with a text that the model has written, for its messages. `logprobs` are the log
+    probabilities of the text's tokens in OpenAI's format; None if the request does not ask for them.
+    """
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
 def reasoning_text(text: str) -> JsonObject:
-    """A content part for reasoning of the model."""
+    """Return a content part with a text of the model's reasoning, for the `content` of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
 
 
 def encrypted(text: str) -> str:
-    """The value of `encrypted_content` for a text, for clients that keep nothing else of a reasoning item.
+    """Return `text` in the form of the field `encrypted_content`, for clients that keep only this field of a reasoning
+    item and send it back.
 
-    The text is only encoded, not encrypted, since the item contains it in plain text as well.
+    The text is only encoded (as base64), not encrypted, because the item contains it in plain text as well.
     """
     return base64.b64encode(text.encode()).decode()
 
 
 def listed(item: JsonObject) -> JsonObject:
-    """The item in the form in which lists of items show it, where calls of custom tools and the outputs of such calls
-    have a status.
+    """Return an item as the endpoint for a response's input items shows it: calls of custom tools and the outputs of
+    such calls get the status "completed", other items are returned unchanged. `item` itself is not changed.
     """
     is_custom = item["type"] in ("custom_tool_call", "custom_tool_call_output")
     return {**item, "status": "completed"} if is_custom else item
 
 
 def referenced_ids(items: str | Sequence[InputItem]) -> list[str]:
-    """The ids of all items to which an input refers by item_reference, with repetitions."""
+    """Return the ids to which the `item_reference` items of a request refer, in order and with repetitions. `items` is
+    the request's input; a text has no references.
+    """
     return [item.id for item in items if isinstance(item, ItemReference)]
 
 
 def to_response_items(
     items: str | Sequence[InputItem], stored: Mapping[str, JsonObject], *, field: str = "input"
 ) -> list[JsonObject]:
-    """Convert the items of a request to the form that items have in responses. `stored` has stored items by id, which
-    replace references to items.
+    """Convert the validated items of a request to the form that items have in responses. A text becomes one message of
+    the user. `stored` maps ids to stored items, which take the place of the references to them.
 
-    `field` is the request's field with the items. Raises InvalidField for a reference to an item that is not in
-    `stored`, and for encrypted content that this server has not created.
+    `field` is the name of the request's field that has `items`, for error messages. Raises InvalidField for a reference
+    to an item that is not in `stored`, and for encrypted content that this server has not created.
     """
     if isinstance(items, str):
         return [message("user", [input_text(items)])]
@@ -181,7 +187,9 @@ def _to_response_item(item: Item | ForeignItem, location: str) -> JsonObject:
 
 
 def _fields(item: Item) -> JsonObject:
-    """The fields of an item that only its type has, without id, status and other fields that many types have."""
+    """Return the fields of a validated item that are specific to its type: without `id`, `type`, `status`, fields that
+    have no effect here, and fields whose value is None.
+    """
     without = {"id", "type", "status", "async_", "caller", "created_by", "environment", "role"}
     fields: JsonObject = item.model_dump(exclude=without, exclude_none=True)
     return fields
@@ -208,7 +216,7 @@ def _thoughts(item: ReasoningItem, location: str) -> list[str]:
 
 
 def is_readable(encrypted_content: str) -> bool:
-    """Whether encrypted content can be decoded, so that this server may have created it."""
+    """Return whether the value of a field `encrypted_content` can be decoded. If not, another server has created it."""
     try:
         _decrypted(encrypted_content)
     except InvalidField:
@@ -225,29 +233,30 @@ def _decrypted(text: str, location: str = "input") -> str:
 
 
 def is_call(item: JsonObject) -> bool:
-    """Whether an item is a call of a tool that the client runs."""
+    """Return whether an item is a call of a tool that the client runs, such as a function call or a shell call."""
     return item["type"] in _CALLS and not is_foreign(item)
 
 
 def is_output(item: JsonObject) -> bool:
-    """Whether an item is the output of a tool that the client has run."""
+    """Return whether an item is the output of a tool that the client has run, such as that of a function call."""
     return item["type"] in _OUTPUTS and not is_foreign(item)
 
 
 def is_foreign(item: JsonObject) -> bool:
-    """Whether an item has a type that this server does not support. The model reads a description of such an item as
-    text.
+    """Return whether this server does not support an item's type, so that the model reads a note with the item's fields
+    instead. A tool search without `call_id`, which another provider has run, is such an item, too.
     """
     kind = item["type"]
     return kind not in _PREFIXES or (kind.startswith("tool_search_") and item.get("call_id") is None)
 
 
 def to_messages(conversation: Sequence[JsonObject], introduce: Introduce = lambda item: "") -> list[ChatMessage]:
-    """The chat messages for a conversation. Reasoning, text and calls of one turn form one message.
+    """Convert a conversation to chat messages, from which the prompt is made. Reasoning, text and tool calls of one
+    turn of the assistant become one message.
 
-    `introduce` writes the text for an item that adds tools. Items of other providers become text, and so do outputs of
-    earlier calls that are not in the conversation. Raises InvalidField for the output of an unknown call after which
-    there is no message of the user.
+    `introduce` returns the text that defines the tools which an item adds to the conversation; "" leaves the item out.
+    An item of a type that this server does not support becomes a text, and so does the output of a tool call that the
+    conversation does not contain. Raises InvalidField if such an output comes after the user's last message.
     """
     messages: list[JsonObject] = []
     for item, is_orphan in _with_orphans(conversation):
@@ -279,8 +288,11 @@ def to_messages(conversation: Sequence[JsonObject], introduce: Introduce = lambd
 
 
 def conversions(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, str]]:
-    """The items that `to_messages` converts to text although OpenAI's API would not, each with a description of the
-    conversion such as "web_search_call as text".
+    """Yield the items that `to_messages`, which converts a conversation to chat messages, turns into text although
+    OpenAI's API would not. Each comes with a description of the conversion, such as "web_search_call as text", for the
+    report to the client.
+
+    Raises InvalidField if the output of an unknown tool call comes after the user's last message.
     """
     for item, is_orphan in _with_orphans(conversation):
         if is_foreign(item) and item["type"] not in _SETTINGS:
@@ -290,16 +302,18 @@ def conversions(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject
 
 
 def without_effect(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, str]]:
-    """The items of a conversation that `to_messages` leaves out, each with its type."""
+    """Yield the items of a conversation that have no effect on the prompt, because they only set options of OpenAI's
+    API (`compaction_trigger` and `configuration_update`). Each comes with its type.
+    """
     return ((item, item["type"]) for item in conversation if item["type"] in _SETTINGS)
 
 
 def _with_orphans(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObject, bool]]:
-    """Each item of a conversation, and whether it is the output of a tool call that does not come before it. The call
-    is missing if the client has cut off the beginning of the conversation.
+    """Yield each item of a conversation, and whether it is the output of a tool call that does not come before it. The
+    call is missing if the client has cut off the beginning of the conversation.
 
-    Raises InvalidField if no message of the user follows such an output, since the model is then to answer the output
-    itself.
+    Raises InvalidField if such an output comes after the user's last message, because the model is then to answer the
+    output itself.
     """
     last_user = max((n for n, item in enumerate(conversation) if item.get("role") == "user"), default=-1)
     calls: set[str] = set()
@@ -314,8 +328,8 @@ def _with_orphans(conversation: Sequence[JsonObject]) -> Iterator[tuple[JsonObje
 
 
 def _turn(messages: list[JsonObject], *ended_by: str) -> JsonObject:
-    """The assistant's message to which the next item is added: the last of `messages` or, if that has another role or
-    already has one of the fields `ended_by`, a new message.
+    """Return the assistant's message to which the next item is added. This is the last of `messages`, unless it has
+    another role or already has one of the fields `ended_by`; then a new message is appended to `messages` and returned.
     """
     if not messages or messages[-1]["role"] != "assistant" or any(field in messages[-1] for field in ended_by):
         return _new(messages, "assistant")
@@ -323,14 +337,17 @@ def _turn(messages: list[JsonObject], *ended_by: str) -> JsonObject:
 
 
 def _new(messages: list[JsonObject], role: str) -> JsonObject:
-    """Append a new message with this role, and return it."""
+    """Append a new message that has only the role `role` to `messages`, and return it, so that the caller adds its
+    content.
+    """
     messages.append({"role": role})
     return messages[-1]
 
 
 def _add_note(messages: list[JsonObject], item: JsonObject) -> None:
-    """Add the text for another provider's item to the messages. An item of the assistant stays in the assistant's
-    message, so that calls are directly followed by their outputs.
+    """Add a note, the text that describes an item of an unsupported type, to `messages`. The note for an item of the
+    assistant is added to the assistant's current message, so that tool calls are directly followed by their outputs.
+    Other notes become messages of their own.
     """
     text, role = chat_history.note(item), chat_history.note_role(item)
     if role != "assistant":
@@ -341,7 +358,7 @@ def _add_note(messages: list[JsonObject], item: JsonObject) -> None:
 
 
 def _joined(first: str | list[JsonObject], second: str | list[JsonObject]) -> str | list[JsonObject]:
-    """The content of one message that has the contents of two messages.
+    """Return the content of a chat message that consists of the contents `first` and `second`.
 
     Two texts are joined by a line break. If one of the two is a list of content parts, the result is a list, too.
     """
@@ -355,7 +372,9 @@ def _as_parts(content: str | list[JsonObject]) -> list[JsonObject]:
 
 
 def _called(item: JsonObject) -> JsonObject:
-    """The name and arguments of the function call that stands for a call item."""
+    """Return the function call by which the prompt represents a tool call of any type: an object with the function's
+    `name` and its `arguments`, a JSON text.
+    """
     if item["type"] == "function_call":
         return {"name": full_name(item["name"], item.get("namespace")), "arguments": item["arguments"]}
     if item["type"] == "custom_tool_call":
@@ -371,20 +390,22 @@ def _output(item: JsonObject, introduce: Introduce) -> str | list[JsonObject]:
 
 
 def is_medium(part: Any) -> bool:
-    """Whether a content part is an image or audio."""
+    """Return whether a content part of an item is an image or audio."""
     return isinstance(part, dict) and part["type"] in ("input_image", "input_audio")
 
 
 def data_of(part: JsonObject) -> tuple[str, str]:
-    """The field of an image or audio part that contains its URL or data, and the value of the field."""
+    """Return where an image or audio part has its data: the path of the field, such as `image_url`, and the field's
+    value, which is a URL or base64.
+    """
     if part["type"] == "input_image":
         return "image_url", part["image_url"]
     return "input_audio.data", part["input_audio"]["data"]
 
 
 def parts_of(item: JsonObject) -> tuple[str, list[JsonObject]]:
-    """The name of the field in which an item has content parts, and the parts. There are none if the field is a
-    text.
+    """Return the name of the field in which items of this item's type have content parts ("" if they have none), and
+    the parts of this item. The list is empty if the field is a text.
     """
     field = _CONTENT_FIELDS.get(item["type"], "")
     parts = item.get(field)
@@ -392,8 +413,8 @@ def parts_of(item: JsonObject) -> tuple[str, list[JsonObject]]:
 
 
 def _content(content: str | list[JsonObject]) -> str | list[JsonObject]:
-    """The content of a chat message: the text; with images or audio, a list of parts in which adjacent texts are
-    joined.
+    """Convert the content of an item to the content of a chat message. Without images and audio, the result is one
+    text. With them, it is a list of parts in OpenAI's chat format, in which adjacent texts are joined to one part.
     """
     if isinstance(content, str) or not any(map(is_medium, content)):
         return _text(content)

@@ -1,5 +1,9 @@
-"""What the Responses and Conversations APIs convert in a conversation history, and what they remove from requests
-because this server does not support it, unless GENAI_STRICT is set.
+"""What the Responses and Conversations APIs convert or remove in a request instead of refusing the request.
+
+`convert` and `convert_items` turn content parts of unknown types in the conversation history into text. The tables
+`LEFT_OUT` and `LEFT_OUT_OF_ITEMS` say what is removed because this server does not support it, such as tools that only
+OpenAI's servers run, files and encrypted content of other servers. With the setting GENAI_STRICT nothing is removed,
+and such requests are refused.
 """
 
 from collections.abc import Iterator
@@ -54,21 +58,22 @@ _FOREIGN_SUMMARY = "[summary of earlier turns left out: another server has encry
 
 def convert(body: Any) -> list[str]:
     """Convert content parts of unknown types in the field `input` of a Responses API body to text, except in the user's
-    last message. Returns the location and former type of each changed part.
+    last message. Changes `body` in place. Returns the location and former type of each changed part.
     """
     return _convert(body, "input")
 
 
 def convert_items(body: Any) -> list[str]:
-    """Convert content parts of unknown types in the field `items` of a Conversations API body to text. Returns the
-    location and former type of each changed part.
+    """Convert content parts of unknown types in the field `items` of a Conversations API body to text. Changes `body`
+    in place. Returns the location and former type of each changed part.
     """
     return _convert(body, "items")
 
 
 def _leave_out_tools(body: Any) -> list[str]:
-    """Remove tools that only OpenAI's servers can run, and replace each namespace by the tools in it. Returns the
-    location of each removed tool or field.
+    """Remove what this server does not support from the field `tools` of a body: tools that only OpenAI's servers can
+    run, and fields without effect. Also replaces each namespace, a named group of tools, by its tools. Changes `body`
+    in place. Returns the location of each removed tool or field.
     """
     locations = []
     if not any(
@@ -85,7 +90,10 @@ def _leave_out_tools(body: Any) -> list[str]:
 
 
 def _is_run_by_client(tool: JsonObject) -> bool:
-    """Whether the client runs this tool, whose type may also stand for a tool that OpenAI's servers run."""
+    """Return whether the client runs a tool. Tools of the types tool_search and shell are run either by the client or
+    by OpenAI's servers, according to their fields `execution` and `environment`. For all other types the result is
+    False.
+    """
     if tool["type"] == "tool_search":
         return tool.get("execution") == "client"
     environment = tool.get("environment")
@@ -103,11 +111,11 @@ def _convert(body: Any, field: str) -> list[str]:
 
 
 def _history(body: Any, field: str) -> JsonObject:
-    """A body that has only the list `field`, in which items that are not to be converted are replaced by empty objects,
-    so that locations stay the same.
+    """Return a body with only the list `field`, for changes of the conversation history. Items that must not be
+    changed, such as the user's last message, are replaced by empty objects, so that the locations of the others stay
+    the same. The other items are the objects of `body` itself.
 
-    Items of the conversation history with content parts remain. In the Conversations API, where `field` is "items", all
-    items are history.
+    If `field` is "items", as in the Conversations API, all items belong to the history.
     """
     return _with_parts(body if field == "items" else history_of(body, field), field)
 
@@ -126,8 +134,9 @@ def _leave_out_of_items(body: Any, field: str) -> list[str]:
 
 
 def _leave_out_file(location: str, image: JsonObject) -> Iterator[str]:
-    """Remove the reference to a stored file (`file_id`) from an image. An image without a URL is replaced by a text.
-    Yields the location of the change, which begins with `location`.
+    """Remove the reference to a stored file (`file_id`) from an image part, in place. An image without a URL becomes a
+    text that says that it was left out. `location` is the location of the part in the body. Yields the location of what
+    was removed.
     """
     if image.get("image_url"):
         yield from (f"{location}.{field}" for field in remove(image, "file_id"))
@@ -138,8 +147,8 @@ def _leave_out_file(location: str, image: JsonObject) -> Iterator[str]:
 
 
 def _with_parts(body: Any, field: str) -> JsonObject:
-    """A body that has only the list `field`, in which items of types without content parts are replaced by empty
-    objects, so that locations stay the same. Empty if the body has no such list.
+    """Return a body with only the list `field`, in which items of types that have no content parts are replaced by
+    empty objects, so that the locations of the others stay the same. The result is empty if `body` has no such list.
     """
     items = body.get(field) if isinstance(body, dict) else None
     if not isinstance(items, list):
@@ -149,8 +158,9 @@ def _with_parts(body: Any, field: str) -> JsonObject:
 
 
 def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
-    """Remove encrypted content that another server has created from reasoning items, and replace compaction items that
-    consist of such content by a message that says so. Yields the location of each removed field.
+    """Remove encrypted content that another server has created from the items in the list `field`, in place: reasoning
+    items lose the field `encrypted_content`, and compaction items, which consist of it, become a message that says so.
+    Yields the location of each removed field.
     """
     for location, item in objects_at(body, f"{field}[]"):
         kind, content = item.get("type"), item.get("encrypted_content")
@@ -165,14 +175,16 @@ def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
 
 
 def _is_loadable(tool: JsonObject) -> bool:
-    """Whether this server supports a tool that an item of the conversation adds, so that the model may call it."""
+    """Return whether this server supports a tool that an item of the conversation adds, so that the model may call it.
+    Tools that only OpenAI's servers run are not supported.
+    """
     kind = tool["type"]
     return kind in _TYPES_OF_TOOLS and (kind not in SERVER_TOOLS or _is_run_by_client(tool))
 
 
 def _leave_out_loaded_tools(location: str, item: JsonObject) -> Iterator[str]:
-    """Remove tools of unsupported types from an item that adds tools to the conversation. Yields the location of each
-    removed tool.
+    """Remove tools of unsupported types from an item that adds tools to the conversation, in place. Other items are not
+    changed. `location` is the item's location in the body. Yields the location and type of each removed tool.
     """
     tools = item.get("tools")
     if item.get("type") not in ("tool_search_output", "additional_tools") or not isinstance(tools, list):
@@ -188,8 +200,8 @@ def _leave_out_loaded_tools(location: str, item: JsonObject) -> Iterator[str]:
 
 
 def _flattened(tool: Any) -> list[Any]:
-    """If the tool is a namespace, the tools in it, each with the name of the namespace; otherwise a list with the tool
-    itself.
+    """Return the tools for which an entry of the field `tools` stands. For a namespace, a named group of tools, these
+    are copies of its tools with the name of the namespace; for anything else, the entry itself.
     """
     if not isinstance(tool, dict) or tool.get("type") != "namespace" or not isinstance(tool.get("tools"), list):
         return [tool]

@@ -1,5 +1,9 @@
-"""Builds a response of OpenAI's Responses API from the parts of an answer: its output items, the complete object, and
-their stream events (https://platform.openai.com/docs/api-reference/responses-streaming).
+"""Builds a response of OpenAI's Responses API from the parts of a model's answer
+(https://platform.openai.com/docs/api-reference/responses-streaming).
+
+`ResponseBuilder` takes the parts of the answer one after another and returns the stream events for each; its attribute
+`response` is the whole object. Each output item of the response is an object of a subclass of `OutputItem`: a message,
+reasoning, or a call of one kind of tool.
 """
 
 from abc import ABC, abstractmethod
@@ -41,8 +45,12 @@ NamedEvent = tuple[str, JsonObject]
 
 
 class OutputItem(ABC):
-    """An output item of a running response. Its text arrives piece by piece; the methods `opening`, `more` and
-    `closing` yield the stream events for it.
+    """An output item of a response that is being generated, such as a message or a function call. Its text arrives
+    piece by piece.
+
+    A ResponseBuilder creates the item and calls `opening` once, `more` for each piece of text, and `closing` once;
+    these methods yield the item's stream events. Its `status` is in_progress until the builder sets it to completed or
+    incomplete, before it calls `closing`.
     """
 
     # The type of the item.
@@ -57,36 +65,42 @@ class OutputItem(ABC):
 
     @property
     def text(self) -> str:
-        """The text received so far."""
+        """Return the text of the item received so far: of a message, reasoning, or the arguments of a call."""
         return "".join(self._texts)
 
     @property
     def is_shown(self) -> bool:
-        """Whether the response includes the item. Some items are only included when they are complete."""
+        """Return whether the response object contains the item in its current state. Some kinds of items, such as shell
+        calls, are shown only when they are complete.
+        """
         return True
 
     @abstractmethod
     def to_json(self) -> JsonObject:
-        """The item as JSON, in its current state."""
+        """Return the item in its current state as the JSON object that the response contains."""
 
     def opening(self) -> Iterator[NamedEvent]:
-        """The events with which the item begins."""
+        """Yield the stream events that announce the item, before any of its text. There are none for items that are
+        shown only when they are complete.
+        """
         yield "output_item.added", {"item": self.to_json()}
 
     def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
-        """Add text, and yield its events. `tokens` are the tokens of the text if the request asks for log
-        probabilities.
+        """Add a piece of text to the item, and yield the stream events for it. `tokens` are the tokens of this text
+        with their log probabilities; they are empty if the request does not ask for log probabilities.
         """
         self._texts.append(text)
         yield from ()
 
     def closing(self) -> Iterator[NamedEvent]:
-        """The events with which the item ends."""
+        """Yield the stream events that end the item. The caller must have set `status` before."""
         yield "output_item.done", {"item": self.to_json()}
 
 
 class FunctionCall(OutputItem):
-    """A function call. The text of the item is the call's arguments."""
+    """An output item `function_call`: a call of a function that the client runs. The text of the item is the JSON text
+    of the call's arguments.
+    """
 
     type = "function_call"
 
@@ -111,9 +125,11 @@ class FunctionCall(OutputItem):
 
 
 class CustomCall(OutputItem):
-    """A call of a custom tool. The model writes it as a function call whose only argument is the text for the tool.
+    """An output item `custom_tool_call`: a call of a custom tool, which takes a text instead of JSON arguments. The
+    model writes it as a function call whose only argument is this text; the item extracts the text.
 
-    An incomplete call gets no events after its deltas, because a client could execute the beginning of a text.
+    A call that the model did not complete gets no events after those for its pieces of text, and the response does not
+    contain it, because a client could execute the beginning of a text.
     """
 
     type = "custom_tool_call"
@@ -149,8 +165,8 @@ class CustomCall(OutputItem):
 
 
 class ClientToolCall(OutputItem):
-    """A call of a tool that the API defines by its type. It is shown only when complete, because a part of a patch or
-    command must not be executed.
+    """An output item for a call of one of OpenAI's own tools that the client runs, such as apply_patch or shell. It is
+    shown only when it is complete, because a part of a patch or command must not be executed.
     """
 
     is_announced = False
@@ -179,7 +195,9 @@ class ClientToolCall(OutputItem):
 
 
 class McpCall(OutputItem):
-    """A tool call that the server runs. The arguments arrive piece by piece, the result as a whole."""
+    """An output item `mcp_call`: a call of a tool on an MCP tool server, which this server runs. The arguments arrive
+    piece by piece (`more`), then `called` is used, and at last `end` with the whole result.
+    """
 
     type = "mcp_call"
 
@@ -221,12 +239,14 @@ class McpCall(OutputItem):
         yield "mcp_call_arguments.delta", {"delta": text}
 
     def called(self) -> Iterator[NamedEvent]:
-        """The event that all arguments of the call have arrived, before the tool runs."""
+        """Yield the stream event that says that all arguments of the call have arrived. It is sent before the tool
+        runs.
+        """
         yield "mcp_call_arguments.done", {"arguments": self.text}
 
     def end(self, text: str, *, is_error: bool) -> Iterator[NamedEvent]:
-        """Add the tool's result, whose text is `text`, and yield the last events. `is_error` says that the tool has
-        failed.
+        """End the item with the tool's result, and yield its last stream events. `text` is the result or, if
+        `is_error`, the message of the error with which the tool has failed.
         """
         self._result, self.status = (text, is_error), "completed"
         yield "mcp_call.failed" if is_error else "mcp_call.completed", {}
@@ -234,15 +254,17 @@ class McpCall(OutputItem):
 
 
 def tool_error(text: str) -> JsonObject:
-    """The field `error` of a call whose tool has failed with this text."""
+    """Return the value of the field `error` of an `mcp_call` item whose tool has failed. `text` is the message of the
+    error.
+    """
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
 
 
 class McpApprovalRequest(OutputItem):
-    """An item `mcp_approval_request`: a call of a tool server's tool that the client has to approve before the server
-    runs it.
+    """An output item `mcp_approval_request`: it asks the client to approve a call of a tool on an MCP tool server,
+    before this server runs the call. The client answers in its next request.
 
-    It is shown only when the model has written it completely, since a part of a call cannot be approved.
+    The item is shown only when the model has written the call completely, since a part of a call cannot be approved.
     """
 
     type = "mcp_approval_request"
@@ -270,7 +292,9 @@ class McpApprovalRequest(OutputItem):
 
 
 class McpToolList(OutputItem):
-    """The list of a tool server's tools. It is complete from the beginning."""
+    """An output item `mcp_list_tools`: the list of an MCP tool server's tools, which the response begins with. All
+    tools are known when the item is created, and it receives no text.
+    """
 
     type = "mcp_list_tools"
 
@@ -293,15 +317,16 @@ class McpToolList(OutputItem):
 
 
 class TextItem(OutputItem):
-    """An output item whose text is its only content part. `kind` is the type of the part, and the prefix of the names
-    of the part's events.
+    """Base class of the output items that are texts: messages and reasoning. Each has one content part with its text.
+    The subclass sets `kind`, which is the type of this part and the first part of the names of its stream events, as in
+    output_text.delta.
     """
 
     kind: ClassVar[str]
 
     @abstractmethod
     def part(self) -> JsonObject:
-        """The content part with the text received so far."""
+        """Return the content part of the item as a JSON object, with the text received so far."""
 
     def opening(self) -> Iterator[NamedEvent]:
         yield from super().opening()
@@ -318,14 +343,16 @@ class TextItem(OutputItem):
         yield from super().closing()
 
     def parts(self) -> list[JsonObject]:
-        """The content parts that the item has so far: one if a text has arrived or the item has ended,
-        otherwise none.
+        """Return the list of content parts that the JSON object of the item has now. It has one part, or is empty as
+        long as the item is in progress and has received no text.
         """
         return [self.part()] if self._texts or self.status != "in_progress" else []
 
 
 class Reasoning(TextItem):
-    """A reasoning item. It has `encrypted_content` if `is_encrypted`."""
+    """An output item `reasoning`: a part of the model's reasoning. With `is_encrypted`, the item also has the field
+    `encrypted_content`, which clients may send back in place of the text.
+    """
 
     type = "reasoning"
     kind = "reasoning_text"
@@ -344,7 +371,9 @@ class Reasoning(TextItem):
 
 
 class Message(TextItem):
-    """A message of the model."""
+    """An output item `message`: a part of the answer's text, with the log probabilities of its tokens if the request
+    asks for them.
+    """
 
     type = "message"
     kind = "output_text"
@@ -372,31 +401,35 @@ class Message(TextItem):
 
 
 def _for_event(scored: JsonObject) -> JsonObject:
-    """Convert a token's log probability from the format of response objects to the format of stream events, which has
-    no bytes of the token.
+    """Convert the log probability of a token from the format of response objects to the format of stream events, which
+    does not have the bytes of the token. Returns a new object.
     """
     top = [{"token": alternative["token"], "logprob": alternative["logprob"]} for alternative in scored["top_logprobs"]]
     return {"token": scored["token"], "logprob": scored["logprob"], "top_logprobs": top}
 
 
 def error_of(error: GenaiServerError) -> JsonObject:
-    """The field `error` of a failed response. OpenAI has no codes for this server's errors."""
+    """Return the value of the field `error` of a failed response. Its `code` is always "server_error", because OpenAI's
+    API defines no codes for this server's errors; this server's code is in `type`.
+    """
     return {"code": "server_error", "type": error.code, "message": error.message, "param": None}
 
 
 def stream_error(error: GenaiServerError, number: int) -> JsonObject:
-    """The event that ends a stream with an error when there is no response object. `number` is the sequence number of
-    the event.
+    """Return the event with which a stream ends because of an error if no response object can be sent in it. `number`
+    is the sequence number of the event.
     """
     fields = {"code": error.code, "message": error.message, "param": error.param}
     return {"type": "error", "sequence_number": number, **fields}
 
 
 class ResponseBuilder:
-    """Builds up a response object from the parts of its answer, and returns the stream events for each change. `begun`
-    is the object that `translate.new_response` has created.
+    """Builds the response object of the Responses API from the parts of a model's answer, and returns the stream events
+    for each change. There is one for each response that is being generated. It does not send anything.
 
-    The first call of `finish`, `cancel` or `fail` ends the response; after that, `add` must not be called.
+    `begin` gives the first events. `start` changes a queued response to in progress. `add` takes the next parts of the
+    answer. The first call of `finish`, `cancel` or `fail` ends the response; `add` must not be called after that. The
+    property `response` is the response object in its current state at any time.
     """
 
     def __init__(
@@ -428,21 +461,21 @@ class ResponseBuilder:
 
     @property
     def response(self) -> JsonObject:
-        """The response object in its current state."""
+        """Return the response object in its current state, with the output items that are shown so far."""
         return {**self._begun, "output": [item.to_json() for item in self._items if item.is_shown]}
 
     def find_items(self, ids: Collection[str]) -> dict[str, JsonObject]:
-        """The output items with these ids, by id."""
+        """Return the output items of the response whose ids are in `ids`, keyed by id. Unknown ids are omitted."""
         return {item.id: item.to_json() for item in self._items if item.id in ids and item.is_shown}
 
     @property
     def is_ended(self) -> bool:
-        """Whether the response has ended."""
+        """Return whether the response has ended: it is completed, incomplete, cancelled or failed."""
         return self._begun["status"] not in ("queued", "in_progress")
 
     def begin(self) -> list[JsonObject]:
-        """The first events of the stream: the response object, and the lists of tool servers' tools that it begins
-        with.
+        """Return the first events of the stream: two with the new response object, and those for the lists of MCP tools
+        that the response begins with. To be called once, before all other methods that return events.
         """
         events = [self._state("created"), self._state(self._begun["status"])]
         for tool_list in self._listed:
@@ -450,16 +483,19 @@ class ResponseBuilder:
         return events
 
     def start(self) -> list[JsonObject]:
-        """The event that a queued response is in progress; empty if the response was not queued."""
+        """Set the status of a queued response to in_progress because the model has begun to answer. Returns the event
+        for this change; the list is empty if the response is not queued.
+        """
         if self._begun["status"] != "queued":
             return []
         self._begun = {**self._begun, "status": "in_progress"}
         return [self._state("in_progress")]
 
     def add(self, parts: Sequence[Part], tokens: Sequence[ScoredToken]) -> list[JsonObject]:
-        """Add the next parts of the answer, and return the stream events for them.
+        """Add the next parts of the answer to the response, and return the stream events for them.
 
-        `tokens` are the tokens of the parts with their log probabilities; empty if the request does not ask for these.
+        `tokens` are the tokens of these parts with their log probabilities; empty if the request does not ask for log
+        probabilities.
         """
         self._tokens += tokens
         events: list[JsonObject] = []
@@ -480,8 +516,8 @@ class ResponseBuilder:
         return events
 
     def _add_call(self, part: ToolCallStart | ToolCallArguments | ToolCallEnd | ToolResult) -> list[JsonObject]:
-        """Add the next part of a tool call, or the result of a tool that the server has run, and return the stream
-        events for it.
+        """Add one part of a tool call to the response: its start, a piece of its arguments, its end, or the result of a
+        tool that this server has run. Returns the stream events for the part.
         """
         match part:
             case ToolCallStart(index, call_id, name):
@@ -501,10 +537,11 @@ class ResponseBuilder:
         return self._events(called.end(part.text, is_error=part.is_error), called)
 
     def finish(self, ending: Ending, usage: Usage, at: int, **more: Any) -> list[JsonObject]:
-        """End the response because its answer is complete or was cut off, and return the last stream events.
+        """End the response because the model's answer has ended, and return the last stream events. `ending` says how
+        the answer ended: if it was cut off, the response becomes incomplete, otherwise completed.
 
-        `at` is the time of completion in seconds since 1970. `more` are further fields of this server for the response
-        object.
+        `usage` has the token counts, `at` is the time of completion in seconds since 1970, and `more` are additional
+        fields for the response object that OpenAI's API does not have.
         """
         closing_events = self._close_called()
         if ending.is_cut:
@@ -522,15 +559,16 @@ class ResponseBuilder:
         ]
 
     def cancel(self, usage: Usage) -> list[JsonObject]:
-        """End the response as cancelled, and return the last events. OpenAI has no event for cancellation, so it is
-        `incomplete`.
+        """End the response with the status cancelled and the answer so far, and return the last stream events. `usage`
+        has the token counts. The last event is response.incomplete, because OpenAI's API has no event for a cancelled
+        response.
         """
         closing_events = self._close_called()
         return [*closing_events, *self._close("incomplete"), self._end("incomplete", usage, status="cancelled")]
 
     def fail(self, error: GenaiServerError, usage: Usage) -> JsonObject:
-        """End the response with an error, and return the last event. If the response has already ended, its last event
-        is returned again.
+        """End the response with the status failed because of `error`, and return the last stream event. `usage` has the
+        token counts. If the response has already ended, it does not change, and its last event is returned again.
         """
         if self.is_ended:
             return self._state(self._last_event)
@@ -541,8 +579,9 @@ class ResponseBuilder:
         return self._end("failed", usage, error=error_of(error))
 
     def unstored(self, events: Sequence[JsonObject]) -> list[JsonObject]:
-        """Set `store` to false in the response object, because storing it has failed. Returns `events`, the last stream
-        events, with the changed object.
+        """Set the field `store` of the response to false, because the response has ended but could not be stored.
+        `events` are the last stream events, which have not been sent yet. Returns copies of them that contain the
+        changed response.
         """
         self._begun = {**self._begun, "store": False}
         return [{**event, "response": self.response} if "response" in event else event for event in events]
@@ -590,8 +629,9 @@ class ResponseBuilder:
         return self._state(event)
 
     def _close_called(self) -> list[JsonObject]:
-        """Mark the tool calls whose results will not arrive any more as incomplete, and return the last stream events
-        of each.
+        """Set the calls of MCP tools that still wait for their results to incomplete, because the response ends before
+        the results arrive. Returns the last stream events of these calls, except of one whose arguments are still
+        arriving, which `_close` ends.
         """
         events: list[JsonObject] = []
         for called in self._called.values():
@@ -602,8 +642,9 @@ class ResponseBuilder:
         return events
 
     def _events(self, named: Iterable[NamedEvent], item: OutputItem | None = None) -> list[JsonObject]:
-        """Complete stream events about an output item, by default the last one: add the type, the sequence number, and
-        the item's position and id.
+        """Complete the events that an output item has yielded: add the type, the sequence number, and the position and
+        id of the item. `named` has the name and the fields of each event. `item` is the item; None stands for the last
+        one of the response.
         """
         position = {"output_index": len(self._items) - 1 if item is None else self._items.index(item)}
         item = self._items[-1] if item is None else item
@@ -620,8 +661,8 @@ class ResponseBuilder:
         return {"type": f"response.{name}", "sequence_number": self._num_events - 1, **fields}
 
     def _tokens_of(self, text: str) -> list[ScoredToken]:
-        """The most recent tokens that together make up the text. Earlier tokens belong to markers such as those around
-        reasoning, which are part of no text.
+        """Remove from the tokens received so far the last ones that together make up `text`, and return them in order.
+        Tokens before them belong to markers, such as those around reasoning, which are not part of any text.
         """
         missing, tokens = len(text.encode(errors="replace")), []
         while missing > 0 and self._tokens:

@@ -1,4 +1,8 @@
-"""The endpoint /v1/responses of OpenAI's API, with stored, continued and background responses."""
+"""The endpoints below /v1/responses of OpenAI's API: create a response, read, cancel and delete stored responses, list
+their input items, count the tokens of a prompt, and compact a conversation.
+
+A response may be stored, may continue a stored response or conversation, and may be generated in the background.
+"""
 
 import asyncio
 import time
@@ -63,7 +67,10 @@ router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert), "openai")
 async def create_response(
     body: ResponsesRequest, services: ServicesDep, context: RequestContextDep, stored: StoreDep
 ) -> Response:
-    """Create a response, as one object or as a stream of events. With `background`, the request returns at once."""
+    """Let a model answer the input, and return the response as one object or, with `stream`, as a stream of events.
+    With `background`, the response is generated in the background: it is returned at once with the status queued, and
+    can be read again by its id.
+    """
     running = await _start(body, services, context, stored)
     if body.background:
         await running.start_in_background(context.detach(), services.drain.counting)
@@ -84,7 +91,10 @@ async def create_response(
 
 @router.get("/v1/responses", include_in_schema=False)
 async def upgrade_required() -> Response:
-    """Answer a GET with 426. WebSocket handshakes are checked by such a request (apis/responses/websocket.py)."""
+    """Answer a GET request at the path for creating responses with status 426 (Upgrade Required). This path accepts
+    WebSockets, and each WebSocket handshake is first sent through the app as such a GET request; status 426 means that
+    the app permits the connection (apis/responses/websocket.py).
+    """
     return Response(status_code=426, headers={"upgrade": "websocket", "connection": "upgrade"})
 
 
@@ -92,7 +102,9 @@ async def upgrade_required() -> Response:
 async def count_input_tokens(
     body: ResponsesRequest, services: ServicesDep, stored: StoreDep, context: RequestContextDep
 ) -> InputTokens:
-    """Count the tokens of the prompt for a response. Needs no running engine and stores nothing."""
+    """Return the number of tokens of the prompt that a request to create a response would have. No answer is generated,
+    and nothing is stored. It also works while no engine is running.
+    """
     codec = (await services.served(body.model, Task.GENERATE)).codec
     earlier, new_items = await _items(body, stored)
     mcp = await find_mcp_tools(body, services, context)
@@ -108,7 +120,9 @@ async def count_input_tokens(
 async def compact_response(
     body: CompactRequest, services: ServicesDep, context: RequestContextDep, stored: StoreDep
 ) -> dict[str, Any]:
-    """Compact a long conversation to its user messages and a summary that the model writes."""
+    """Shorten a long conversation for further requests. The result has the user's messages of the conversation and an
+    item with a summary of all of it, which the model writes. Send this output as the beginning of the next input.
+    """
     earlier, new_items = await _items(body, stored)
     conversation = [*earlier, *new_items]
 
@@ -134,7 +148,9 @@ async def compact_response(
 
 @router.get("/v1/responses/{response_id}", responses=STREAMS)
 async def get_response(response_id: str, query: Annotated[RetrieveParameters, Query()], stored: StoreDep) -> Response:
-    """Get a response in its current state, or the events of a background response that was created with a stream."""
+    """Return a stored or running response in its current state. With `stream`, the events of a background response that
+    was created with a stream are sent again, from the beginning or after the event `starting_after`.
+    """
     response = await stored.store.get(response_id, stored.owner)
     if query.stream:
         return _followed(response, query.starting_after)
@@ -145,14 +161,18 @@ async def get_response(response_id: str, query: Annotated[RetrieveParameters, Qu
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, stored: StoreDep) -> dict[str, Any]:
-    """Delete a response. Responses that continued it keep the items that they need."""
+    """Delete a response, and confirm the deletion. A background response that is still running is cancelled. Responses
+    that continued the deleted one keep the items that they need.
+    """
     await stored.store.delete(response_id, stored.owner)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(response_id: str, stored: StoreDep) -> Response:
-    """Cancel a running response; returns the response with its partial answer."""
+    """Cancel a response that is still running. Returns the response with the status cancelled and the answer so far. A
+    response that has already been cancelled is returned unchanged; one that has ended otherwise is refused.
+    """
     response = await stored.store.cancel(response_id, stored.owner)
     return await built_response(lambda: response.response, is_long=True)
 
@@ -161,17 +181,20 @@ async def cancel_response(response_id: str, stored: StoreDep) -> Response:
 async def list_input_items(
     response_id: str, query: Annotated[InputItemsParameters, Query()], stored: StoreDep
 ) -> Response:
-    """List the input items of a response page by page, including those of earlier turns."""
+    """Return one page of the input items of a response, including the items of the earlier turns that it continues. By
+    default these are the 20 newest items, the newest one first. `limit`, `order` and `after` select another page.
+    """
     page = await stored.store.page("response", response_id, stored.owner, query)
     return await page_response(page, shown=listed)
 
 
 def _followed(response: KeptResponse, after: int | None = None) -> EventStream:
-    """A stream with the events of a response that follow the event with the sequence number `after`, or all of them.
-    Closing the stream does not end the response.
+    """Return an HTTP response that streams the events of `response`, a stored or running response: all of them or, if
+    `after` is not None, those after the event with the sequence number `after`. The response does not end when the
+    client closes the stream.
 
-    Raises InvalidField if the response has no events, because it was not created as a background response with a
-    stream.
+    Raises InvalidField if the events were not kept, because the response was not created with `background` and
+    `stream`.
     """
     events = response.follow(after)
     return EventStream(Following(response), events, named=True, make_error=lambda error: stream_error(error, 0))
@@ -180,9 +203,11 @@ def _followed(response: KeptResponse, after: int | None = None) -> EventStream:
 async def _start(
     body: ResponsesRequest, services: Services, context: RequestContext, stored: CallerStore
 ) -> RunningResponse:
-    """Check a request and start to generate the response. Returns when an engine has accepted the request.
+    """Check a request to create a response, and start to generate the answer. Returns when an engine has accepted the
+    request; the caller must read, run or close the running response.
 
-    Raises RequestError, whose message names fields as the client wrote them, and Unavailable.
+    Raises RequestError if the request is wrong, with a message that names fields as the client wrote them, and
+    Unavailable if it cannot be accepted now.
     """
     store = stored.store
     if not store.is_on:
@@ -243,11 +268,11 @@ async def _start(
 async def _begun(
     start: Callable[[Sequence[JsonObject]], Awaitable[Generation]], items: list[JsonObject], *, is_shortened: bool
 ) -> tuple[list[JsonObject], Generation]:
-    """Call `start` with the items of a conversation, which starts to generate the answer. Returns the items that the
-    prompt contains, and the running generation.
+    """Start to generate the answer to a conversation, with fewer items if the prompt is too long. `start` makes a
+    prompt of the items given to it, and starts. Returns the items that are in the prompt, and the running generation.
 
-    If `is_shortened`, the oldest items are dropped as long as the prompt is too long. Raises PromptTooLong if no more
-    items can be dropped, and the errors of `start`.
+    If `is_shortened`, the oldest of `items` are dropped until the prompt is short enough. Raises PromptTooLong if
+    `is_shortened` is false or no more items can be dropped, and all other errors of `start`.
     """
     while True:
         try:
@@ -263,7 +288,9 @@ async def _begun(
 
 
 def _field_of_earlier(body: ResponsesRequest | CompactRequest) -> str:
-    """The name of the request's field that refers to the items of earlier turns."""
+    """Return the name of the request's field that refers to the earlier turns of the conversation: `conversation` if it
+    is given, otherwise `previous_response_id`. Error messages use it.
+    """
     is_conversation = isinstance(body, ResponsesRequest) and body.conversation is not None
     return "conversation" if is_conversation else "previous_response_id"
 
@@ -271,16 +298,21 @@ def _field_of_earlier(body: ResponsesRequest | CompactRequest) -> str:
 async def _items(
     body: ResponsesRequest | CompactRequest, stored: CallerStore
 ) -> tuple[list[JsonObject], list[JsonObject]]:
-    """The items of all earlier turns, and the items of this request. Raises InvalidField and StoreUnavailable."""
+    """Return two lists of items in the form that responses contain: those of all earlier turns that the request
+    continues, and those of the request's own field `input`.
+
+    Raises InvalidField (including PreviousNotFound), ConversationNotFound and StoreUnavailable.
+    """
     body_input: str | list[InputItem] = [] if body.input is None else body.input
     return await _earlier(body, stored), await stored.to_response_items(body_input, "input")
 
 
 async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore) -> list[JsonObject]:
-    """The items of all earlier turns.
+    """Return the items of all earlier turns: of the stored conversation or of the previous response that the request
+    names. The list is empty if the request names none.
 
-    Raises PreviousNotFound, StoreUnavailable, and InvalidField if the previous response is still running or there are
-    too many items.
+    Raises PreviousNotFound, ConversationNotFound, StoreUnavailable, and InvalidField if the previous response is still
+    running or there are too many items to be continued.
     """
     store, owner = stored.store, stored.owner
     latest = None if stored.latest is None else stored.latest.record

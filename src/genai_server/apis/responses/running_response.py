@@ -1,4 +1,8 @@
-"""A response of /v1/responses while it is being generated, for a waiting client or in the background."""
+"""A response of /v1/responses while it is being generated, either for a client that waits for it or in the background.
+
+`RunningResponse` generates the answer, keeps the response object up to date, and stores it at the end. `Following` is
+for event streams that only watch a response.
+"""
 
 import asyncio
 import logging
@@ -22,9 +26,11 @@ log = logging.getLogger(__name__)
 
 
 class RunningResponse(Running):
-    """A response that is being generated, from the acceptance by the engine to its storage. The route creates it and
-    then reads `events` or `whole`, or lets it run with `start_in_background`. Otherwise it must be closed, which
-    cancels it if it is still running.
+    """A response that is being generated, from its acceptance by the engine until it is stored.
+
+    The route creates it. It then reads `events` for a stream, or awaits `whole` for one object, or calls
+    `start_in_background` to let it run without a client. In the first two cases the route or the stream must call
+    `close` at the end, which cancels a response that is still running.
     """
 
     def __init__(
@@ -75,7 +81,9 @@ class RunningResponse(Running):
         return input_items | self._build.find_items(ids)
 
     def begin(self) -> None:
-        """Make the running response available to other requests, unless the client does not want it to be stored."""
+        """Register the response in the store, so that other requests to this process can find it by its id. Does
+        nothing if the client does not want the response to be stored.
+        """
         if self.response["store"]:
             self._stored.store.begin(self)
 
@@ -83,10 +91,12 @@ class RunningResponse(Running):
         self, counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """Store the response, and continue to generate it in a task that does not depend on the client's connection.
+        Returns when the task has been created.
 
-        The task runs within the context manager that `counting` returns, which counts it as running work of the
-        process. Closing `counted` ends the request's use of its API key's limits. That happens when the task ends, or
-        at once if the response cannot be stored. Raises the errors of `ResponseStore.start_background`.
+        `counting` returns a context manager in which the task runs, so that the process counts it as running work.
+        `counted` holds the request's share of the limits of its API key. It is closed when the task ends, or at once if
+        the response cannot be stored. Raises StoreUnavailable, and InvalidField if the items are too large to be
+        stored.
         """
         try:
             await self._stored.store.start_background(self)
@@ -99,8 +109,8 @@ class RunningResponse(Running):
         self._task = asyncio.create_task(self._run(self._reading, counted, counting))
 
     async def events(self) -> AsyncGenerator[JsonObject]:
-        """Generate the answer, yield all stream events of the response, and store the response before the last ones.
-        Raises GenerationFailed.
+        """Generate the answer, and yield all stream events of the response. The response is stored before its last
+        events are yielded. Raises GenerationFailed if the answer fails.
         """
         for event in self._build.begin():
             yield event
@@ -120,9 +130,10 @@ class RunningResponse(Running):
             yield event
 
     async def whole(self, context: RequestContext) -> JsonObject:
-        """Wait for the complete answer and return the response object. Only a complete answer is stored.
+        """Generate the answer to its end, and return the response object. The response is stored only if this succeeds.
+        `context` is that of the request, whose client waits.
 
-        Raises ClientLeft when the client disconnects, and GenerationFailed.
+        Raises ClientLeft when the client disconnects, and GenerationFailed if the answer fails.
         """
         try:
             await context.run_while_connected(self._read())
@@ -138,19 +149,24 @@ class RunningResponse(Running):
         return self._follow(self._events, 0 if after is None else after + 1)
 
     def cancel(self) -> None:
-        """Cancel the response and keep its partial answer. Clients that read its stream receive the last events. Raises
-        InvalidField if the response has already ended otherwise than by cancellation.
+        """End the response with the status cancelled and the answer so far. Clients that read its stream receive the
+        last events. Does nothing if the response has already been cancelled. Raises InvalidField if it has ended in
+        another way.
         """
         if self._build.is_ended and self.response["status"] != "cancelled":
             raise not_cancelled(self.response)
         self._end()
 
     def fail(self, error: GenaiServerError) -> JsonObject:
-        """End the response with an error, and return the last event."""
+        """End the response with the status failed because of `error`, and return its last stream event. If the response
+        has already ended, it does not change, and its last event is returned again.
+        """
         return self._build.fail(error, self._generation.usage())
 
     def close(self) -> None:
-        """Cancel the answer unless it has ended, and store the response in the background."""
+        """Release the generation when the caller needs the response no longer. A response that is still running is
+        cancelled. If it has not been stored yet, this happens in a task that the caller does not wait for.
+        """
         self._end()
         self._generation.close()
         if self._storing is None and not self._is_abandoned:
@@ -162,8 +178,8 @@ class RunningResponse(Running):
             await asyncio.wait([self._task])
 
     async def keep(self) -> None:
-        """Store the response, which has ended, and wait for that. Later calls only wait for the first. If the caller is
-        cancelled, storing continues.
+        """Store the response, which must have ended, and wait until that is done. It is stored only once: later calls
+        wait for the first one. Storing continues if the task that waits is cancelled.
         """
         if self._is_abandoned:
             return
@@ -176,8 +192,8 @@ class RunningResponse(Running):
         return {item["id"]: item for item in self.items}
 
     async def _keep_safely(self) -> None:
-        """Store the response, and never raise an exception: an unexpected one is logged and becomes the reason why the
-        response was not stored (`not_stored`).
+        """Store the response without ever raising an exception. An unexpected one is logged, and its message becomes
+        the value of `not_stored`, the reason why the response was not stored.
         """
         try:
             await self._keep()
@@ -201,7 +217,11 @@ class RunningResponse(Running):
                 self._last_events = self._build.unstored(self._last_events)
 
     async def _add_to_conversation(self, conversation: str, record: Record) -> None:
-        """Append the new items of a completed or truncated response to its conversation."""
+        """Append the items of this turn, its input and the output of the response, to the conversation with the id
+        `conversation`. Does nothing if the response was cancelled or has failed. `record` has the final response.
+
+        If the conversation cannot be changed, the reason is logged and becomes the value of `not_stored`.
+        """
         if record.value["status"] not in ("completed", "incomplete"):
             return
         # Items without a status, such as custom tool calls, are only in the output if they are complete.
@@ -243,8 +263,9 @@ class RunningResponse(Running):
             self._add_event(event)
 
     async def _ended(self, ending: Ending) -> list[JsonObject]:
-        """End the response object with the finish reason in `ending`, and return the last stream events. A response
-        that has been cancelled meanwhile, in this process or another one, stays cancelled.
+        """End the response object because the answer has ended, and return the last stream events. `ending` says how
+        the answer ended. A response that has been cancelled in the meantime, in this process or another one, is
+        cancelled and not incomplete.
         """
         was_ended_by_other_process = (
             ending.reason is FinishReason.CANCELLED
@@ -264,8 +285,8 @@ class RunningResponse(Running):
             self._wake()
 
     def _add_last_events(self, error: GenaiServerError) -> None:
-        """Add the last events to the stored stream: the event of this error, or the last events of the response if it
-        has already ended.
+        """Complete the kept stream events of a background response that was interrupted by `error`. If the response has
+        already ended, its last events are added, otherwise it ends as failed and the event for `error` is added.
         """
         for event in self._missing(self._last_events if self._build.is_ended else [self.fail(error)]):
             self._add_event(event)
@@ -296,7 +317,9 @@ class RunningResponse(Running):
         return Record(self.response, self.items, self.owner, events)
 
     def _missing(self, last: list[JsonObject]) -> list[JsonObject]:
-        """The events in `last` that are not in the stored stream yet, judged by their sequence numbers."""
+        """Return the events in `last`, the last ones of the response, that have not been added to the kept stream
+        events yet. Their sequence numbers show this.
+        """
         num_events = len(self._events or [])
         return [event for event in last if event["sequence_number"] >= num_events]
 
@@ -307,16 +330,19 @@ class RunningResponse(Running):
 
 @dataclass(frozen=True)
 class Following:
-    """The source of an event stream that shows a response which is generated independently of the stream. It has the
-    progress of the response `kept`. A client that closes the stream does not end the response.
+    """The source of an event stream that only watches the response `kept`, which is generated by another request or has
+    already been stored. The stream asks the source for the progress to report. A client that closes the stream does not
+    end the response.
     """
 
     kept: KeptResponse
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """How many prompt tokens the engine has read, and how many there are in all; None once it has read them all."""
+        """Return how many tokens of the prompt the engine has read, and how many there are in all. None once it has
+        read the whole prompt.
+        """
         return self.kept.progress
 
     def close(self) -> None:
-        """Do nothing, since the response continues without this stream."""
+        """Do nothing. A stream closes its source at its end, but the response continues without this stream."""

@@ -1,4 +1,8 @@
-"""Bodies of OpenAI's Responses API (https://platform.openai.com/docs/api-reference/responses)."""
+"""Schemas of the request bodies and query parameters of OpenAI's Responses API, and of their fields except items and
+tools (https://platform.openai.com/docs/api-reference/responses).
+
+`ResponsesRequest` is the body that creates a response. Input items are in item_schemas.py, and tools in tools.py.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -39,19 +43,21 @@ Include = Literal[
 
 
 class NamedTypedTool(StrictModel):
-    """Refers to a tool in `tools` that the API defines by its type."""
+    """A value in `tool_choice` that selects one of OpenAI's own tools which the client runs, such as shell."""
 
     namespace: ClassVar[None] = None
     type: Literal["apply_patch", "shell", "local_shell", "tool_search"]
 
     @property
     def name(self) -> str:
-        """The tool's name in the prompt."""
+        """Return the name that the tool has in the prompt, which is its type."""
         return self.type
 
 
 class NamedCustom(StrictModel):
-    """Refers to a custom tool in `tools` by its name, and by its namespace if several tools have this name."""
+    """A value in `tool_choice` that selects a custom tool of the request by its name. The namespace is required only if
+    several custom tools have this name.
+    """
 
     type: Literal["custom"]
     name: FunctionName
@@ -59,7 +65,9 @@ class NamedCustom(StrictModel):
 
 
 class NamedResponseFunction(StrictModel):
-    """Refers to a function in `tools` by its name, and by its namespace if several functions have this name."""
+    """A value in `tool_choice` that selects a function of the request by its name. The namespace is required only if
+    several functions have this name.
+    """
 
     type: Literal["function"]
     name: FunctionName
@@ -67,8 +75,8 @@ class NamedResponseFunction(StrictModel):
 
 
 class NamedMcpTool(StrictModel):
-    """Requires a call of a tool of a tool server in `tools`: of the tool with this name, or of any if there is no
-    name.
+    """A value of `tool_choice` with which the model must call a tool of the MCP tool server `server_label`: the tool
+    `name`, or any tool of this server if there is no name.
     """
 
     type: Literal["mcp"]
@@ -80,8 +88,8 @@ ChosenTool = NamedResponseFunction | NamedCustom | NamedTypedTool
 
 
 class AllowedResponseTools(StrictModel):
-    """The subset of `tools` that the model may call, or must call one of. The prompt does not contain the other
-    tools.
+    """A value of `tool_choice` that restricts the model to some tools of the request. With the mode auto it may call
+    them, with required it must call at least one. The prompt does not contain the other tools.
     """
 
     type: Literal["allowed_tools"]
@@ -90,7 +98,9 @@ class AllowedResponseTools(StrictModel):
 
 
 class TextFormat(StrictModel):
-    """The format of the answer. Without `strict`, as much of the schema as possible is enforced."""
+    """The format of the answer's text: any text, any JSON object, or JSON that matches `schema`. With `strict`, the
+    schema is enforced exactly or the request is refused; otherwise as much of the schema as possible is enforced.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     name: NonEmptyText | None = None
@@ -107,14 +117,16 @@ class TextFormat(StrictModel):
 
 
 class TextConfig(StrictModel):
-    """Options of the answer's text."""
+    """The field `text` of a request: the format of the answer's text. OpenAI's option `verbosity` has no effect."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = Field(None, description="Only OpenAI's default is accepted.")
 
 
 class ReasoningConfig(StrictModel):
-    """Options of the model's reasoning."""
+    """The field `reasoning` of a request: how much the model reasons (`effort`, `max_tokens`). OpenAI's other options
+    are accepted only with their default values, because reasoning is always returned in full.
+    """
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto"] | None = Field(None, description="Reasoning is returned in full, never summarized.")
@@ -129,19 +141,21 @@ class ReasoningConfig(StrictModel):
 
 
 class ResponseStreamOptions(StrictModel):
-    """OpenAI's stream options."""
+    """The field `stream_options` of a request. It is accepted for OpenAI's clients and has no effect."""
 
     include_obfuscation: bool | None = Field(None, description="No effect: chunks are not padded.")
 
 
 class ConversationId(StrictModel):
-    """Refers to a stored conversation."""
+    """The object form of the field `conversation` of a request, which names a stored conversation by its id."""
 
     id: NonEmptyText
 
 
 class ResponsesRequest(GenerationFields):
-    """Body of POST /v1/responses."""
+    """Body of POST /v1/responses, which creates a response, and of POST /v1/responses/input_tokens, which counts the
+    tokens of its prompt: the input, the model, tools, sampling parameters, and how the response is returned and stored.
+    """
 
     input: Input
     instructions: Text | None = Field(
@@ -206,18 +220,24 @@ class ResponsesRequest(GenerationFields):
 
     @property
     def searches_tools(self) -> bool:
-        """Whether the model sees tools with `defer_loading` only after a tool search has found them."""
+        """Return whether the request has the tool tool_search. The model then sees tools with `defer_loading` only
+        after a tool search of the client has found them.
+        """
         return any(isinstance(tool, ToolSearchTool) for tool in self.tools or [])
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation to continue; None if there is none."""
+        """Return the id of the stored conversation that the request continues, in whichever form it is given. None if
+        the request continues no conversation.
+        """
         conversation = self.conversation
         return conversation.id if isinstance(conversation, ConversationId) else conversation
 
     def chosen_names(self) -> list[str]:
-        """The names, as they are in the prompt, of the tools that `tool_choice` selects. Raises a validation error if
-        one of them is not in `tools`.
+        """Return the names of the tools that `tool_choice` selects, as they are in the prompt, that is with their
+        namespaces. The list is empty if it selects no particular tools.
+
+        Raises a validation error if a selected tool is not in `tools`, or if its name without a namespace is ambiguous.
         """
         choice = self.tool_choice
         chosen: Sequence[ChosenTool] = [choice] if isinstance(choice, ChosenTool) else []
@@ -248,7 +268,9 @@ def _full_name(chosen: ChosenTool, namespaces: set[str | None]) -> str:
 
 
 class CompactRequest(WithoutEffect):
-    """Body of POST /v1/responses/compact."""
+    """Body of POST /v1/responses/compact, which shortens a conversation by a summary: the input, a stored response
+    whose conversation comes before it, or both.
+    """
 
     model: NonEmptyText
     input: Input | None = None
@@ -265,14 +287,16 @@ class CompactRequest(WithoutEffect):
 
 
 class InputTokens(BaseModel):
-    """Response of /v1/responses/input_tokens."""
+    """Answer of POST /v1/responses/input_tokens: the number of tokens of the prompt."""
 
     object: Literal["response.input_tokens"] = "response.input_tokens"
     input_tokens: int
 
 
 class RetrieveParameters(BaseModel):
-    """Query parameters of GET /v1/responses/{id}."""
+    """Query parameters of GET /v1/responses/{id}: whether to return the response object or its stream events, and which
+    events.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -284,7 +308,9 @@ class RetrieveParameters(BaseModel):
 
 
 class InputItemsParameters(BaseModel):
-    """Query parameters of GET /v1/responses/{id}/input_items, and of listing a conversation's items."""
+    """Query parameters that select a page of a list of items, for the input items of a response and for the items of a
+    conversation: at most `limit` items after the item with the id `after`, newest first (desc) or oldest first (asc).
+    """
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,5 +1,8 @@
-"""Tools of type mcp, which this server runs: finds the tools of the tool servers that a request names, and converts
-their calls and approvals.
+"""Tools of type mcp in a request to the Responses API. Such an entry names an MCP tool server, whose tools this server
+lists and runs itself.
+
+`find_mcp_tools` finds the tools of all such servers of a request. `with_calls` converts earlier calls of these tools,
+and the client's approvals of calls, to function calls and outputs, which the prompt can contain.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,8 +32,8 @@ _NOT_APPROVED = "Error: the user has not approved this call"
 
 @dataclass(frozen=True)
 class McpTools:
-    """The tools of the tool servers that a request names and may use. A label is the name that the request gives to a
-    tool server.
+    """The tools of all MCP tool servers that a request names and may use, with the labels of these servers. A label is
+    the name that the request gives to a server. Created by `find_mcp_tools` for each request.
     """
 
     tools: Sequence[ServedTool] = ()
@@ -40,7 +43,9 @@ class McpTools:
     descriptions: Mapping[str, str | None] = field(default_factory=dict)
 
     def functions(self, label: str) -> list[McpFunction]:
-        """The tools of the tool server with this label, as functions."""
+        """Return the tools of the MCP tool server with the label `label` in the form in which prompts define them:
+        functions whose namespace is the label.
+        """
         return [
             McpFunction.model_validate(
                 {
@@ -58,8 +63,10 @@ class McpTools:
         ]
 
     def instead(self, body: ResponsesRequest) -> ResponsesRequest:
-        """A copy of the request in which each tool of type mcp, which names a tool server, is replaced by the functions
-        of this tool server. Raises InvalidField if `tool_choice` requires a tool and there is none.
+        """Return a copy of the request in which each entry of `tools` that names an MCP tool server is replaced by the
+        functions of this server. A request without such entries is returned itself.
+
+        Raises InvalidField if `tool_choice` requires a tool and no tool is left.
         """
         if not any(isinstance(tool, McpTool) for tool in body.tools or ()):
             return body
@@ -73,13 +80,15 @@ class McpTools:
         return body.model_copy(update={"tools": tools or None})
 
     def served(self, approved: Collection[str]) -> ServedTools:
-        """The tools that the server runs while it generates the answer. `approved` are the ids of calls that the client
-        has approved.
+        """Return these tools as the ones that this server runs while it generates the answer. `approved` are the ids of
+        the calls in the conversation that the client has approved, so that they are run, too.
         """
         return ServedTools({tool.name: tool for tool in self.tools}, frozenset(approved))
 
     def lists(self, conversation: Sequence[JsonObject]) -> list[McpToolList]:
-        """An output item `mcp_list_tools` for each tool server whose tools the conversation does not list yet."""
+        """Return an output item `mcp_list_tools` for each MCP tool server whose tools are not listed yet by an item of
+        the conversation. The response begins with these items.
+        """
         listed_labels = {item.get("server_label") for item in conversation if item["type"] == "mcp_list_tools"}
         return [
             McpToolList(label, [_listed(tool) for tool in self.tools if tool.server == label])
@@ -97,10 +106,11 @@ def _listed(tool: ServedTool) -> JsonObject:
 
 
 async def find_mcp_tools(body: ResponsesRequest, services: Services, context: RequestContext) -> McpTools:
-    """Find the tools of the tool servers that a request names. Servers that the request may not use are left out and
-    reported.
+    """Find the tools of the MCP tool servers that a request names in its field `tools`. Servers that do not run yet are
+    started. Servers that the request may not use are left out and reported or, in strict mode, refused.
 
-    Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
+    Raises InvalidField if an entry is invalid or refused, and the errors of `tool_loop.find_tools`, which asks the
+    servers, such as ToolServerUnavailable, ModelNotFound, ClientLeft and DeadlinePassed.
     """
     named = [(index, tool) for index, tool in enumerate(body.tools or ()) if isinstance(tool, McpTool)]
     if not named:
@@ -132,10 +142,11 @@ async def find_mcp_tools(body: ResponsesRequest, services: Services, context: Re
 
 
 def _address(tool: McpTool, index: int, services: Services) -> ServerAddress | None:
-    """The address of a tool server that the request names by URL, in the entry `index` of `tools`; None if the operator
-    does not allow this host.
+    """Return the address of an MCP tool server that a request names by its URL and not by its name in the
+    configuration. `tool` is the entry at the position `index` of the request's field `tools`. None if it has no URL, or
+    if the operator does not allow the URL's host.
 
-    Raises InvalidField for invalid headers or an invalid name.
+    Raises InvalidField if the headers or the label of the server are invalid.
     """
     try:
         address = address_of(services, tool.server_url, tool.authorization, tool.headers)
@@ -148,8 +159,9 @@ def _address(tool: McpTool, index: int, services: Services) -> ServerAddress | N
 
 @dataclass(frozen=True)
 class ServedHistory:
-    """A conversation in which items about tools of tool servers are replaced by function calls and their outputs, and
-    the approvals in it.
+    """A conversation for the prompt, made by `with_calls`: in `items`, calls of MCP tools and requests for their
+    approval are function calls with outputs. `approved` says which of the calls the client has approved; they have no
+    output yet.
     """
 
     items: list[JsonObject]
@@ -158,10 +170,13 @@ class ServedHistory:
 
 
 def with_calls(conversation: Sequence[JsonObject], labels: Collection[str]) -> ServedHistory:
-    """Replace the items about tools of the tool servers with these labels by function calls and outputs. Items of other
-    tool servers stay, and the model reads them as notes.
+    """Convert the items of a conversation that concern MCP tools so that the prompt can contain them: calls, and
+    requests for approval with the client's answers, become function calls and their outputs. An approved call gets no
+    output, because it has yet to be run.
 
-    Raises InvalidField for an approval of a call that the conversation does not contain.
+    `labels` are the labels of the MCP tool servers that the request may use. Calls of tools on other servers stay as
+    they are, and the model reads them as notes. Raises InvalidField if the conversation has an approval of a call that
+    it does not contain.
     """
     if not labels:
         return ServedHistory([*conversation], {})
@@ -189,7 +204,10 @@ def with_calls(conversation: Sequence[JsonObject], labels: Collection[str]) -> S
 
 
 def _approvals(conversation: Sequence[JsonObject]) -> dict[object, JsonObject]:
-    """The items with which the client approves or declines calls, by the id of the item that asked for the approval."""
+    """Return the items of a conversation with which the client has approved or declined calls of MCP tools, keyed by
+    the id of the `mcp_approval_request` item that each answers. Raises InvalidField if an answer is invalid or answers
+    no such item.
+    """
     requests = {item["id"] for item in conversation if item["type"] == "mcp_approval_request"}
     answers: dict[object, JsonObject] = {}
     for item in conversation:
@@ -213,7 +231,9 @@ def _output(item: JsonObject, call_id: str, text: str) -> JsonObject:
 
 
 def _result(item: JsonObject) -> str:
-    """The text that the model reads as the result of a call."""
+    """Return the text that the model reads as the result of an `mcp_call` item: the output, or a text that begins with
+    "Error: " if the call has failed or was not completed.
+    """
     match item.get("error"):
         case {"content": [{"text": str(text)}, *_]} | {"message": str(text)} | str(text):
             return f"Error: {text}"

@@ -1,8 +1,9 @@
-"""Finds running and stored responses, and stored conversations, for their owners. Routes have a `CallerStore`, which is
-the store as the caller of a request may use it.
+"""Keeps the responses and conversations of the Responses API and finds them for their owners: responses that are being
+generated in this process in memory, and all others in a database.
 
-A response with a waiting client is known only to its API process until it ends, and is stored then. A background
-response is in the store from the beginning, so that every API process finds it.
+`ResponseStore` is the store of an API process. Routes have a `CallerStore`, which adds the owner whose data the client
+of a request may use. A response for which a client waits is known only to its own API process until it ends, and is
+stored then. A background response is in the database from the beginning, so that every API process finds it.
 """
 
 import asyncio
@@ -71,7 +72,9 @@ EndRequest = Callable[[str], Awaitable[object]]
 
 
 class Running(Protocol):
-    """A response that is being generated in this process, as the store needs it."""
+    """The interface of a response that is being generated in this process, as the store and the routes use it. Its
+    implementation is RunningResponse.
+    """
 
     # The conversation's items up to this response.
     items: Sequence[JsonObject]
@@ -82,36 +85,41 @@ class Running(Protocol):
 
     @property
     def response(self) -> JsonObject:
-        """The response object in its current state."""
+        """Return the response object in its current state."""
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """How many prompt tokens the engine has read, and how many there are in all; None once it has read them all."""
+        """Return how many tokens of the prompt the engine has read, and how many there are in all. None once it has
+        read the whole prompt.
+        """
 
     def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
-        """The items with these ids, by id, among the items of the conversation and the output items of this response.
-        Unknown ids are omitted.
+        """Return the items of this response whose ids are in `ids`, keyed by id. Both its input items, with those of
+        earlier turns, and its output items are searched. Unknown ids are omitted.
         """
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        """The stream events after this sequence number, including those that are yet to be generated.
+        """Return a generator of the stream events of the response, including those that are yet to be generated. If
+        `after` is not None, it begins after the event with this sequence number.
 
-        Raises InvalidField if the response has no events.
+        Raises InvalidField if the events are not kept.
         """
 
     def cancel(self) -> None:
-        """Cancel the response. Raises InvalidField if it has already been completed, or ended otherwise than by
-        cancellation.
+        """End the response with the status cancelled and the answer so far. Does nothing if it has already been
+        cancelled. Raises InvalidField if it has ended in another way.
         """
 
     async def stop(self) -> None:
-        """End the response because the server is stopping."""
+        """End a background response because the server is stopping, and wait until it has ended. Does nothing for a
+        response with a waiting client.
+        """
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response that was read from the store. It has the properties and methods of a running response that requests
-    use.
+    """A response that was read from the database: it has ended, or another API process is still generating it. It has
+    the properties and methods of a running response that routes use, so that they treat both alike.
     """
 
     record: StoredRecord
@@ -122,22 +130,27 @@ class StoredResponse:
 
     @property
     def response(self) -> JsonObject:
-        """The response object. Its output items are raw JSON."""
+        """Return the response object. Its output items are raw JSON (msgspec.Raw) and not decoded."""
         return self.record.value
 
     @property
     def is_running(self) -> bool:
-        """Whether another API process is still generating the response."""
+        """Return whether the response had not ended when it was read, because another API process is generating it."""
         return self.response["status"] in RUNNING
 
     def cancel(self) -> None:
-        """Do nothing if the response was cancelled, otherwise raise InvalidField."""
+        """Check that the response has been cancelled. Raises InvalidField if it has another status, since it can then
+        not be cancelled any more.
+        """
         if self.response["status"] != "cancelled":
             raise not_cancelled(self.response)
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        """The stored stream events after this sequence number. Raises InvalidField if the events of the response are
-        not stored.
+        """Return a generator of the stored stream events of the response. If `after` is not None, it begins after the
+        event with this sequence number.
+
+        Raises InvalidField if the events are not stored, because the response was not created with `background` and
+        `stream`.
         """
         if not self.record.has_events:
             raise not_streamed(self.response["id"])
@@ -155,23 +168,28 @@ KeptResponse = Running | StoredResponse
 
 @dataclass
 class LatestResponse:
-    """The latest response on a WebSocket connection. The next request on the connection may continue this response even
-    if it is not stored.
+    """The latest response on a WebSocket connection, kept in memory. The next request on the same connection may
+    continue this response even if it is not stored. `record` is None if there is none.
     """
 
     record: Record | None = None
 
     def forget(self, id: object) -> None:
-        """Forget the latest response if its id is `id`, because a request that was to continue it has failed."""
+        """Remove the latest response if its id is `id`, because a request that was to continue it has failed. Does
+        nothing if the id is another one.
+        """
         if self.record is not None and self.record.id == id:
             self.record = None
 
 
 class ResponseStore:
-    """Stores responses and conversations and finds them for their owners. `owner` is the digest of an API key
-    everywhere; None without API keys. For use in the event loop only. The caller must close it.
+    """Stores the responses and conversations of an API process in a database, and keeps track of the responses that the
+    process is generating. The API process creates one and must close it. Its methods are for use in the event loop
+    only.
 
-    All methods that access the store raise StoreUnavailable if that is not possible.
+    The argument `owner` is always the digest of the API key to which a response or conversation belongs; None on a
+    server without API keys. What belongs to another owner is treated as if it did not exist. All methods that access
+    the database raise StoreUnavailable if the database cannot be read or written.
     """
 
     def __init__(
@@ -204,19 +222,23 @@ class ResponseStore:
         self._is_closing = False
 
     async def check(self, owner: str | None) -> None:
-        """Make a write that changes nothing, on behalf of an owner, to find out whether the store can be written.
-        Raises StoreUnavailable.
+        """Find out whether the database can be written, by a write for `owner` that changes nothing. Raises
+        StoreUnavailable if not. To be called before work whose result is to be stored.
         """
         await self._database.write(owner, lambda rows: rows.execute(f"PRAGMA user_version = {VERSION}"))
 
     def begin(self, running: Running) -> None:
-        """Register a running response, so that other requests to this process can find it. It is not stored yet."""
+        """Register a response that this process has begun to generate, so that other requests to the process can find
+        it. It is not written to the database yet.
+        """
         self._running[running.response["id"]] = running
 
     async def start_background(self, running: Running) -> None:
-        """Register a running background response, and store it, so that other processes find it.
+        """Register a background response that this process has begun to generate, and write it to the database, so that
+        other API processes find it, too.
 
-        Raises StoreUnavailable, and InvalidField if its items are too large to be stored.
+        Raises StoreUnavailable, and InvalidField if its items are too large to be stored. The response is not
+        registered then.
         """
         id = running.response["id"]
         self._running[id] = self._background[id] = running
@@ -236,9 +258,10 @@ class ResponseStore:
             raise
 
     async def finish(self, ended: Record) -> str | None:
-        """Store a response that has ended, unless this process or another one has deleted it.
+        """Store a response that has ended, and remove it from the running ones. It is not stored if any process has
+        deleted it. A background response whose final state cannot be written now is tried again later.
 
-        Returns the reason why it could not be stored; None if it could, or if it was deleted.
+        Returns the reason why the response could not be stored; None if it was stored or had been deleted.
         """
         # Before the first await: one that is deleted in the meantime must not be stored as a new one.
         is_background = self._background.pop(ended.id, None) is not None
@@ -261,18 +284,23 @@ class ResponseStore:
         return reason
 
     def abandon(self, id: str) -> None:
-        """Forget the running response with this id, without storing it."""
+        """Remove the running response with the id `id` without storing it, because its client has left. An unknown id
+        is ignored.
+        """
         self._running.pop(id, None)
 
     def later(self, storing: Coroutine[Any, Any, object]) -> None:
-        """Run the coroutine `storing` as a task that no request waits for. `close` waits for it."""
+        """Run the coroutine `storing`, which stores a response, as a task that no request waits for. `close` waits for
+        this task.
+        """
         task = asyncio.ensure_future(storing)
         self._storing.add(task)
         task.add_done_callback(self._storing.discard)
 
     async def put(self, record: Record, *, is_begun: bool = False) -> None:
-        """Store a new record or, if `is_begun`, the final state of a response that was stored while it was running;
-        nothing is stored if that response has been deleted.
+        """Write a record, which is a response or conversation, to the database. If `is_begun`, it is the final state of
+        a background response that is already there; it is not written if that response has been deleted. Old records
+        are deleted if the store is full.
 
         Raises StoreUnavailable, and InvalidField if the record is too large.
         """
@@ -283,9 +311,10 @@ class ResponseStore:
             raise InvalidField(None, "it exceeds this API key's share of GENAI_RESPONSE_STORE_BYTES")
 
     async def get(self, id: str, owner: str | None = None) -> KeptResponse:
-        """The response of this owner with this id. If its API process has died, its status is `failed`.
+        """Return the response with the id `id` of the owner `owner`, either running in this process or read from the
+        database. A response whose API process has died while it generated the response has the status failed.
 
-        Raises ResponseNotFound.
+        Raises ResponseNotFound if there is no such response, and StoreUnavailable.
         """
         key = Key("response", id, owner)
         running = self._running_of(key)
@@ -300,10 +329,12 @@ class ResponseStore:
     async def page(
         self, object: Literal["response", "conversation"], id: str, owner: str | None, query: InputItemsParameters
     ) -> Page:
-        """A page of the input items of a response, or of the items of a conversation, with this id.
+        """Return a page of items: of the input items of the response with the id `id`, or of the items of the
+        conversation with this id. `object` says which of the two it is, and `query` selects the page.
 
-        `owner` is the digest of the API key that it must belong to; None on a server without API keys.
-        Raises ResponseNotFound or ConversationNotFound, and InvalidField for an unknown item in `query.after`.
+        `owner` is the digest of the API key to which it must belong; None on a server without API keys. Raises
+        ResponseNotFound, ConversationNotFound or StoreUnavailable, and InvalidField if `query.after` is the id of no
+        item.
         """
         key = Key(object, id, owner)
         running = self._running_of(key)
@@ -317,10 +348,11 @@ class ResponseStore:
     async def history(
         self, object: Literal["response", "conversation"], id: str, owner: str | None, *, is_shortened: bool = False
     ) -> list[JsonObject]:
-        """The items of a response that has ended, including its output, or the items of a conversation.
+        """Return all items that a request continues: the items of the conversation with the id `id`, or the input items
+        and output items of the response with this id, which must have ended. `object` says which of the two it is.
 
-        If the items are too large to be continued, InvalidField is raised or, if `is_shortened`, the oldest turns are
-        left out. Raises ResponseNotFound or ConversationNotFound.
+        If the items are too large for one request, the oldest turns are left out if `is_shortened`; otherwise
+        InvalidField is raised. Also raises ResponseNotFound, ConversationNotFound and StoreUnavailable.
         """
         key, max_bytes = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
         running = self._running_of(key)
@@ -332,10 +364,11 @@ class ResponseStore:
         return await asyncio.to_thread(_decoded, items)
 
     async def cancel(self, id: str, owner: str | None = None) -> KeptResponse:
-        """Cancel a running response, in whichever process it runs, and return it.
+        """Cancel a running response, in whichever API process it runs, and return it when it has ended. A response that
+        has already been cancelled is returned unchanged.
 
-        Raises ResponseNotFound, Unavailable if the response does not end in time, and InvalidField if it has ended
-        otherwise than by cancellation.
+        Raises ResponseNotFound, Unavailable if another process does not end the response within 20 seconds, and
+        InvalidField if the response has ended in another way.
         """
         response = await self.get(id, owner)
         if isinstance(response, StoredResponse) and response.is_running:
@@ -348,8 +381,8 @@ class ResponseStore:
         return response
 
     async def was_ended_by_other_process(self, id: str, owner: str | None) -> bool:
-        """Whether another process has cancelled or deleted the background response with this id, which this process
-        generates.
+        """Return whether another API process has cancelled or deleted the background response with the id `id`, which
+        this process is generating. The result is False if the database cannot be read.
         """
         key = Key("response", id, owner)
         try:
@@ -359,10 +392,10 @@ class ResponseStore:
         return record is None or record.is_cancelled
 
     async def delete(self, id: str, owner: str | None = None) -> None:
-        """Delete a response. A background response that is running is cancelled. If a client waits for the response, it
-        is generated to its end for this client, but not stored.
+        """Delete the response with the id `id`. A background response that is still running is cancelled. A running
+        response for which a client waits is generated to its end for this client, but not stored.
 
-        Raises ResponseNotFound.
+        Raises ResponseNotFound and StoreUnavailable.
         """
         response = await self.get(id, owner)
         running = self._running.pop(id, None)
@@ -379,13 +412,15 @@ class ResponseStore:
             self.later(self._end_in_other_process(response.record))
 
     async def conversation(self, id: str, owner: str | None) -> JsonObject:
-        """The conversation of this owner with this id, without its items. Raises ConversationNotFound."""
+        """Return the object of the conversation with the id `id` of the owner `owner`, without its items. Raises
+        ConversationNotFound and StoreUnavailable.
+        """
         key = Key("conversation", id, owner)
         return (await self._find(key, lambda rows: self._records.get(rows, key))).value
 
     async def conversation_item(self, id: str, owner: str | None, item: str) -> msgspec.Raw:
-        """One item of a conversation as raw JSON. Raises ConversationNotFound if there is no such
-        conversation or item.
+        """Return the item with the id `item` of the conversation with the id `id`, as raw JSON. Raises
+        ConversationNotFound if there is no such conversation or the conversation has no such item.
         """
         key = Key("conversation", id, owner)
         row = await self._database.read(owner, lambda rows: self._records.item(rows, key, item))
@@ -397,9 +432,10 @@ class ResponseStore:
     async def update_conversation(
         self, id: str, owner: str | None, change: Callable[[JsonObject], JsonObject]
     ) -> JsonObject:
-        """Replace a conversation object by the result of `change`, and return the new object.
+        """Replace the object of the conversation with the id `id` by the result of `change`, which is called with the
+        old object. Returns the new object.
 
-        Raises ConversationNotFound, and InvalidField if the new object is too large; nothing is changed then.
+        Raises ConversationNotFound, and InvalidField if the new object is too large. Nothing is changed in these cases.
         """
         key = Key("conversation", id, owner)
         changed = await self._database.write(owner, lambda rows: self._records.set_value(rows, key, change))
@@ -408,10 +444,10 @@ class ResponseStore:
         return changed
 
     async def add_items(self, id: str, owner: str | None, items: Sequence[JsonObject]) -> None:
-        """Append items to a conversation.
+        """Append `items` to the conversation with the id `id`. Old records are deleted if the store is full afterwards.
 
-        Raises ConversationNotFound, and InvalidField if the conversation would then be too large; nothing is changed
-        then.
+        Raises ConversationNotFound, and InvalidField if the conversation would become too large. Nothing is changed in
+        these cases.
         """
         key, added = Key("conversation", id, owner), await asyncio.to_thread(encode_items, items)
         if not await self._database.write(owner, lambda rows: self._records.append(rows, key, added)):
@@ -419,7 +455,9 @@ class ResponseStore:
         await self._evict(owner)
 
     async def remove_item(self, id: str, owner: str | None, item: str) -> JsonObject:
-        """Delete an item of a conversation, and return the conversation. Raises ConversationNotFound."""
+        """Delete the item with the id `item` from the conversation with the id `id`. Returns the conversation object,
+        without its items. Raises ConversationNotFound if there is no such conversation or item.
+        """
         conversation = await self.conversation(id, owner)
         key = Key("conversation", id, owner)
         if not await self._database.write(owner, lambda rows: self._records.remove_item(rows, key, item)):
@@ -427,14 +465,16 @@ class ResponseStore:
         return conversation
 
     async def delete_conversation(self, id: str, owner: str | None) -> None:
-        """Delete a conversation of this owner. Raises ConversationNotFound."""
+        """Delete the conversation with the id `id` of the owner `owner` and its items. Raises ConversationNotFound."""
         await self.conversation(id, owner)
         await self._delete(id, owner)
 
     async def find_items(self, ids: Iterable[str], owner: str | None = None) -> dict[str, JsonObject]:
-        """The owner's items with these ids, by id. Unknown ids are omitted.
+        """Return the items with the ids `ids`, keyed by id, from all responses of the owner, running and stored. It
+        serves requests that refer to stored items. Unknown ids are omitted.
 
-        Raises InvalidField if the items are too many or too large.
+        Raises StoreUnavailable, and InvalidField if `ids` has more than 1024 ids or the items are too large for one
+        request. Repeated ids count repeatedly.
         """
         counts = Counter(ids)
         if not counts:
@@ -456,7 +496,9 @@ class ResponseStore:
         return await asyncio.to_thread(lambda: {id: json.loads(item) for id, item in items.items()})
 
     async def close(self) -> None:
-        """Stop background responses, and wait until those that have ended are stored."""
+        """End the background responses of this process because the server stops, and wait a limited time until all
+        responses that have ended are stored.
+        """
         self._is_closing = True
         for running in list(self._background.values()):
             await running.stop()
@@ -471,8 +513,9 @@ class ResponseStore:
         await self._database.write(owner, lambda rows: self._records.delete(rows, id, owner))
 
     async def _complete(self, ended: Record) -> None:
-        """Store the final state of a background response, and try again until the store can be written. Until then
-        other requests see the response as running.
+        """Store the final state of a background response that could not be written when it ended. Tries again each
+        second until the database can be written or the store is closed. Until then other requests see the response as
+        running.
         """
         while not self._is_closing:
             await asyncio.sleep(_RETRY_EVERY)
@@ -481,10 +524,11 @@ class ResponseStore:
                 return
 
     async def _evict(self, owner: str | None) -> set[str]:
-        """Delete records until the limits of the store are met, each in a database job of its own. Returns the ids of
+        """Delete records until the store is within its limits, each in a database job of its own. Returns the ids of
         the deleted records.
 
-        `owner` is the owner whose record was stored last, on whose behalf the jobs run.
+        `owner` is the owner of the record that was stored last; the jobs run on its behalf. Errors of the database only
+        end the deletion, which the next stored record continues.
         """
         evicted = set()
         with suppress(StoreUnavailable):  # the next record continues the eviction
@@ -493,16 +537,16 @@ class ResponseStore:
         return evicted
 
     async def _end_in_other_process(self, running: StoredRecord) -> None:
-        """End the engine request of a response that another API process generates. Does nothing if the engine request
-        has already ended.
+        """End the engine request that generates the response `running` for another API process. Does nothing if the
+        engine request has already ended.
         """
         if self._end_request is not None:
             with suppress(NoEngineReady, RequestNotFound):  # the request has ended, perhaps with its engine
                 await self._end_request(running.request)
 
     async def _ended(self, id: str, owner: str | None) -> KeptResponse:
-        """Wait until the process that generates the response has ended it, and return it. Raises Unavailable if this
-        takes too long.
+        """Wait until the other API process that generates the response with the id `id` has ended it, and return the
+        response. Raises Unavailable if this takes more than 20 seconds, and ResponseNotFound.
         """
         try:
             async with asyncio.timeout(_CANCEL_TIMEOUT):
@@ -519,8 +563,8 @@ class ResponseStore:
         return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
 
     async def _find(self, key: Key, job: Do[T | None]) -> T:
-        """Run `job` as a database job, which reads from the record with this key, and return its result. Raises
-        ResponseNotFound or ConversationNotFound if the result is None.
+        """Run the database job `job`, which reads something about the record with the key `key`, and return its result.
+        Raises ResponseNotFound or ConversationNotFound if the result is None, which means that there is no such record.
         """
         result = await self._database.read(key.owner, job)
         if result is None:
@@ -529,14 +573,18 @@ class ResponseStore:
 
 
 def not_streamed(id: str) -> InvalidField:
-    """The error for a request to stream the response with this id, whose events were not stored."""
+    """Return the error for a request to stream the response with the id `id`, whose events were not kept because it was
+    not created with `background` and `stream`. The caller raises it.
+    """
     return InvalidField(
         "stream", f"must be false: response {quoted(id)} was not created with background: true and stream: true"
     )
 
 
 def not_cancelled(response: JsonObject) -> InvalidField:
-    """The error for a request to cancel a response that has already ended otherwise than by cancellation."""
+    """Return the error for a request to cancel `response`, which has already ended as completed, incomplete or failed.
+    The caller raises it.
+    """
     return InvalidField("response_id", f"{response['id']} cannot be cancelled: it is {response['status']}")
 
 
@@ -550,7 +598,9 @@ def _no_item(id: str, item: str) -> GenaiServerError:
 
 
 def _page(items: Sequence[JsonObject], query: InputItemsParameters) -> Page:
-    """A page of a running response's items. Raises InvalidField if `after` is not the id of one of these items."""
+    """Return the page of `items`, the items of a running response in order, that `query` selects. Raises InvalidField
+    if `query.after` is not the id of one of the items.
+    """
     items = items[::-1] if query.order == "desc" else items
     start = 0
     if query.after is not None:
@@ -562,8 +612,9 @@ def _page(items: Sequence[JsonObject], query: InputItemsParameters) -> Page:
 
 
 def _decoded(history: History) -> list[JsonObject]:
-    """The items of a stored history, decoded from JSON. A shortened history consists of the initial instructions, if
-    there are any, and of items from a message of the user on.
+    """Return the items of a history that was read from the database, decoded from JSON. If the beginning of the history
+    was left out, the result has the initial instructions, if there are any, and then the items from a message of the
+    user on, so that it begins with a whole turn.
     """
     items = [json.loads(item) for item in history.items]
     if history.first is None:
@@ -579,8 +630,8 @@ NOT_STORED = "x-genai-not-stored"
 
 @dataclass(frozen=True)
 class WebSocketReceipt(Receipt):
-    """What is known of a request that came over a WebSocket before the app reads it, and the latest response on that
-    connection.
+    """What the WebSocket endpoint tells the app about a request that it has received in a message: the data of every
+    Receipt, such as the time of arrival, and the latest response on the same connection.
     """
 
     # The latest response on the connection.
@@ -589,7 +640,9 @@ class WebSocketReceipt(Receipt):
 
 @dataclass(frozen=True)
 class CallerStore:
-    """The store of responses, and the owner whose responses and conversations the client of a request may use."""
+    """The store of responses as the client of one request may use it: the store, and the owner to whom the client's
+    responses and conversations belong. FastAPI gives routes one for each request (`StoreDep`).
+    """
 
     store: ResponseStore
     # Digest of the caller's API key; None without API keys.
@@ -600,10 +653,11 @@ class CallerStore:
     latest: LatestResponse | None = None
 
     async def to_response_items(self, items: str | Sequence[InputItem], field: str) -> list[JsonObject]:
-        """Convert the items `items` in the request's field `field` to the form that items have in responses. References
-        to items are replaced by the stored items.
+        """Convert the validated input items of the request to the form that responses contain. References to stored
+        items are replaced by these items, which must belong to the client. `field` is the request's field that has
+        `items`, for error messages.
 
-        Raises InvalidField and StoreUnavailable.
+        Raises InvalidField for a reference to an unknown item or an item that cannot be decoded, and StoreUnavailable.
         """
         try:
             stored = await self.store.find_items(referenced_ids(items), self.owner)
@@ -613,7 +667,9 @@ class CallerStore:
 
 
 async def caller_store(request: Request, owner: KeyHolderDep) -> CallerStore:
-    """The store for the client of a request. A FastAPI dependency of the routes."""
+    """Return the store as the client of `request` may use it. FastAPI calls this as a dependency of the routes; `owner`
+    is the digest of the request's API key, or None without API keys.
+    """
     state = request_state(request.scope)
     latest = state.receipt.latest if isinstance(state.receipt, WebSocketReceipt) else None
     return CallerStore(request.app.state.responses, owner, state.record.unique_id, latest)
@@ -624,15 +680,15 @@ StoreDep = Annotated[CallerStore, Depends(caller_store)]
 
 
 def not_stored(reason: str | None) -> dict[str, str]:
-    """A response header with the reason why a response was not stored, or not added to its conversation; empty if there
-    is no reason.
+    """Return the header that tells the client why its response was not stored or not added to its conversation, for the
+    HTTP response. `reason` is the reason; if it is None, the result is empty.
     """
     return {} if reason is None else {NOT_STORED: reason.encode("ascii", "backslashreplace").decode()}
 
 
 async def page_response(page: Page, shown: Callable[[JsonObject], JsonObject] | None = None) -> Response:
-    """A response with a page of items in OpenAI's format, encoded in a thread. `shown`, if given, converts each
-    item.
+    """Return the HTTP response for a page of items, in OpenAI's format of lists. It is encoded in a thread, because it
+    may be large. `shown`, if it is not None, converts each item before.
     """
 
     def build() -> JsonObject:

@@ -1,9 +1,10 @@
-"""Tools of OpenAI's Responses API that the model may call: one class for each type, and how the model and the client
-see those that the client runs, such as apply_patch and shell. Tools of type mcp are run by the server
-(served_tools.py).
+"""Schemas of the tools of OpenAI's Responses API, one class for each type of tool, and the conversion of the tools that
+clients run.
 
-A model sees each tool of the client as a function. The function's name is the tool's type, and its parameters are the
-fields that OpenAI publishes for the tool's calls. Calls and outputs of these tools are items of their own types.
+The model sees each tool as a function. For OpenAI's own tools, such as apply_patch and shell, the name of this function
+is the type of the tool, and its parameters are those that OpenAI publishes. Calls and outputs of these tools are items
+of their own types, and the subclasses of `ClientTool` convert between such items and calls of the function;
+`CLIENT_TOOLS` has them by type. Tools of MCP tool servers, of type mcp, are run by this server (served_tools.py).
 """
 
 import json
@@ -33,8 +34,8 @@ _MAX_HEADERS = 128
 
 
 def full_name(name: str, namespace: str | None) -> str:
-    """The name of a function in the prompt. It contains the namespace, because functions in different namespaces may
-    have the same name.
+    """Return the name that a tool with this name has in the prompt: NAMESPACE__NAME or, if `namespace` is None, the
+    name itself. Tools in different namespaces may have the same name.
     """
     return f"{namespace}__{name}" if namespace else name
 
@@ -55,7 +56,9 @@ AllowedCallers = Annotated[list[Literal["direct", "programmatic"]], elements(8),
 
 
 class NamespacedTool(StrictModel):
-    """Fields of tools that have a name, and may have a namespace."""
+    """Base class of functions and custom tools, which the client names and describes. A tool may belong to a namespace,
+    a named group of tools, and its name and description in the prompt then begin with those of the namespace.
+    """
 
     name: FunctionName
     description: Text | None = None
@@ -73,18 +76,24 @@ class NamespacedTool(StrictModel):
 
     @property
     def full_name(self) -> str:
-        """The tool's name in the prompt."""
+        """Return the name that the tool has in the prompt. It begins with the name of the tool's namespace, if there is
+        one.
+        """
         return full_name(self.name, self.namespace)
 
     @property
     def full_description(self) -> str | None:
-        """The tool's description in the prompt, which begins with that of its namespace; None if there is neither."""
+        """Return the description that the tool has in the prompt: that of its namespace and then its own, as far as
+        they exist. None if there is neither.
+        """
         texts = [text for text in (self.namespace_description, self.description) if text is not None]
         return "\n".join(texts) if texts else None
 
 
 class FunctionTool(NamespacedTool):
-    """A function that the model may call. `parameters` is a JSON schema."""
+    """A function that the model may call and the client runs. `parameters` is the JSON schema of the function's
+    arguments.
+    """
 
     type: Literal["function"]
     parameters: dict[str, Any] | None = None
@@ -95,7 +104,9 @@ class FunctionTool(NamespacedTool):
 
 
 class ToolGrammar(StrictModel):
-    """The format of the text with which a custom tool is called."""
+    """The format of the text that a custom tool takes: any text, or a text that matches a grammar, which is given as
+    `definition` in the syntax of Lark or as a regular expression.
+    """
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
@@ -108,32 +119,40 @@ class ToolGrammar(StrictModel):
 
 
 class CustomTool(NamespacedTool):
-    """A tool that the model calls with a text instead of JSON arguments."""
+    """A tool that the model calls with a text instead of JSON arguments, for example with source code. The client runs
+    it.
+    """
 
     type: Literal["custom"]
     format: ToolGrammar | None = Field(None, description="Format of the tool's input; by default any text.")
 
 
 class TypedTool(StrictModel):
-    """Fields of tools that the API defines by their type, which is also their name in the prompt."""
+    """Base class of OpenAI's own tools, which a request names only by their type. The type is also the name of the tool
+    in the prompt.
+    """
 
     type: str
     allowed_callers: AllowedCallers | None = None
 
     @property
     def full_name(self) -> str:
-        """The tool's name in the prompt."""
+        """Return the name that the tool has in the prompt, which is its type."""
         return self.type
 
 
 class ApplyPatchTool(TypedTool):
-    """OpenAI's tool for creating, updating and deleting files. The client applies the patches."""
+    """OpenAI's tool apply_patch, with which the model creates, updates and deletes files. The client applies the
+    patches.
+    """
 
     type: Literal["apply_patch"]
 
 
 class LocalSkill(StrictModel):
-    """A folder with instructions that the model may read with the shell."""
+    """A skill of the shell tool: a folder on the client's machine with instructions for some task. The model learns its
+    name, description and path from the prompt, and reads it by shell commands.
+    """
 
     name: Text
     description: Text
@@ -141,27 +160,29 @@ class LocalSkill(StrictModel):
 
 
 class LocalEnvironment(StrictModel):
-    """The environment of shell commands: the client's own machine."""
+    """The environment in which commands of the shell tool run: the client's own machine, with its skills."""
 
     type: Literal["local"]
     skills: Annotated[list[LocalSkill], elements(MAX_TOOLS)] | None = None
 
 
 class ShellTool(TypedTool):
-    """OpenAI's tool for shell commands. The client runs them."""
+    """OpenAI's tool shell, with which the model runs shell commands on the client's machine."""
 
     type: Literal["shell"]
     environment: LocalEnvironment | None = Field(None, description="Only local: this server has no containers.")
 
 
 class LocalShellTool(TypedTool):
-    """OpenAI's older tool for shell commands. The client runs them."""
+    """OpenAI's older tool local_shell, with which the model runs one program at a time on the client's machine."""
 
     type: Literal["local_shell"]
 
 
 class ToolSearchTool(TypedTool):
-    """OpenAI's tool for finding tools with `defer_loading`. The client searches."""
+    """OpenAI's tool tool_search, with which the model finds tools that the prompt does not define at its beginning,
+    those with `defer_loading`. The client searches and answers with definitions of tools.
+    """
 
     type: Literal["tool_search"]
     execution: Literal["client"]
@@ -170,26 +191,34 @@ class ToolSearchTool(TypedTool):
 
 
 class McpFilter(StrictModel):
-    """Selects tools of a tool server by name, by whether the server calls them read-only, or by both."""
+    """Selects tools of an MCP tool server: by their names, by whether the tool server declares them read-only, or by
+    both. A condition that is not given is met by all tools.
+    """
 
     tool_names: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | None = None
     read_only: bool | None = None
 
     def matches(self, tool: ToolInfo) -> bool:
-        """Whether the filter selects this tool."""
+        """Return whether the filter selects `tool`."""
         is_named = self.tool_names is None or tool.name in self.tool_names
         return is_named and (self.read_only is None or tool.is_read_only == self.read_only)
 
 
 class McpApproval(StrictModel):
-    """Selects the tools whose calls need an approval, or those whose calls need none."""
+    """Selects the tools of an MCP tool server whose calls the client wants to approve (`always`), and those whose calls
+    it need not approve (`never`). `never` has precedence. For tools that neither selects, an approval is needed unless
+    `always` is given.
+    """
 
     always: McpFilter | None = None
     never: McpFilter | None = None
 
 
 class McpTool(StrictModel):
-    """A tool server whose tools this server runs: one from the server's configuration, or one at an allowed host."""
+    """An entry of a request's `tools` that names an MCP tool server. The model may call the server's tools, and this
+    server runs the calls. The tool server is one of this server's configuration or, with `server_url`, one at a host
+    that the operator allows.
+    """
 
     type: Literal["mcp"]
     server_label: NonEmptyText = Field(
@@ -214,18 +243,20 @@ class McpTool(StrictModel):
 
     @property
     def full_name(self) -> str:
-        """A name for the tool server as a whole that no tool in a prompt has. Its tools have names of their own."""
+        """Return a name for this entry that no tool in a prompt can have, so that it can be compared with those of
+        other tools. The tools of the MCP tool server have names of their own.
+        """
         return f"mcp:{self.server_label}"
 
     def allows(self, tool: ToolInfo) -> bool:
-        """Whether the request lets the model call this tool."""
+        """Return whether the request lets the model call `tool`, a tool of this MCP tool server."""
         allowed = self.allowed_tools
         if isinstance(allowed, McpFilter):
             return allowed.matches(tool)
         return allowed is None or tool.name in allowed
 
     def wants_approval(self, tool: ToolInfo) -> bool:
-        """Whether the request wants the client to approve each call of this tool."""
+        """Return whether the request wants the client to approve each call of `tool` before it is run."""
         rule = self.require_approval
         if isinstance(rule, McpApproval):
             if rule.never is not None and rule.never.matches(tool):
@@ -234,8 +265,9 @@ class McpTool(StrictModel):
         return rule != "never"
 
     def without_effect(self, *, has_address: bool) -> list[str]:
-        """The names of the fields in this request that have no effect. `has_address` says whether the tools are those
-        of the server at `server_url`, not those of a configured tool server.
+        """Return the names of the fields that are given in this entry but have no effect. `has_address` says that the
+        tool server is the one at `server_url`; otherwise it is one of the configuration, and the fields for the URL
+        have no effect, either.
         """
         address_fields = () if has_address else ("server_url", "authorization", "headers")
         return [
@@ -244,7 +276,9 @@ class McpTool(StrictModel):
 
 
 class McpFunction(FunctionTool):
-    """A tool of a tool server as a function. Its namespace is the name of the tool server."""
+    """A tool of an MCP tool server, as the function that the model sees. This server creates it; requests do not
+    contain it. Its namespace is the label of the tool server. With `needs_approval`, the client must approve each call.
+    """
 
     needs_approval: bool = False
 
@@ -256,7 +290,7 @@ ResponseTool = Annotated[
 
 
 class NamespaceTool(StrictModel):
-    """Functions and custom tools with a common namespace."""
+    """An entry of a request's `tools` that is a namespace: a named group of functions and custom tools."""
 
     type: Literal["namespace"]
     name: FunctionName
@@ -278,7 +312,9 @@ ItemTool = Annotated[
 
 
 def flattened(tools: "Iterable[ResponseTool | NamespaceTool]") -> Iterator[ResponseTool]:
-    """The tools, with each namespace replaced by its tools."""
+    """Yield the tools, with copies of the tools of a namespace, which have its name and description, in the place of
+    each namespace.
+    """
     for tool in tools:
         if isinstance(tool, NamespaceTool):
             space = {"namespace": tool.name, "namespace_description": tool.description}
@@ -292,9 +328,11 @@ Introduce = Callable[[JsonObject], str]
 
 
 class ClientTool(ABC):
-    """Translates one type of tools that clients run. To the model such a tool is a function. The subclasses convert the
-    tool to this function, the model's function call to an item of the response, and items of the conversation back to
-    calls and texts for the prompt.
+    """Converts one of OpenAI's own tools that clients run, such as shell, which the model sees as a function. There is
+    one object of each subclass, in `CLIENT_TOOLS`.
+
+    A subclass converts in three directions: the tool of a request to the function in the prompt, the model's call of
+    this function to an item of the response, and items of earlier turns back to calls and results for the prompt.
     """
 
     tool: ClassVar[type[TypedTool]]
@@ -304,27 +342,32 @@ class ClientTool(ABC):
 
     @property
     def name(self) -> str:
-        """The name of the function that stands for the tool."""
+        """Return the name of the function that stands for the tool in the prompt, which is the type of the tool."""
         return str(get_args(self.tool.model_fields["type"].annotation)[0])
 
     @abstractmethod
     def function(self, tool: Any, deferred: Sequence[NamespacedTool]) -> JsonObject:
-        """The function that stands for the tool. `deferred` are the tools of the request that the model sees only after
-        a tool search has found them.
+        """Return the definition of the function that stands for `tool` in the prompt: name, description and JSON schema
+        of the parameters. `deferred` are the tools of the request that the model sees only after a tool search has
+        found them; only the definition of tool_search uses them.
         """
 
     @abstractmethod
     def fields(self, arguments: Any) -> JsonObject:
-        """The fields of a call item, made from the arguments with which the model has called the function."""
+        """Return the fields of the item for a call, made from `arguments`, the decoded arguments with which the model
+        has called the function.
+        """
 
     @abstractmethod
     def arguments(self, item: JsonObject) -> Any:
-        """The arguments of the function, made from a call item."""
+        """Return the arguments of the function for a call in an earlier turn, made from `item`, the item of the call.
+        It is the inverse of `fields`.
+        """
 
     @abstractmethod
     def result(self, item: JsonObject, introduce: Introduce) -> str:
-        """The text that the model reads for an output item. `introduce` returns the text with the definitions of the
-        tools that an item adds.
+        """Return the text that the model reads as the result of a call. `item` is the item with the tool's output.
+        `introduce` returns the text that defines the tools which an item adds; only the result of tool_search uses it.
         """
 
 
@@ -436,8 +479,9 @@ class _ToolSearch(ClientTool):
     call, output = "tool_search_call", "tool_search_output"
 
     def function(self, tool: ToolSearchTool, deferred: Sequence[NamespacedTool]) -> JsonObject:
-        """The function that stands for a tool search. If the request does not define its parameters, its parameter is a
-        list of paths: names of tools or namespaces in `deferred`.
+        """Return the definition of the function that stands for tool_search in the prompt. Its parameters are those
+        that the request defines or, by default, a list of paths: names of tools or namespaces among `deferred`, the
+        tools that can be found.
         """
         paths = {
             candidate.namespace or candidate.name: candidate.namespace_description or candidate.description
@@ -474,8 +518,8 @@ def _object(required: list[str], **properties: JsonObject) -> JsonObject:
 
 
 def _written(output: JsonObject) -> str:
-    """The text that the model reads for the output of a shell command. It ends with the exit code if the command failed
-    or wrote nothing.
+    """Return the text that the model reads for the output of one shell command: what it wrote to stdout and stderr, and
+    the exit code or "timed out" if the command failed or wrote nothing.
     """
     outcome = output["outcome"]
     ended = "timed out" if outcome["type"] == "timeout" else f"exit code {outcome.get('exit_code', 0)}"
@@ -485,8 +529,8 @@ def _written(output: JsonObject) -> str:
 
 
 def parsed_arguments(text: str) -> Any:
-    """The arguments of a call as JSON; the text itself if it is not JSON, which is possible for a tool search without a
-    strict schema.
+    """Decode the arguments of a call, a JSON text that the model has written. The text itself is returned if it is not
+    JSON, which is possible for a tool search whose schema is not strict. An empty text stands for no arguments.
     """
     try:
         return json.loads(text or "{}")

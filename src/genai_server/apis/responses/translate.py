@@ -1,7 +1,7 @@
-"""Translates requests of the Responses API to chat parameters, and creates the response object
-(https://platform.openai.com/docs/api-reference/responses).
+"""Translates requests of the Responses API to chat parameters, with which the server generates answers, creates the
+response object, and compacts and shortens conversations (https://platform.openai.com/docs/api-reference/responses).
 
-`OfferedTools` decides which tools a prompt defines at its beginning, which ones items of the conversation introduce,
+`OfferedTools` decides which tools the prompt defines at its beginning, which ones items of the conversation introduce,
 and which ones the answer may call. A tool with `defer_loading` is not defined at the beginning, but at the item that
 adds it: the output of a tool search that the client has run, or an item of type `additional_tools`.
 """
@@ -65,10 +65,11 @@ _TOOL: TypeAdapter[ItemTool] = TypeAdapter(ItemTool)
 
 
 class OfferedTools:
-    """The tools that a request and the conversation that it continues define: which of them the prompt defines at its
-    beginning (`listed`), and which ones the answer may call (`callable`).
+    """The tools that a request and the conversation that it continues define. `listed` are the tools that the prompt
+    defines at its beginning, and `callable` are those that the answer may call, including those that items of the
+    conversation have added. Created for each request.
 
-    Raises InvalidField if there are too many tools.
+    Creating it raises InvalidField if there are too many tools.
     """
 
     def __init__(self, body: ResponsesRequest, conversation: Sequence[JsonObject]) -> None:
@@ -89,11 +90,11 @@ class OfferedTools:
         self._defined = {tool.full_name for tool in self.listed}
 
     def by_name(self) -> dict[str, ResponseTool]:
-        """The tools that the answer may call, by their names in the prompt."""
+        """Return the tools that the answer may call, keyed by their names in the prompt."""
         return {tool.full_name: tool for tool in self.callable}
 
     def function(self, tool: ResponseTool) -> JsonObject:
-        """The tool as a function for the chat parameters."""
+        """Return the definition of `tool` as a function. Chat parameters and prompts have all tools in this form."""
         if isinstance(tool, FunctionTool):
             fields = {"description": tool.full_description, "parameters": tool.parameters, "strict": tool.strict}
             return {"name": tool.full_name} | {name: value for name, value in fields.items() if value is not None}
@@ -105,8 +106,9 @@ class OfferedTools:
         return CLIENT_TOOLS[tool.type].function(tool, self._deferred)
 
     def introduce(self, item: JsonObject) -> str:
-        """The text with which the prompt introduces the tools that an item adds; "" if the beginning of the prompt
-        defines all of them.
+        """Return the text that defines, within the prompt, the tools which `item` adds to the conversation. Tools that
+        are defined at the beginning of the prompt appear only by name. The result is "" if an item `additional_tools`
+        adds no other tools.
         """
         tools = list(_added_tools(item))
         if item["type"] == "additional_tools" and all(tool.full_name in self._defined for tool in tools):
@@ -121,13 +123,13 @@ class OfferedTools:
 
 
 def _added_tools(item: JsonObject) -> Iterator[ResponseTool]:
-    """The tools that an item adds to those that the model may call."""
+    """Yield the tools that an item of the conversation adds to those that the model may call. Most items add none."""
     if item["type"] in _TOOL_ADDING_TYPES and not is_foreign(item):
         yield from flattened(map(_TOOL.validate_python, item["tools"]))
 
 
 def _called(conversation: Sequence[JsonObject]) -> set[str]:
-    """The names of the functions and custom tools whose calls are in the conversation."""
+    """Return the names, as in the prompt, of the functions and custom tools that are called in the conversation."""
     calls = (item for item in conversation if is_call(item) and "name" in item)
     return {full_name(call["name"], call.get("namespace")) for call in calls}
 
@@ -153,9 +155,11 @@ _NAMES = {
 
 
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
-    """The chat parameters for a request and its conversation.
+    """Translate a request to chat parameters. `conversation` has all items for the prompt: those of earlier turns and
+    those of the request's own input.
 
-    Raises InvalidField for the output of an unknown call, for too many messages or tools, and if there is no message.
+    Raises InvalidField if the conversation has no message or too many, if there are too many tools, and if the output
+    of an unknown tool call comes after the user's last message.
     """
     tools = OfferedTools(body, conversation)
     messages = to_messages(conversation, tools.introduce)
@@ -186,7 +190,9 @@ def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatP
 
 
 def _tools(body: ResponsesRequest, offered: OfferedTools, tools: Sequence[ResponseTool]) -> list[Tool]:
-    """The tools as functions for the chat parameters, without tools that `tool_choice` excludes."""
+    """Convert `tools` to functions for the chat parameters, without those that `tool_choice` of the request excludes.
+    `offered` has the tools of the whole request.
+    """
     choice = body.tool_choice
     allowed = set(body.chosen_names()) if isinstance(choice, AllowedResponseTools) else None
     return [
@@ -226,9 +232,10 @@ def _mcp_choice(body: ResponsesRequest, choice: NamedMcpTool) -> JsonObject:
 def field_names(
     chat: ChatParameters, conversation: Sequence[JsonObject], new_items: Sequence[JsonObject], earlier: str
 ) -> FieldNames:
-    """Map fields of the chat parameters to the fields of the request from which they come, for error messages.
+    """Return the names that fields of the chat parameters have in the client's request, for error messages. `chat` was
+    translated from the request, and `conversation` has the items of its prompt.
 
-    `new_items` are the items in the request's field `input`. `earlier` is the field of the request that refers to all
+    `new_items` are the items in the request's field `input`. `earlier` is the name of the field that refers to all
     other items of the conversation, such as `previous_response_id`.
     """
     location_of = _location_of(new_items, earlier)
@@ -250,8 +257,9 @@ def field_names(
 def new_response(
     body: ResponsesRequest, *, model: str, sampling: Sampling, created: int, is_stored: bool
 ) -> JsonObject:
-    """A new response object with the request's fields and the sampling parameters in use. `created` is in seconds since
-    1970. `is_stored` is the value of the field `store`.
+    """Return a new response object without output, for a request that an engine has accepted. It repeats fields of the
+    request, and has the id of the model and the sampling parameters that are in use. `created` is the time of creation
+    in seconds since 1970. `is_stored` says whether the response will be stored.
     """
     fields = body.model_dump(include={"reasoning", "text", "tool_choice"}, exclude_none=True, by_alias=True)
     return {
@@ -294,10 +302,10 @@ def new_response(
 def name_conversions(
     leniency: Leniency, conversation: Sequence[JsonObject], new_items: Sequence[JsonObject], earlier: str
 ) -> None:
-    """Report to `leniency` the items of a conversation that the prompt leaves out, and those that it contains in
-    another form than with OpenAI's API.
+    """Report to `leniency`, which tells the client by headers, the items of a conversation that the prompt leaves out,
+    and those that it contains in another form than with OpenAI's API.
 
-    `new_items` are the items in the request's field `input`. `earlier` is the field of the request that refers to all
+    `new_items` are the items in the request's field `input`. `earlier` is the name of the field that refers to all
     other items of the conversation, such as `previous_response_id`.
     """
     location_of = _location_of(new_items, earlier)
@@ -306,21 +314,24 @@ def name_conversions(
 
 
 def _location_of(new_items: Sequence[JsonObject], earlier: str) -> Callable[[JsonObject], str]:
-    """A function that says where an item of the conversation is in the request: such as `input[3]` for an item of
-    `new_items`, otherwise the name `earlier` of the field that refers to it, with the item's id.
+    """Return a function that says where an item of the conversation comes from, for reports to the client. An item of
+    `new_items` is at a place such as `input[3]`. Any other item is named by its id and the field `earlier`, which
+    refers to the earlier turns.
     """
     locations = {id(item): f"input[{index}]" for index, item in enumerate(new_items)}
     return lambda item: locations.get(id(item)) or f"{earlier} (item {item['id']})"
 
 
 def tools_by_name(body: ResponsesRequest, conversation: Sequence[JsonObject] = ()) -> dict[str, ResponseTool]:
-    """The tools that the answer may call, by their names in the prompt. Items of `conversation` may add some."""
+    """Return the tools that the answer to a request may call, keyed by their names in the prompt. Items of
+    `conversation` may add tools to those of the request.
+    """
     return OfferedTools(body, conversation).by_name()
 
 
 def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
-    """The request's tools in the form in which the response object repeats them. As in OpenAI's API, a namespace
-    contains its tools.
+    """Return the tools of a request as JSON, for the response object, which repeats them. Tools of a namespace are
+    within an entry for this namespace, as in OpenAI's API. Credentials for MCP tool servers are left out.
     """
     repeated: list[JsonObject] = []
     for tool in tools:
@@ -342,29 +353,36 @@ def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
 
 
 def _text_or_none(value: Any) -> str | None:
-    """The value if it is a text, otherwise None, because clients expect no other type."""
+    """Return `value` if it is a text, otherwise None. It is for fields of the response object in which clients expect
+    no other type, although requests may have any value in them.
+    """
     return value if isinstance(value, str) else None
 
 
 def compacting(body: CompactRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
-    """The chat parameters with which the model summarizes a conversation. Raises the same errors as `to_chat`."""
+    """Return the chat parameters with which the model writes a summary of the conversation: its items and then the
+    instruction to summarize. `body` is the request to compact it. Raises InvalidField for the same reasons as
+    `to_chat`.
+    """
     items = [*conversation, message("user", [text_part(_COMPACT)])]
     fields = {"model": body.model, "input": "", "instructions": body.instructions}
     return to_chat(ResponsesRequest.model_validate(fields), items)
 
 
 def compacted(conversation: Sequence[JsonObject], summary: str) -> list[JsonObject]:
-    """The compacted form of a conversation: its user messages, and the summary of everything."""
+    """Return the items that replace a conversation after it was compacted: the user's messages, and an item with
+    `summary`, the model's summary of the whole conversation.
+    """
     users = [item for item in conversation if item["type"] == "message" and item["role"] == "user"]
     return [*users, new_item("compaction", encrypted_content=encrypted(summary))]
 
 
 def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObject] | None:
-    """The newest part of a conversation that is too long. It has at most the fraction `share` of the conversation's
-    text, if that is possible.
+    """Return the newest part of a conversation whose prompt is too long; None if nothing can be dropped. `share` is the
+    fraction of the conversation's size, between 0 and 1, that should remain at most; more remains if that is not
+    possible.
 
-    Initial instructions and the user's last message are kept, and calls are not separated from their outputs. None if
-    nothing can be dropped.
+    Instructions at the beginning and the user's last message are kept, and calls are not separated from their outputs.
     """
     first = next(
         (position for position, item in enumerate(conversation) if item.get("role") not in _INSTRUCTION_ROLES), 0
@@ -375,8 +393,8 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
     last = max((position for position, item in enumerate(tail) if item.get("role") == "user"), default=None)
 
     def users_last(position: int) -> int | None:
-        """If the user's last message comes before `position`, so that a cut there would drop it, the position of the
-        message; otherwise None.
+        """Return the position of the user's last message if it comes before `position`, so that a cut there would drop
+        it; otherwise None.
         """
         return last if last is not None and last < position else None
 
@@ -403,14 +421,17 @@ _IMAGE_SIZE = 2000
 
 
 def _size(item: JsonObject) -> int:
-    """The size of an item in characters. An image or audio counts as a fixed number of characters."""
+    """Return the size of an item in characters of JSON, as a measure of its tokens. An image or audio counts as 2000
+    characters.
+    """
     media = [data_of(part)[1] for part in parts_of(item)[1] if is_medium(part)]
     return len(json.dumps(item, ensure_ascii=False)) + sum(_IMAGE_SIZE - len(data) for data in media)
 
 
 def _cuts(items: Sequence[JsonObject]) -> Iterator[int]:
-    """The positions, except 0, at which a conversation may be cut: not between a call and its output, nor within a
-    turn's reasoning and calls.
+    """Yield the positions at which the beginning of a conversation may be cut off, so that the item at the position
+    becomes the first. They are not between a call and its output, nor within the reasoning and calls of one turn, and 0
+    is not among them.
     """
     open_calls: set[str | None] = set()
     for position, item in enumerate(items):

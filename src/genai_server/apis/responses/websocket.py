@@ -1,7 +1,8 @@
-"""The Responses API over a WebSocket, as defined by Open Responses and OpenAI. Each message becomes a POST request to
-the app.
+"""The Responses API over WebSockets, as OpenAI and Open Responses define it. A client sends a request to create a
+response as a message, and receives the stream events as messages.
 
-Authentication, limits, logs and metrics thus apply to these requests as to all others.
+`ResponsesSocket` is the ASGI app for WebSockets. It sends each message as a POST request to the HTTP app in the same
+process, so that authentication, limits, logs and metrics apply to it as to all other requests.
 """
 
 import asyncio
@@ -41,11 +42,12 @@ _MAX_SHOWN = 100
 
 
 class ResponsesSocket:
-    """The ASGI app for all WebSockets. It accepts those at the paths of the Responses API and refuses the others.
+    """The ASGI app for all WebSocket connections of the server. It accepts those at the paths of the Responses API,
+    serves them for at most an hour, and refuses all others.
 
-    For each handshake, a GET request is sent to the app; if the app refuses it, the handshake is refused in the same
-    way. Browsers let any web page open WebSockets to any server without a preflight request. Therefore the origin must
-    be the server's own or one of `origins`.
+    For each handshake, a GET request is sent to the HTTP app, and if the app refuses this request, the handshake is
+    refused with the same error. A handshake by a web page is also refused if the page's origin is neither the server's
+    own nor one of `origins`, because browsers let any page open WebSockets to any server.
     """
 
     def __init__(self, origins: Collection[str]) -> None:
@@ -68,8 +70,9 @@ class ResponsesSocket:
             await send({"type": "websocket.close", "code": _GOING_AWAY})
 
     async def _refusal(self, scope: Scope) -> "InnerResponse | None":
-        """Send a GET request for the handshake to the app. Returns the app's response if it refuses the handshake,
-        otherwise None.
+        """Return the HTTP response with which a handshake is to be refused; None if it is to be accepted. `scope` is
+        the ASGI scope of the WebSocket. Checks origin and path, and then sends a GET request for the handshake to the
+        HTTP app, which checks the API key.
         """
         headers = Headers(scope=scope)
         if not is_own_origin(headers) and headers["origin"] not in self._origins:
@@ -85,8 +88,11 @@ class ResponsesSocket:
 
 
 async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
-    """Handle the messages of a WebSocket one after another until the client disconnects, and then cancel the request in
-    progress.
+    """Handle the messages of a WebSocket one after another until the client disconnects. A message during a running
+    request is answered by an error. When the client disconnects, the running request is cancelled.
+
+    `parsing` runs the parsing of messages in a thread; `scope`, `receive` and `send` are the ASGI arguments of the
+    WebSocket.
     """
     latest, turn = LatestResponse(), None
     try:
@@ -111,8 +117,9 @@ async def _serve(parsing: ParsingThread, scope: Scope, receive: Receive, send: S
 async def _begun(
     message: Message, receipt: WebSocketReceipt, parsing: ParsingThread, scope: Scope, send: Send
 ) -> "_Turn":
-    """Start the request that a WebSocket message asks for, and return it. Raises RequestError if the message is not
-    valid.
+    """Start the request that `message`, a message on a WebSocket, asks for, and return the running request. `receipt`
+    says when the message arrived and which response was the latest on the connection. Raises RequestError if the
+    message is invalid.
     """
     text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
     body, previous = await parsing.run(lambda: _body(text), num_bytes=len(text), key=scope["state"][BODY_KEY])
@@ -121,8 +128,11 @@ async def _begun(
 
 
 class _Turn:
-    """A request that a message on a WebSocket has started. It is sent to the app as a POST request, and its stream
-    events are sent to the WebSocket.
+    """A request that a message on a WebSocket has started. On creation it is sent to the HTTP app as a POST request in
+    a task, and each event of the answer is sent to the WebSocket.
+
+    `is_finished` is set when the last event has been sent. If the app refuses the request, its error is sent as an
+    event and `on_refusal` is called.
     """
 
     def __init__(self, app: ASGIApp, scope: Scope, body: bytes, send: Send, on_refusal: Callable[[], None]) -> None:
@@ -139,11 +149,13 @@ class _Turn:
         self._task = asyncio.create_task(self._run(app, replayed(body, disconnect_at(self._is_left))))
 
     async def ended(self) -> None:
-        """Wait until the app has finished the request."""
+        """Wait until the HTTP app has finished the request, including what it does after the last event."""
         await asyncio.wait([self._task])
 
     async def leave(self) -> None:
-        """Make the app see that the client has disconnected, and wait until it has finished the request."""
+        """Cancel the request because the client has disconnected from the WebSocket, and wait until the HTTP app has
+        finished it.
+        """
         self._is_left.set()
         await self.ended()
 
@@ -174,7 +186,9 @@ class _Turn:
                 self.is_finished = self.is_finished or name in _LAST_EVENTS
 
     async def _refused(self) -> None:
-        """Send the error with which the app has answered the request, instead of a stream, to the WebSocket."""
+        """Send an error event to the WebSocket, because the HTTP app has answered the request by an error or without
+        the last event of a stream.
+        """
         self.is_finished = True
         self._on_refusal()
         status = self._answer.status if self._answer.status >= 400 else 500
@@ -192,16 +206,16 @@ class _Turn:
 
 
 def _named(headers: Iterable[tuple[bytes, bytes]]) -> JsonObject:
-    """The response headers that report what was left out or converted, as fields for the first event: `genai_ignored`
-    for the header x-genai-ignored.
+    """Return fields for the first event on a WebSocket from HTTP response headers. They are the headers that report
+    which parts of the request were left out or converted; x-genai-ignored becomes the field genai_ignored.
     """
     by_name = {name.decode().lower(): value.decode() for name, value in headers}
     return {name[2:].replace("-", "_"): by_name[name] for name in (IGNORED_HEADER, CONVERTED_HEADER) if name in by_name}
 
 
 def _body(text: bytes) -> tuple[bytes, object]:
-    """Read a WebSocket message. Returns the body of the POST request for it, and the value of its field
-    `previous_response_id`. Raises RequestError if the message is not valid.
+    """Parse a WebSocket message. Returns the body of the POST request that is sent for it, and the value of the
+    message's field `previous_response_id`, which may be of any type. Raises RequestError if the message is invalid.
     """
     check_json(text)
     try:
@@ -221,8 +235,8 @@ def _body(text: bytes) -> tuple[bytes, object]:
 
 
 def _http_scope(scope: Scope, method: str, body: bytes, receipt: Receipt) -> Scope:
-    """The ASGI scope of an HTTP request with this method and body, made from the scope of the WebSocket over which it
-    came.
+    """Return the ASGI scope of an HTTP request that is made in the name of a WebSocket's client. `scope` is that of the
+    WebSocket, from which it takes path, client and headers. `receipt` has what the HTTP app is told about the request.
     """
     headers = [
         (name, value)
