@@ -1,14 +1,18 @@
-"""The memory of a batch: the KV cache, on the CPU or on the device that runs the graph (paged_buffers.py), and
-recurrent states, which some layers have for each sequence in a fixed size, in place of a KV cache.
+"""The memory that a batch of sequences needs between forward passes: the KV cache in CPU memory (`CpuBuffers`) and
+recurrent states (`RowStates`). `buffers_on` chooses between the KV cache here and the one on a GPU (paged_buffers.py).
 
-The operators of a pass write the states to the slots (engine/graph_rewriting/ragged.py), but leave out draft tokens,
-because it is not known yet which of them are accepted. Afterwards a session with only these operators reads the
-accepted draft tokens again, from intermediate outputs of the pass. That costs less than saving the states before each
-pass, and less than reading the tokens again with the whole model.
+Recurrent states are what some layers, such as convolutions and linear attention, have for each sequence instead of keys
+and values. Their size does not depend on the number of tokens. In a forward pass, the operators that
+engine/graph_rewriting/ragged.py adds to the graph update the states in their slots. They leave out draft tokens,
+because it is not known yet which of them will be accepted. After the pass, `RowStates.accept` runs a session with only
+these operators, which advances the states by the accepted draft tokens and reads intermediate outputs of the pass. That
+costs less than saving the states before each pass, and less than reading the accepted tokens again with the whole
+model.
 
-As the state for fewer tokens cannot be computed from a later one, copies of a sequence's states are saved
-(checkpoints). This is done after those numbers of prompt tokens at which other prompts are likely to differ: at the end
-of the prompt, a little before the end, and where the tokens of another slot were different.
+The state after fewer tokens cannot be computed from a later state. So that another prompt can still reuse the beginning
+of a prompt, copies of a sequence's states (checkpoints) are saved after those numbers of prompt tokens at which other
+prompts are likely to differ: at the end of the prompt, a little before the end, and where the tokens of another slot
+were different. `before_checkpoint`, `ends_at_checkpoint` and `is_common_end` find these places.
 """
 
 import contextlib
@@ -45,43 +49,48 @@ _GROUP = 8
 
 
 def _head_bytes(graph: DecoderGraph) -> int:
-    """Return the size in bytes of the keys, or of the values, of one head of a token."""
+    """Return the size in bytes that the keys of one token take in one attention head of one layer. The values take as
+    many bytes.
+    """
     return graph.cache_width * int(np.dtype(graph.cache_type).itemsize)
 
 
 def _page_aligned_tokens(graph: DecoderGraph) -> int:
-    """Return the smallest number of tokens whose keys (or values), of one head in one layer, fill whole pages of
-    memory.
+    """Return the smallest number of tokens whose keys (or values), in one attention head of one layer, fill whole
+    memory pages of the operating system.
     """
     return mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, _head_bytes(graph))
 
 
 def page_tokens(graph: DecoderGraph) -> int:
-    """Return the number of tokens by which the KV cache of a slot grows.
+    """Return the number of tokens by which the memory of a KV cache slot grows: the size of a page of the KV cache.
 
-    They fill whole pages of the system's memory, except in a KV cache of 8 bits. There a slot may have as many bytes
-    more as `padding_bytes` returns.
+    The keys (and the values) of this many tokens, in one attention head of one layer, fill whole memory pages of the
+    operating system. Only with a KV cache of 8 bits may the number be smaller, because too many tokens would be needed
+    to fill whole pages; `padding_bytes` returns how much memory that may cost.
     """
     tokens = _page_aligned_tokens(graph)
     return tokens if tokens <= _MAX_TOKENS else _ODD_TOKENS
 
 
 def padding_bytes(graph: DecoderGraph) -> int:
-    """Return how many bytes of memory a slot may have in addition to those of its tokens, counted in steps of
-    `page_tokens`.
+    """Return how many bytes of memory a KV cache slot may take in addition to the bytes of its tokens, if tokens are
+    counted in steps of `page_tokens`.
 
-    In each layer, the last page of the system's memory with a head's keys or values may be used only in part.
+    The result is 0 if these steps fill whole memory pages of the operating system. Otherwise it is one memory page for
+    the keys and one for the values of each attention head and layer, because the last page may be used only in part.
     """
     is_whole = page_tokens(graph) == _page_aligned_tokens(graph)
     return 0 if is_whole else len(graph.past_names) * graph.num_kv_heads * mmap.PAGESIZE
 
 
 def _reserve(size: int) -> mmap.mmap | None:
-    """Reserve `size` bytes of address space. The operating system allocates a page of memory when the page is first
-    written.
+    """Reserve `size` bytes of address space, and return them. The operating system allocates a page of memory when the
+    page is first written.
 
-    Returns None if the operating system cannot do that. For an array of numpy, Linux would use huge pages, and clearing
-    one or two of them for each layer made the first use of a slot take 0.2 s.
+    Returns None on systems other than Linux, where the caller must allocate the memory at once. Raises OSError if Linux
+    refuses. A numpy array is not used on Linux, because Linux would give it huge pages, and clearing one or two of them
+    for each layer made the first use of a slot take 0.2 s.
     """
     memory = None
     if sys.platform == "linux":
@@ -97,10 +106,10 @@ def _give_back(memory: mmap.mmap, start: int, size: int) -> None:
 
 
 def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
-    """Whether address space for a KV cache of `num_rows` slots can be reserved, and pages that are no longer used can
-    be returned to the operating system. False on other systems than Linux.
+    """Return whether address space for a KV cache of `num_rows` slots with room for `max_length` tokens each can be
+    reserved, so that memory is taken only for tokens that are written, and is returned to the operating system later.
 
-    Each slot has room for `max_length` tokens.
+    The reservation is tried and released at once. False on systems other than Linux, and if Linux refuses the size.
     """
     can = False
     if sys.platform == "linux":
@@ -112,10 +121,11 @@ def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
 
 
 class CpuBuffers:
-    """The KV cache of all slots in CPU memory: an array of keys and one of values for each layer.
+    """The KV cache of all slots in CPU memory: an array of keys and an array of values for each layer.
 
-    The arrays are [slots, kv_heads, length, cache_width]. On Linux only address space is reserved for them, and memory
-    is allocated page by page when it is written.
+    A slot holds the tokens of one sequence. Each array has the shape [slots, kv_heads, length, cache_width], where
+    `length` is the room for tokens in each slot. On Linux only address space is reserved for the arrays, and the
+    operating system allocates memory page by page as tokens are written.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
@@ -149,14 +159,18 @@ class CpuBuffers:
             array[target, :, :length] = array[source, :, :length]
 
     def bind(self, binding: Any) -> None:
-        """Bind the KV cache of all slots as inputs in an IO binding of ONNX Runtime. The attention operators also write
-        to it.
+        """Bind the KV cache arrays of all slots as inputs in `binding`, an IO binding of ONNX Runtime.
+
+        The attention operators read the cached keys and values from these arrays, and write those of new tokens to
+        them, so the graph needs no outputs for the KV cache.
         """
         for past, array in zip(self._names, self.arrays, strict=True):
             binding.bind_input(NATIVE + past, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
 
     def keep(self, binding: Any, output: str) -> None:
-        """Bind an output to CPU memory that ONNX Runtime allocates in each pass."""
+        """Bind the graph's output with the name `output`, in the IO binding `binding`, to CPU memory that ONNX Runtime
+        allocates in each pass.
+        """
         binding.bind_output(output, "cpu")
 
 
@@ -170,10 +184,12 @@ MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
 
 
 def buffers_on(device: str, options: DeviceOptions, max_blocks: int) -> MakeBuffers:
-    """Return a function that allocates the KV cache of a batch on a device.
+    """Return a function that allocates the KV cache of a batch in the memory of `device`.
 
-    Unless that is the CPU, the KV cache has at most `max_blocks` blocks, and the option `device_id` of the first
-    execution provider selects the device.
+    The function takes the description of the decoder graph, the number of slots, and the maximum number of tokens of a
+    slot. On the CPU, it is the class `CpuBuffers`, and the other arguments are not used. On another device, the KV
+    cache has at most `max_blocks` blocks of tokens, and the provider option `device_id` in `options` says which of
+    several GPUs is used.
     """
     memory = PROVIDERS[device.partition(":")[0]].memory
     if memory == "cpu":
@@ -185,12 +201,13 @@ def buffers_on(device: str, options: DeviceOptions, max_blocks: int) -> MakeBuff
 
 
 def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
-    """Return how many tokens of a prompt to read next, so that the chunk does not go beyond the next checkpoint of
-    states.
+    """Return how many prompt tokens the next pass should read, so that it ends where a checkpoint is to be saved, if
+    such a place is among the next tokens. A checkpoint is a copy of a sequence's recurrent states.
 
-    `chunk` is the number of tokens to read if no checkpoint is among them. There is a checkpoint near the end of the
-    prompt, of which `num_left` tokens are unread, and one after the next `num_common` tokens if other prompts begin
-    with them.
+    `chunk` is the number of tokens that the pass would read otherwise, and the maximum of the result. `num_left` is the
+    number of unread tokens of the prompt, near whose end a checkpoint is saved. `num_common` is the number of unread
+    tokens with which other prompts begin, too; a checkpoint is saved after these. Checkpoints are left out where only a
+    few tokens would be between them and the tokens that are already read.
     """
     end = (num_left - _MIN_TOKENS_AFTER) // _GROUP * _GROUP if num_left >= _MIN_UNREAD else 0
     common = num_common // _GROUP * _GROUP if num_common >= _MIN_UNREAD else 0
@@ -198,7 +215,8 @@ def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
 
 
 def ends_at_checkpoint(num_left: int) -> bool:
-    """Whether to save a checkpoint after a chunk because only `num_left` tokens of its prompt are left.
+    """Return whether a checkpoint (a copy of a sequence's recurrent states) is to be saved after a pass has read a part
+    of a prompt, because at most a few tokens, `num_left`, of the prompt are unread.
 
     The next prompt of a conversation continues from the end of this prompt if it leaves out the reasoning of the
     answer. It continues from a little before the end if its chat template also leaves out the last tokens of this
@@ -208,8 +226,11 @@ def ends_at_checkpoint(num_left: int) -> bool:
 
 
 def is_common_end(num_behind: int) -> bool:
-    """Whether to save a checkpoint because the prefix that the prompt has in common with others ends `num_behind`
-    tokens later, which must be only a few.
+    """Return whether a checkpoint (a copy of a sequence's recurrent states) is to be saved now, because the beginning
+    that the prompt has in common with other prompts ends here or a few tokens later.
+
+    `num_behind` is the number of tokens from here to the end of the common beginning; negative if that end has been
+    passed.
     """
     return 0 <= num_behind < _GROUP
 
@@ -219,7 +240,9 @@ Saved = list[NDArray[Any]]
 
 
 class _Drafted(NamedTuple):
-    """The draft tokens of a row. Until some of them are accepted, the row's states are those before the draft."""
+    """The draft tokens of a slot after a pass that has read them. Until some of them are accepted, the slot's recurrent
+    states are those before the draft.
+    """
 
     # Index of the first draft token among the flat tokens of the pass.
     first: int
@@ -228,10 +251,13 @@ class _Drafted(NamedTuple):
 
 
 class RowStates:
-    """The recurrent states of all layers and slots in CPU memory: one array [rows, …] for each state.
+    """The recurrent states of all KV cache slots in CPU memory, and the encoded audio of models that transcribe. The
+    batched runner creates it for models that have layers with such states.
 
-    `operators` is a session with only those operators of the graph that have states (engine/model/session.py), which is
-    needed for speculative decoding; None without it.
+    There is one array [slots, …] for each state of each layer. A row is the part of all these arrays that belongs to
+    one slot; methods take the slot's number as `row`. `operators` is an ONNX Runtime session with only those operators
+    of the graph that have states (engine/model/session.py). Speculative decoding needs it, to advance states by
+    accepted draft tokens; None without speculative decoding.
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, operators: Any = None) -> None:
@@ -254,44 +280,54 @@ class RowStates:
         self._waiting: dict[int, _Drafted] = {}
 
     def clear(self, row: int) -> None:
-        """Set the states of a row to those before a sequence's first token."""
+        """Set the recurrent states of a row to zero, as they are before a sequence's first token."""
         self._waiting.pop(row, None)
         for array in self.arrays:
             array[row] = 0
 
     def save(self, row: int) -> Saved:
-        """Return copies of a row's states."""
+        """Return copies of a row's recurrent states, which later passes do not change. A draft of the row that was not
+        accepted is discarded.
+        """
         self._waiting.pop(row, None)
         return [array[row].copy() for array in self.arrays]
 
     def load(self, row: int, saved: Saved) -> None:
-        """Set the states of a row to copies that `save` has returned."""
+        """Set the recurrent states of a row to copies that `save` has returned for this row or another one. A draft of
+        the row that was not accepted is discarded.
+        """
         self._waiting.pop(row, None)
         for array, values in zip(self.arrays, saved, strict=True):
             array[row] = values
 
     def copy(self, source: int, target: int) -> None:
-        """Copy the states of one row to another."""
+        """Copy the recurrent states of the row `source` to the row `target`, and discard a draft of `target`."""
         self._waiting.pop(target, None)
         for array in self.arrays:
             array[target] = array[source]
 
     def set_audio(self, row: int, audio: Sequence[NDArray[Any]]) -> None:
-        """Set the encoded audio of a row: the keys and values [1, heads, frames, head_size] of all layers."""
+        """Store the encoded audio of a row, which the decoder reads in each pass. `audio` has, in the order of the
+        layers, arrays of keys and of values [1, heads, frames, head_size].
+        """
         for array, values in zip(self._audio.values(), audio, strict=True):
             array[row] = values[0]
 
     def passed(self, layout: Layout, values: Mapping[str, Any]) -> None:
-        """Store intermediate outputs of a pass with drafts until `accept` needs them.
+        """Keep the intermediate outputs of a pass that has read draft tokens, until `accept` needs them to advance the
+        states.
 
-        `values` are the outputs whose names are in the attribute `read`, as OrtValues.
+        `layout` describes the tokens of the pass. `values` are OrtValues of ONNX Runtime by the names of the outputs,
+        which are the names in the attribute `read`.
         """
         for row, span in zip(layout.rows, layout.tokens, strict=True):
             if row.num_drafted:
                 self._waiting[row.slot] = _Drafted(span.stop - row.num_drafted, values)
 
     def accept(self, row: int, num_tokens: int) -> None:
-        """Advance the states of a row by the first `num_tokens` tokens of its draft. Does nothing without a draft."""
+        """Advance the recurrent states of a row by the first `num_tokens` draft tokens of the last pass, which were
+        accepted. The other draft tokens are discarded. Does nothing if the row had no draft.
+        """
         drafted = self._waiting.pop(row, None)
         if drafted is None or not num_tokens:
             return
@@ -309,10 +345,14 @@ class RowStates:
         self._operators.run_with_iobinding(binding)
 
     def discard_drafts(self) -> None:
-        """Discard the drafts of all rows. The states stay as they were before the drafts."""
+        """Discard the draft tokens of all rows that were not accepted; called before each pass. The states stay as they
+        are, which is how they were before these drafts.
+        """
         self._waiting.clear()
 
     def bind(self, binding: Any) -> None:
-        """Bind the states and the encoded audio of all rows as inputs in an IO binding of ONNX Runtime."""
+        """Bind the arrays with the recurrent states and the encoded audio of all rows as inputs in `binding`, an IO
+        binding of ONNX Runtime. The graph's operators change the states in place.
+        """
         for name, array in (self._states | self._audio).items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

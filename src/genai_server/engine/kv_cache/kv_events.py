@@ -1,9 +1,13 @@
-"""Finds out which full blocks of tokens are in the KV cache slots, and reports which were added and removed: to API
-processes, which choose an engine by them, and as events to routers, which choose among replicas.
+"""Finds out which full blocks of tokens are in the KV cache slots, and reports the blocks that were added and removed.
 
-Both choose one that has most of a prompt in its KV cache. The hash of a block in an event is that of vLLM 0.32 with
-`--prefix-caching-hash-algo sha256_cbor` and PYTHONHASHSEED=0: SHA-256 of the CBOR encoding of the previous block's
-hash, the block's tokens and the cache salt. Events have the last 64 bits of it.
+The reports have two kinds of readers, and both use them to find a KV cache that already has most of a prompt. API
+processes of this server choose an engine for each request; they receive the changes that `CachedBlocks` returns.
+Routers outside this server choose among its replicas; they receive events over ZeroMQ from `KvEventPublisher`, in the
+format of vLLM.
+
+The hash of a block in an event is that of vLLM 0.32 with `--prefix-caching-hash-algo sha256_cbor` and PYTHONHASHSEED=0:
+SHA-256 of the CBOR encoding of the previous block's hash, the block's tokens and the cache salt. An event has the last
+64 bits of the hash.
 """
 
 import hashlib
@@ -43,7 +47,9 @@ _HIGH_WATER_MARK = 100_000
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """Consecutive blocks of tokens that one slot has stored, and that were in no slot before."""
+    """Consecutive blocks of tokens that one KV cache slot has stored since the last report, and that were in no slot
+    before.
+    """
 
     hashes: list[bytes]
     # The hash of the block before the first one; None at the beginning of a prompt.
@@ -56,8 +62,8 @@ class StoredBlocks:
 
 @dataclass(frozen=True)
 class BlockChanges:
-    """Blocks that were stored, and hashes of blocks that were removed, since the last report. No block is in both
-    lists.
+    """The changes of the KV cache since the last report: blocks that were stored, and hashes of blocks that are in no
+    slot any more. No block is in both lists.
     """
 
     stored: list[StoredBlocks]
@@ -66,8 +72,8 @@ class BlockChanges:
 
 @dataclass
 class _Chain:
-    """The hashes of the full blocks that one slot had when it was last checked, with the slot's tokens and cache salt
-    then.
+    """What `CachedBlocks` knows of one KV cache slot: the hashes of the full blocks that the slot had when it was last
+    checked, and the tokens and the cache salt that it had at that time.
     """
 
     # The very list of the slot. A slot only appends to its list; for every other change it gets another list.
@@ -77,9 +83,12 @@ class _Chain:
 
 
 class CachedBlocks:
-    """Finds out which full blocks of tokens are in the KV cache slots `slots`. A block in several slots counts once.
+    """Finds out which full blocks of tokens the KV cache slots `slots` have, by comparing each slot with its state at
+    the last call of `changes`. A block in several slots counts once.
 
-    `hash_block` returns the hash of a block. A slot with a block also has all blocks of the prompt before it.
+    `hash_block` returns the hash of a block: its arguments are the hash of the block before it (None for a slot's first
+    block), the block's tokens, and the slot. The hash stands for all tokens up to the end of the block, so a slot that
+    has a block also has all blocks of the prompt before it.
     """
 
     def __init__(self, slots: Sequence[Slot], hash_block: HashBlock) -> None:
@@ -89,11 +98,13 @@ class CachedBlocks:
 
     @property
     def hashes(self) -> Collection[bytes]:
-        """Hashes of the blocks that were in the slots at the last call of `changes`."""
+        """The hashes of all blocks that were in the slots when `changes` was last called."""
         return self._holders.keys()
 
     def changes(self) -> BlockChanges:
-        """Return the blocks that the slots have stored and removed since the last call."""
+        """Return the blocks that the slots have stored and removed since the last call of this method. The first call
+        returns all blocks in the slots.
+        """
         stored: list[StoredBlocks] = []
         dropped: list[bytes] = []
         for slot, chain in self._chains:
@@ -119,11 +130,12 @@ class CachedBlocks:
         return min(len(chain.hashes), common_prefix_length(slot.tokens, chain.tokens) // BLOCK_TOKENS)
 
     def _add(self, slot: Slot, chain: _Chain, num_blocks: int) -> list[StoredBlocks]:
-        """Compute the hashes of those of a slot's first `num_blocks` blocks that `chain` lacks, and append them to
-        `chain`.
+        """Compute the hashes of those full blocks of a slot that `chain` does not have yet, and append them to `chain`.
+        `num_blocks` is the number of full blocks in the slot.
 
-        Returns a list with the blocks that were in no slot before; empty if there are none. As a slot with a block has
-        all blocks before it, these are the last ones.
+        Returns a list with the blocks that were in no slot before, which are consecutive; an empty list if there are
+        none. A block with features of an image, and the blocks after it, are left out, because no other process knows
+        the ids of the features.
         """
         parent = chain.hashes[-1] if chain.hashes else None
         new: list[bytes] = []
@@ -145,19 +157,20 @@ class CachedBlocks:
 
 
 def prefix_digest(parent: bytes | None, tokens: Sequence[int], slot: Slot) -> bytes:
-    """Return the hash of a block of tokens in a slot, which API processes compute in the same way for the blocks of a
-    prompt (messages/prefix_cache.py).
+    """Return the hash of a block of tokens in a KV cache slot. API processes compute the same hash for a block of a
+    prompt (messages/prefix_cache.py), to find the engine that has it in the KV cache.
 
-    `parent` is the hash of the block before it; None for the first block of the slot.
+    `parent` is the hash of the block before this one; None for the first block of the slot.
     """
     return block_digest(_root(slot) if parent is None else parent, tokens)
 
 
 def _root(slot: Slot) -> bytes:
-    """Return the digest from which the hashes of all blocks in a slot are derived, by the request's cache salt and
-    adapter name.
+    """Return the digest from which the hashes of all blocks in a KV cache slot are derived. It depends on the request's
+    cache salt and on the name of the LoRA adapter.
 
-    API processes know an adapter's name but not the digest of its file, which is at the end of the slot's salt.
+    The slot's own salt ends with the digest of the adapter's file, which is cut off here, because API processes know
+    only the adapter's name.
     """
     if slot.adapter is None:
         return root_digest(slot.salt, None)
@@ -165,20 +178,23 @@ def _root(slot: Slot) -> bytes:
 
 
 def first_parent() -> bytes:
-    """Return the hash that the first block of every prompt has in place of a previous block's hash."""
+    """Return the hash that takes the place of the previous block's hash when the first block of a prompt is hashed for
+    an event.
+    """
     return _digest(_SEED)
 
 
 def block_hash(parent: bytes, tokens: Sequence[int], salt: str | None) -> bytes:
-    """Return the hash of a block of tokens after the block with the hash `parent`.
+    """Return the hash, as vLLM computes it, of a block of tokens that comes after the block with the hash `parent`.
 
-    `salt` is the cache salt for the first block of a prompt, and None for all others.
+    `salt` is the cache salt of the request. It must be given only for the first block of a prompt, and be None for all
+    other blocks and without a salt.
     """
     return _digest((parent, tuple(tokens), None if salt is None else (("cache_salt", salt),)))
 
 
 def external(digest: bytes) -> int:
-    """Return the last 64 bits of a hash, as events have it."""
+    """Return the last 64 bits of the hash `digest` as an integer, which is the form in which events name a block."""
     return int.from_bytes(digest[-8:], "big")
 
 
@@ -189,10 +205,11 @@ def _digest(value: object) -> bytes:
 
 
 class BlockEvents:
-    """Creates the events about blocks of tokens that the KV cache slots `slots` store and remove, for the model named
-    `model`.
+    """Creates the events about blocks of tokens that the KV cache slots `slots` store and remove. `KvEventPublisher`
+    sends them to routers.
 
-    A block in several slots counts once.
+    `model` is the name of the model, with which the name of a LoRA adapter begins in events. A block in several slots
+    counts once.
     """
 
     def __init__(self, slots: Sequence[Slot], model: str = "") -> None:
@@ -205,7 +222,9 @@ class BlockEvents:
         self._blocks = CachedBlocks(slots, hash_block)
 
     def changes(self) -> list[KvEvent]:
-        """Return events for the blocks that were stored and removed since the last call."""
+        """Return events for the blocks that were stored and removed since the last call of this method; an empty list
+        if nothing has changed.
+        """
         changes = self._blocks.changes()
         events: list[KvEvent] = [self._stored(blocks) for blocks in changes.stored]
         if changes.removed:
@@ -224,10 +243,12 @@ class BlockEvents:
 
 
 class KvEventPublisher:
-    """Publishes over ZeroMQ which blocks of tokens the given KV cache slots store and remove. Used only by the thread
-    that has created it.
+    """Publishes over ZeroMQ which blocks of tokens the KV cache slots `slots` store and remove, for routers that choose
+    among replicas of the server. The engine's loop calls `publish` after each step. Only the thread that has created
+    the object may use it.
 
-    Raises ConfigurationError if the configured address cannot be used.
+    `target` has the settings: address, topic, the name of the model and the number of the engine. `clock` returns the
+    time in seconds since 1970 that events get. Raises ConfigurationError if the address cannot be used.
     """
 
     def __init__(self, target: KvEventTarget, slots: Sequence[Slot], clock: Callable[[], float] = time.time) -> None:
@@ -256,8 +277,8 @@ class KvEventPublisher:
         self._socket.close()
 
     def publish(self) -> None:
-        """Publish which blocks were stored and removed since the last call, if there are any. A slow subscriber loses
-        events.
+        """Publish one message about the blocks that were stored and removed since the last call. Does nothing if no
+        block was. A subscriber that reads too slowly loses messages.
         """
         if events := self._blocks.changes():
             payload = msgspec.msgpack.encode(KvEventBatch(self._clock(), events, self._rank))

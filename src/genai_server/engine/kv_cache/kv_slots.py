@@ -1,21 +1,22 @@
-"""Assigns KV cache slots to sequences, keeps the prefixes of ended sequences for later ones, and decides which slots
-lose memory when it is short.
+"""Assigns KV cache slots to sequences (`KvSlots`), keeps the tokens of ended sequences as cached prefixes for later
+prompts, and decides which slots lose memory when memory is short (`KvPages`). This module only counts and decides; KV
+cache buffers copy the data (buffers.py, paged_buffers.py).
 
-A slot is one row of every layer's KV cache buffer. A sequence stays in its slot to its end, because idle slots between
-others hardly slow a pass. An idle slot keeps the tokens of the sequence that had it as a cached prefix. This module
-only counts and decides; the buffers copy data.
+A slot is one row of every layer's KV cache buffer. A sequence stays in its slot to its end. When a sequence has ended,
+its slot is idle and keeps the tokens as a cached prefix. A later sequence whose prompt begins with the same tokens gets
+this slot, or a copy of the prefix in another slot, and need not read these tokens.
 
-Some models have layers with recurrent states of fixed size in place of a KV cache. As the state for fewer tokens cannot
-be computed from a later one, a prefix is reused up to a state checkpoint, which is a copy of the states
-(engine/kv_cache/buffers.py), or up to its last token.
+Some models have layers with recurrent states of fixed size in place of a KV cache. As the state after fewer tokens
+cannot be computed from a later one, a prefix can be reused only up to a state checkpoint, which is a copy of the states
+(buffers.py), or up to its last token.
 
-Slots share pages of memory. A slot gets pages as tokens are added, and keeps them until another slot needs memory.
+Slots share the pages of memory. A slot gets pages as tokens are added, and keeps them until another slot needs memory.
 Pages are then freed in this order, within each group the least recently used first: pages behind the cached tokens of a
-slot, cached prefixes with which another slot begins, prefixes of low-priority sequences, prefixes beyond the share of
-their tenant (API key), and other prefixes. State checkpoints have pages, too. Those of running sequences are dropped
-last.
+slot, cached prefixes with which another slot begins, too, prefixes of low-priority sequences, prefixes beyond the share
+of their tenant (API key), and other prefixes. State checkpoints take pages, too; checkpoints of running sequences are
+dropped last.
 
-The tenants of all running sequences and recently used prefixes have equal shares of slots and pages. The share of a
+The tenants of running sequences and of recently used prefixes have equal shares of slots and pages. The share of a
 tenant covers its running sequences first, and then its prefixes, the most recently used first. A prefix that was not
 used recently belongs to no share.
 """
@@ -34,7 +35,11 @@ from genai_server.timing import Clock
 
 @dataclass
 class Slot:
-    """One row of the KV cache buffers: the tokens whose keys and values it has, and the sequence that uses it."""
+    """One row of the KV cache buffers: the tokens whose keys and values it holds, and the sequence that uses it.
+
+    `KvSlots` creates all slots at the start. A slot is in use while `sequence` is set, and idle otherwise; an idle slot
+    with tokens is a cached prefix.
+    """
 
     # The number of the row in the buffers.
     index: int
@@ -73,13 +78,13 @@ class Slot:
         return self.tenant is None
 
     def empty(self) -> None:
-        """Discard the tokens, so that the slot has no cached prefix."""
+        """Discard the tokens and state checkpoints of the slot, so that it has no cached prefix."""
         self.tokens, self.used, self.owner = [], 0, None
         self.checkpoints = {}
 
     def begins_with(self, other: "Slot") -> bool:
-        """Whether this slot begins with all tokens of another slot, so that it can provide every prefix that the other
-        can.
+        """Return whether this slot begins with all tokens of the slot `other`, with the same cache salt and the same
+        rope factors. The slot `other` is then redundant: this one can provide each prefix that `other` can.
         """
         is_compatible = (self.salt, self.is_long) == (other.salt, other.is_long)
         return is_compatible and self.tokens[: len(other.tokens)] == other.tokens
@@ -91,10 +96,12 @@ RECENT_SECONDS = 300.0
 
 
 class KvPages:
-    """Counts the pages of KV cache memory that each of the slots has, and frees pages when memory is short.
+    """Counts the pages of KV cache memory that each of `slots` has, and frees pages when memory is short. `KvSlots`
+    creates it and tells it what each slot needs.
 
-    `give_back` is a function that returns memory to the operating system. It is called with the index of a slot and the
-    index of a token at the beginning of a page, from which on the slot's memory is no longer needed.
+    `memory` has the size of a page and the number of pages for all slots together; `clock` returns the time in seconds.
+    `give_back` returns memory to the operating system. It is called with the index of a slot and the index of a token
+    at the beginning of a page, from which on the slot's memory is no longer needed.
     """
 
     def __init__(
@@ -108,12 +115,12 @@ class KvPages:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that all slots have, with their state checkpoints."""
+        """Bytes of memory that all slots and their state checkpoints have at the moment."""
         return self._memory.own_bytes + self.num_used * self._memory.page_bytes
 
     @property
     def num_used(self) -> int:
-        """Number of pages that all slots have, with their state checkpoints."""
+        """Number of pages that all slots and their state checkpoints have at the moment."""
         num_checkpoints = sum(len(slot.checkpoints) for slot in self._slots)
         return sum(self._pages) + num_checkpoints * self._memory.checkpoint_pages
 
@@ -122,21 +129,26 @@ class KvPages:
         return sum(self._pages[slot.index] for slot in slots)
 
     def has_room(self, slot: Slot | None, num_tokens: int) -> bool:
-        """Whether there is memory for `num_tokens` more tokens of a slot in use, or of a new slot if `slot` is None.
+        """Return whether there is memory for `num_tokens` more tokens in `slot`, which is in use, or in a new slot if
+        `slot` is None.
 
-        The memory of cached prefixes in idle slots counts as free.
+        Memory of cached prefixes in idle slots counts as free, because these can be evicted.
         """
         num_cached, num_held = (0, 0) if slot is None else (len(slot.tokens), self._needed(slot))
         return self._memory.pages(num_cached + num_tokens) - num_held <= self._free()
 
     def can_copy(self, source: Slot, length: int) -> bool:
-        """Whether there is memory for a copy of the first `length` tokens of a slot that itself stays in memory."""
+        """Return whether there is memory for a copy of the first `length` tokens of the slot `source` while `source`
+        keeps all its own tokens.
+        """
         return self._memory.pages(length) <= self._free(source)
 
     def take(self, slot: Slot, *keep: Slot) -> None:
-        """Assign to a slot the pages that its tokens need. If too few are free, cached prefixes are evicted.
+        """Assign to a slot the pages that its present and coming tokens need, if it does not have them yet. If too few
+        pages are free, cached prefixes are evicted.
 
-        The tokens of slots in use and of the slots in `keep` are not evicted.
+        The tokens of slots in use and of the slots in `keep` are not evicted. The caller must have made sure that there
+        is enough memory.
         """
         needed = self._needed(slot)
         if (missing := needed - self._pages[slot.index]) > 0:
@@ -144,15 +156,19 @@ class KvPages:
             self._pages[slot.index] = needed
 
     def take_checkpoint(self) -> bool:
-        """Free the pages for one more state checkpoint. Returns False, and frees nothing, if there are too few."""
+        """Make room for the pages of one more state checkpoint, a copy of a sequence's recurrent states, by evicting
+        cached prefixes if necessary. Returns False, and evicts nothing, if the slots in use leave too few pages.
+        """
         if self._memory.checkpoint_pages > self._free():
             return False
         self.make_room(self._memory.checkpoint_pages)
         return True
 
     def make_room(self, num_pages: int, *keep: Slot) -> None:
-        """Evict cached prefixes until `num_pages` pages are free. The tokens of slots in use and of the slots in `keep`
-        stay.
+        """Evict cached prefixes, and state checkpoints if that is not enough, until `num_pages` pages are free. Fewer
+        are free afterwards if slots in use need more.
+
+        The tokens of slots in use and of the slots in `keep` stay.
         """
         maximum = self._memory.num_pages - num_pages
         for slot in self._slots:
@@ -171,10 +187,11 @@ class KvPages:
             slot.checkpoints = {}
 
     def cached(self, tenant: str | None = None) -> list[Slot]:
-        """Return the idle slots with cached prefixes, in the order in which they are evicted.
+        """Return the idle slots with cached prefixes in the order in which they are evicted.
 
+        Prefixes within the shares of their tenants come late in this order, and a new sequence changes the shares.
         `tenant` is the tenant of the new sequence for which a slot is needed; None if that sequence has low priority,
-        or if no slot is needed for a new sequence.
+        or if pages are needed and no sequence is new.
         """
         # In lexicographic order, a list of tokens with which others begin comes directly before one of them.
         occupied = sorted((slot for slot in self._slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
@@ -192,16 +209,18 @@ class KvPages:
         )
 
     def is_recent(self, slot: Slot) -> bool:
-        """Whether an idle slot has a prefix that a sequence of normal priority used within the last RECENT_SECONDS."""
+        """Return whether a slot is idle and has a cached prefix that a sequence of normal priority used within the last
+        RECENT_SECONDS.
+        """
         is_cached = slot.sequence is None and bool(slot.tokens) and not slot.low_priority
         return is_cached and slot.used_at > self._clock() - RECENT_SECONDS
 
     def _within_shares(self, newcomer: str | None) -> set[int]:
-        """Return the indexes of the idle slots whose prefixes are within the shares of their tenants; empty if there is
-        only one tenant.
+        """Return the indexes of the idle slots whose cached prefixes are within the shares of their tenants, so that
+        they are evicted late; empty if there is only one tenant.
 
-        `newcomer` is the tenant of a new sequence that has no slot yet; None if that sequence has low priority, or if
-        there is no new sequence.
+        `newcomer` is the tenant of a new sequence that has no slot yet, and that counts as running; None if that
+        sequence has low priority, or if there is no new sequence.
         """
         running = [slot for slot in self._slots if slot.sequence is not None and not slot.low_priority]
         recent = sorted(filter(self.is_recent, self._slots), key=lambda slot: slot.used, reverse=True)
@@ -222,8 +241,8 @@ class KvPages:
         return indexes
 
     def _free(self, *keep: Slot) -> int:
-        """Number of pages that hold tokens neither of slots in use nor of the slots in `keep`, so that they can be
-        freed.
+        """Return the number of pages that are free or can be freed: all pages but those for the tokens of slots in use
+        and of the slots in `keep`.
         """
         return self._memory.num_pages - sum(
             self._needed(slot) for slot in self._slots if slot.sequence is not None or slot in keep
@@ -233,7 +252,7 @@ class KvPages:
         return self._memory.pages(len(slot.tokens) + slot.num_coming)
 
     def _trim(self, slot: Slot) -> None:
-        """Free the pages after the last token of a slot."""
+        """Free the pages of a slot that lie behind its present and coming tokens."""
         needed = self._needed(slot)
         if needed < self._pages[slot.index]:
             self._pages[slot.index] = needed
@@ -246,23 +265,33 @@ _MAX_DISCARDED_TOKENS = 16
 
 
 class Buffers(Protocol):
-    """Those methods of the KV cache buffers that the slots call."""
+    """The methods that the slots need of KV cache buffers, which hold the keys and values: `CpuBuffers` and
+    `PagedBuffers` have them.
+    """
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the KV cache of the first `length` tokens from the slot `source` to the slot `target`. Raises
-        RunnerFailed.
+        """Copy the keys and values of the first `length` tokens from the slot `source` to the slot `target`, which are
+        numbers of slots. Raises RunnerFailed if the device reports an error.
         """
         ...
 
     def give_back(self, slot: int, first: int) -> None:
-        """Return the memory of a slot from token `first` on, which must be the first one of a page, to the operating
-        system.
+        """Give up the memory of the slot number `slot` from the token with the index `first` on. The token must be the
+        first one of a page. Memory of the CPU returns to the operating system, and blocks on a GPU are free for other
+        slots.
         """
         ...
 
 
 class KvSlots:
-    """All slots of a set of KV cache buffers. A runner calls its methods with the id of a sequence."""
+    """Assigns the `num_slots` slots of a set of KV cache buffers to sequences, and finds cached prefixes for them. A
+    runner creates it with its buffers, and calls the methods with the ids of sequences.
+
+    For each sequence, the runner calls `acquire` when it begins, `reserve` before and `append` after each pass, and
+    `release` at its end. A prefix of fewer than `min_copied` tokens is not copied to another slot, because the model
+    reads them faster. `memory` has the pages that the slots share; `states` are the recurrent states of all slots, None
+    if the model has none; `clock` returns the time in seconds.
+    """
 
     def __init__(
         self,
@@ -285,12 +314,12 @@ class KvSlots:
         self._states = states  # None for a model that keeps only keys and values
 
     def has(self, sequence: int) -> bool:
-        """Whether the sequence with this id has a slot."""
+        """Return whether the sequence with this id has a slot."""
         return sequence in self._running
 
     @property
     def num_running(self) -> int:
-        """Number of slots that a sequence uses."""
+        """Number of slots in use, each by one sequence."""
         return len(self._running)
 
     @property
@@ -299,7 +328,7 @@ class KvSlots:
         return self._states is not None
 
     def of(self, sequence: int) -> Slot:
-        """Return the slot of the sequence with this id, which must have one."""
+        """Return the slot of the sequence with this id. Raises KeyError if the sequence has none."""
         return self._running[sequence]
 
     def acquire(
@@ -312,18 +341,22 @@ class KvSlots:
         is_long: bool = False,
         tenant: str | None = "",
     ) -> int:
-        """Assign a slot to a sequence. Returns how many of the prompt's tokens are in the slot already, from a cached
-        prefix.
+        """Assign a slot to a new sequence. Returns how many of the prompt's tokens the slot has already, from a cached
+        prefix; the model must read the others. At least one slot must be idle.
 
-        A cached prefix is reused only if `reuse` is set, and it was read with the same `salt`, which may be None, and
-        the same `is_long`, which says whether the long factors of the rope apply. `tenant` is None for a low-priority
-        sequence. At least two tokens are left to read: on a device, another kernel runs for a single token, which
-        rounds differently, so that a repeated request would get another answer.
+        `sequence` is the id of the sequence, and `prompt` its token ids. A cached prefix is used only if `reuse` is
+        set, and if it was read with an equal `salt` and an equal `is_long`. `salt` separates the prefixes of clients
+        that must not share them; None stands for no salt. `is_long` says whether the sequence needs the rope factors
+        for long contexts. `tenant` identifies the API key; None for a low-priority sequence. At least two tokens are
+        left to read: on a device, another kernel runs for a single token, which rounds differently, so that a repeated
+        request would get another answer.
 
-        If the slot with the longest common prefix is idle, the sequence gets this slot in three cases: the slot has few
-        tokens beyond the common prefix; or no slot is empty and the common prefix is at least half of the slot's
-        tokens; or there is no memory for a copy. Otherwise the prefix is copied to an empty slot, or to the first slot
-        to be evicted, and stays in both.
+        If the slot with the longest common prefix is idle, the sequence gets this very slot in three cases: the slot
+        has few tokens beyond the common prefix; or no slot is empty and the common prefix is at least half of the
+        slot's tokens; or there is no memory for a copy. Otherwise the prefix is copied to an empty slot or, if there is
+        none, to the idle slot that is evicted first. The original stays as it is.
+
+        Raises RunnerFailed if the device reports an error while a prefix is copied.
         """
         past = prompt if reuse else []
         source, length, common = self._longest_past(past, salt, is_long=is_long)
@@ -346,11 +379,12 @@ class KvSlots:
         return length
 
     def resume(self, sequence: int, *, is_long: bool = False) -> int | None:
-        """Assign its former slot to a preempted sequence. Returns how many of the sequence's tokens are still cached
-        there.
+        """Assign its former slot to a sequence that was preempted and now runs again. Returns how many of the
+        sequence's tokens are still cached there.
 
-        `is_long` says whether the sequence needs the long factors of the rope. Returns None if another sequence has the
-        slot, if the slot was emptied because memory was short, or if its tokens were read with other rope factors.
+        `sequence` is the id of the sequence, and `is_long` says whether it needs the rope factors for long contexts.
+        Returns None, and assigns no slot, if another sequence has used the slot, if the slot was emptied because memory
+        was short, or if its tokens were read with other rope factors. The caller then uses `acquire`.
         """
         candidates = [slot for slot in self.slots if slot.owner == sequence and slot.sequence is None and slot.tokens]
         candidates = [slot for slot in candidates if slot.is_long == is_long]
@@ -362,18 +396,21 @@ class KvSlots:
         return len(slot.tokens)
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Return how many idle slots have recently used prefixes of normal priority, at most `maximum`, and how many
-        pages these slots have.
+        """Return the part of the KV cache that low-priority sequences must leave alone: the number of idle slots with
+        recently used prefixes of normal priority, and the number of their pages.
+
+        At most `maximum` slots are counted, the most recently used ones.
         """
         recent = sorted(filter(self._pages.is_recent, self.slots), key=lambda slot: -slot.used)[:maximum]
         return KvBudget(len(recent), self._pages.num_taken(recent))
 
     def match_again(self, sequence: int, prompt: list[int]) -> int:
-        """Search again for a longer cached prefix of a sequence's prompt, and copy it to the sequence's slot. Raises
-        RunnerFailed.
+        """Search again for a longer cached prefix of a sequence's prompt, which another sequence may have read since
+        `acquire`, and copy it to the sequence's slot.
 
-        Returns how many of the prompt's tokens are in the slot then. Must be called before any token of the prompt is
-        read beyond those that `acquire` has found.
+        `sequence` is the id of the sequence, and `prompt` its token ids. Returns how many of the prompt's tokens are in
+        the slot afterwards. This must be called before a pass reads any tokens of the prompt. Raises RunnerFailed if
+        the device reports an error while the prefix is copied.
         """
         slot = self._running[sequence]
         source, length, slot.num_common = self._longest_past(prompt, slot.salt, is_long=slot.is_long)
@@ -384,33 +421,35 @@ class KvSlots:
         return length
 
     def find(self, prompt: list[int], salt: str | None) -> int:
-        """Return how many of a prompt's tokens `acquire` would find in a cached prefix now, for a sequence that needs
-        the short factors of the rope.
+        """Return how many tokens of `prompt` would come from a cached prefix if `acquire` were called now, for a
+        sequence with the cache salt `salt` that needs the rope factors for short contexts. Changes nothing.
         """
         _, length, _ = self._longest_past(prompt, salt, is_long=False)
         return length
 
     def has_room(self, sequence: int, num_tokens: int) -> bool:
-        """Whether there is memory for `num_tokens` more tokens of the sequence with this id, or of a new sequence if
-        none has this id.
+        """Return whether there is memory for `num_tokens` more tokens of the sequence with the id `sequence`, or for
+        this many tokens of a new sequence if no slot belongs to this id.
 
-        The memory of cached prefixes in idle slots counts as free.
+        The memory of cached prefixes in idle slots counts as free, because these can be evicted.
         """
         return self._pages.has_room(self._running.get(sequence), num_tokens)
 
     def cut(self, sequence: int, length: int) -> None:
-        """Discard all but the first `length` tokens of a running sequence.
+        """Discard all but the first `length` tokens in the slot of a running sequence, whose id is `sequence`.
 
-        With recurrent states, `length` must be that of a checkpoint, or 0.
+        If the model has recurrent states, `length` must be 0, the number of all tokens, or a number of tokens after
+        which a checkpoint of the states was saved.
         """
         self._cut(self._running[sequence], length)
 
     def checkpoint(self, sequence: int, *, spacing: int) -> None:
-        """Save a copy of a sequence's recurrent states (a checkpoint).
+        """Save a checkpoint, a copy of the recurrent states of a sequence after its present tokens. Prompts that begin
+        with these tokens can then reuse them. `sequence` is the id of the sequence.
 
-        Nothing is saved if the last checkpoint is less than `spacing` tokens away, or if there is no memory. Older
-        checkpoints are dropped that are so close to each other that reading the tokens between them again costs less
-        than their memory.
+        Nothing is saved if the model has no such states, if the last checkpoint is less than `spacing` tokens away, or
+        if there is no memory. Older checkpoints are dropped that are so close to each other that reading the tokens
+        between them again costs less than their memory.
         """
         slot = self._running[sequence]
         length = len(slot.tokens)
@@ -426,33 +465,40 @@ class KvSlots:
             slot.checkpoints[length] = self._states.save(slot.index)
 
     def discard_after_failure(self, sequence: int) -> None:
-        """Discard the tokens of a running sequence after a failed pass, which may have changed the sequence's recurrent
-        states.
+        """Discard all tokens of a running sequence after a failed pass, which may have changed the sequence's recurrent
+        states. `sequence` is the id of the sequence.
 
-        If the model has no recurrent states, the tokens that were read before the pass stay.
+        If the model has no recurrent states, nothing is discarded: the tokens that were read before the pass are still
+        valid.
         """
         if self._states is not None:
             self._running[sequence].empty()
 
     def reserve(self, sequence: int, num_tokens: int) -> None:
-        """Get memory for `num_tokens` tokens, which the next pass adds to a sequence. The scheduler must have made sure
-        that there is enough; for a single token there always is.
+        """Get memory for the next `num_tokens` tokens of the sequence with the id `sequence`, before a pass reads them.
+        Cached prefixes are evicted if necessary.
+
+        The scheduler must have made sure that there is enough memory; for a single token there always is.
         """
         slot = self._running[sequence]
         slot.num_coming = num_tokens
         self._pages.take(slot)
 
     def append(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Record that a pass has written the KV cache of these tokens to the sequence's slot."""
+        """Record that a pass has written the keys and values of `tokens` to the slot of the sequence with the id
+        `sequence`, after the tokens that the slot had before.
+        """
         slot = self._running[sequence]
         slot.tokens += tokens
         slot.num_coming = 0
         self._pages.take(slot)
 
     def add_loaded(self, sequence: int, tokens: list[int], saved: Saved | None) -> None:
-        """Record that the KV cache of these tokens was loaded into the sequence's slot from disk.
+        """Record that the keys and values of `tokens` were loaded from disk into the slot of the sequence with the id
+        `sequence`, after the tokens that the slot had before.
 
-        `saved` are the recurrent states after the last of these tokens; None if the model has none.
+        `saved` are the recurrent states after the last of these tokens, which become the states of the slot and a
+        checkpoint; None if the model has none.
         """
         self.append(sequence, tokens)
         if self._states is not None and saved is not None:
@@ -461,8 +507,8 @@ class KvSlots:
             self._copy_checkpoint(slot, len(slot.tokens), saved)
 
     def release(self, sequence: int) -> None:
-        """Make the slot of an ended sequence idle. Its tokens stay as a cached prefix until the slot or its memory is
-        needed.
+        """Make the slot of a sequence idle, because the sequence has ended or is preempted. `sequence` is its id. The
+        tokens stay as a cached prefix until the slot or its memory is needed.
         """
         slot = self._running.pop(sequence)
         slot.sequence, slot.num_coming = None, 0
@@ -470,15 +516,17 @@ class KvSlots:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that all slots have, with their state checkpoints."""
+        """Bytes of memory that all slots and their state checkpoints have at the moment."""
         return self._pages.num_bytes
 
     def fit(self) -> None:
-        """Free memory beyond the limit, after the limit has become smaller."""
+        """Evict cached prefixes until all slots have no more memory than the limit. To be called after the limit was
+        made smaller.
+        """
         self._pages.make_room(0)
 
     def forget(self) -> int:
-        """Discard the cached prefixes of all idle slots. Returns how many slots had one."""
+        """Discard the cached prefixes of all idle slots. Returns how many prefixes these were."""
         idle = [slot for slot in self.slots if slot.sequence is None and slot.tokens]
         for slot in idle:
             slot.empty()
@@ -489,8 +537,8 @@ class KvSlots:
         slot.used, slot.used_at = self._num_uses, self._clock()
 
     def _cut(self, slot: Slot, length: int) -> None:
-        """Discard all but the first `length` tokens of a slot, and set its recurrent states to those of the checkpoint
-        there.
+        """Discard all but the first `length` tokens of a slot. If the model has recurrent states, set them to the
+        states after these tokens, from the checkpoint that was saved there.
         """
         if self._states is not None:
             if length == 0:
@@ -501,7 +549,10 @@ class KvSlots:
         slot.checkpoints = {position: saved for position, saved in slot.checkpoints.items() if position <= length}
 
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
-        """Copy the first `length` tokens of one slot, with their KV cache and recurrent states, to another slot."""
+        """Copy the first `length` tokens of the slot `source`, with their keys, values and recurrent states, to the
+        slot `target`, whose own tokens are replaced. Raises RunnerFailed if the device reports an error; `target` then
+        keeps the tokens that it had.
+        """
         self._use(source)
         saved = source.checkpoints.get(length)  # memory for the target may cost the source its checkpoints
         target.tokens = target.tokens[:]  # another list, because even the first tokens are overwritten
@@ -517,10 +568,10 @@ class KvSlots:
         self._copy_checkpoint(target, length, saved)
 
     def _copy_checkpoint(self, slot: Slot, length: int, saved: Saved | None) -> None:
-        """Replace all state checkpoints of a slot with a single one, after its first `length` tokens.
+        """Replace all state checkpoints of a slot with a single one, after the slot's first `length` tokens.
 
-        `saved` are the recurrent states after these tokens. If it is None, or there is no memory, the slot has no
-        checkpoint.
+        `saved` are the recurrent states after these tokens. If `saved` is None, or there is no memory for a checkpoint,
+        the slot has no checkpoint afterwards.
         """
         slot.checkpoints = {}
         if saved is not None and self._pages.take_checkpoint():
@@ -529,9 +580,10 @@ class KvSlots:
     def _longest_past(self, prompt: list[int], salt: str | None, *, is_long: bool) -> tuple[Slot | None, int, int]:
         """Find the slot with the longest prefix that a prompt can reuse.
 
-        Returns the slot or None, the number of its tokens that can be reused, and the length of the longest prefix that
-        the prompt has in common with any slot. Only slots with this `salt` and `is_long` count. Among equally good
-        slots, an idle one is preferred, because its memory can be used without a copy.
+        Returns three values: the slot, or None if there is none; the number of its tokens that can be reused; and the
+        length of the longest prefix that the prompt has in common with any slot, which may be longer if the model has
+        recurrent states. Only slots with an equal `salt` and `is_long` count. Among equally good slots, an idle one is
+        chosen, because its memory can be used without a copy.
         """
         maximum = max(0, len(prompt) - 2)
         best: tuple[Slot | None, int] = (None, 0)
@@ -546,10 +598,10 @@ class KvSlots:
         return *best, longest
 
     def _usable(self, slot: Slot, num_tokens: int) -> int:
-        """Return how many of a slot's first `num_tokens` tokens can be reused.
+        """Return how many of a slot's first `num_tokens` tokens another sequence can reuse.
 
-        These are all, except with recurrent states: then they must end at a state checkpoint or at the slot's last
-        token.
+        Without recurrent states, these are all. With recurrent states, the reused tokens must end at a state checkpoint
+        or at the slot's last token.
         """
         if self._states is None:
             return num_tokens

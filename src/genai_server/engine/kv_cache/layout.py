@@ -1,7 +1,9 @@
-"""The inputs of a forward pass over several sequences: which tokens it reads, and where their rows and slots are.
+"""The inputs of a forward pass that reads tokens of several sequences at once. A runner describes the tokens of each
+sequence by a `Row`, and `lay_out` computes the arrays that the graph needs from these rows: token ids, positions, and
+where the tokens and the KV cache slot of each sequence are.
 
-The inputs are those of graphs that were rewritten by ragged.py, native_attention.py, lora.py and paged_attention.py
-in engine/graph_rewriting.
+The inputs are those of graphs that ragged.py, native_attention.py, lora.py and paged_attention.py in
+engine/graph_rewriting have rewritten.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,9 @@ Ranks = tuple[int, int]
 
 @dataclass(slots=True)  # not frozen: one is made for each row of each pass, and that takes a third of the time
 class Row:
-    """The tokens of one sequence that a pass reads, after those that are cached in the sequence's slot."""
+    """The tokens of one sequence that a forward pass reads, and how it reads them. The tokens come after the
+    `num_cached` tokens whose keys and values are already in the KV cache slot number `slot`.
+    """
 
     slot: int
     num_cached: int
@@ -49,7 +53,9 @@ class Row:
 
 @dataclass
 class Layout:
-    """The inputs of a pass over several rows, whose tokens are concatenated to one flat row."""
+    """The inputs of a forward pass over several rows (one for each sequence), whose tokens are concatenated to one flat
+    row. `lay_out` creates it.
+    """
 
     # Flat tokens, int64 [1, T], and their positions in their sequences, int64 [1, T] or [axes, 1, T].
     ids: NDArray[np.int64]
@@ -75,16 +81,17 @@ class Layout:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether some of the tokens are draft tokens of speculative decoding."""
+        """Whether the pass reads draft tokens of speculative decoding for at least one row."""
         return any(row.num_drafted for row in self.rows)
 
     def advance(self, rows: Sequence[Row]) -> bool:
-        """Change this layout, in place, to that of the next pass over `rows`, if each row has one token, which follows
-        the only token of the row with the same index in this layout. Otherwise change nothing. Returns whether it was
-        changed.
+        """Change this layout in place to the layout of the next pass, if the next pass only decodes the same sequences.
+        Returns whether it was changed.
 
-        Most passes only decode, and a session need not bind the same arrays again. Must not be called for a graph with
-        paged attention.
+        That is possible if each of `rows` has one token, which follows the only token of the row with the same index in
+        this layout, and has no images or hidden states. Otherwise nothing is changed, and the caller must create a new
+        layout. Most passes only decode, and a session need not bind its inputs again if the arrays are the same. Must
+        not be called for a graph with paged attention.
         """
         if self.features is not None or self.hidden is not None or self.positions.ndim > 2:
             return False
@@ -99,8 +106,8 @@ class Layout:
 
 
 def _follows(row: Row, last: Row) -> bool:
-    """Whether a row has one token, which follows the only token of the row `last`, and has the same slot, adapter and
-    other values as `last`.
+    """Return whether `row` has one token, which follows the only token of the row `last` in the same sequence, and has
+    the same slot, adapter, rope factors and scale as `last`.
     """
     is_next = len(row.tokens) == len(last.tokens) == 1 and row.num_cached == last.num_cached + 1
     is_same = row.slot == last.slot and row.ranks == last.ranks and row.is_long is last.is_long
@@ -109,7 +116,9 @@ def _follows(row: Row, last: Row) -> bool:
 
 
 def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
-    """Return the inputs with which a graph reads the tokens of these rows in one pass."""
+    """Return the inputs with which a graph reads the tokens of `rows` in one pass. `graph` describes the decoder, which
+    decides what inputs there are. `rows` must not be empty.
+    """
     behind_short = graph.switches_at or 0
     ids: list[int] = []
     positions: list[int] = []
@@ -154,10 +163,10 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
 
 
 def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDArray[Any]]:
-    """Return the inputs, by name, that give the operators of genai-server-native the bounds, slots and adapters of the
-    rows.
+    """Return additional inputs, by name, for the operators of the package genai-server-native: where the tokens of each
+    row begin and end, how many tokens are cached, and the row's KV cache slot and LoRA adapter.
 
-    `tokens` has the range of each row's tokens among the flat tokens.
+    `tokens` has the range of each row's tokens among the flat tokens of the pass.
     """
     ranks = [(0, 0) if row.ranks is None else row.ranks for row in rows]
     return {
@@ -171,9 +180,10 @@ def _native_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, ND
 
 
 def _paged_inputs(rows: Sequence[Row], tokens: Sequence[slice]) -> dict[str, NDArray[Any]]:
-    """Return the inputs, by name, that give paged attention the bounds and lengths of the rows.
+    """Return additional inputs, by name, for paged attention on a device: where the tokens of each row begin and end,
+    how many tokens are cached, and the lengths of the longest rows.
 
-    `tokens` has the range of each row's tokens among the flat tokens.
+    `tokens` has the range of each row's tokens among the flat tokens of the pass.
     """
     longest = max(row.num_cached + len(row.tokens) for row in rows)
     return {
@@ -192,11 +202,11 @@ def _hidden(rows: Sequence[Row], tokens: Sequence[slice], num_tokens: int, graph
 
 
 def _with_axes(positions: list[int], image_positions: Mapping[int, NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return the positions of the flat tokens, [1, tokens], or [axes, 1, tokens] if images have positions on several
-    axes.
+    """Return the positions of the flat tokens of a pass: [1, tokens], or [axes, 1, tokens] if a row has images, whose
+    tokens have positions on several axes.
 
-    `positions` has the positions of all flat tokens as text. `image_positions` has the positions of those rows that
-    contain images, by the index of the row's first flat token.
+    `positions` has a position for each flat token as if all were text. `image_positions` has, for each row that
+    contains images, its positions [axes, tokens] by the index of the row's first flat token.
     """
     by_axis = np.array([positions], np.int64)
     for start, row_positions in image_positions.items():

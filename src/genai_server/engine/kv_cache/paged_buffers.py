@@ -1,4 +1,6 @@
-"""The KV cache of a batch on a device with memory of its own, such as a GPU, in blocks of tokens."""
+"""The KV cache of a batch on a device with memory of its own, such as a GPU (`PagedBuffers`). The memory is divided
+into blocks, each with the keys and values of a fixed number of tokens.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ _IR_VERSION, _OPSET = 8, 16
 
 @dataclass(frozen=True)
 class MemoryDevice:
-    """A device in whose memory the KV cache is allocated, and the execution provider that runs sessions there."""
+    """A device in whose memory the KV cache is allocated, such as one of several GPUs, and the execution provider of
+    ONNX Runtime that runs sessions there.
+    """
 
     # ONNX Runtime's kind of device.
     device_type: str
@@ -31,16 +35,19 @@ class MemoryDevice:
 
 
 def num_blocks(graph: DecoderGraph, num_tokens: int) -> int:
-    """Return the number of blocks that are needed for this number of tokens."""
+    """Return the number of KV cache blocks that `num_tokens` tokens of one sequence need, with the size of a block that
+    `graph` names.
+    """
     return -(-num_tokens // graph.block_tokens)
 
 
 class PagedBuffers:
-    """The KV cache of all layers in a device's memory, in pools [blocks, block_tokens, kv_heads, head_size].
+    """The KV cache of all layers in a device's memory. A slot, which belongs to one sequence, gets blocks as tokens are
+    added, and the attention operator finds them in a table of block numbers.
 
-    Keys and values of each layer have a pool each. A slot gets blocks as tokens are added. There are at most
-    `max_blocks` blocks, and no more than the slots can use. All memory is allocated at once. Raises RuntimeError with
-    ONNX Runtime's reason if there is no such device, or its memory is too small.
+    The keys and the values of each layer have a pool each, an array [blocks, block_tokens, kv_heads, head_size]. All
+    memory is allocated at once: as many blocks as `num_rows` slots of `max_length` tokens can use, but at most
+    `max_blocks`. Raises RuntimeError with ONNX Runtime's reason if there is no such device, or its memory is too small.
     """
 
     def __init__(
@@ -65,8 +72,8 @@ class PagedBuffers:
         self._mover, self._reader = self._open_mover(), self._open_reader()
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the KV cache of the first `length` tokens from the slot `source` to the slot `target`. Raises
-        RunnerFailed.
+        """Copy the keys and values of the first `length` tokens from the slot `source` to the slot `target`, which are
+        numbers of slots. Raises RunnerFailed if ONNX Runtime reports an error.
         """
         binding = self._mover.io_binding()
         for source_block, target_block in zip(self._blocks[source], self._take(target, length), strict=False):
@@ -81,16 +88,19 @@ class PagedBuffers:
         del self._blocks[slot][num_kept:]
 
     def bind(self, binding: Any) -> None:
-        """Bind each pool both as the past and as the present KV cache, so that a pass changes it in place."""
+        """Bind each pool, in the IO binding `binding`, both as the graph's input with the past KV cache and as its
+        output with the present KV cache, so that a pass changes the pool in place.
+        """
         for (past, present), pool in zip(self._names, self._pools, strict=True):
             where = (self._device.device_type, self._device.device_id, self._dtype.type, pool.shape(), pool.data_ptr())
             binding.bind_input(PAGED + past, *where)
             binding.bind_output(PAGED + present, *where)
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-        """Return the input of a pass, by its name, that has the numbers of each row's blocks: a table [rows, blocks].
+        """Return the input that tells a pass which blocks the KV cache of each row has, by the name of the input: a
+        table [rows, blocks] of block numbers, in which shorter rows are padded with 0.
 
-        Each row first gets blocks for the tokens that the pass will read. Shorter rows of the table are padded with 0.
+        Slots first get the blocks that the tokens of this pass need.
         """
         blocks = [self._take(row.slot, row.num_cached + len(row.tokens)) for row in rows]
         table = np.zeros((len(rows), max(map(len, blocks))), np.int32)
@@ -99,7 +109,8 @@ class PagedBuffers:
         return {BLOCKS: table}
 
     def give(self, binding: Any, name: str, values: NDArray[Any]) -> None:
-        """Copy an input of a pass to the device and bind it. Raises RunnerFailed.
+        """Copy `values`, the graph's input called `name`, to the device, and bind the copy in the IO binding `binding`.
+        Raises RunnerFailed if ONNX Runtime reports an error.
 
         An input in CPU memory could be bound as well, and ONNX Runtime would copy it. In a profile on an H100, that
         took 0.2 ms for each input.
@@ -111,13 +122,17 @@ class PagedBuffers:
             raise RunnerFailed(f"onnxruntime: {error}") from error
 
     def keep(self, binding: Any, output: str) -> None:
-        """Bind an output to memory of the device that ONNX Runtime allocates in each pass."""
+        """Bind the graph's output with the name `output`, in the IO binding `binding`, to memory of the device that
+        ONNX Runtime allocates in each pass. The result thus stays on the device.
+        """
         binding.bind_output(output, self._device.device_type, self._device.device_id)
 
     def read(self, logits: Any, rows: range) -> NDArray[np.float32]:
-        """Copy logits from the device to the host, as 32-bit floats [rows, vocab_size]. Raises RunnerFailed.
+        """Copy the logits at some positions from the device to the host. Returns them as 32-bit floats [positions,
+        vocab_size].
 
-        `logits` are the logits [1, positions, vocab_size] on the device, and `rows` the positions to copy.
+        `logits` is an OrtValue [1, positions, vocab_size] on the device, and `rows` is the range of positions to copy.
+        Raises RunnerFailed if ONNX Runtime reports an error.
         """
         _, _, vocab_size = logits.shape()
         floats = np.empty((len(rows), vocab_size), np.float32)
@@ -130,9 +145,8 @@ class PagedBuffers:
         return floats
 
     def _take(self, slot: int, length: int) -> list[int]:
-        """Return the numbers of the blocks for a slot's first `length` tokens. Missing blocks are assigned to the slot.
-
-        KvSlots makes sure that enough blocks are free.
+        """Return the numbers of the blocks for the first `length` tokens of a slot. Blocks that the slot does not have
+        yet are assigned to it; the caller must have made sure that enough blocks are free.
         """
         blocks, needed = self._blocks[slot], num_blocks(self._graph, length)
         while len(blocks) < needed:
@@ -145,7 +159,9 @@ class PagedBuffers:
         return self._device.device_type, self._device.device_id, self._dtype.type, self._shape, address
 
     def _open_mover(self) -> Any:
-        """Open a session that copies a block in each pool to another block. ONNX Runtime has no function for this."""
+        """Open a session that copies one block in each pool to another block, and return it. ONNX Runtime has no
+        function for this.
+        """
         kind, count = helper.np_dtype_to_tensor_dtype(self._dtype), len(self._names)
 
         def named(name: str) -> list[onnx.ValueInfoProto]:
@@ -155,7 +171,7 @@ class PagedBuffers:
         return self._open(helper.make_graph(nodes, "move", named("from"), named("to")))
 
     def _open_reader(self) -> Any:
-        """Open a session that converts logits to 32-bit floats."""
+        """Open a session that converts logits on the device to 32-bit floats, and return it."""
         kind, shape = helper.np_dtype_to_tensor_dtype(self._logits_type), ["rows", "vocab_size"]
         logits = helper.make_tensor_value_info("logits", kind, shape)
         floats = helper.make_tensor_value_info("floats", onnx.TensorProto.FLOAT, shape)
@@ -163,7 +179,9 @@ class PagedBuffers:
         return self._open(helper.make_graph([node], "read", [logits], [floats]))
 
     def _open(self, graph: onnx.GraphProto) -> Any:
-        """Open a session for a graph on the device. Raises RuntimeError."""
+        """Open a session of ONNX Runtime that runs `graph` on the device, and return it. Raises RuntimeError with ONNX
+        Runtime's reason if that fails.
+        """
         model = helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=[helper.make_opsetid("", _OPSET)])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -179,10 +197,11 @@ class PagedBuffers:
 
 
 def _allocate_as_requested() -> None:
-    """Make ONNX Runtime allocate no more of a GPU's memory for OrtValues than they need.
+    """Make ONNX Runtime allocate no more of a GPU's memory for OrtValues than these need, for the whole process.
 
-    By default it doubles its arena each time, and sessions cannot use the rest. There is no public name for this
-    setting. Does nothing in packages that lack it: those without CUDA, and perhaps later versions.
+    By default ONNX Runtime doubles its memory arena each time, and sessions cannot use the rest of it. There is no
+    public name for this setting. Does nothing in packages that lack the setting: packages without CUDA, and perhaps
+    later versions.
     """
     library = onnxruntime.capi.onnxruntime_pybind11_state
     if (choose := getattr(library, "set_arena_extend_strategy", None)) is not None:
