@@ -1,21 +1,22 @@
-"""Decides which sequences run on a device and which wait, and estimates how long a full queue stays full.
+"""Decides which sequences run on a device and which wait (`AdmissionQueue`), and estimates how long a full queue stays
+full (`queue_wait`).
 
 A sequence is admitted (begins to run) when the KV cache is expected to have room for it and for all running sequences.
-For each of them, its tokens are counted, and as many more as recent answers have had. When the running sequences need
-more memory than there is, the last ones are preempted, which means that they wait again and continue later; a single
-one always runs. If there is no memory for the first waiting sequence, the others wait as well, so that long requests
-run, too.
+What each of these needs is estimated from the tokens that it has and from the length of recent answers. When the
+running sequences need more memory than there is, some are preempted, which means that they wait again and continue
+later; a single sequence always runs. If there is no memory for the first waiting sequence, the sequences behind it wait
+as well, so that long requests run, too.
 
-Each tenant (API key) has an equal share of the KV cache slots, of the memory and of the queue. What it does not use,
-other tenants may. A free slot goes to the tenant that has the fewest running sequences and, among equals, to the one
-whose turn it is (fair_queue.py). A sequence within its tenant's share does not wait for other tenants: sequences of
-tenants above their shares are preempted for it. To avoid a preemption for each request of a tenant, a device with many
-slots leaves one slot free for a while after a tenant's last sequence has ended. A single sequence may need more memory
-than its tenant's share. It waits until other tenants leave that much, and after a while no other sequence is admitted
-before it.
+Each tenant (API key) has an equal share of the KV cache slots, of the memory and of the queue. What a tenant does not
+use, other tenants may. A free slot goes to the tenant that has the fewest running sequences and, among equals, to the
+tenant whose turn it is (fair_queue.py). A sequence within its tenant's share does not wait for other tenants: sequences
+of tenants above their shares are preempted for it. To avoid a preemption for each request of a tenant, a device with
+many slots leaves one slot free for a while after a tenant's last sequence has ended. A single sequence may need more
+memory than its tenant's share. It waits until other tenants leave that much, and after a while no other sequence is
+admitted before it.
 
-Low-priority sequences get only what the others leave. They wait behind all others, their queue has limits of its own,
-and they are preempted for others.
+Low-priority sequences, such as those of batch jobs, get only what the others leave. They wait behind all others, their
+queue has limits of its own, and they are preempted for others.
 """
 
 import math
@@ -43,13 +44,15 @@ def queue_wait(
     pages: Callable[[Sequence], int] = lambda sequence: 0,
     num_pages: int = 0,
 ) -> int:
-    """Estimate after how many seconds, at least one, a full queue accepts another sequence.
+    """Estimate after how many seconds a full queue accepts another sequence. Returns at least 1, and no more than a
+    fixed maximum.
 
-    That is when a running answer has ended and prompts with `num_tokens` tokens have left the queue. The estimate
-    assumes that prompts are read one after another, that answers are generated side by side, and that each answer is as
-    long as recent ones. The first waiting sequence begins when an answer ends and the KV cache, which has `num_pages`
-    pages, has room for the sequence. `pages` returns the number of pages that a sequence is expected to need.
-    `step_times` has the measured times.
+    The queue accepts a sequence when an answer among the `running` sequences has ended and `waiting` sequences with at
+    least `num_tokens` prompt tokens together have left the queue. The estimate assumes that prompts are read one after
+    another, that answers are generated side by side, and that each answer is as long as recent ones. The first waiting
+    sequence begins when an answer ends and the KV cache has room for the sequence. The KV cache has `num_pages` pages,
+    and the function `pages` returns how many of them a sequence is expected to need. `step_times` has the measured
+    times.
     """
     read_time = 0.0
     ends = []
@@ -95,12 +98,15 @@ _MARGIN, _MIN_LEFT = 2, 256
 
 
 class AdmissionQueue:
-    """The waiting and running sequences of one device. Base class of the scheduler, which chooses the steps of running
-    ones.
+    """The waiting and running sequences of one device, with the rules that decide which of them run. It is the base
+    class of the scheduler, which chooses what the next forward pass reads for the running ones.
 
-    The limits, and the shares of tenants, apply to low-priority sequences and to all others separately. A tenant that
-    cannot use its turns, for example because it waits for memory, may make up for them later, up to `max_credit`
-    tokens.
+    A sequence enters by `add` and waits until `admit` makes it run; `make_room` may make it wait again; `remove` takes
+    it out at its end. `runner` says what passes can do, and `policy` has settings and the size of the KV cache. At most
+    `max_running` sequences run and `max_waiting` wait; prompts of those that must wait have at most
+    `max_waiting_tokens` tokens together (0 for no limit). These limits, and the shares of tenants, apply to
+    low-priority sequences and to all others separately. A tenant that cannot use its turns, for example because it
+    waits for memory, may make up for them later, up to `max_credit` tokens.
     """
 
     def __init__(
@@ -133,7 +139,9 @@ class AdmissionQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sequence runs or is ready to run."""
+        """Whether nothing is to be done: no sequence runs, and all waiting sequences are still being prepared
+        (`SequenceState.PREPARING`).
+        """
         return not self.running and all(s.state is SequenceState.PREPARING for s in self.waiting)
 
     @property
@@ -143,10 +151,10 @@ class AdmissionQueue:
         return is_waiting or not all(sequence.low_priority for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence to the waiting ones. The memory must have room for it if it runs alone.
+        """Add a new sequence to the waiting ones. The memory must be large enough for the sequence if no other runs.
 
-        Raises QueueFull if the limit of requests or of waiting tokens is reached and the sequence's tenant has its
-        equal share.
+        Raises QueueFull if the limit of requests or of waiting prompt tokens is reached, and the sequence's tenant
+        already uses its equal share of it.
         """
         low_priority, tenant = sequence.low_priority, sequence.tenant
         present = self.present(low_priority=low_priority)
@@ -160,10 +168,10 @@ class AdmissionQueue:
         self._queue(sequence)
 
     def _check_tokens(self, sequence: Sequence, present: Mapping[str, int]) -> None:
-        """Raise QueueFull if the waiting prompts, together with that of a new sequence, have too many tokens and the
-        sequence's tenant has its share of these.
+        """Raise QueueFull if the prompt of a new sequence and those of the waiting ones have too many tokens together,
+        and the sequence's tenant would use more than its share of the limit.
 
-        `present` has the number of sequences by tenant.
+        `present` has the number of running and waiting sequences of each tenant.
         """
         low_priority, prompt_tokens = sequence.low_priority, len(sequence.request.prompt)
         num_tokens = sum(self.waiting_tokens(sequence, low_priority=low_priority).values())
@@ -179,7 +187,7 @@ class AdmissionQueue:
         raise self.capacity.token_limit_error("this device", num_tokens, prompt_tokens, wait)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a waiting or running sequence."""
+        """Remove a waiting or running sequence, because it has ended."""
         sequences = self.running if sequence.state is SequenceState.RUNNING else self.waiting
         sequences.remove(sequence)
         if not sequence.low_priority:
@@ -187,17 +195,19 @@ class AdmissionQueue:
 
     @property
     def capacity(self) -> Capacity:
-        """The limits for requests on this device, regardless of what runs at the moment."""
+        """The limits for requests on this device by its settings, whatever runs or waits at the moment."""
         tokens = None if self._max_waiting_tokens == math.inf else int(self._max_waiting_tokens)
         return Capacity(self._max_running, self._max_waiting, tokens, self._policy.limited_by)
 
     def present(self, *, low_priority: bool = False) -> dict[str, int]:
-        """Return the numbers of running and waiting sequences by tenant, of low priority or of normal priority."""
+        """Return the number of running and waiting sequences of each tenant. With `low_priority`, only sequences of low
+        priority are counted, and otherwise only those of normal priority.
+        """
         return Counter(sequence.tenant for sequence in self._of(low_priority))
 
     def waiting_tokens(self, *more: Sequence, low_priority: bool = False) -> dict[str, int]:
-        """Return the numbers of tokens, by tenant, in waiting prompts of low or normal priority that the next step
-        cannot admit.
+        """Return, for each tenant, the number of tokens in waiting prompts that the next step cannot admit. With
+        `low_priority`, only prompts of low priority are counted, and otherwise only those of normal priority.
 
         The sequences in `more` are counted as if they waited, too. The numbers may be too high, never too low.
         """
@@ -207,13 +217,14 @@ class AdmissionQueue:
         return by_tenant
 
     def count_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count `num_tokens` tokens, which were read or generated for a sequence, as used by its tenant, for the order
-        of tenants' turns.
+        """Count `num_tokens` tokens, which were read or generated for `sequence`, as used by its tenant. Tenants that
+        have used fewer tokens get the next turn.
         """
         self._turns[sequence.low_priority].serve(sequence.tenant, num_tokens)
 
     def queue_wait(self, num_tokens: int = 0, *, low_priority: bool = False) -> int:
-        """Estimate after how many seconds a full queue accepts another sequence, whose prompt has `num_tokens` tokens.
+        """Estimate after how many seconds, at least one, the full queue of this device accepts another sequence. That
+        requires that waiting prompts with `num_tokens` tokens together leave the queue.
 
         With `low_priority`, the estimate is for a sequence of low priority, which waits for all others.
         """
@@ -223,10 +234,12 @@ class AdmissionQueue:
         )
 
     def make_room(self) -> None:
-        """Preempt sequences until there is memory for the next tokens of all others. A single sequence always has room.
+        """Preempt running sequences until there is memory for the next tokens of those that remain. At least one
+        remains, because a single sequence always has room.
 
-        Sequences of the tenant with the most memory are preempted first, unless it has only one. Among these, the one
-        with the lowest priority is preempted first, and among equals the one that arrived last.
+        Sequences of low priority are preempted first. Among equals, sequences of the tenant that has most memory come
+        first, unless the tenant has only one sequence; within a tenant, the sequence with the lowest priority comes
+        first, and then the one that arrived last.
         """
         while sum(map(self._least_pages, self.running)) > self._memory.num_pages:
             preemptible = [sequence for sequence in self.running if self._grows(sequence)]
@@ -235,12 +248,13 @@ class AdmissionQueue:
             self._preempt(max(preemptible, key=self._preemption_order(self.running)))
 
     def admit(self) -> list[Sequence]:
-        """Make waiting sequences run while slots are free. Returns these sequences.
+        """Make waiting sequences run while there are slots and memory for them, and return these sequences. The caller
+        must then give each a KV cache slot.
 
-        A sequence whose grammar is being compiled is skipped and keeps its position. A sequence with the same prompt as
-        one that is being read waits for that one, to reuse its KV cache. If there is no memory for a sequence, only
-        sequences of other tenants within their shares may be admitted before it. Low-priority sequences are preempted
-        for others.
+        A sequence that is still being prepared, for example because its grammar is being compiled, is skipped and keeps
+        its position. A sequence with the same prompt as one that is being read waits for that one, to reuse its KV
+        cache. If there is no memory for a sequence, only sequences of tenants within their shares may be admitted
+        before it. Low-priority sequences are preempted for others.
         """
         admitted: list[Sequence] = []
         if not self.waiting:
@@ -267,8 +281,8 @@ class AdmissionQueue:
         return admitted
 
     def _queues(self) -> list[deque[Sequence]]:
-        """Return the sequences that are ready to run, as one queue for each tenant, each in the order in which to admit
-        them.
+        """Return the waiting sequences that are ready to run, as one queue for each tenant and priority (low or
+        normal). Each queue is in the order in which to admit its sequences.
         """
         queues: dict[tuple[bool, str], deque[Sequence]] = {}
         for sequence in sorted(self.waiting, key=lambda sequence: (priority_class(sequence), own_priority(sequence))):
@@ -277,17 +291,19 @@ class AdmissionQueue:
         return list(queues.values())
 
     def _slot_order(self, sequence: Sequence) -> tuple[object, ...]:
-        """Return the sort key of the first sequence in a tenant's queue. The sequence with the lowest key gets the next
-        slot.
+        """Return the sort key of `sequence`, which is the first one in a tenant's queue. Of all these first sequences,
+        the one with the lowest key gets the next slot.
         """
         num_running = len(self._running_of(sequence, self.running))
         turn = self._turns[sequence.low_priority].turn(sequence.tenant)
         return priority_class(sequence), num_running, turn, sequence.id
 
     def _may_pass(self, sequence: Sequence, blocked: Sequence, num_tenants: int) -> bool:
-        """Whether a sequence may be admitted before the sequence `blocked`, for which there is no memory or slot.
+        """Return whether `sequence` may be admitted before the sequence `blocked`, which is earlier in the order, but
+        for which there is no memory or slot.
 
-        `num_tenants` is the number of tenants that share the device.
+        `num_tenants` is the number of tenants that share the device. The answer is no if `blocked` has waited for long
+        and its tenant has no running sequence.
         """
         if sequence.low_priority is not blocked.low_priority:
             return False
@@ -295,11 +311,12 @@ class AdmissionQueue:
         return not has_waited and self._is_within_share(sequence, self.running, num_tenants)
 
     def _make_slot(self, sequence: Sequence, num_tenants: int) -> bool:
-        """Make room for a sequence, if that is possible, by preempting others. Returns whether the sequence can run.
+        """Make room for a waiting sequence by preempting others, if that is possible and necessary. Returns whether the
+        sequence can run; if it cannot, no sequence is preempted.
 
         `num_tenants` is the number of tenants that share the device. Low-priority sequences are preempted for others,
-        the newest first. For a sequence within its tenant's share, sequences of tenants above their shares are
-        preempted next.
+        the newest first. If that is not enough for a sequence within its tenant's share, sequences of tenants above
+        their shares are preempted.
         """
         preemptible = [] if sequence.low_priority else self._preemptible()
         # A low-priority sequence may always run alone.
@@ -321,12 +338,12 @@ class AdmissionQueue:
         return True
 
     def _awaits_others(self, sequence: Sequence, running: Collection[Sequence]) -> bool:
-        """Whether a sequence may run only if another slot stays free, for a tenant that will probably send a request
-        soon.
+        """Return whether `sequence` may run only if another slot stays free, for a tenant that will probably send a
+        request soon. `running` are the sequences that will run besides it.
 
         Such a tenant has no sequences now, but one of its sequences ended less than _AWAITED_SECONDS ago. No slot has
-        to stay free if the sequence's own tenant is within its share even when all tenants of this kind are counted as
-        present. Devices with fewer than _MANY_SLOTS slots never keep a slot free.
+        to stay free if the sequence's own tenant is within its share even when all such tenants are counted as present.
+        Devices with fewer than _MANY_SLOTS slots never keep a slot free.
         """
         if self._max_running < _MANY_SLOTS or self._left.keys() <= {sequence.tenant}:
             return False
@@ -337,16 +354,19 @@ class AdmissionQueue:
         return bool(absent) and not self._is_within_share(sequence, running, len(present) + len(absent))
 
     def _is_within_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> bool:
-        """Whether the tenant of a sequence is within its share of slots and memory if the sequence runs besides those
-        in `running`.
+        """Return whether the tenant of `sequence` uses no more than its share of slots and memory if `sequence` runs in
+        addition to the sequences in `running`. `num_tenants` tenants share the device equally.
         """
         slots, pages = self._share(sequence.low_priority, num_tenants)
         of_tenant = [*self._running_of(sequence, running), sequence]
         return len(of_tenant) <= slots and sum(map(self._pages, of_tenant)) <= pages
 
     def _above_share(self, sequence: Sequence, running: Collection[Sequence], num_tenants: int) -> list[Sequence]:
-        """Return those sequences in `running` whose tenants are above their shares, so that they may be preempted for
-        `sequence`; empty if `sequence` itself would put its tenant above its share.
+        """Return those sequences in `running` that may be preempted for `sequence`, because their tenants use more than
+        their shares. `num_tenants` tenants share the device equally.
+
+        The list is empty if `sequence` itself would put its tenant above its share. Sequences of more urgent requests,
+        and the only sequence of a tenant, are never in it.
         """
         if num_tenants == 1 or not self._is_within_share(sequence, running, num_tenants):
             return []
@@ -364,7 +384,7 @@ class AdmissionQueue:
         """Return the equal share of each of `num_tenants` tenants: a number of slots, at least one, and a number of
         pages of KV cache memory.
 
-        Low-priority sequences share only the slots that others do not use.
+        With `low_priority`, only the slots that sequences of normal priority do not use are shared.
         """
         slots = self._max_running
         if low_priority:
@@ -372,7 +392,9 @@ class AdmissionQueue:
         return max(1, slots // num_tenants), self._memory.num_pages // num_tenants
 
     def _preemption_order(self, running: Collection[Sequence]) -> Callable[[Sequence], tuple[object, ...]]:
-        """Return a function that returns the sort key of a running sequence. The highest key is preempted first."""
+        """Return a function that gives a sort key for each sequence in `running`. The sequence with the highest key is
+        to be preempted first.
+        """
         slots: Counter[tuple[bool, str]] = Counter()
         pages: Counter[tuple[bool, str]] = Counter()
         for sequence in running:
@@ -395,7 +417,9 @@ class AdmissionQueue:
 
     @staticmethod
     def _running_of(sequence: Sequence, running: Collection[Sequence]) -> list[Sequence]:
-        """Return those sequences in `running` that have the same tenant as a sequence, and low priority if it has."""
+        """Return those sequences in `running` that have the same tenant as `sequence`, and low priority if and only if
+        it has.
+        """
         return [
             other
             for other in running
@@ -403,22 +427,24 @@ class AdmissionQueue:
         ]
 
     def _of(self, low_priority: bool) -> list[Sequence]:
-        """Return all running and waiting sequences of low priority, or all others."""
+        """Return all running and waiting sequences of low priority if `low_priority` is set, and otherwise all of
+        normal priority.
+        """
         return [other for other in (*self.running, *self.waiting) if other.low_priority is low_priority]
 
     def _fits(self, sequence: Sequence, running: Collection[Sequence], reserved: KvBudget = NOTHING_RESERVED) -> bool:
-        """Whether there are a slot and memory for a sequence, besides the sequences in `running` and a reserved part of
-        the KV cache.
+        """Return whether there are a slot and memory for `sequence` in addition to the sequences in `running` and to a
+        part of the KV cache, `reserved`, that must stay free.
         """
         has_slot = len(running) + reserved.slots < self._max_running
         return has_slot and self._pages(sequence) + reserved.pages <= self._free_pages(running)
 
     def _reserved(self, sequence: Sequence) -> KvBudget:
-        """Return the part of the KV cache that low-priority sequences must leave to others once `sequence` has been
-        admitted.
+        """Return the part of the KV cache that low-priority sequences must leave to cached prefixes of normal priority
+        once `sequence` has been admitted.
 
-        Sequences of normal priority and their cached prefixes reserve at most half of the slots, so that cached
-        prefixes do not prevent low-priority sequences from running.
+        Running sequences of normal priority and their cached prefixes together keep at most half of the slots from
+        low-priority sequences, so that cached prefixes do not prevent these from running.
         """
         num_others = sum(not other.low_priority for other in (*self.running, sequence))
         return self._runner.reserved(max(0, self._max_running // 2 - num_others))
@@ -437,11 +463,12 @@ class AdmissionQueue:
         self.waiting.sort(key=lambda waiting: (*priority_class(waiting), waiting.request.priority, waiting.id))
 
     def _late(self, *more: Sequence, low_priority: bool = False) -> list[Sequence]:
-        """Return the waiting sequences of low or normal priority that the next step cannot admit, in their order in the
-        queue.
+        """Return the waiting sequences that the next step cannot admit for lack of slots or memory, in their order in
+        the queue. With `low_priority`, only sequences of low priority are returned, and otherwise only those of normal
+        priority.
 
-        The sequences in `more` are counted as if they waited, too. The result may have too many sequences, never too
-        few.
+        The sequences in `more` are counted as if they waited behind all others. The result may have too many sequences,
+        never too few.
         """
         running, waiting = _ahead(self.running, low_priority), [*_ahead(self.waiting, low_priority), *more]
         slots, pages = self._max_running - len(running), self._free_pages(running)
@@ -453,7 +480,9 @@ class AdmissionQueue:
         return []
 
     def _pages(self, sequence: Sequence) -> int:
-        """Return the number of pages of memory that a sequence is expected to need until its end."""
+        """Return the number of KV cache pages that `sequence` is expected to need until its end, from the length of
+        recent answers.
+        """
         if not self._grows(sequence):
             return self._memory.pages(sequence.max_length)
         expected = self._step_times.tokens_left(0)
@@ -462,28 +491,32 @@ class AdmissionQueue:
         return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
 
     def _least_pages(self, sequence: Sequence) -> int:
-        """Return the number of pages of memory that a sequence needs for its tokens and those of its next pass."""
+        """Return the number of KV cache pages that `sequence` needs at least: for the tokens that it has and those of
+        its next pass.
+        """
         more = MAX_DRAFTED if self._grows(sequence) else sequence.num_left
         return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
 
     def _grows(self, sequence: Sequence) -> bool:
-        """Whether a sequence gets memory token by token, and can be preempted. A sequence that runs in an
-        `og.Generator` of its own gets all its memory at once.
+        """Return whether `sequence` gets memory token by token, so that it can be preempted. A sequence that
+        onnxruntime-genai runs in an `og.Generator` of its own gets all its memory at once.
         """
         can = self._runner.abilities
         alone = sequence.adapter is not None and not can.adapters
         return can.mixes and not alone
 
     def _free_pages(self, running: Collection[Sequence]) -> int:
-        """Return the number of pages of memory that the sequences in `running` are not expected to need."""
+        """Return the number of KV cache pages that the sequences in `running` are not expected to need until their
+        ends.
+        """
         return self._memory.num_pages - sum(map(self._pages, running))
 
 
 def priority_class(sequence: Sequence) -> tuple[bool, float]:
-    """Return the sort key by which sequences of all tenants are ordered first. The lowest key comes first.
+    """Return the first sort key of sequences, which holds across tenants. The sequence with the lowest key comes first.
 
-    Low-priority sequences come last. Others are ordered by the precedence of their requests. A sequence whose
-    precedence is lower than the default rises to the default as it waits.
+    Low-priority sequences come last. Others are ordered by the precedence of their requests, 0 by default; a lower
+    number comes first. A precedence above 0, which comes later, falls to 0 as the sequence waits.
     """
     precedence: float = sequence.request.precedence
     if precedence > 0:
@@ -492,16 +525,19 @@ def priority_class(sequence: Sequence) -> tuple[bool, float]:
 
 
 def own_priority(sequence: Sequence) -> float:
-    """Return the sort key of the sequences of one tenant. The lowest key comes first.
+    """Return the sort key by which sequences of the same tenant are ordered. The sequence with the lowest key comes
+    first.
 
-    It is the request's priority, minus one for each _SECONDS_PER_PRIORITY seconds since the request arrived.
+    The key is the priority in the request (a lower number comes first), minus one for each _SECONDS_PER_PRIORITY
+    seconds since the request arrived, so that no request waits forever.
     """
     return sequence.request.priority - sequence.age // _SECONDS_PER_PRIORITY
 
 
 def _ahead(sequences: list[Sequence], low_priority: bool) -> list[Sequence]:
-    """Return those of the sequences for which a new sequence may have to wait.
+    """Return those of `sequences` for which a new sequence may have to wait.
 
-    For a new sequence of low priority these are all, and for others the sequences of normal priority.
+    For a new sequence of low priority (`low_priority`) these are all, and otherwise only the sequences of normal
+    priority.
     """
     return sequences if low_priority else [sequence for sequence in sequences if not sequence.low_priority]

@@ -1,4 +1,5 @@
-"""Chooses how many tokens of each sequence's draft the next pass reads (speculative decoding).
+"""Chooses how many tokens of each sequence's draft the next forward pass reads, in speculative decoding. `fit_drafts`
+makes the choice.
 
 A longer draft may have more accepted tokens, but its pass takes longer. The choice compares the chances of the tokens
 to be accepted with the measured times of passes.
@@ -17,13 +18,13 @@ _MIN_CHANCE = 0.01
 def fit_drafts(
     drafts: Sequence[Draft], seconds: Sequence[float], drafting: Sequence[float] = ()
 ) -> tuple[list[int], float]:
-    """Return how many tokens of each sequence's draft the next pass should read, and the expected tokens per second of
-    all sequences together.
+    """Choose the draft lengths that give the most tokens per second. Returns how many tokens of each draft in `drafts`
+    the next pass should read, and the expected number of tokens per second of all sequences together.
 
-    `seconds` has the durations of passes of 0, 1, 2, … tokens; no pass may have more tokens than these. Without drafts,
-    a pass has one token of each sequence. Draft tokens are added in the order of their probability to be accepted, and
-    as many as give the most accepted tokens per second. `drafting` has the durations of the draft model's passes of 0,
-    1, 2, … tokens, in case it has to propose tokens.
+    `drafts` has one draft for each sequence of the pass. `seconds` has the durations of passes of 0, 1, 2, … tokens,
+    and no pass gets more tokens than it covers. A pass reads one token of each sequence in addition to the drafts.
+    Draft tokens are added in the order of their probability to be accepted. `drafting` has the durations of the draft
+    model's passes of 0, 1, 2, … tokens, which count for drafts that the draft model has yet to propose.
     """
     num_rows = len(drafts)
     # In a sequence's draft, each token is at most as likely to be accepted as the one before it. So when all tokens are
@@ -56,9 +57,11 @@ def fit_drafts(
 
 
 def _seconds(num_tokens: int, times: Sequence[float]) -> float:
-    """Return the seconds of a pass of `num_tokens` tokens. `times` has the seconds of passes of 0, 1, 2, … tokens.
+    """Return the estimated duration in seconds of a pass of `num_tokens` tokens. `times` has the durations of passes of
+    0, 1, 2, … tokens.
 
-    For more tokens than `times` has, the last of these is increased in proportion.
+    For more tokens than `times` covers, its last duration is increased in proportion. The result is 0 for no tokens, or
+    if `times` has no durations.
     """
     maximum = len(times) - 1
     return times[min(num_tokens, maximum)] * max(1.0, num_tokens / maximum) if num_tokens and maximum > 0 else 0.0

@@ -1,14 +1,14 @@
-"""Draft tokens for speculative decoding: what may follow a sequence's newest token.
+"""Draft tokens for speculative decoding: guesses of the tokens that follow a sequence's newest token. The next forward
+pass reads the draft and verifies it, up to the first token that the sampler chooses otherwise.
 
-One pass verifies a complete draft, up to the first token that the sampler chooses otherwise. Every source of drafts has
-a method `propose`, which returns at most `k` tokens. `TextDrafts` proposes tokens that a grammar or the end of
-reasoning forces, or what followed the sequence's last tokens earlier in its own text, its prediction, or earlier
-answers for its API key (lookup of n-grams). A draft model or head makes proposals in passes of its own
+`TextDrafts` proposes the draft of a sequence from texts: tokens that a grammar or the end of reasoning forces, or the
+tokens that followed the sequence's last tokens earlier in its own text, in its prediction, or in earlier answers for
+its API key (lookup of n-grams). A draft model makes its proposals elsewhere, in passes of its own
 (engine/scheduling/speculation.py).
 
-Each source has one estimate of the share of its tokens that answers accept (`Acceptance`). As proposals from texts cost
-almost no time, each is compared with the answer that follows, whether a pass has read the proposal or not. How many of
-the proposed tokens a pass reads is chosen in engine/scheduling/draft_lengths.py.
+Each source of drafts has an estimate of the share of its tokens that answers accept (`Acceptance`). As proposals from
+texts cost almost no time, each is compared with the answer that follows, whether a pass has read the proposal or not.
+How many of the proposed tokens a pass reads is chosen in engine/scheduling/draft_lengths.py.
 
 A `TextIndex` is a text of tokens that finds earlier positions with the same tokens as its end, or as the end of another
 text. As in LZ77 compressors, each position of the text links to the previous position whose last tokens have the same
@@ -46,9 +46,10 @@ _MAX_SHARE = 8
 
 
 class Segment:
-    """A part of a `TextIndex`: consecutive tokens in arrays of a fixed size, `capacity`, which is a power of two.
+    """A part of a `TextIndex`: consecutive tokens of its text, in arrays of a fixed size with a hash table that finds
+    earlier positions of equal tokens.
 
-    `gram` is the number of tokens that are hashed to find earlier positions with the same tokens.
+    `capacity` is the maximum number of tokens, a power of two. `gram` is the number of tokens that are hashed together.
     """
 
     def __init__(self, capacity: int, gram: int) -> None:
@@ -67,11 +68,13 @@ class Segment:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the segment in bytes, even if it is not full."""
+        """Bytes of memory that the segment takes, even if it is not full."""
         return self.capacity * TOKEN_BYTES + _SEGMENT_BYTES
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. The segment must have room for them."""
+        """Append tokens to the segment, which must have room for them. Negative tokens, the features of images, become
+        gaps, in which nothing is found.
+        """
         if len(tokens) >= _MANY:
             self._extend_at_once(np.maximum(np.array(tokens, np.int64), GAP))
             return
@@ -86,7 +89,7 @@ class Segment:
                 self.heads[bucket] = position + 1
 
     def _extend_at_once(self, tokens: NDArray[np.int64]) -> None:
-        """Append many tokens. Does the same as `extend`, without a loop in Python."""
+        """Append many tokens to the segment, with numpy instead of a loop in Python. The result is that of `extend`."""
         text, links, heads = self._arrays
         end = self.size + len(tokens)
         text[self.size : end] = tokens
@@ -107,14 +110,16 @@ class Segment:
         heads[ordered[is_last]] = first + order[is_last] + 1
 
     def clear(self) -> None:
-        """Free the memory of the segment, even while it is still referenced."""
+        """Free the memory of the segment, even while other objects still refer to it. Nothing is found in it
+        any more.
+        """
         self.size = 0
         self._allocate(0)
 
 
 class Match(NamedTuple):
-    """A position in a segment at which a match ends: its last `length` tokens are the last tokens of the text that was
-    searched for.
+    """A place in a text where the tokens are equal to the last tokens of the text that was searched for. The match has
+    `length` tokens, of which the last one is at the index `position` of `segment`.
     """
 
     segment: Segment
@@ -123,12 +128,14 @@ class Match(NamedTuple):
 
 
 class TextIndex:
-    """A text of tokens in which the end of another text, or its own end, is searched, to find what may follow it.
+    """A text of tokens in which the last tokens of another text, or of this text itself, are searched, to propose the
+    tokens that followed them.
 
-    A match has at least `gram` equal tokens. The index is created for `num_tokens` tokens and grows if necessary. The
-    text is divided into segments, of which the oldest can be dropped. A new segment is as large as all others together,
-    but has at most `max_segment` tokens, a power of two, unless more are added at once. It begins with the last tokens
-    of the segment before it.
+    A match has at least `gram` equal tokens. The index is created with room for `num_tokens` tokens, and grows if
+    necessary. The text is divided into segments, of which the oldest can be dropped. A new segment is as large as all
+    others together, but has at most `max_segment` tokens, a power of two, unless more tokens are added at once. It
+    begins with the last tokens of the segment before it, so that matches across the border are found. The attribute
+    `num_bytes` is the memory of the index in bytes.
     """
 
     def __init__(self, gram: int, num_tokens: int = 0, *, max_segment: int = 1 << 24) -> None:
@@ -151,19 +158,20 @@ class TextIndex:
             self._open(len(tokens))
 
     def drop_oldest(self) -> bool:
-        """Drop the oldest segment of the text. Returns whether any segment is left."""
+        """Drop the oldest segment of the text, to free its memory. Returns whether any segment is left."""
         oldest = self._segments.pop(0)
         self.num_bytes -= oldest.num_bytes
         oldest.clear()
         return bool(self._segments)
 
     def longest_match(self, end: Sequence[int], followed: Match | None = None) -> Match | None:
-        """Return the longest match of at least `gram` tokens with the end of another text; None if there is none.
+        """Return the longest match with the end of another text: a place in this text with the same tokens. None if no
+        place has at least `gram` equal tokens.
 
-        `end` has the last tokens of that text, at most MAX_MATCH. Of equally long matches, `followed` is chosen if it
-        is among them, otherwise the last one. `followed` is the position at which an earlier match would have
-        continued; for this one, a single equal token suffices, because a text often continues as before after something
-        in it was replaced.
+        `end` has the last tokens of the other text, at most MAX_MATCH. `followed` is the place at which an earlier
+        match would have continued; None if there is none. There, a single equal token suffices, because a text often
+        continues as before after something in it was replaced. Of equally long matches, `followed` is chosen if it is
+        among them, and otherwise the last one in the text. Only a limited number of places is compared.
         """
         gram = self._gram
         if len(end) < gram or min(end[-gram:]) < 0:
@@ -191,10 +199,10 @@ class TextIndex:
         return best
 
     def following(self, match: Match, number: int) -> list[int]:
-        """Return the `number` tokens after a match. There are fewer before a gap between texts, and at the end of a
-        segment.
+        """Return the `number` tokens that come after `match` in the text. The list is shorter if a gap between texts or
+        the end of a segment comes before.
 
-        If the match is near the end of the whole text, the tokens between the match and the end are repeated.
+        If the match is so near the end of the whole text that fewer tokens come after it, these are repeated.
         """
         segment, first = match.segment, match.position + 1
         tokens: list[int] = segment.text[first : min(first + number, segment.size)].tolist()
@@ -205,7 +213,9 @@ class TextIndex:
         return tokens
 
     def _open(self, num_tokens: int) -> None:
-        """Begin a new segment with room for at least `num_tokens` tokens."""
+        """Begin a new segment with room for at least `num_tokens` tokens in addition to those that it takes over from
+        the segment before it.
+        """
         num_stored = sum(segment.size for segment in self._segments)
         carried: list[int] = []
         if self._segments:
@@ -219,10 +229,10 @@ class TextIndex:
 
 
 def _common(segment: Segment, position: int, end: Sequence[int]) -> int:
-    """Return how many tokens up to and including the one at `position` in a segment are equal to the last tokens in
-    `end`.
+    """Return how many tokens of `segment`, up to and including the one at the index `position`, are equal to the last
+    tokens in `end`.
 
-    0 if no token comes after the position.
+    Returns 0 if no token comes after the position, because nothing could then be proposed.
     """
     if position + 1 >= segment.size or segment.text[position + 1] < 0:
         return 0
@@ -245,11 +255,12 @@ FindText = Callable[[], TextIndex | None]
 
 
 class AnswerMemory:
-    """The texts of earlier answers, which drafts are proposed from. There is one text for each name, such as that of an
-    API key.
+    """The texts of earlier answers, from which `TextDrafts` proposes drafts for later answers. Each API key has a text
+    of its own, so that clients do not see the effect of others' answers.
 
-    All texts have at most `max_bytes` bytes. The oldest answers of the least recently used name are dropped first. The
-    time for a call does not grow with the amount of text.
+    A text is found by a name, such as the name of an API key. All texts take at most `max_bytes` bytes of memory; the
+    oldest answers of the least recently used text are dropped first. The time for a call does not grow with the amount
+    of text. The attribute `num_bytes` is the memory of all texts.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -261,17 +272,16 @@ class AnswerMemory:
         self.num_bytes = 0  # of all texts
 
     def of(self, name: str) -> FindText:
-        """Return a function that returns the text with this name, or None if there is none or it was dropped.
-
-        The text counts as used now.
+        """Return a function that returns the text with the name `name`, or None as long as there is no such text or
+        after it was dropped. The text counts as used now.
         """
         if (text := self._texts.pop(name, None)) is not None:
             self._texts[name] = text
         return partial(self._texts.get, name)
 
     def add(self, name: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Append an answer to the text with this name, together with the last tokens of its prompt, by which it is
-        found if a question is repeated.
+        """Append an answer to the text with the name `name`. The last tokens of the prompt are put before it, so that
+        the answer is found if a question is repeated. Old answers are dropped if there is no memory.
         """
         tokens = [*prompt[-MAX_MATCH:], *answer, GAP]
         text = self._texts.pop(name, None)
@@ -286,7 +296,7 @@ class AnswerMemory:
             self._drop_oldest()
 
     def clear(self) -> None:
-        """Drop all texts, also for the drafts of running sequences."""
+        """Drop all texts. Running sequences find no drafts in them any more, either."""
         while self._texts:
             self._drop_oldest()
 
@@ -308,13 +318,15 @@ _DECAY = 0.93
 
 
 class Acceptance:
-    """An estimate, from recent drafts, of the probability that a draft token is accepted if those before it are."""
+    """An estimate of the probability that the answer accepts a draft token, given that it has accepted the tokens
+    before it in the draft. It is computed from recent drafts of one source.
+    """
 
     def __init__(self, share: float, *, weight: float = 2.0, decay: float = _DECAY) -> None:
         """Begin with an assumption: as if `weight` tokens had been drafted, of which the part `share`, from 0 to 1, was
         accepted.
 
-        `decay` is the factor by which earlier tokens lose weight with each new one.
+        `decay` is the factor, below 1, by which earlier tokens lose weight with each new one.
         """
         self._first = (weight * share, weight)
         # Accepted tokens, and tokens up to the first rejected one.
@@ -323,19 +335,23 @@ class Acceptance:
 
     @property
     def share(self) -> float:
-        """The estimated probability that a draft token is accepted if those before it are."""
+        """The estimated probability, from 0 to 1, that a draft token is accepted if the tokens before it in the draft
+        are.
+        """
         return self._right / self._tried
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
-        """Record that `num_accepted` tokens of a draft of `num_drafted` tokens were accepted."""
+        """Record that the first `num_accepted` of the `num_drafted` tokens in a draft were accepted, and update the
+        estimate.
+        """
         num_tried = min(num_accepted + 1, num_drafted)
         decay = self._decay**num_tried
         self._right = decay * self._right + num_accepted
         self._tried = decay * self._tried + num_tried
 
     def forget(self, share: float) -> None:
-        """Move the estimate towards the initial assumption by the part `share`: 0 changes nothing, and 1 discards all
-        recent drafts.
+        """Move the estimate towards the assumption with which it began, by the part `share`: 0 changes nothing, and 1
+        discards all recent drafts.
         """
         self._right += share * (self._first[0] - self._right)
         self._tried += share * (self._first[1] - self._tried)
@@ -343,9 +359,10 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft that may follow a sequence's newest token.
+    """A draft: tokens that may follow a sequence's newest token, with the probability that they are accepted.
 
-    Either its tokens are known, or a draft model would have to propose them. Then only their maximum number is known.
+    Either the tokens are known, or a draft model would have to propose them. In the second case, only the maximum
+    number of tokens is known, and what the draft model would have to read.
     """
 
     # Empty if a draft model would have to propose them.
@@ -361,12 +378,14 @@ class Draft:
 
     @property
     def length(self) -> int:
-        """Number of tokens that the draft has, or would have at most."""
+        """Number of tokens of the draft if they are known, and otherwise the maximum number that a draft model would
+        propose.
+        """
         return len(self.tokens) or self.max_proposed
 
     @property
     def expected(self) -> float:
-        """Number of the draft's tokens that are expected to be accepted."""
+        """Number of the draft's tokens that are expected to be accepted, which need not be a whole number."""
         return sum(self.share**position for position in range(1, self.length + 1))
 
 
@@ -374,11 +393,12 @@ NO_DRAFT = Draft(())
 
 
 class TextDrafts:
-    """Proposes the draft tokens of one sequence from texts: tokens that are forced, or what followed equal tokens
-    earlier.
+    """Proposes the draft tokens of one sequence from texts: tokens that are forced, or the tokens that followed equal
+    tokens earlier in a text. No model is needed, so a proposal costs almost no time.
 
-    The texts are the sequence itself, its `prediction`, and the text of earlier answers that the function `earlier`
-    returns.
+    The texts are the sequence itself, whose `prompt` is given and whose answer grows; its `prediction`, which the
+    client expects as a part of the answer; and the text of earlier answers that the function `earlier` returns (None if
+    there are none).
     """
 
     def __init__(self, prompt: list[int], prediction: list[int], earlier: FindText | None = None) -> None:
@@ -404,11 +424,13 @@ class TextDrafts:
             self._text.add([GAP, *end, *prediction, GAP, *end])
 
     def propose(self, tokens: list[int], k: int, forced: Sequence[int] = ()) -> Draft:
-        """Propose at most `k` tokens to follow `tokens`, which are all tokens of the sequence.
+        """Return a draft of at most `k` tokens to follow `tokens`, which are all tokens of the sequence; an empty draft
+        if nothing is found. The accuracy of the last proposal is recorded, too.
 
-        `tokens` must begin with those of the last call. The proposed tokens are those after the longest match in the
-        texts; among equally long matches, the one in the sequence itself is used. If there are `forced` tokens, they
-        are proposed instead, unless the tokens after the match begin with them.
+        `tokens` must begin with the tokens of the last call. The draft has the tokens that followed the longest match
+        with the end of the sequence in one of the texts; among equally long matches, the one in the sequence itself is
+        used. If there are `forced` tokens, which a grammar or the end of reasoning requires next, these are the draft,
+        unless the tokens after the match begin with them.
         """
         new = tokens[self._num_known :]
         self._text.add(new)
@@ -429,8 +451,9 @@ class TextDrafts:
         return Draft(proposed, source.share)
 
     def _after_match(self, end: list[int], k: int) -> tuple[list[int], Acceptance]:
-        """Return at most `k` tokens after the longest match with `end`, the last tokens of the sequence, and the
-        estimate of their acceptance. Without a match there are no tokens.
+        """Return at most `k` tokens that followed the longest match in all texts, and the estimate of how often such
+        tokens are accepted. `end` has the last tokens of the sequence, for which a match is searched. The list is empty
+        if there is no match.
         """
         best: tuple[TextIndex, Match, Acceptance] | None = None
         for number, (find, long_match) in enumerate(self._texts):

@@ -1,10 +1,11 @@
-"""Chooses which tokens the next forward pass reads. This module only decides; it has no model and no thread.
+"""Chooses which tokens the next forward pass reads. `Scheduler` does so for models that generate text, and
+`PoolingScheduler` for models that return vectors or scores. This module only decides; it has no model and no thread.
 
-A step is one forward pass. If the runner can mix them, it decodes one token of every decoding sequence, some with
-drafts, and also reads chunks of prompts. Otherwise a pass either decodes or reads one chunk. Sequences that are
-profiled, or are not in the batch, have passes of their own, which follow. Thus prompts delay each token of a running
-answer by the time of one chunk, however many prompts wait. The size of chunks is computed from the measured times of
-passes (engine/scheduling/step_time.py).
+A step is one forward pass. If the runner (the object that runs the model) can mix them, a step decodes one token of
+every decoding sequence, some with drafts, and also reads chunks of prompts. Otherwise a step either decodes or reads
+one chunk. Sequences that are profiled or do not run in the batch have steps of their own. Thus prompts delay each token
+of a running answer by the time of one chunk, however many prompts wait. The size of chunks is computed from the
+measured times of passes (engine/scheduling/step_time.py).
 
 The prompts of the tenant (API key) whose turn it is (fair_queue.py) are read first, and among them the prompt with the
 fewest unread tokens, so that short prompts do not wait for long ones. The time that a prompt has waited counts like
@@ -16,8 +17,8 @@ While other sequences are present, low-priority sequences read nothing if the mo
 or another device they read as many tokens as do not make a pass noticeably slower. Passes of low-priority sequences
 alone are short, or can be interrupted.
 
-For models that return vectors or scores, `PoolingScheduler` chooses complete texts of all running requests, up to a
-number of tokens that follows from the measured times, so that a new request waits for a fraction of a second.
+`PoolingScheduler` chooses complete texts of all running requests, up to a number of tokens that follows from the
+measured times, so that a new request waits for a fraction of a second.
 """
 
 import logging
@@ -41,11 +42,13 @@ _AWAITED_SECONDS, _INTERRUPTED_SECONDS = 0.1, 0.25
 
 
 class Scheduler(AdmissionQueue):
-    """Chooses the steps of one engine. The engine's loop asks it for each step, and reports what the step has done.
+    """Chooses the steps (forward passes) of one engine. The engine's loop asks it for each step by `next_step`, and
+    reports the duration and the results of the step by `observe` and `verified`.
 
     A chunk of a prompt has at most `prefill_chunk` tokens while other sequences decode, and fewer if these would wait
-    too long. Otherwise it has at most `idle_chunk` tokens if the sequence is in the batch. `runner` may make a chunk
-    smaller, to a size that suits its kernels.
+    too long. Otherwise it has at most `idle_chunk` tokens if the sequence runs in the batch. `runner` may make a chunk
+    smaller, to a size that suits its kernels. `max_running`, `max_waiting` and `max_waiting_tokens` limit the sequences
+    that run, the sequences that wait, and the tokens in waiting prompts (0 for no limit); `policy` has other settings.
     """
 
     def __init__(
@@ -76,19 +79,21 @@ class Scheduler(AdmissionQueue):
 
     @property
     def answers(self) -> AnswerMemory | None:
-        """Texts of earlier answers, from which drafts are proposed; None if they are not stored."""
+        """The stored texts of earlier answers, from which drafts are proposed; None if answers are not stored."""
         return self._policy.answers
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence to the waiting ones. Raises QueueFull."""
+        """Add a new sequence to the waiting ones. Raises QueueFull if the limit of requests or of waiting prompt tokens
+        is reached, and the sequence's tenant already uses its equal share of it.
+        """
         super().add(sequence)
         name = sequence.request.answer_memory
         if self.answers is not None and name and sequence.request.cache_prompt:
             sequence.earlier_answers = self.answers.of(name)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence. Unless it has low priority, its answer is stored as a source of drafts, however it has
-        ended.
+        """Remove a waiting or running sequence, because it has ended. Unless it has low priority, its answer is stored
+        as a source of drafts, for whatever reason the answer has ended.
         """
         super().remove(sequence)
         request = sequence.request
@@ -100,10 +105,10 @@ class Scheduler(AdmissionQueue):
             log.exception("request %s: its answer could not be kept for drafts", request.request_id)
 
     def next_step(self) -> Step | None:
-        """Return the next step; None if there is nothing to run.
+        """Return the next step, which the caller must run; None if there is nothing to run.
 
-        Steps come in rounds, in which every running sequence gets its turn: a step for the batch, one for each sequence
-        that shares no passes, and one for a prompt that shares no passes.
+        Steps come in rounds, in which every running sequence gets its turn: a step for the batch, one for each decoding
+        sequence that shares no passes with others, and one for a prompt that shares no passes with others.
         """
         step = next(self._round, None)
         if step is None:
@@ -112,27 +117,31 @@ class Scheduler(AdmissionQueue):
         return step
 
     def draft_with(self, model: DraftingModel) -> None:
-        """Use a draft model in addition to drafts from texts, where it is expected to save time."""
+        """Use the draft model `model`, in addition to drafts from texts, where it is expected to save time."""
         self._speculation.model = model
 
     @property
     def seconds_per_token(self) -> float:
-        """Seconds that the model takes to read one prompt token; 0 before any measurement."""
+        """Estimated seconds that the model takes to read one prompt token; 0 before any measurement."""
         return self._step_times.seconds_to_read(1)
 
     def answered(self, sequence: Sequence) -> None:
-        """Record the length of an answer that ended by itself, from which those of other answers are estimated."""
+        """Record the length of the answer of `sequence`, which has ended by itself. The lengths of future answers are
+        estimated from it.
+        """
         self._step_times.answered(sequence.num_produced)
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Record how many seconds the pass of a step took."""
+        """Record that the pass of `step` took `seconds` seconds. The times of later passes are estimated from this."""
         # Tokens of a prompt that are read beside others say nothing about passes that have many of them.
         has_low_priority = not step.is_low_priority and any(chunk.sequence.low_priority for chunk in step.chunks)
         counted = step.chunks if has_low_priority else [chunk for chunk in step.chunks if chunk.decodes]
         self._step_times.passed(sum(chunk.num_tokens for chunk in counted), step.num_tokens, seconds)
 
     def verified(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Record that `num_accepted` of the `num_drafted` tokens in a sequence's draft were accepted."""
+        """Record that a pass has verified a draft of `sequence`, and that `num_accepted` of its `num_drafted` tokens
+        were accepted.
+        """
         self.count_tokens(sequence, num_accepted)
         sequence.num_drafted += num_drafted
         sequence.num_accepted += num_accepted
@@ -160,15 +169,17 @@ class Scheduler(AdmissionQueue):
             yield Step([self._next_chunk(alone[0], self._prompt_budget(alone[0]))])
 
     def _active(self) -> list[Sequence]:
-        """Return the running sequences that take part in steps. Those of low priority do only while no other sequence
-        is present.
+        """Return the running sequences that take part in ordinary steps. Sequences of low priority do so only while no
+        sequence of normal priority runs or waits.
         """
         if not self.has_normal_priority:
             return self.running
         return [sequence for sequence in self.running if not sequence.low_priority]
 
     def _batch(self) -> list[Sequence]:
-        """Return the sequences that the next pass decodes together."""
+        """Return the sequences that the next pass decodes together. If all have low priority and the pass cannot be
+        interrupted, these are only as many as keep it short.
+        """
         batch = [sequence for sequence in self._active() if sequence.shares_passes and _decodes(sequence)]
         if self.has_normal_priority or self._runner.abilities.interrupts:
             return batch
@@ -177,11 +188,11 @@ class Scheduler(AdmissionQueue):
         return batch[: max(1, sum(seconds <= _AWAITED_SECONDS for seconds in curve[1:]))]
 
     def _beside(self, decoding: list[ScheduledChunk]) -> list[ScheduledChunk]:
-        """Return chunks of low-priority sequences for a pass that decodes other sequences: as many tokens as hardly
-        slow the pass. `decoding` are the chunks of the others.
+        """Return chunks of low-priority sequences that may be added to a pass which decodes sequences of normal
+        priority: as many tokens as hardly slow the pass. `decoding` are the chunks of the sequences of normal priority.
 
-        Empty if the model runs on the host's cores. There, each token also slows the processes that deliver the other
-        sequences' tokens, which the times of passes do not show.
+        The list is empty if the model runs on the host's cores. There, each token also slows the processes that deliver
+        the tokens of other sequences, which the times of passes do not show.
         """
         if not self.has_normal_priority or self._runner.abilities.uses_host_cores:
             return []
@@ -198,12 +209,14 @@ class Scheduler(AdmissionQueue):
         return chunks
 
     def _mixes(self, sequence: Sequence) -> bool:
-        """Whether a pass can read tokens of a sequence together with any tokens of other sequences."""
+        """Return whether a pass can read tokens of `sequence` together with tokens of other sequences, whether they
+        decode or read prompts.
+        """
         return sequence.shares_passes and self._runner.abilities.mixes
 
     def _next_tokens(self, batch: list[Sequence]) -> list[ScheduledChunk]:
-        """Return a chunk for each sequence in `batch`, with its newest token and, where that is expected to save time,
-        a draft.
+        """Return a chunk for each sequence in `batch`: its newest token and, where that is expected to save time, a
+        draft.
         """
         if not self._policy.speculates:
             return [ScheduledChunk.next(sequence) for sequence in batch]
@@ -211,9 +224,10 @@ class Scheduler(AdmissionQueue):
         return [ScheduledChunk.next(sequence, draft=draft) for sequence, draft in zip(batch, drafts, strict=True)]
 
     def _may_draft(self, sequence: Sequence) -> bool:
-        """Whether a draft may follow a sequence's newest token.
+        """Return whether the next pass may read a draft after the newest token of `sequence`.
 
-        It may not if the sequence has a slow grammar, which would have to be followed for each token of the draft.
+        The answer is no if the runner cannot do it, if the sequence is soon to be profiled, or if it has a slow
+        grammar, which would have to be followed for each token of the draft.
         """
         is_slow = sequence.guide is not None and sequence.guide.is_slow
         return self._runner.may_draft(sequence) and not is_slow and not sequence.profile.is_awaited
@@ -223,23 +237,25 @@ class Scheduler(AdmissionQueue):
         return sorted(filter(_reads_prompt, self._active()), key=self._urgency)
 
     def _urgency(self, sequence: Sequence) -> tuple[object, ...]:
-        """Return the sort key of a sequence whose prompt is being read. The one with the lowest key is read first."""
+        """Return the sort key of a sequence whose prompt is being read. The prompt of the sequence with the lowest key
+        is read first.
+        """
         gained = _AGEING * self._step_times.tokens_read_in(sequence.age)
         order = own_priority(sequence), sequence.num_unread - gained, sequence.id
         return priority_class(sequence), self._turn(sequence), order
 
     def _turn(self, sequence: Sequence) -> tuple[float, int]:
-        """Return the sort key of a sequence by the turn of its tenant. The tenant with the lowest key has the next
-        turn.
+        """Return the sort key of a sequence by the turns that tenants take. The tenant whose sequences have the lowest
+        key has the next turn.
         """
         return self._turns[sequence.low_priority].turn(sequence.tenant)
 
     def _next_chunks(self, batch: list[Sequence]) -> list[ScheduledChunk]:
         """Return the chunks of prompts for the next pass, which also decodes the sequences in `batch`: a chunk of the
-        most urgent prompt, and of others if there is room in the pass.
+        most urgent prompt, and chunks of further prompts if there is room in the pass.
 
-        Of the same tenant, a further prompt may begin in this pass; prompts of other tenants must be read completely in
-        it.
+        Of a further prompt of the same tenant, the pass may read a part; a prompt of another tenant must fit into it
+        completely.
         """
         chunks: list[ScheduledChunk] = []
         budget = 0
@@ -258,13 +274,16 @@ class Scheduler(AdmissionQueue):
         return chunks
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> ScheduledChunk:
-        """Return the next chunk of a sequence's prompt, for a pass that has room for `budget` prompt tokens."""
+        """Return the next chunk of a sequence's prompt, for a pass that has room for `budget` prompt tokens. Before the
+        first chunk, the KV cache is searched again for tokens that other sequences have read meanwhile.
+        """
         if not sequence.num_produced and sequence.num_read == sequence.num_cached:
             self.before_first_chunk(sequence)
         return ScheduledChunk.next(sequence, self._runner.fit_chunk(sequence, budget))
 
     def _prompt_budget(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> int:
-        """Return how many prompt tokens to read in a pass that also decodes the sequences in `batch`.
+        """Return how many prompt tokens the next pass should read, so that the sequences in `batch`, which it also
+        decodes, do not wait too long.
 
         `sequence` is the one with the most urgent prompt.
         """
@@ -286,8 +305,8 @@ class Scheduler(AdmissionQueue):
 
 
 def _waits_for_common_prefix(sequence: Sequence, other: Sequence) -> bool:
-    """Whether a sequence should wait before it reads its prompt, until the sequence `other` has read the tokens with
-    which both prompts begin. Their keys and values are in the KV cache then, so that they are computed only once.
+    """Return whether `sequence` should wait before it reads its prompt, until the sequence `other` has read the tokens
+    with which both prompts begin. Their keys and values are then in the KV cache, and need not be computed twice.
     """
     if not sequence.reuses_past or sequence.num_read or sequence.cache_salt != other.cache_salt:
         return False
@@ -296,12 +315,12 @@ def _waits_for_common_prefix(sequence: Sequence, other: Sequence) -> bool:
 
 
 def _decodes(sequence: Sequence) -> bool:
-    """Whether a step may read the newest token of a sequence to decode the next one."""
+    """Return whether a step may read the newest token of `sequence` to decode the next token."""
     return sequence.is_decoding and not sequence.is_choosing
 
 
 def _reads_prompt(sequence: Sequence) -> bool:
-    """Whether a step may read a part of a sequence's prompt."""
+    """Return whether a step may read a part of the prompt of `sequence`."""
     return not (sequence.is_decoding or sequence.is_choosing or sequence.is_loading)
 
 
@@ -314,7 +333,9 @@ _MAX_TEXTS = 256
 
 
 class PoolingScheduler(Scheduler):
-    """Scheduler for models that return a vector or a score for each text of a request."""
+    """Scheduler for models that return a vector or a score for each text of a request, such as embedding models. Each
+    step reads complete texts of one or more requests.
+    """
 
     def _passes(self) -> Iterator[Step]:
         budget = int(min(_MAX_TOKENS, max(_MIN_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
@@ -330,10 +351,10 @@ class PoolingScheduler(Scheduler):
 
 
 def _next_texts(sequence: Sequence, budget: int, maximum: int, *, is_first: bool) -> ScheduledChunk | None:
-    """Return a chunk with the next texts of a request: at most `maximum` texts with at most `budget` tokens together;
-    None if there is no room for any.
+    """Return a chunk with the next texts of the request of `sequence`: at most `maximum` texts with at most `budget`
+    tokens together. None if there is no room for any text.
 
-    With `is_first`, the chunk has at least one text, even if this text has more tokens.
+    With `is_first`, the chunk has at least one text, even if this text has more tokens than `budget`.
     """
     texts: list[PooledText] = []
     num_tokens = 0

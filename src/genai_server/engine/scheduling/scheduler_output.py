@@ -1,5 +1,6 @@
-"""What the scheduler passes to the runners: a step, which has a chunk of tokens for each sequence, and limits of
-memory.
+"""What the scheduler passes to the runners, which run the model: a step (`Step`), which has a chunk of tokens for each
+sequence (`ScheduledChunk`). Also the limits by which the scheduler decides: KV cache memory (`KvMemory`, `KvBudget`)
+and settings (`StepPolicy`).
 """
 
 import sys
@@ -41,9 +42,9 @@ class ScheduledChunk(Struct, frozen=True):  # made for each row of each pass, in
         draft: abc.Sequence[int] = (),
         texts: abc.Sequence[PooledText] = (),
     ) -> "ScheduledChunk":
-        """Return a chunk with the next `num_tokens` unread tokens of a sequence, followed by the tokens of a draft.
+        """Return a chunk with the next `num_tokens` unread tokens of `sequence`, followed by the tokens of `draft`.
 
-        For a model that pools, `texts` are the texts of which these tokens consist.
+        For a model that returns vectors or scores, `texts` are the texts of which these tokens consist.
         """
         first = sequence.num_read
         tokens = [*sequence.tokens[first : first + num_tokens], *draft]
@@ -51,29 +52,31 @@ class ScheduledChunk(Struct, frozen=True):  # made for each row of each pass, in
 
     @property
     def model_tokens(self) -> abc.Sequence[int]:
-        """The tokens as the model reads them: its image token replaces the negative ids of image features."""
+        """The chunk's tokens as the model reads them: the token that the model has for images replaces the negative ids
+        that the engine gives to features of images.
+        """
         images = self.sequence.images
         return self.tokens if images is None else images.model_tokens(self.tokens)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the pass reads, including those of the draft."""
+        """Number of tokens that the pass reads for this sequence, including those of the draft."""
         return len(self.tokens)
 
     def count(self) -> None:
-        """Count the tokens, without those of the draft, as read in the sequence."""
+        """Count the chunk's tokens, without those of the draft, as read in the sequence. Called after the pass."""
         self.sequence.num_read += len(self.tokens) - len(self.draft)
         self.sequence.num_texts += len(self.texts)
 
 
 def is_low_priority(chunks: abc.Sequence[ScheduledChunk]) -> bool:
-    """Whether all chunks belong to low-priority sequences."""
+    """Return whether all of `chunks` belong to sequences of low priority."""
     return all(chunk.sequence.low_priority for chunk in chunks)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward pass: a chunk of tokens of each sequence that takes part in it."""
+    """One forward pass, as the scheduler has chosen it: a chunk of tokens for each sequence that takes part in it."""
 
     chunks: list[ScheduledChunk]
 
@@ -94,17 +97,21 @@ class Step:
 
     @property
     def is_chunk(self) -> bool:
-        """Whether the pass reads a part of one prompt, and nothing else."""
+        """Whether the pass reads a part of the prompt of one sequence, and nothing else. Such a pass may be
+        interrupted.
+        """
         return len(self.chunks) == 1 and not self.decodes
 
     @cached_property
     def is_low_priority(self) -> bool:
-        """Whether all sequences of the pass have low priority, so that it may be interrupted for others."""
+        """Whether all sequences of the pass have low priority, so that the pass may be interrupted for other
+        sequences.
+        """
         return is_low_priority(self.chunks)
 
 
 class KvBudget(NamedTuple):
-    """An amount of KV cache: a number of slots, and a number of pages that slots share."""
+    """An amount of KV cache: a number of slots, and a number of the memory pages that all slots share."""
 
     slots: int = 0
     # Pages that slots share.
@@ -116,10 +123,11 @@ NOTHING_RESERVED = KvBudget()
 
 @dataclass(eq=False)
 class KvMemory:
-    """The memory that KV cache slots share, in pages. Each slot has one page of its own, and gets other pages when its
-    tokens need them.
+    """The size of the memory that KV cache slots share, in pages of a fixed number of tokens. Each slot has one page of
+    its own, and gets other pages when its tokens need them.
 
-    Scheduler, slots and runner have the same object, so a change of the size takes effect for all of them at once.
+    The runner creates it. Scheduler, slots and runner have the same object, so a change of the size takes effect for
+    all of them at once.
     """
 
     # Number of tokens in a page. Their keys, or their values, in one layer and head fill pages of the operating system
@@ -149,18 +157,22 @@ class KvMemory:
         return self.own_bytes + self.max_pages * self.page_bytes
 
     def resize(self, num_bytes: int) -> None:
-        """Set the size to `num_bytes` bytes, but at least to what the longest sequence needs. A fixed size does not
-        change.
+        """Set the size of the memory to `num_bytes` bytes, but at least to what the longest sequence needs. Does
+        nothing if the size is fixed (`page_bytes` is 0).
         """
         if self.page_bytes:
             self.num_pages = max(self.min_pages, (num_bytes - self.own_bytes) // self.page_bytes)
 
     def pages(self, num_tokens: int) -> int:
-        """Return how many shared pages a slot needs for `num_tokens` tokens and one more, besides its own page."""
+        """Return how many shared pages a slot needs, in addition to its own page, when it has `num_tokens` tokens and
+        there must be room for one more.
+        """
         return num_tokens // self.page_tokens
 
     def num_tokens(self, num_slots: int) -> int:
-        """Return how many tokens all pages can hold if there are `num_slots` slots; 0 if slots share no memory."""
+        """Return how many tokens the shared pages and the own pages of `num_slots` slots can hold together; 0 if slots
+        share no memory.
+        """
         is_shared = self.num_pages and self.page_tokens < UNSHARED.page_tokens
         return (self.num_pages + num_slots) * self.page_tokens if is_shared else 0
 
@@ -171,7 +183,9 @@ UNSHARED = KvMemory(sys.maxsize, 0)
 
 @dataclass(frozen=True)
 class StepPolicy:
-    """The settings and limits by which a scheduler composes steps."""
+    """The settings and limits by which a scheduler chooses steps. The engine process creates it from the operator's
+    settings.
+    """
 
     # Target duration in seconds of a step that decodes; the smallest chunk of a prompt may exceed it. 0 for no target:
     # then PROMPT_SHARE decides.
