@@ -1,8 +1,9 @@
-"""The folder of the profiles that ONNX Runtime writes, one file for each profiled forward pass, the folder's limits,
-and the manifest of each profile session: which file belongs to which pass, request and token.
+"""The files of profiles, which ONNX Runtime writes, one for each profiled forward pass. `ProfileFolder` is the folder
+of an engine's profiles and keeps limits on number, size and age; `ProfileManifest` writes the manifest of each profile
+session: which file belongs to which pass, request and token.
 
-The names of ONNX Runtime's files contain only a prefix and the time. The files of a pass are those that were not in the
-folder before the pass.
+The names of ONNX Runtime's files contain only a prefix and the time. The files of a pass are therefore those that were
+not in the folder before the pass.
 """
 
 import math
@@ -55,10 +56,11 @@ _LIBRARIES = "onnxruntime*.dist-info"
 
 
 class ProfileFolder:
-    """The subfolder with the profiles of one engine, and the limits that hold for the profiles of all engines together.
+    """The folder with the profiles of one engine, and the limits for the profiles of all engines together.
 
-    The subfolder of `root` is called `name`, because the names of ONNX Runtime's files do not show the engine.
-    `max_bytes` is the total size, `max_age` is in seconds.
+    The folder is the subfolder `name` of `root`. Each engine has one of its own, because the names of ONNX Runtime's
+    files do not show the engine. `max_files` is the maximum number of profiles, `max_bytes` their total size, and
+    `max_age` the age in seconds at which `remove_old` removes a profile session.
     """
 
     def __init__(self, root: Path, name: str, *, max_files: int, max_bytes: int, max_age: float = math.inf) -> None:
@@ -71,9 +73,8 @@ class ProfileFolder:
         self._num_until_recount = 0  # calls until all files are counted again
 
     def prepare(self) -> None:
-        """Create the engine's folder, and test that files can be written there. Raises Unavailable if not.
-
-        ONNX Runtime itself does not report that a profile cannot be written.
+        """Create the engine's folder, and test that files can be written there. Raises Unavailable if they cannot,
+        because ONNX Runtime itself does not report that.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -84,23 +85,26 @@ class ProfileFolder:
             raise Unavailable(f"GENAI_PROFILE_DIR={self._root}: profiles cannot be written: {reason}") from error
 
     def path_prefix(self, prefix: str) -> str:
-        """Full path of profiles whose names begin with `prefix`, without the rest of the name, as the runtime option
-        `enable_profiling` takes it.
+        """Return the path with which the names of profiles begin, for profiles with the file prefix `prefix` in this
+        folder. It is a value for ONNX Runtime's option `enable_profiling`; ONNX Runtime appends the time to it.
         """
         return str(self.directory.resolve() / prefix)
 
     def usage(self) -> tuple[int, int]:
-        """Number and total size in bytes of the profiles of all engines."""
+        """Count the profiles of all engines. Returns their number and their total size in bytes."""
         sizes = [size for folder in self._root.glob("*") for size in _sizes(folder)]
         return len(sizes), sum(sizes)
 
     def wrote(self, sizes: abc.Sequence[int]) -> None:
-        """Count new profiles of this engine, whose sizes in bytes are `sizes`."""
+        """Count new profiles of this engine, so that `limit_reached` takes them into account. `sizes` are their sizes
+        in bytes.
+        """
         files, size = self._counted
         self._counted = files + len(sizes), size + sum(sizes)
 
     def limit_reached(self) -> str | None:
-        """A message about the limit because of which no further profile may be written; None if no limit is reached.
+        """Return a message that names the limit because of which no further profile may be written; None if no limit is
+        reached.
 
         This is called for every profiled pass, and counting a thousand files takes 4 ms. So the files are counted again
         only after a number of calls that is a hundredth of the number of files. Until then, the profiles of other
@@ -120,10 +124,10 @@ class ProfileFolder:
         return None
 
     def remove_old(self) -> None:
-        """Remove the profile sessions of all engines that ended more than `max_age` seconds ago.
+        """Remove the files of profile sessions, of all engines, that ended more than `max_age` seconds ago.
 
-        Of the others, the newest stay, as many as files are allowed; without this limit, sessions without files would
-        add up.
+        Of the younger sessions, the newest stay, at most as many as files are allowed; the others are removed, because
+        sessions without files would otherwise add up.
         """
         now = time.time()
         old: list[Manifest] = []
@@ -136,9 +140,10 @@ class ProfileFolder:
     def make_room(self, keep: Collection[Path]) -> str | None:
         """If a limit is reached, remove the oldest profile sessions until a tenth of the limit is free.
 
-        Sessions whose manifests are in `keep`, and sessions to which other engines still write, are not removed.
-        Returns a message about a limit that is still reached, otherwise None. A tenth is freed at once because all
-        manifests have to be read for that, which should not be repeated for each of the next passes.
+        Sessions whose manifests are at the paths in `keep`, and sessions to which other engines still write, are not
+        removed. Returns a message about a limit that is still reached afterwards, otherwise None. A tenth is freed at
+        once because all manifests must be read to find the oldest sessions, which should not be repeated for each of
+        the next passes. Raises OSError if the disk cannot be read.
         """
         if self.limit_reached() is None:
             return None
@@ -157,7 +162,7 @@ class ProfileFolder:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """Yield the sizes in bytes of the profiles in a folder; nothing if there is no such folder.
+    """Yield the sizes in bytes of the profiles in the folder `folder`; nothing if there is no such folder.
 
     This is called during profiled passes, so it creates no Path object for each file.
     """
@@ -169,7 +174,9 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 
 def wait_for_next_file_name() -> None:
-    """Wait for the clock's next millisecond, because the names of ONNX Runtime's files differ only in their time."""
+    """Wait until the clock's next millisecond, so that the profile of the next pass gets another file name: ONNX
+    Runtime's names differ only in their time.
+    """
     start = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 == start:
         time.sleep(0.0002)
@@ -187,10 +194,11 @@ def profile_folder(spec: EngineSpec) -> ProfileFolder:
 
 
 def session_template(device: str, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> Session:
-    """Return the contents that the manifests of all profile sessions of an engine share.
+    """Return the contents that the manifests of all profile sessions of an engine share: the device, the model, the
+    number of threads, and versions of software. Values of a single session, such as its id, are empty.
 
-    `threads` is the configured number of threads, 0 for as many as there are usable cores; a number in `options` takes
-    precedence.
+    `threads` is the configured number of threads; 0 stands for the number of usable cores. A number of threads in
+    `options`, the options of the device, takes precedence.
     """
     versions = {"genai-server": __version__, "python": platform.python_version(), "platform": platform.platform()}
     cores = usable_cores()
@@ -208,9 +216,9 @@ def session_template(device: str, model_dir: Path, threads: int, options: Device
 
 
 def _library_versions() -> dict[str, str]:
-    """Versions of the installed ONNX Runtime packages, by name.
+    """Return the versions of the installed ONNX Runtime packages by the names of the packages.
 
-    Only these are read, because reading all installed packages would make the start of an engine a quarter longer.
+    No other packages are read, because reading all of them would make the start of an engine a quarter longer.
     """
     folders = [folder for path in sys.path for folder in Path(path).glob(_LIBRARIES)]
     # Of two with the same name, Python imports the first.
@@ -219,8 +227,8 @@ def _library_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _StateBeforePass:
-    """The state before a profiled pass: names of the files in the folder, number of tokens read, and the times of
-    clocks.
+    """What is recorded before a profiled pass, to be compared with the state after it: the names of the files in the
+    folder, the number of tokens that the sequence has read, and the times of clocks.
     """
 
     files: frozenset[str]
@@ -231,11 +239,13 @@ class _StateBeforePass:
 
 
 class ProfileManifest:
-    """Writes the manifests of profile sessions to the folder of an engine.
+    """Writes the manifests of an engine's profile sessions to its folder: for each session a file that lists the
+    profiles with the pass, request and token of each.
 
-    A session records files whose names begin with its prefix; a prefix has at most one open session. A session that
-    follows a plan begins with `begin`, any other with the first file that has its prefix. `num_begun` is the number of
-    sessions that have begun. `about` has the contents that all manifests share.
+    A session records the profiles whose names begin with its file prefix; a prefix has at most one open session. A
+    session that follows a plan (which names what to profile, and for how long) begins with `begin`; any other session
+    begins with the first profile that has its prefix. `directory` is the folder, and `session` has the contents that
+    all manifests share. The attribute `num_begun` counts the sessions that have begun.
     """
 
     def __init__(self, directory: Path, session: Session) -> None:
@@ -247,18 +257,21 @@ class ProfileManifest:
 
     @property
     def open_sessions(self) -> frozenset[Path]:
-        """Paths of the manifests of the open sessions."""
+        """Paths of the manifests of the sessions that have not ended."""
         return frozenset(self._open.values())
 
     def begin(self, plan: ProfilePlan) -> str:
-        """Begin a session that follows a plan, before it has files. Returns the session's id. Raises OSError."""
+        """Begin a session that follows `plan`, and write its manifest, before there are any profiles. Returns the id of
+        the session. Raises OSError if the manifest cannot be written.
+        """
         return self._begin(plan.prefix, time.time(), plan).name.removesuffix(SUFFIX)
 
     def end(self, prefix: str, reason: str | None = None, profiled: Profiled | None = None) -> None:
-        """End the open session with the file prefix `prefix`, if there is one. If the disk is full, its manifest gets
-        no end.
+        """End the open session with the file prefix `prefix`, and write the end to its manifest. Does nothing if there
+        is no such session. If the disk is full, the session ends, but its manifest does not show it.
 
-        `reason` says why the session ends; None if an operator has ended it. `profiled` has the results of a plan.
+        `reason` says why the session ends; None if an operator has ended it. `profiled` has the results of a session
+        that follows a plan; None for any other session.
         """
         path = self._open.pop(prefix, None)
         with suppress(OSError):
@@ -266,19 +279,22 @@ class ProfileManifest:
                 _write(path, End(time.time(), reason, profiled))
 
     def end_except(self, prefixes: Collection[str], reason: str | None = None) -> None:
-        """End all open sessions whose file prefixes are not in `prefixes`. `reason` says why."""
+        """End all open sessions whose file prefixes are not in `prefixes`. `reason` says why they end; None if an
+        operator has ended them.
+        """
         for prefix in set(self._open).difference(prefixes):
             self.end(prefix, reason)
 
     def before_step(self, sequence: Sequence) -> None:
-        """Record the files in the folder and the times of clocks immediately before a pass in which a sequence is
-        profiled.
+        """Record the names of the files in the folder and the times of clocks, immediately before a pass in which
+        `sequence` is profiled. `after_step` or `drop_step` must follow.
         """
         files = frozenset(self._files())
         self._before = _StateBeforePass(files, sequence.num_read, time.time(), time.perf_counter(), time.process_time())
 
     def after_step(self, sequence: Sequence) -> list[int]:
-        """Add the files that the pass after `before_step` has written to the manifest. Returns their sizes in bytes.
+        """Find the files that ONNX Runtime has written since `before_step`, and add them to the manifest of the session
+        that profiles `sequence`. Returns the sizes of the files in bytes.
 
         Raises OSError if the manifest cannot be written or a file is incomplete.
         """
@@ -308,8 +324,8 @@ class ProfileManifest:
         return sizes
 
     def drop_step(self, prefix: str) -> None:
-        """Remove the files with the prefix `prefix` that the pass after `before_step` has written, because the pass was
-        interrupted or has failed. Files that cannot be removed stay.
+        """Remove the profiles with the file prefix `prefix` that ONNX Runtime has written since `before_step`, because
+        the pass was interrupted or has failed. Files that cannot be removed stay.
         """
         before, self._before = self._before, None
         for name in self._files() - before.files if before is not None else ():
@@ -334,7 +350,9 @@ class ProfileManifest:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a profile is a complete JSON list. On a full disk, ONNX Runtime silently writes as much as fits."""
+    """Return whether the profile at `path` is complete, which means that its JSON list ends. On a full disk, ONNX
+    Runtime writes as much as fits and reports no error. Raises OSError if the file cannot be read.
+    """
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4))
         return file.read().rstrip().endswith(b"]")

@@ -1,5 +1,6 @@
-"""Two options that operators can set while an engine runs, with their names in onnxruntime-genai: terminate_session,
-which refuses requests, and enable_profiling.
+"""Two options that operators can set while an engine runs: `terminate_session`, which makes the engine refuse requests,
+and `enable_profiling`, which makes ONNX Runtime write profiles of forward passes. Both have the names of options in
+onnxruntime-genai. `RuntimeOptionState` has their values and carries them out.
 """
 
 import logging
@@ -31,16 +32,17 @@ _NOTHING_SET = RetainedOptions()
 
 
 class RuntimeOptionState:
-    """The values of the options terminate_session and enable_profiling of one engine. Decides which sequences are
-    profiled.
+    """The values of the options `terminate_session` and `enable_profiling` of one engine. It decides in each step which
+    sequences are profiled. The engine process creates one, and the engine's loop calls it before and after each pass.
 
     A profiled sequence does not share forward passes with other sequences. If requests run as a batch, at most
-    `max_rows` sequences are therefore profiled at once for the whole device and for profile sessions; those that have
-    run longest come first. Requests that an operator names are always profiled.
+    `max_rows` sequences are therefore profiled at once for the whole device and for profile sessions; the sequences
+    that have run longest come first. Requests that an operator names are always profiled. `folder` is where profiles
+    are written.
 
-    Whenever an operator has set an option for the device, `keep` is called with the values. After a crash, the next
-    engine gets them as `kept`, so that a terminated device stays terminated. `about` has the contents that the
-    manifests of all profile sessions share.
+    Whenever an operator has set an option for the whole device, `keep` is called with the new values. After a crash,
+    the engine that replaces this one gets them as `kept`, so that a terminated device stays terminated. `about` has the
+    contents that the manifests of all profile sessions share; `clock` returns the time in seconds.
     """
 
     def __init__(
@@ -79,11 +81,12 @@ class RuntimeOptionState:
         self._keep_for_successor(options)
 
     def set_profiling(self, value: str, sequences: Iterable[Sequence], *, whole_device: bool) -> None:
-        """Set the option enable_profiling to `value` for `sequences`: "0" stops profiling, "1" starts it with the
-        default file prefix, and any other value is the file prefix with which it starts.
+        """Set the option `enable_profiling` for `sequences`.
 
-        With `whole_device`, the option also holds for all sequences that run later. Raises Unavailable and OSError if
-        no profile can be written.
+        The `value` "0" stops profiling, "1" starts it with the default file prefix, and any other value is the file
+        prefix with which it starts. With `whole_device`, the option also holds for all sequences that run later. If a
+        limit for the number or size of profiles is reached, profiling does not start, and `describe` gives the reason.
+        Raises Unavailable or OSError if no profile can be written.
         """
         prefix = {"0": None, "1": DEFAULT_PREFIX}.get(value, value)
         if prefix is not None:
@@ -107,10 +110,12 @@ class RuntimeOptionState:
         return self._manifest.num_begun if self._has_profiled else 0
 
     def start_session(self, plan: ProfilePlan, sequences: Collection[Sequence]) -> ProfileSession:
-        """Begin a profile session that follows a plan. `sequences` are the running and waiting sequences.
+        """Begin a profile session that follows `plan`, and return it. `sequences` are all running and waiting
+        sequences.
 
-        Raises RequestNotFound if the plan names a request that none of them has, InvalidField if the model cannot be
-        profiled or the plan's file prefix is in use, and Unavailable or OSError if no profile can be written.
+        Raises RequestNotFound if the plan names a request to which none of `sequences` belongs; InvalidField if the
+        model cannot be profiled, the plan's file prefix is in use, or too many sessions are open; and Unavailable or
+        OSError if no profile can be written.
         """
         named = [s for s in sequences if plan.request_id in (None, s.request.request_id)]
         if plan.request_id is not None and not named:
@@ -125,7 +130,9 @@ class RuntimeOptionState:
         return self.sessions.start(plan, self._prefixes(sequences))
 
     def choose(self, running: list[Sequence], waiting: Collection[Sequence] = ()) -> None:
-        """End the sessions that are over, and decide which of the running sequences are profiled in the next pass."""
+        """End the profile sessions that are over, and decide which of the `running` sequences are profiled in their
+        next passes. `waiting` are the sequences that wait to run. Called before each step.
+        """
         if not self._has_profiled:
             return
         self.sessions.release(running, waiting)
@@ -148,19 +155,21 @@ class RuntimeOptionState:
         return None if self._kept.profile == "0" else self._kept.profile
 
     def _prefixes(self, sequences: Iterable[Sequence]) -> set[str]:
-        """File prefixes that are in use for the whole device or for one of these sequences."""
+        """Return the file prefixes of profiles that are in use, for the whole device or for one of `sequences`."""
         prefixes = {self._device_prefix, *(sequence.profile.prefix for sequence in sequences)}
         return {prefix for prefix in prefixes if prefix is not None}
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Record the duration of a completed step in seconds, for profile sessions that wait for slow tokens."""
+        """Record that `step` took `seconds` seconds, for profile sessions that begin to profile after slow tokens."""
         if self._has_profiled:
             self.sessions.observe(step, seconds)
 
     def before_step(self, step: Step) -> None:
-        """Switch ONNX Runtime's profiling on or off for each sequence of a step, according to `choose`.
+        """Switch ONNX Runtime's profiling on or off for each sequence of `step`, as `choose` or an operator has
+        decided. Called immediately before the pass.
 
-        While a sequence that was preempted reads its earlier tokens again, its profiling is off.
+        Profiling is off while a sequence that was preempted reads its earlier tokens again. If a limit is reached or
+        the disk is full, profiling stops, and the pass runs without it.
         """
         if not self._has_profiled:
             return
@@ -176,9 +185,10 @@ class RuntimeOptionState:
                 sequence.profile.active = prefix
 
     def _obstacle(self, sequence: Sequence) -> str | None:
-        """The reason why the next pass of a sequence cannot be profiled; None if it can.
+        """Return the reason why the next pass of `sequence` cannot be profiled, or prepare the manifest for the pass
+        and return None.
 
-        Errors of the disk are such a reason, and are not raised, because they must not end the request.
+        An error of the disk is returned as such a reason and is not raised, because it must not end the request.
         """
         try:
             reached = self._folder.make_room(self._manifest.open_sessions)
@@ -189,8 +199,9 @@ class RuntimeOptionState:
             return _UNWRITABLE.format(error)
 
     def after_step(self, step: Step, running: Iterable[Sequence]) -> None:
-        """Record the files of a profiled step. If a limit is reached or the disk is full, profiling stops for the
-        device and the `running` sequences.
+        """Record the profile of `step`, whose pass is complete, in the manifest; does nothing if the step was not
+        profiled. If a limit is reached or the disk is full, profiling stops for the device and for the `running`
+        sequences.
         """
         sequence = step.sequences[0]
         if sequence.profile.active is None:
@@ -205,13 +216,15 @@ class RuntimeOptionState:
             self._stop(reached, running)
 
     def produced(self, sequence: Sequence) -> None:
-        """Count an output token of a sequence, if the pass that led to it was profiled."""
+        """Count an output token of `sequence` as profiled, if the pass that led to the token was."""
         if sequence.profile.active is not None:
             sequence.profile.num_tokens += 1
             self.sessions.profiled(sequence)
 
     def drop_step(self, step: Step) -> None:
-        """Remove the files of a profiled step that was interrupted or has failed."""
+        """Remove the profile of `step`, whose pass was interrupted or has failed. Does nothing if the step was not
+        profiled.
+        """
         if step.sequences[0].profile.active is not None:
             self._manifest.drop_step(step.sequences[0].profile.active)
 
@@ -223,9 +236,8 @@ class RuntimeOptionState:
         log.warning("profiling has stopped: %s", reason)
 
     def describe(self, sequences: Iterable[Sequence]) -> RuntimeOptions:
-        """Return the current values of the options and the state of profiling, for operators.
-
-        `sequences` are those whose profiling is reported.
+        """Return what the admin API reports: the current values of the options, the profiled requests among
+        `sequences`, the folder of profiles with their number and size, and why profiling has stopped.
         """
         files, size = self._folder.usage()
         return RuntimeOptions(

@@ -1,8 +1,8 @@
-"""The open profile sessions of an engine, and which passes each of them profiles according to its plan.
+"""The open profile sessions of an engine: which forward passes each of them profiles, and when it ends.
 
-A plan names requests, output tokens and durations. `ProfileSession` follows one plan, without files and libraries; its
-times are in seconds of a monotonic clock. `ProfileSessions` connects the sessions with their manifests and with the
-sequences that are profiled.
+A session follows a plan of an operator, which names requests, output tokens and durations. `ProfileSession` decides for
+one plan, and uses no files. `ProfileSessions` has all open sessions of the engine, and connects them with their
+manifests and with the sequences that are profiled. Times are in seconds of a monotonic clock.
 """
 
 import time
@@ -25,10 +25,11 @@ _MIN_STEPS = 16
 
 
 class ProfileSession:
-    """A profile session that begins at the time `now` and follows a plan.
+    """One profile session, which decides by its plan what to profile. `ProfileSessions.start` creates it; it is open
+    until its plan is fulfilled or an operator ends it.
 
-    `num_tokens` is the number of tokens that were profiled, `num_triggers` the number of slow tokens after which
-    profiling began.
+    `id` names the session, and `now` is the time in seconds at which it begins. The attribute `num_tokens` is the
+    number of tokens that were profiled, and `num_triggers` the number of slow tokens after which profiling began.
     """
 
     def __init__(self, id: str, plan: ProfilePlan, now: float) -> None:
@@ -44,11 +45,14 @@ class ProfileSession:
         self._unprofiled: deque[float] = deque(maxlen=_MAX_STEPS)
 
     def concerns(self, name: str) -> bool:
-        """Whether the session's plan includes the request with the id `name`."""
+        """Return whether the session's plan includes the request whose id is `name`. A plan includes one request or
+        all.
+        """
         return self.plan.request_id in (None, name)
 
     def selects(self, sequence: int, name: str, token: int) -> bool:
-        """Whether to profile the pass that leads to output token number `token` of a sequence.
+        """Return whether the plan asks for a profile of the pass that leads to output token number `token` of a
+        sequence.
 
         `sequence` is the id of the sequence, and `name` the id of its request.
         """
@@ -58,21 +62,21 @@ class ProfileSession:
         return within and triggered and self.concerns(name)
 
     def awaits(self, name: str, token: int) -> bool:
-        """Whether a sequence must not have draft tokens now, because the first token to profile follows soon.
+        """Return whether a sequence must get no draft tokens now, because the first output token to profile follows
+        soon. With a draft, one pass leads to several tokens, and could go beyond the first token to profile.
 
-        `token` is the number of the sequence's next output token, `name` the id of its request. With a draft, one pass
-        leads to several tokens, and could go beyond the first token to profile.
+        `token` is the number of the sequence's next output token, and `name` the id of its request.
         """
         first = self.plan.first_token
         return self.plan.slow is None and token < first <= token + MAX_DRAFTED and self.concerns(name)
 
     def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
-        """Record the duration of a decode step. If the step was slow and the plan waits for slow tokens, its sequences
-        are profiled from now on.
+        """Record the duration of a decode step. If the plan waits for slow tokens and this step was slow, the next
+        tokens of its sequences are selected for profiling.
 
-        `next_tokens` has, by sequence id, the number of the next output token of each sequence of the step that the
-        plan includes. `seconds` is the duration of the step, `now` the time, and `profiled` whether the step was
-        profiled.
+        `next_tokens` has the number of the next output token by sequence id, for those sequences of the step that the
+        plan includes. `seconds` is the duration of the step, and `now` the time. `profiled` says whether this session
+        has profiled the step: such a step does not count as slow, because profiling takes time.
         """
         if profiled:
             self._profiled.append(seconds)
@@ -94,11 +98,13 @@ class ProfileSession:
         return len(self._fired) != self._fired.maxlen or now - self._fired[0] >= _HOUR
 
     def keep(self, sequences: Collection[int]) -> None:
-        """Discard the state of all sequences whose ids are not among `sequences`, because they have ended."""
+        """Discard what the session knows of sequences that have ended. `sequences` are the ids of the running ones."""
         self._until = {sequence: token for sequence, token in self._until.items() if sequence in sequences}
 
     def over(self, now: float) -> str | None:
-        """The reason why the session must end at the time `now`; None if it continues."""
+        """Return the reason why the session must end at the time `now`, which is a limit of its plan; None if it
+        continues.
+        """
         if self.num_tokens >= self.plan.max_tokens:
             return f"{self.num_tokens} tokens are profiled (max_tokens)"
         if now >= self._ends:
@@ -107,7 +113,9 @@ class ProfileSession:
 
     @property
     def profiled(self) -> Profiled:
-        """Results of the session so far: numbers of tokens, and median durations of profiled and other decode steps."""
+        """Results of the session so far: the number of profiled tokens, how often slow tokens began profiling, and the
+        median durations of profiled and of other decode steps.
+        """
         times = _milliseconds(self._profiled), _milliseconds(self._unprofiled)
         return Profiled(self.num_tokens, self.num_triggers, *times)
 
@@ -120,9 +128,11 @@ MAX_OPEN = 8
 
 
 class ProfileSessions:
-    """The open profile sessions of an engine, by file prefix. Used by the thread of the engine's loop only.
+    """All open profile sessions of an engine. A session is found by the prefix with which the names of its profiles
+    begin, and each profiled sequence has the file prefix of the session that profiles it.
 
-    A sequence is profiled by the session whose file prefix it has.
+    Used by the thread of the engine's loop only. `manifest` writes the manifests of the sessions, and `clock` returns
+    the time in seconds.
     """
 
     def __init__(self, manifest: ProfileManifest, clock: Clock = time.monotonic) -> None:
@@ -133,13 +143,15 @@ class ProfileSessions:
 
     @property
     def prefixes(self) -> Collection[str]:
-        """File prefixes of the open sessions."""
+        """Prefixes of the file names of the open sessions."""
         return self._open.keys()
 
     def start(self, plan: ProfilePlan, other_prefixes: Collection[str]) -> ProfileSession:
-        """Begin a session. Raises InvalidField if its file prefix is in use or too many sessions are open, and OSError.
+        """Begin a session that follows `plan`, and return it. `other_prefixes` are file prefixes that are in use
+        without a session.
 
-        `other_prefixes` are file prefixes that are used without a session.
+        Raises InvalidField if the plan's file prefix is in use or too many sessions are open, and OSError if the
+        manifest cannot be written.
         """
         if plan.prefix in self._open or plan.prefix in other_prefixes:
             raise InvalidField("prefix", f"{quoted(plan.prefix)} is in use")
@@ -151,7 +163,9 @@ class ProfileSessions:
         return session
 
     def end(self, id: str) -> None:
-        """End the session with the id `id`. Raises ProfileNotFound if there is none."""
+        """End the session with the id `id`, because an operator asks for that. Raises ProfileNotFound if no open
+        session has this id.
+        """
         for session in list(self._open.values()):
             if session.id == id:
                 self._end(session)
@@ -159,12 +173,14 @@ class ProfileSessions:
         raise ProfileNotFound(f"no open profile session {quoted(id)} is on this device", param="session_id")
 
     def end_all(self, reason: str) -> None:
-        """End all open sessions. `reason` says why."""
+        """End all open sessions. `reason` is the text that their manifests give as the reason."""
         for session in list(self._open.values()):
             self._end(session, reason)
 
     def release(self, running: Collection[Sequence], waiting: Collection[Sequence]) -> None:
-        """End the sessions that are over, and stop profiling sequences that their session no longer selects."""
+        """End the sessions whose plans are fulfilled or whose request has ended, and stop profiling sequences that
+        their session no longer selects. Called before each step with the running and waiting sequences.
+        """
         if not self._open and not self._ended:
             return
         now, names = self._clock(), {sequence.request.request_id for sequence in (*running, *waiting)}
@@ -185,23 +201,27 @@ class ProfileSessions:
         self._ended.clear()
 
     def prefix_for(self, sequence: Sequence) -> str | None:
-        """File prefix of the first session that selects a sequence's next pass; None if no session profiles it."""
+        """Return the file prefix of the first open session that asks for a profile of the next pass of `sequence`; None
+        if no session does.
+        """
         return next((prefix for prefix, session in self._open.items() if _selects(session, sequence)), None)
 
     def awaits(self, sequence: Sequence) -> bool:
-        """Whether a sequence must not have draft tokens now, because a session soon selects it for profiling."""
+        """Return whether `sequence` must get no draft tokens now, because an open session will soon profile it. A pass
+        with a draft could go beyond the first token to profile.
+        """
         name = sequence.request.request_id
         return any(session.awaits(name, sequence.num_produced) for session in self._open.values())
 
     def profiled(self, sequence: Sequence) -> None:
-        """Count an output token whose pass was profiled, in the session that profiles the sequence."""
+        """Count one output token of `sequence`, whose pass was profiled, in the session that profiles the sequence."""
         active = sequence.profile.active
         if active is not None and (session := self._open.get(active)) is not None:
             session.num_tokens += 1
 
     def observe(self, step: Step, seconds: float) -> None:
-        """Record the duration in seconds of a completed step in each session whose plan includes a sequence of the
-        step.
+        """Record that `step` took `seconds` seconds, in each session whose plan includes a request of the step. Steps
+        that read a part of a prompt, and steps that another session has profiled, are not recorded.
         """
         if not self._open or not step.decodes:
             return
@@ -212,9 +232,10 @@ class ProfileSessions:
                 session.decoded(tokens, seconds, self._clock(), profiled=under == prefix)
 
     def describe(self, sequences: Collection[Sequence], sessions: Iterable[ProfileSession] = ()) -> list[ProfileState]:
-        """Return the states of `sessions`, which may have ended, or of all open sessions if `sessions` is empty.
+        """Return the states that the admin API reports for the given `sessions`, which may have ended, or for all open
+        sessions if `sessions` is empty.
 
-        A session is "recording" if one of `sequences` is profiled for it.
+        The state of a session is "recording" if one of `sequences` is profiled for it, and otherwise "waiting".
         """
         recording = {sequence.profile.prefix for sequence in sequences}
         return [
