@@ -1,4 +1,6 @@
-"""The format of errors of Anthropic's API (https://docs.anthropic.com/en/api/errors)."""
+"""Errors in the format of Anthropic's API (https://docs.anthropic.com/en/api/errors). `ANTHROPIC` is the dialect, with
+the format and the wording of errors, that the error handlers use for requests of Anthropic's clients.
+"""
 
 import re
 from typing import Any
@@ -22,8 +24,9 @@ _TYPES = {
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request is for a path of Anthropic's API, or for a path that OpenAI's API has as well but with
-    Anthropic's header.
+    """Return whether a request expects errors in Anthropic's format: its path is one of Anthropic's API or, for paths
+    that OpenAI's API has as well (such as /v1/models), it has Anthropic's header anthropic-version. `scope` is the
+    request's ASGI scope.
     """
     if _SHARED_PATH.fullmatch(scope["path"]) is not None:
         return any(name == _HEADER for name, _ in scope["headers"])

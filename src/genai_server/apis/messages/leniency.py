@@ -1,9 +1,9 @@
-"""What the Messages API converts in a conversation history, and what is removed from requests because this server does
-not support it, unless GENAI_STRICT is set.
+"""What the Messages API converts or removes in a request instead of refusing the request.
 
-Anthropic's servers run tools of their own, such as web search, and have blocks for these and for other features,
-including future ones. Agents send such blocks back in the conversation history, even to another server, where they
-become text.
+`convert` turns content blocks of unknown types into text blocks. Anthropic's servers run tools of their own, such as
+web search, and have blocks for these and for other features. Agents send such blocks back in the conversation history,
+even to another server. The table `LEFT_OUT` says what is removed because this server does not support it, such as tools
+that only Anthropic's servers run. With the setting GENAI_STRICT nothing is removed, and such requests are refused.
 """
 
 import json
@@ -44,8 +44,9 @@ _TOOLS = "tools"
 
 
 def convert(body: Any) -> list[str]:
-    """Replace blocks of unknown types in a body by text blocks. Returns the location and new form of each change, such
-    as `messages[3].content[0] (search_result as text)`.
+    """Replace content blocks of unknown types in the messages of a body by text blocks that describe them. Also
+    corrects inputs of tool calls that were cut off. Changes `body` in place. Returns the location and new form of each
+    change, such as `messages[3].content[0] (search_result as text)`.
     """
     changes: list[str] = []
     for location, message in objects_at(body, "messages[]"):
@@ -59,8 +60,8 @@ def convert(body: Any) -> list[str]:
 
 
 def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
-    """Turn blocks, given with their locations, into text blocks in place, except blocks without a type. Returns the
-    location and former type of each changed block.
+    """Replace content blocks by text blocks that describe them, in place. `blocks` has each block with its location in
+    the body. Blocks without a type are not changed. Returns the location and former type of each changed block.
     """
     changes = []
     for location, block in blocks:
@@ -74,11 +75,11 @@ def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
 
 
 def _changes_without_form(location: str, message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
-    """The blocks of a message that are to add or remove tools but have no effect in this server, each with its location
-    in the body.
+    """Yield the blocks of a message that are to add or remove a tool but cannot have this effect, each with its
+    location in the body.
 
-    They have no effect if the tool exists only on Anthropic's servers, or if the message is not a system message.
-    `location` is that of the message.
+    They cannot if the tool exists only on Anthropic's servers, or if the message does not have the role system.
+    `location` is the location of `message`.
     """
     for inner, block in objects_at(message, "content[]"):
         if block.get("type") not in _CHANGES:
@@ -97,8 +98,8 @@ def _is_change(tool: Any) -> bool:
 
 
 def _remove_changes_without_form(body: Any) -> Iterator[str]:
-    """Remove from the summaries (blocks of type `compaction`) of earlier messages the additions and removals of tools
-    that exist only on Anthropic's servers. Yields the location of each changed list.
+    """Remove additions and removals of tools that exist only on Anthropic's servers from the field `tool_changes` of
+    summaries (blocks of type `compaction`), in place. Yields the location of each changed field.
     """
     for location, block in objects_at(body, "messages[].content[]"):
         changes = block.get("tool_changes")
@@ -111,8 +112,8 @@ def _remove_changes_without_form(body: Any) -> Iterator[str]:
 
 
 def _convert_inputs(body: Any) -> Iterator[str]:
-    """Turn inputs of tool calls that are not objects, because the call was cut off, into objects. Yields the location
-    of each changed input.
+    """Replace inputs of tool calls that are not JSON objects, because the model was cut off within the call, by
+    objects, in place. Yields the location of each changed input.
     """
     for location, block in objects_at(body, "messages[].content[]"):
         if block.get("type") == "tool_use" and not isinstance(value := block.get("input"), dict):
@@ -143,7 +144,9 @@ _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 def _leave_out_media(body: Any) -> Iterator[str]:
-    """Replace documents and images that this server cannot read by text blocks. Yields the location of each change."""
+    """Replace documents and images that this server cannot read by text blocks that say so, in place. Yields the
+    location of each change.
+    """
     for path in _MEDIA_PATHS:
         yield from replace_media(body, DOCUMENTS, "text", f"{path}.source.content[]")
         yield from _leave_out_documents(body, path)
@@ -158,8 +161,9 @@ def _leave_out_tools(body: Any) -> list[str]:
 
 
 def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
-    """Replace documents that are files by text blocks, and remove the field `citations` from other documents. `path` is
-    where the documents are, such as `messages[].content[]`. Yields the location of each change.
+    """Replace documents that are files, such as PDFs, by text blocks that say that they were left out, and remove the
+    field `citations` from all other documents, in place. `path` says where in the body the documents are, such as
+    `messages[].content[]`. Yields the location of each change.
     """
     for location, block in objects_at(body, path):
         if block.get("type") == "document" and _is_readable(block.get("source")):
@@ -169,7 +173,9 @@ def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
 
 
 def _is_readable(source: Any) -> bool:
-    """Whether a document consists of text and images, rather than of a file."""
+    """Return whether the server can read a document with this field `source`: it has texts and images in it, and is not
+    a file.
+    """
     match source:
         case {"type": "text", "data": str()} | {"type": "content", "content": str()}:
             return True
@@ -179,8 +185,9 @@ def _is_readable(source: Any) -> bool:
 
 
 def _leave_out_images(body: Any) -> list[str]:
-    """Replace images of unsupported kinds by text blocks, in earlier messages and in tool results. Returns the location
-    of each changed block.
+    """Replace images that this server cannot read, such as stored files, by text blocks that say so, in place. Images
+    in the user's last message are not changed, except those in tool results. Returns the location of each changed
+    block.
     """
     locations = []
     results = {"messages": body["messages"]} if isinstance(body, dict) and "messages" in body else {}
@@ -208,8 +215,8 @@ def _has_form(source: Any) -> bool:
 
 
 def _leave_out_citations(body: Any) -> list[str]:
-    """Remove citations from text blocks, since they refer to what another server has found. Returns the location of
-    each removed field.
+    """Remove the field `citations` from text blocks, in place, because citations refer to what another server has
+    found. Returns the location of each removed field.
     """
     locations = []
     for path in (*_MEDIA_PATHS, *_DOCUMENT_PATHS, "system[]"):
@@ -220,8 +227,9 @@ def _leave_out_citations(body: Any) -> list[str]:
 
 
 def _leave_out_callers(body: Any) -> list[str]:
-    """Remove the field `allowed_callers` of tools if it names other callers than the model itself, since only the model
-    calls tools here. Returns the location of each removed field.
+    """Remove the field `allowed_callers` from tools in which it allows other callers than the model, such as programs
+    on Anthropic's servers, in place, because here only the model calls tools. Returns the location of each removed
+    field.
     """
     locations = []
     for path in ("tools[]", _DEFINITIONS):
@@ -232,8 +240,8 @@ def _leave_out_callers(body: Any) -> list[str]:
 
 
 def _effort(body: Any) -> list[str]:
-    """Remove the field `output_config.effort` if thinking is off. Returns its path in a list, which is empty if nothing
-    was removed.
+    """Remove the field `output_config.effort` of a body, in place, if the body turns thinking off. Returns a list with
+    the path of the field if it was removed, otherwise an empty list.
     """
     is_off = any(thinking.get("type") in ("disabled", "between_tools") for _, thinking in objects_at(body, "thinking"))
     return remove(body, "output_config.effort") if is_off else []

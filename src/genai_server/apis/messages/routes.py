@@ -1,6 +1,8 @@
-"""The endpoints /v1/messages and /v1/messages/count_tokens of Anthropic's API, and the message object with which they
-answer, complete and as stream events (https://docs.anthropic.com/en/api/messages,
-https://docs.anthropic.com/en/docs/build-with-claude/streaming).
+"""The endpoints of Anthropic's Messages API: /v1/messages, which answers a conversation, and /v1/messages/count_tokens,
+which counts the tokens of its prompt (https://docs.anthropic.com/en/api/messages).
+
+`MessageBuilder` makes the message object of an answer or its stream events
+(https://docs.anthropic.com/en/docs/build-with-claude/streaming).
 """
 
 import asyncio
@@ -43,8 +45,10 @@ _SIGNATURE = "unsigned"
 
 
 class MessageBuilder:
-    """Builds the message that answers a request, or its stream events: `first`, then `parts` repeatedly, then
-    `last`.
+    """Converts a model's answer to Anthropic's format. There is one for each answer, created by the route.
+
+    For a whole answer, `complete` returns the message object. For a stream, `first` returns its first event, then
+    `parts` is called for the answer's parts as they arrive, and at last `last` returns the events that end the stream.
     """
 
     def __init__(
@@ -67,17 +71,21 @@ class MessageBuilder:
         self._open: str | None = None
 
     def complete(self, answer: WholeAnswer, ending: Ending, usage: Usage) -> JsonObject:
-        """The complete message object."""
+        """Return the message object for a whole answer. `ending` says how the answer ended, and `usage` has the token
+        counts.
+        """
         content = [self._block(block) for block in answer.blocks]
         return {**self._message, "content": content, **self._end(ending, usage), "usage": _usage(usage)}
 
     def first(self, usage: Usage) -> JsonObject:
-        """The first event of a stream."""
+        """Return the event `message_start`, the first one of a stream. `usage` has the token counts at this time."""
         end = {"stop_reason": None, "stop_sequence": None}
         return {"type": "message_start", "message": {**self._message, "content": [], **end, "usage": _usage(usage)}}
 
     def parts(self, parts: list[Part]) -> list[JsonObject]:
-        """The stream events for the next parts of the answer."""
+        """Return the stream events for the next parts of the answer: pieces of text, of reasoning and of tool calls,
+        and results of tools that the server has run. The parts must come in order.
+        """
         events: list[JsonObject] = []
         for part in parts:
             match part:
@@ -101,7 +109,9 @@ class MessageBuilder:
         return events
 
     def last(self, ending: Ending, usage: Usage) -> list[JsonObject]:
-        """The last events of a stream."""
+        """Return the events that end a stream, after all parts of the answer. `ending` says how the answer ended, and
+        `usage` has the final token counts.
+        """
         end = {"type": "message_delta", "delta": self._end(ending, usage), "usage": _usage(usage)}
         return [*self._close(), end, {"type": "message_stop"}]
 
@@ -123,8 +133,9 @@ class MessageBuilder:
         return {"type": "text", "text": block.text}
 
     def _within(self, block: JsonObject) -> list[JsonObject]:
-        """The stream events after which a content block of the type of `block` is open: they end the current block and
-        start `block`. Empty if a block of this type is already open.
+        """Return the stream events that make `block` the open content block of the message, into which the next pieces
+        go: they end the block that is open and start the new one. The list is empty if a block of the same type is
+        already open.
         """
         if self._open == block["type"]:
             return []
@@ -145,10 +156,10 @@ class MessageBuilder:
         return [*signed, {"type": "content_block_stop", "index": self._index}]
 
     def _end(self, ending: Ending, usage: Usage) -> JsonObject:
-        """The fields `stop_reason` and `stop_sequence` of a message, and `genai_finish_reason` where Anthropic has no
-        matching value.
+        """Return the fields of the message object that say how the answer ended: `stop_reason`, `stop_sequence` and,
+        where Anthropic's API has no value for the reason, `genai_finish_reason`.
 
-        Clients execute the tool calls of a message only if its stop reason is "tool_use".
+        The stop reason is "tool_use" only if all tool calls are complete, because clients execute the calls then.
         """
         if ending.stop_string is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop_string}
@@ -162,15 +173,17 @@ class MessageBuilder:
 
 
 def _tool_use_id(id: str) -> str:
-    """The id of a tool call in Anthropic's format. An id in a format that the model's chat template requires (Mistral's
-    templates do) is unchanged.
+    """Return the id of a tool call of the client in Anthropic's format: `id`, an id of this server, with the prefix
+    toolu_. An id without this server's prefix is returned unchanged; some chat templates (Mistral's) require ids of
+    another format.
     """
     return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
 
 
 def _served_id(id: str) -> str:
-    """The id of a tool call that the server has run, in Anthropic's format. An id in a format that the model's chat
-    template requires (Mistral's templates do) is unchanged.
+    """Return the id of a tool call that this server has run in Anthropic's format: `id`, an id of this server, with the
+    prefix mcptoolu_. An id without this server's prefix is returned unchanged; some chat templates (Mistral's) require
+    ids of another format.
     """
     return f"mcptoolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
 
@@ -181,7 +194,9 @@ def _result(id: str, text: str, *, is_error: bool) -> JsonObject:
 
 
 def _usage(usage: Usage) -> JsonObject:
-    """The token counts in Anthropic's format, in which `input_tokens` excludes tokens from the prefix cache."""
+    """Return the token counts of an answer in Anthropic's format. Unlike this server's count, its `input_tokens` does
+    not include prompt tokens that were found in the prefix cache.
+    """
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,
@@ -196,7 +211,7 @@ router = VersionedRouter(lenient_route(LEFT_OUT, convert=convert, caps=True), "a
 
 @router.post("/v1/messages", responses=STREAMS)
 async def create_message(body: MessagesRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Create a message, as one object or as a stream of events."""
+    """Let a model answer a conversation. Returns its message as one object or, with `stream`, as a stream of events."""
     served = await find_server_tools(body, services, context)
     translation = await asyncio.to_thread(Translation, body, served)
     body.messages.clear()  # the translation has them, and drops the data of their images
@@ -224,7 +239,9 @@ async def create_message(body: MessagesRequest, services: ServicesDep, context: 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountTokensRequest, services: ServicesDep, context: RequestContextDep) -> dict[str, int]:
-    """Count the tokens of a prompt. Needs no running engine."""
+    """Return the number of tokens of the prompt that a request to create a message would have. No answer is generated.
+    It also works while no engine is running.
+    """
     codec = (await services.served(body.model, Task.GENERATE)).codec
     served = await find_server_tools(body, services, context)
     translation = await asyncio.to_thread(Translation, body, served)

@@ -1,4 +1,9 @@
-"""Bodies of Anthropic's Messages API (https://docs.anthropic.com/en/api/messages)."""
+"""Schemas of the request bodies of Anthropic's Messages API and of their parts: messages, content blocks, tools and
+options (https://docs.anthropic.com/en/api/messages).
+
+`MessagesRequest` is the body that creates a message, and `CountTokensRequest` the one that counts the tokens of a
+prompt. `AnthropicErrorResponse` is the body of errors.
+"""
 
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
@@ -54,7 +59,7 @@ _TYPES_OF_FIELD = {
 
 
 class TextBlock(_Cacheable):
-    """A text, which messages of all roles may contain."""
+    """A content block with a text. Messages of all roles may contain it. Citations are not supported."""
 
     type: Literal["text"]
     text: Text
@@ -65,7 +70,7 @@ TextBlocks = Annotated[list[TextBlock], elements(MAX_PARTS)]
 
 
 class Base64Source(StrictModel):
-    """An image file in base64."""
+    """The source of an image block: an image file, encoded as base64 in `data`."""
 
     type: Literal["base64"]
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
@@ -73,21 +78,25 @@ class Base64Source(StrictModel):
 
 
 class UrlSource(StrictModel):
-    """The URL of an image, on a host from which the server may fetch images."""
+    """The source of an image block: the URL of an image, at a host from which the operator allows the server to fetch
+    images.
+    """
 
     type: Literal["url"]
     url: NonEmptyText
 
 
 class ImageBlock(_Cacheable):
-    """An image, for models that take images."""
+    """A content block with an image, for models that take images. The image is in the request or at a URL; stored files
+    are not supported.
+    """
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, TaggedUnion("source", ": this server stores no files")]
 
 
 class TextSource(StrictModel):
-    """The text of a document."""
+    """The source of a document block: a document that is one text, in `data`."""
 
     type: Literal["text"]
     media_type: Text | None = None
@@ -98,14 +107,16 @@ _DocumentPart = Annotated[TextBlock | ImageBlock, TaggedUnion("block")]
 
 
 class ContentSource(StrictModel):
-    """The text and images of a document."""
+    """The source of a document block: a document that consists of texts and images."""
 
     type: Literal["content"]
     content: Text | Annotated[list[_DocumentPart], elements(MAX_PARTS)]
 
 
 class DocumentBlock(_Cacheable):
-    """A document of text and images. The model reads its title and context before its content."""
+    """A content block with a document of texts and images; files such as PDFs are not supported. The model reads the
+    document's title and context before its content.
+    """
 
     type: Literal["document"]
     source: Annotated[TextSource | ContentSource, TaggedUnion("source", ": this server reads no files")]
@@ -115,7 +126,9 @@ class DocumentBlock(_Cacheable):
 
     @property
     def blocks(self) -> list[TextBlock | ImageBlock]:
-        """The title, the context and the content as text and image blocks."""
+        """Return the document as the text and image blocks that the model reads: its title, its context and its
+        content.
+        """
         content = self.source.data if isinstance(self.source, TextSource) else self.source.content
         texts = [self.title, self.context, content if isinstance(content, str) else None]
         texts_before = [TextBlock.model_construct(type="text", text=text) for text in texts if text is not None]
@@ -123,7 +136,9 @@ class DocumentBlock(_Cacheable):
 
 
 class ToolReferenceBlock(_Cacheable):
-    """A tool that a tool search has found. The model reads the tool's definition here."""
+    """A part of a tool result that names a tool which a tool search has found. The prompt defines the tool at this
+    place.
+    """
 
     type: Literal["tool_reference"]
     tool_name: NonEmptyText
@@ -133,7 +148,7 @@ _ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock | ToolReferenceB
 
 
 class ThinkingBlock(StrictModel):
-    """The assistant's reasoning."""
+    """A content block with reasoning of the assistant, in an earlier message. Its signature is not verified."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -141,14 +156,16 @@ class ThinkingBlock(StrictModel):
 
 
 class RedactedThinkingBlock(StrictModel):
-    """Reasoning that another server has encrypted. It is ignored."""
+    """A content block with reasoning that another server has encrypted, in an earlier message. It is left out of the
+    prompt.
+    """
 
     type: Literal["redacted_thinking"]
     data: Any = None
 
 
 class ToolUseBlock(_Cacheable):
-    """A tool call of the assistant."""
+    """A content block with a tool call of the assistant, in an earlier message. The client has run the call."""
 
     type: Literal["tool_use"]
     id: NonEmptyText
@@ -159,7 +176,9 @@ class ToolUseBlock(_Cacheable):
 
 
 class ToolResultBlock(_Cacheable):
-    """The result of a tool call. With `is_error` the model reads it after "Error: "."""
+    """A content block with the result of a tool call that the client has run. `tool_use_id` is the id of the call. If
+    `is_error` is true, the tool has failed, and the model reads "Error: " before the result.
+    """
 
     type: Literal["tool_result"]
     tool_use_id: NonEmptyText
@@ -169,7 +188,9 @@ class ToolResultBlock(_Cacheable):
 
 
 class McpToolUseBlock(_Cacheable):
-    """A call of a tool server's tool, which the server itself has run."""
+    """A content block with a call of a tool on an MCP tool server, in an earlier message of the assistant. The server
+    that generated the message, and not the client, has run the call.
+    """
 
     type: Literal["mcp_tool_use"]
     id: NonEmptyText
@@ -179,7 +200,10 @@ class McpToolUseBlock(_Cacheable):
 
 
 class McpToolResultBlock(_Cacheable):
-    """The result of a tool call that the server itself has run (`mcp_tool_use`)."""
+    """A content block with the result of a call of a tool on an MCP tool server. `tool_use_id` is the id of the call,
+    an `mcp_tool_use` block before this one. The server that generated the message, and not the client, has run the
+    call.
+    """
 
     type: Literal["mcp_tool_result"]
     tool_use_id: NonEmptyText
@@ -188,14 +212,17 @@ class McpToolResultBlock(_Cacheable):
 
     @property
     def text(self) -> str:
-        """The result as the model reads it."""
+        """Return the result as the text that the model reads. It begins with "Error: " if the tool has failed."""
         content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(block.text for block in content)
         return f"Error: {text}" if self.is_error else text
 
 
 class AnthropicTool(_Cacheable):
-    """A tool that the model may call and the client runs. `input_schema` is a JSON schema."""
+    """A tool that the model may call and the client runs: one that the client defines by a description and
+    `input_schema`, a JSON schema, or one of Anthropic's own tools, such as bash_20250124, whose schema follows from its
+    type.
+    """
 
     type: ToolType | None = Field(
         None, description="custom, or one of Anthropic's tools whose schema follows from the type."
@@ -231,35 +258,37 @@ class AnthropicTool(_Cacheable):
 
 
 class ToolName(StrictModel):
-    """Refers to a tool of the request by its name."""
+    """Names the tool that a block within a message adds or removes, one of the tools of the request."""
 
     type: Literal["tool_reference"]
     name: NonEmptyText
 
 
 class ToolDefinition(StrictModel):
-    """A tool that is defined within a message."""
+    """Defines the tool that a block within a message adds to those of the request."""
 
     type: Literal["tool_definition"]
     definition: AnthropicTool
 
 
 class ToolAdditionBlock(_Cacheable):
-    """From this message on, the model may call the tool."""
+    """A content block of a system message that adds a tool: the model may call it from this message on."""
 
     type: Literal["tool_addition"]
     tool: Annotated[ToolName | ToolDefinition, TaggedUnion("tool")]
 
 
 class ToolRemovalBlock(_Cacheable):
-    """From this message on, the model may not call the tool."""
+    """A content block of a system message that removes a tool: the model may not call it from this message on."""
 
     type: Literal["tool_removal"]
     tool: ToolName
 
 
 class CompactionBlock(_Cacheable):
-    """A summary that replaces earlier messages, with the changes of tools that those messages contained."""
+    """A content block with a summary that stands for earlier messages. `tool_changes` are the additions and removals of
+    tools in those messages, which stay in effect.
+    """
 
     type: Literal["compaction"]
     content: Text | None = None
@@ -287,7 +316,9 @@ Block = Annotated[
 
 
 class AnthropicMessage(StrictModel):
-    """A message of the conversation. Consecutive messages of one role form one turn."""
+    """A message of the conversation: a role, and as content a text or a list of blocks. Only some types of blocks are
+    allowed with each role. Consecutive messages of the same role form one turn.
+    """
 
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[Block], elements(MAX_PARTS)]
@@ -310,7 +341,7 @@ class AnthropicMessage(StrictModel):
 
     @property
     def blocks(self) -> list[Block]:
-        """The content as a list of blocks."""
+        """Return the content of the message as a list of blocks. A content that is a text becomes one text block."""
         return (
             [TextBlock.model_construct(type="text", text=self.content)]
             if isinstance(self.content, str)
@@ -319,7 +350,9 @@ class AnthropicMessage(StrictModel):
 
 
 class ToolChoice(StrictModel):
-    """Whether the model must call a tool, and which one."""
+    """The field `tool_choice` of a request: whether the model decides about tool calls (auto), must call any tool
+    (any), must call the tool `name` (tool), or may not call any tool (none).
+    """
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = Field(None, description="Name of the tool, with type tool.")
@@ -332,9 +365,11 @@ class ToolChoice(StrictModel):
 
 
 class Thinking(StrictModel):
-    """Whether the model reasons before it answers. `adaptive` leaves that to the chat template's default.
-    `between_tools` has the same effect as `disabled`, because no model here writes about its progress between tool
-    calls.
+    """The field `thinking` of a request: whether the model reasons before it answers, for how many tokens, and whether
+    its reasoning is returned.
+
+    With the type `adaptive`, the default of the model's chat template applies. `between_tools` has the same effect as
+    `disabled`, because the models here do not write about their progress between tool calls.
     """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
@@ -348,7 +383,7 @@ class Thinking(StrictModel):
 
     @property
     def is_off(self) -> bool:
-        """Whether the request asks the model not to reason."""
+        """Return whether the request asks the model not to reason."""
         return self.type in ("disabled", "between_tools")
 
     @model_validator(mode="after")
@@ -361,28 +396,34 @@ class Thinking(StrictModel):
 
 
 class OutputFormat(StrictModel):
-    """The JSON schema that the answer must match."""
+    """The JSON schema that the text of the answer must match."""
 
     type: Literal["json_schema"]
     schema_: WritableObject = Field(alias="schema")
 
 
 class OutputConfig(StrictModel):
-    """Options of the answer: reasoning effort and format."""
+    """The field `output_config` of a request: how much the model reasons (`effort`), and the format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class McpToolConfiguration(StrictModel):
-    """Which tools of a tool server the model may call, in the older form of Anthropic's API."""
+    """Which tools of an MCP tool server the model may call, as an older version of Anthropic's API expresses it, within
+    the entry for the server: `enabled` set to false excludes all, and `allowed_tools` excludes those that it does not
+    name.
+    """
 
     enabled: bool | None = None
     allowed_tools: Annotated[list[NonEmptyText], elements(MAX_TOOLS)] | None = None
 
 
 class McpServer(StrictModel):
-    """A tool server whose tools this server runs: one from its configuration, or one at an allowed host."""
+    """An entry of the field `mcp_servers`: an MCP tool server. The model may call the server's tools, and this server
+    runs the calls. The tool server is one of this server's configuration or, with `url`, one at a host that the
+    operator allows.
+    """
 
     type: Literal["url"]
     name: NonEmptyText = Field(
@@ -396,14 +437,16 @@ class McpServer(StrictModel):
 
 
 class McpToolConfig(StrictModel):
-    """Whether the model may call one tool."""
+    """An entry of an McpToolset: whether the model may call a tool (`enabled`; yes by default)."""
 
     enabled: bool | None = None
     defer_loading: bool | None = Field(None, description="No effect: all tools are shown to the model.")
 
 
 class McpToolset(_Cacheable):
-    """Which tools of a tool server the model may call."""
+    """Which tools of the MCP tool server `mcp_server_name` the model may call. `configs` has settings of single tools
+    by name, and `default_config` applies to all others. Without any settings, all tools are allowed.
+    """
 
     type: Literal["mcp_toolset"]
     mcp_server_name: NonEmptyText
@@ -412,7 +455,9 @@ class McpToolset(_Cacheable):
     tools: Any = Field(None, description="No effect: the tool server lists its tools.")
 
     def allows(self, tool: str) -> bool:
-        """Whether the model may call the tool of this name."""
+        """Return whether the model may call the tool with the name `tool`. The tool's own setting has precedence over
+        the default one.
+        """
         tool_config = (self.configs or {}).get(tool)
         for config in (tool_config, self.default_config):
             if config is not None and config.enabled is not None:
@@ -421,7 +466,9 @@ class McpToolset(_Cacheable):
 
 
 class CountTokensRequest(StrictModel):
-    """Body of /v1/messages/count_tokens: the fields of a message request from which the prompt is made."""
+    """Body of POST /v1/messages/count_tokens, which counts the tokens of a prompt: the messages, the system prompt,
+    tools and all other fields on which a prompt depends. It is also the base class of the body that creates a message.
+    """
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
     messages: Annotated[list[AnthropicMessage], elements(MAX_MESSAGES, min_length=1)]
@@ -440,7 +487,10 @@ class CountTokensRequest(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _separate_toolsets(cls, body: Any) -> Any:
-        """Move toolsets from the body's field `tools`, where Anthropic's API has them, to the field `mcp_toolsets`."""
+        """Return a copy of the body in which the entries of type `mcp_toolset` are in the field `mcp_toolsets` and not
+        in `tools`, where Anthropic's API has them. Other bodies are returned unchanged. Runs before the validation, so
+        `body` may be any value.
+        """
         tools = body.get("tools") if isinstance(body, dict) else None
         if not isinstance(tools, list):
             return body
@@ -469,7 +519,9 @@ class CountTokensRequest(StrictModel):
 
 
 class MessagesRequest(CountTokensRequest, SamplingFields):
-    """Body of /v1/messages, with this server's sampling parameters in addition to Anthropic's."""
+    """Body of POST /v1/messages, which creates a message: the conversation, the maximum number of tokens, and sampling
+    parameters, of which this server has more than Anthropic's API.
+    """
 
     max_tokens: int = Field(ge=1, description="Maximum number of tokens of the answer.")
     temperature: float | None = Field(None, ge=0.0, le=1.0, description="0 always selects the most likely token.")
@@ -487,13 +539,17 @@ class MessagesRequest(CountTokensRequest, SamplingFields):
 
 
 class ErrorCode(BaseModel):
-    """The error code of this server."""
+    """The field `details` of an error in Anthropic's format. `error_code` is this server's code for the error, which is
+    more specific than Anthropic's type of error.
+    """
 
     error_code: str
 
 
 class AnthropicErrorDetail(BaseModel):
-    """The error in Anthropic's format."""
+    """The field `error` of an error response in Anthropic's format: Anthropic's type of the error, a message for
+    people, and this server's error code.
+    """
 
     type: str
     message: str
@@ -501,7 +557,9 @@ class AnthropicErrorDetail(BaseModel):
 
 
 class AnthropicErrorResponse(BaseModel):
-    """Body of all error responses, in Anthropic's format."""
+    """Body of all error responses of the Messages API, in Anthropic's format. It is only used for the documentation of
+    the API (/openapi.json).
+    """
 
     type: Literal["error"]
     error: AnthropicErrorDetail

@@ -1,12 +1,13 @@
-"""The tools of a request to the Messages API: those that clients run and that it names only by type, those that the
-prompt defines, and those of tool servers.
+"""The tools of a request to Anthropic's Messages API.
 
-Anthropic has published the parameters of its shell, text editor and memory tools, and its models know them. Other
-models get them as functions with a description and a schema. Each dated type has its own parameters, which never
-change.
+`CLIENT_TOOLS` has the definitions of Anthropic's own shell, text editor and memory tools, which a request names only by
+a dated type, such as bash_20250124. Anthropic has published their parameters, and its models know them; other models
+get a description and a schema. The client runs these tools.
 
-A tool with `defer_loading` is not defined at the beginning of the prompt, but in the message that refers to it: the
-result of a tool search that the client has run, or a message that adds tools.
+`OfferedTools` decides which tools the prompt defines at its beginning, and which ones the answer may call. A tool with
+`defer_loading` is not defined at the beginning, but in the message that refers to it: the result of a tool search that
+the client has run, or a message that adds tools. `find_server_tools` finds the tools of MCP tool servers, which this
+server runs.
 """
 
 import json
@@ -39,7 +40,9 @@ from genai_server.messages.supervisor_protocol import ServerAddress, ToolInfo
 
 @dataclass(frozen=True)
 class ClientTool:
-    """The description and the parameters with which a model sees a tool."""
+    """The definition of one of Anthropic's own tools for models that do not know it: the description and the JSON
+    schema of the parameters.
+    """
 
     description: str
     parameters: JsonObject
@@ -87,8 +90,9 @@ _OLD_TEXT = _text(
 
 
 def _editor(description: str, *commands: str, inserted: str) -> ClientTool:
-    """The definition of a text editor as a tool with the commands view, create, str_replace, insert and `commands`.
-    `inserted` is the name of the parameter with the text for the command insert.
+    """Return the definition of a version of Anthropic's text editor tool, with the description `description`. It has
+    the commands view, create, str_replace and insert, and those in `commands`. `inserted` is the name of the parameter
+    that has the text for the command insert.
     """
     new_text = "With str_replace: the text to put in its place; without it, the old text is removed."
     texts = {"new_str": _text(new_text)}
@@ -153,8 +157,9 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
 
 
 class OfferedTools:
-    """The tools that a request and its messages define, as functions: which of them the prompt defines at its
-    beginning, and which ones the answer may call.
+    """The tools that a request and its messages define: `listed` are the functions that the prompt defines at its
+    beginning, and `callable` are those that the answer may call after all additions and removals in the messages.
+    Created for each request; MCP tools are not among them.
     """
 
     def __init__(self, body: CountTokensRequest) -> None:
@@ -177,17 +182,17 @@ class OfferedTools:
 
     @property
     def listed(self) -> list[JsonObject]:
-        """The functions that are defined at the beginning of the prompt."""
+        """Return the definitions of the tools that the prompt defines at its beginning, as functions."""
         return [_function(tool) for name, tool in self._declared.items() if name not in self._deferred]
 
     @property
     def callable(self) -> list[JsonObject]:
-        """The functions that an answer may call."""
+        """Return the definitions of the tools that the answer may call, as functions."""
         return [_function(self._known[name]) for name in self._callable]
 
     def introduce(self, names: Iterable[str]) -> str:
-        """The text with which a message introduces the tools with these names. A tool that is unknown, or that the
-        beginning of the prompt defines, appears only by its name.
+        """Return the text that defines the tools with the names `names` within a message that adds them. A tool that
+        the request does not define, or that is defined at the beginning of the prompt, appears only by its name.
         """
         return introduction(
             _function(self._known[name]) if name in self._known and not self._is_listed(name) else {"name": name}
@@ -198,7 +203,9 @@ class OfferedTools:
         return name in self._declared and name not in self._deferred
 
     def _apply(self, blocks: Iterable[Block]) -> None:
-        """Update the callable tools by the blocks of one message, in order."""
+        """Change the set of tools that the answer may call by the blocks of one message, in their order: references to
+        tools, additions and removals.
+        """
         for change in _changes(blocks):
             match change:
                 case ToolReferenceBlock(tool_name=name) | ToolAdditionBlock(tool=ToolName(name=name)):
@@ -224,7 +231,9 @@ def _changes(blocks: Iterable[Block]) -> Iterator[ToolReferenceBlock | ToolAddit
 
 
 def _function(tool: AnthropicTool) -> JsonObject:
-    """The tool as a function. Its examples are part of the description."""
+    """Return the definition of a tool as a function, the form that prompts have: name, description and JSON schema of
+    the parameters. Examples of inputs become part of the description.
+    """
     description, parameters = tool.description, tool.input_schema
     if (published := CLIENT_TOOLS.get(tool.type or "custom")) is not None:
         description, parameters = published.description, published.parameters
@@ -239,11 +248,13 @@ def _function(tool: AnthropicTool) -> JsonObject:
 async def find_server_tools(
     body: CountTokensRequest, services: Services, context: RequestContext
 ) -> Mapping[str, Sequence[ServedTool]]:
-    """The tools of the tool servers that a request names, by the name of the server.
+    """Find the tools of the MCP tool servers that a request names, and return them keyed by the name of the server.
+    Servers that do not run yet are started.
 
-    Servers that the request may not use are left out and reported. So are tools whose calls a client has to approve,
-    because Anthropic's API has no form for approvals. Raises InvalidField, ToolServerUnavailable, ClientLeft and
-    DeadlinePassed.
+    Servers that the request may not use are left out and reported or, in strict mode, refused. Tools whose calls the
+    client would have to approve are always left out and reported, because Anthropic's API has no form for approvals.
+    Raises InvalidField if an entry is invalid or refused, and the errors of `tool_loop.find_tools`, which asks the
+    servers, such as ToolServerUnavailable, ModelNotFound, ClientLeft and DeadlinePassed.
     """
     usable = usable_servers(services, context)
     toolsets = {entry.mcp_server_name: entry for entry in body.mcp_toolsets or ()}
@@ -269,10 +280,11 @@ async def find_server_tools(
 
 
 def _address(server: McpServer, index: int, services: Services) -> ServerAddress | None:
-    """The address of a tool server that the request names by URL, in the entry `index` of `mcp_servers`; None if the
-    operator does not allow this host.
+    """Return the address of an MCP tool server that a request names by its URL and not by its name in the
+    configuration. `server` is the entry at the position `index` of the field `mcp_servers`. None if it has no URL, or
+    if the operator does not allow the URL's host.
 
-    Raises InvalidField for an invalid name or token.
+    Raises InvalidField if the name or the token of the server is invalid.
     """
     try:
         address = address_of(services, server.url, server.authorization_token)
@@ -293,8 +305,9 @@ def _leave_out(context: RequestContext, path: str, remark: str, name: str) -> No
 
 
 class _Allowed:
-    """A predicate that says whether a request lets the model call a tool of one tool server, by the request's entry for
-    the server and by its toolset, if there is one.
+    """Tells which tools of one MCP tool server the model may call: calling the object with a tool returns True or
+    False. The request decides this by its entry for the server and by a toolset, if there is one; both must allow the
+    tool.
     """
 
     def __init__(self, server: McpServer, toolset: McpToolset | None) -> None:

@@ -1,5 +1,7 @@
-"""Translates requests of Anthropic's Messages API to chat parameters: the fields, and the turns and blocks of the
-messages, which become OpenAI's messages.
+"""Translates requests of Anthropic's Messages API to chat parameters, with which the server generates answers.
+
+`Translation` translates a whole body, and `Turns` its conversation: turns and their content blocks become chat messages
+in OpenAI's format.
 """
 
 import json
@@ -46,7 +48,9 @@ _Part = Block | ToolReferenceBlock
 
 @dataclass(frozen=True)
 class _Located:
-    """A content block with its location in the body: the path of its message, and its index in the message."""
+    """A content block with its location in the body: `message` is the path of its message, such as `messages[3]`, and
+    `index` is its position within the message.
+    """
 
     message: str
     index: int
@@ -58,12 +62,13 @@ class _Located:
 
 
 class Turns:
-    """Translates the conversation of a body when it is created. The attribute `messages` then has OpenAI's messages,
-    each with the path in the body from which it comes.
+    """Translates the conversation of a body to chat messages in OpenAI's format, when it is created. Its attribute
+    `messages` has these messages, each with the path in the body from which it comes. `converted` and `left_out` have
+    the locations of what the messages contain in another form or not at all.
 
-    Adjacent messages of one role form one turn, as in Anthropic's API. The texts of a turn are joined by newlines, and
-    each tool result becomes a message of its own. `served` are the names of the tool servers whose calls become calls
-    of functions.
+    Adjacent messages of the same role form one turn, as in Anthropic's API, and their texts are joined by newlines.
+    Each tool result becomes a message of its own. `tools` are the tools of the request. `served` are the names of the
+    MCP tool servers that it may use; earlier calls of tools on other servers become texts.
     """
 
     def __init__(self, body: CountTokensRequest, tools: OfferedTools, served: Collection[str] = ()) -> None:
@@ -126,8 +131,8 @@ class Turns:
         return message
 
     def _with_notes(self, blocks: Sequence[_Located]) -> list[_Located]:
-        """The blocks of an assistant's turn. Calls of tools on servers that are not in this request, and the results of
-        such calls, are replaced by text blocks.
+        """Return the blocks of an assistant's turn, in which calls of tools on MCP tool servers that the request does
+        not use, and the results of such calls, are replaced by text blocks that describe them.
         """
         noted: list[_Located] = []
         call_ids: set[str] = set()
@@ -145,14 +150,16 @@ class Turns:
         return noted
 
     def _served_result(self, block: McpToolResultBlock) -> JsonObject:
-        """The chat message for an `mcp_tool_result` block, the result of a tool call that the server has run
-        earlier.
+        """Return the chat message for an `mcp_tool_result` block: the result of a call in an earlier turn that this
+        server, or another one, has run for the model.
         """
         id = block.tool_use_id
         return {"role": "tool", "tool_call_id": id, "name": self._called[id], "content": block.text}
 
     def _result(self, located: _Located) -> JsonObject:
-        """The chat message for a `tool_result` block."""
+        """Return the chat message for a `tool_result` block, the result of a tool call that the client has run. The
+        call must be in the conversation.
+        """
         block = located.block
         assert isinstance(block, ToolResultBlock)
         id = block.tool_use_id
@@ -171,7 +178,9 @@ class Turns:
         return f"Error: {content}" if isinstance(content, str) else [_text_part("Error: "), *content]
 
     def _content(self, blocks: Sequence[_Located]) -> str | list[JsonObject]:
-        """The content of a turn: its texts and images."""
+        """Return the content of the chat message for the blocks of a turn, from their texts and images. Thinking and
+        tool calls are not part of it.
+        """
         flat: list[TextBlock | ImageBlock] = []
         for located in blocks:
             if isinstance(located.block, ToolResultBlock):
@@ -181,8 +190,9 @@ class Turns:
         return _joined(flat)
 
     def _result_without_call(self, located: _Located) -> list[TextBlock | ImageBlock]:
-        """The texts and images of a tool result whose call is not in the conversation, for example because the client
-        has cut off the beginning of the conversation.
+        """Return the texts and images that the model reads for a `tool_result` block whose call is not in the
+        conversation, for example because the client has cut off the beginning. A first text says that it is the result
+        of a tool.
         """
         block = located.block
         assert isinstance(block, ToolResultBlock)
@@ -193,8 +203,8 @@ class Turns:
         return [*parts, *self._flat(located.place, block.content or ())]
 
     def _flat(self, location: str, parts: Sequence[_Part]) -> list[TextBlock | ImageBlock]:
-        """The texts and images of the content parts of a tool result at `location`. Adjacent references to tools become
-        one text that lists the tools.
+        """Return the texts and images for the content `parts` of a tool result. `location` is the location of the
+        result in the body. Adjacent references to tools become one text that defines these tools.
         """
         flat: list[TextBlock | ImageBlock] = []
         located = [(f"{location}.content[{index}]", part) for index, part in enumerate(parts)]
@@ -213,8 +223,9 @@ class Turns:
         return self._tools.introduce(names)
 
     def _simple(self, location: str, block: _Part) -> list[TextBlock | ImageBlock]:
-        """The texts and images of a content block at `location` that is not a tool result; empty for blocks that the
-        model does not read.
+        """Return the texts and images that the model reads for a content block that is not a tool result. The list is
+        empty for blocks without texts, such as thinking and tool calls. `location` is the location of the block in the
+        body.
         """
         match block:
             case TextBlock() | ImageBlock():
@@ -235,8 +246,8 @@ class Turns:
 
 
 def _between_results(blocks: Sequence[_Located]) -> Iterator[list[_Located]]:
-    """Split the blocks of an assistant's turn into parts that each become a message: each tool result, and the blocks
-    between results.
+    """Split the blocks of an assistant's turn at the results of MCP tools, because each result becomes a chat message.
+    Yields lists of blocks: each result alone, and the blocks between results together.
     """
     part: list[_Located] = []
     for located in blocks:
@@ -252,14 +263,16 @@ def _between_results(blocks: Sequence[_Located]) -> Iterator[list[_Located]]:
 
 
 def _function_name(call: ToolUseBlock | McpToolUseBlock) -> str:
-    """The name that a called tool has in prompts."""
+    """Return the name that the called tool has in prompts. For a tool of an MCP tool server, it contains the name of
+    the server.
+    """
     return function_name(call.server_name, call.name) if isinstance(call, McpToolUseBlock) else call.name
 
 
 def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMessage]]:
-    """The system prompt and the messages that the model reads, each with its path in the body.
-
-    Messages that the field `clear_at` removes before the current turn are left out.
+    """Yield the system prompt, as a message, and the messages of a body that the model reads, each with its path in the
+    body. Left out are empty system messages, and messages with `clear_at` that are removed once the user has sent
+    another message.
     """
     if body.system:
         content: str | list[Block] = body.system if isinstance(body.system, str) else [*body.system]
@@ -272,8 +285,8 @@ def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMe
 
 
 def _joined(flat: Sequence[TextBlock | ImageBlock]) -> str | list[JsonObject]:
-    """The content of a message made from these blocks: their texts joined by newlines or, if there are images, a list
-    of content parts in which the texts between two images are joined.
+    """Return the content of a chat message for texts and images. Without images, it is one text, in which the texts are
+    joined by newlines. With images, it is a list of content parts, in which the texts between two images are joined.
     """
     if not any(isinstance(block, ImageBlock) for block in flat):
         return _joined_texts(flat)
@@ -305,8 +318,8 @@ def _url(source: Base64Source | UrlSource) -> str:
 
 
 def media_locations(body: CountTokensRequest) -> Iterator[MediaLocation]:
-    """The locations of the images in the body, in the order in which the chat's messages contain the images: the path
-    of the block and the path of its field with the data or URL.
+    """Yield where each image of a body is, in the order in which the chat messages contain the images: the path of its
+    block, and the path of the block's field with the data or URL. Error messages about images use these paths.
     """
     for location, message in _shown_messages(body):
         if location != "system":
@@ -333,11 +346,13 @@ _EFFORT, _BUDGET = "reasoning_effort", "thinking_token_budget"
 
 
 class Translation:
-    """Translates a body of the Messages API when it is created. The chat parameters are then in the attribute `chat`,
-    the tools that the server runs in `tools`, and the body's names for fields of the chat in `names`.
+    """The translation of a body of the Messages API, which happens when the object is created. Its attribute `chat` has
+    the chat parameters, `tools` the tools that this server runs, and `names` the names that fields of the chat
+    parameters have in the body, for error messages.
 
-    `served` has the tools of the tool servers that the request may use, by the name of the server. Raises
-    ThreadUnsupported, and InvalidField for errors that concern the whole conversation.
+    `served` has the tools of the MCP tool servers that the request may use, keyed by the name of the server. Creating
+    it raises ThreadUnsupported if the request asks to store the conversation, and InvalidField for errors that concern
+    the whole conversation, such as too many turns.
     """
 
     def __init__(self, body: CountTokensRequest, served: Mapping[str, Sequence[ServedTool]] | None = None) -> None:
@@ -380,18 +395,18 @@ class Translation:
             self._left_out += [f"tools[{index}].defer_loading" for index, _ in enumerate(body.tools or [])]
 
     def report(self, leniency: Leniency) -> None:
-        """Report the parts of the body that were converted to another form in the chat parameters, and the parts that
-        were left out.
+        """Report to `leniency`, which tells the client by headers, the parts of the body that the chat parameters
+        contain in another form, and those that were left out.
         """
         leniency.note(self._left_out)
         leniency.convert(self._converted)
 
 
 def _names(body: CountTokensRequest, paths: Sequence[str], images: Mapping[str, str]) -> FieldNames:
-    """The names that fields of the chat parameters have in the body, for error messages.
+    """Return the names that fields of the chat parameters have in the body, for error messages.
 
-    `paths` are the paths in the body from which the chat's messages come, in order. `images` maps paths of images in
-    the chat to paths in the body.
+    `paths` are the paths in the body from which the chat messages come, in the order of the messages. `images` maps
+    paths of images in the chat parameters to paths in the body.
     """
     effort_comes_from_thinking = body.output_config is None or body.output_config.effort is None
     output_format = "output_format" if body.output_format is not None else "output_config.format"
@@ -415,8 +430,8 @@ def _generation(body: MessagesRequest) -> JsonObject:
 
 
 def _is_continued(body: CountTokensRequest) -> bool:
-    """Whether the answer continues the text of the last message, which the assistant began. False if the assistant's
-    message contains tool calls, since these are complete.
+    """Return whether the answer is to continue the body's last message: it has the role assistant, and so is the
+    beginning of the answer. False if it contains tool calls or their results, since these are complete.
     """
     last = body.messages[-1]
     calls = ("tool_use", "mcp_tool_use", "mcp_tool_result")
@@ -446,9 +461,11 @@ def _as_tools(functions: list[JsonObject]) -> list[JsonObject]:
 
 
 def _output(body: CountTokensRequest) -> JsonObject:
-    """The chat parameters for reasoning effort, reasoning budget and response format.
+    """Return the chat parameters for the reasoning effort, the maximum number of reasoning tokens and the format of the
+    answer.
 
-    Without an effort, the model's default applies, or "high" if thinking is enabled, as in Anthropic's API.
+    If the request has no effort, it is "high" if thinking is enabled, as in Anthropic's API, "none" if thinking is off,
+    and otherwise None, which stands for the model's default.
     """
     thinking, config = body.thinking, body.output_config
     effort: str | None = config.effort if config is not None else None
