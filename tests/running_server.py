@@ -114,14 +114,18 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """The command line of a process; empty if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # a zombie's error, too
+        return []
+
+
 def api_processes(server: "RunningServer") -> list[psutil.Process]:
     """The running API processes of `--workers`."""
-    found = []
-    for child in psutil.Process(server.process.pid).children():
-        with suppress(psutil.NoSuchProcess):  # a zombie's error, too
-            if "multiprocessing.spawn" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "multiprocessing.spawn" in " ".join(command_line(child))]
 
 
 class RunningServer:

@@ -19,6 +19,7 @@ from tests.running_server import (
     RunningServer,
     api_processes,
     body,
+    command_line,
     has_ended,
     last_event,
     run_server,
@@ -207,7 +208,7 @@ def test_nothing_is_left_behind_when_the_server_is_killed(
         assert server.chat("say 7", structured_outputs={"regex": "7"}).status_code == 200
         family = psutil.Process(server.process.pid).children(recursive=True)
         assert len(family) >= (3 if options else 2)
-        assert any("genai_server.grammar_checker.compiler" in process.cmdline() for process in family)
+        assert any("genai_server.grammar_checker.compiler" in command_line(process) for process in family)
         server.process.kill()
         assert running_after(family, PATIENCE) == []
         assert [path.name for path in short_folder.iterdir() if path.name.startswith("genai-server-")] == []

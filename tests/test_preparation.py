@@ -18,7 +18,16 @@ import pytest
 
 from genai_server.http.api_keys import line_of
 from genai_server.workers.process import WorkerProcess
-from tests.running_server import PATIENCE, RunningServer, api_processes, body, run_server, suspended, wait_until
+from tests.running_server import (
+    PATIENCE,
+    RunningServer,
+    api_processes,
+    body,
+    command_line,
+    run_server,
+    suspended,
+    wait_until,
+)
 from tests.server_here import run_here
 
 KEYS = {name: f"{name}-0123456789abcdef" for name in ("alice", "bob")}
@@ -139,7 +148,7 @@ def _ask(connection: http.client.HTTPConnection, holder: str, title: str) -> int
 def _checkers(server: RunningServer) -> list[psutil.Process]:
     """The processes that check grammars, of all API processes."""
     children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child for child in children if "grammar_checker.compiler" in " ".join(child.cmdline())]
+    return [child for child in children if "grammar_checker.compiler" in " ".join(command_line(child))]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from tests.running_server import (
     ROOT,
     body,
     clean_environment,
+    command_line,
     free_port,
     has_ended,
     running_after,
@@ -53,7 +54,7 @@ class Processes:
 
     def supervisors(self) -> list[psutil.Process]:
         """The supervisor."""
-        return [found for found in self.all() if "genai_server.supervisor.process" in found.cmdline()]
+        return [found for found in self.all() if "genai_server.supervisor.process" in command_line(found)]
 
     def workers(self) -> list[psutil.Process]:
         """One of several API processes."""
@@ -104,8 +105,8 @@ def started_by(command: Sequence[str], *, folder: Path, temporary: Path) -> Iter
 
 def is_worker(process: psutil.Process) -> bool:
     """Whether it is one of several API processes."""
-    line, parent = " ".join(process.cmdline()), process.parent()
-    is_forked = "gunicorn" in line and parent is not None and "gunicorn" in " ".join(parent.cmdline())
+    line, parent = " ".join(command_line(process)), process.parent()
+    is_forked = "gunicorn" in line and parent is not None and "gunicorn" in " ".join(command_line(parent))
     return is_forked or "multiprocessing.spawn" in line
 
 
@@ -142,7 +143,7 @@ def test_each_process_may_die_and_nothing_is_left(way: str, own_folder: Path, sh
     with started_by(command, folder=own_folder, temporary=short_folder) as server:
         for find in mortal:
             found = find(server)
-            assert found, [process.cmdline() for process in server.all()]
+            assert found, [command_line(process) for process in server.all()]
             for process in found:
                 seen |= set(server.all())
                 with suspended(process):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from psutil import Process
 
-from tests.running_server import ROOT, wait_until
+from tests.running_server import ROOT, command_line, wait_until
 from tests.server_here import run_here
 
 
@@ -17,8 +17,8 @@ def test_a_vision_model_has_an_image_reader_before_images_come(tmp_path: Path) -
 
     def image_readers() -> list[str]:
         """The directories of their models."""
-        found = [one for one in Process().children() if "genai_server.media.images.process" in one.cmdline()]
-        return [json.loads(one.cmdline()[-1])["model_dir"] for one in found]
+        found = [one for one in Process().children() if "genai_server.media.images.process" in command_line(one)]
+        return [json.loads(command_line(one)[-1])["model_dir"] for one in found]
 
     before = Counter(image_readers())
     with run_here(tmp_path, "--device", "cpu", settings={"GENAI_MODEL_DIR": str(model)}):

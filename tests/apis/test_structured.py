@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.running_server import DEMO, RunningServer, body, has_ended, run_server, wait_until
+from tests.running_server import DEMO, RunningServer, body, command_line, has_ended, run_server, wait_until
 from tests.server_here import run_here
 
 SCHEMA = {
@@ -181,7 +181,7 @@ def test_killed_grammar_checker_is_replaced(own_folder: Path) -> None:
 
 def _kill_the_checker(server: RunningServer) -> None:
     family = psutil.Process(server.process.pid).children(recursive=True)
-    (checker,) = (process for process in family if "genai_server.grammar_checker.compiler" in process.cmdline())
+    (checker,) = (process for process in family if "genai_server.grammar_checker.compiler" in command_line(process))
     checker.kill()
     wait_until(lambda: has_ended(checker))
 

@@ -19,7 +19,7 @@ from anthropic import BadRequestError as AnthropicBadRequest
 from openai import APIStatusError, BadRequestError, InternalServerError, OpenAI
 
 from genai_server.tool_servers import servers as tool_servers
-from tests.running_server import PATIENCE, RunningServer, run_server, wait_until
+from tests.running_server import PATIENCE, RunningServer, command_line, run_server, wait_until
 from tests.server_here import run_here
 from tests.tool_server import PROMPT, TOOLS
 from tests.tool_servers.test_http import Address
@@ -367,7 +367,7 @@ def hanging(openai: OpenAI, name: str) -> Any:
 
 def tool_programs() -> list[psutil.Process]:
     """The programs of tool servers, which this process has started: it is the supervisor."""
-    return [each for each in psutil.Process().children(recursive=True) if str(PROGRAM) in each.cmdline()]
+    return [each for each in psutil.Process().children(recursive=True) if str(PROGRAM) in command_line(each)]
 
 
 def ends_of(stream: Any) -> list[tuple[str, str | None]]:

@@ -14,6 +14,7 @@ import pytest
 from genai_server.config.tool_servers import ToolServer
 from genai_server.errors import ToolServerUnavailable
 from genai_server.tool_servers.servers import ToolServers
+from tests.running_server import command_line
 from tests.tool_server import PROMPT, TOOLS
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "tool_server.py")]
@@ -40,7 +41,7 @@ def killed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def programs() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if PROGRAM[1] in child.cmdline()]
+    return [child for child in psutil.Process().children(recursive=True) if PROGRAM[1] in command_line(child)]
 
 
 async def run(servers: ToolServers, tool: str, arguments: bytes = b"{}", seconds: float = FOREVER) -> tuple[str, bool]:

@@ -22,6 +22,7 @@ from tests.running_server import (
     RunningServer,
     body,
     clean_environment,
+    command_line,
     environment_without,
     free_port,
     has_ended,
@@ -233,7 +234,7 @@ def test_workers_of_plain_uvicorn_share_an_engine(tmp_path: Path) -> None:
     with uvicorn(tmp_path, *options, GENAI_DEVICE="scripted") as (process, url, log):
         wait_until(lambda: is_ready(url), 90)
         family = psutil.Process(process.pid).children(recursive=True)
-        assert len([child for child in family if "genai_server.engine.process" in child.cmdline()]) == 1
+        assert len([child for child in family if "genai_server.engine.process" in command_line(child)]) == 1
         assert httpx.post(f"{url}/v1/chat", json=body("say hi"), timeout=90).json()["content"] == "hi"
         assert "Traceback" not in log.read_text(encoding="utf-8")
 
