@@ -1,4 +1,4 @@
-"""Runs the command line with `python -m genai_server`."""
+"""Runs the command line `genai-server` as `python -m genai_server`."""
 
 import sys
 

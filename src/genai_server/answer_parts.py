@@ -1,4 +1,7 @@
-"""The parts of a model's answer (content, reasoning, tool calls), which each API converts to its own format."""
+"""The parts into which an answer is divided while it is generated, and which each API converts to its own format:
+`Content`, `Reasoning`, tool calls (`ToolCallStart`, `ToolCallArguments`, `ToolCallEnd`) and `ToolResult`. `WholeAnswer`
+assembles the parts of a whole answer, and a `ScoredToken` is a token with its log probability.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,22 +11,22 @@ from pydantic_core import from_json
 
 
 class Content(Struct, frozen=True):
-    """A piece of the text that answers the user."""
+    """A part of an answer: a piece of the text that is meant for the user."""
 
     text: str
 
 
 class Reasoning(Struct, frozen=True):
-    """A piece of the model's reasoning."""
+    """A part of an answer: a piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ToolCallStart:
-    """The beginning of a tool call.
+    """A part of an answer: the beginning of a tool call, with the call's id and the tool's name.
 
-    Its arguments follow, then a ToolCallEnd; parts of other kinds come only after that.
+    The call's arguments follow, then a ToolCallEnd; parts of other kinds come only after that.
     """
 
     # Position among the answer's calls, from 0.
@@ -34,7 +37,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True)
 class ToolCallArguments:
-    """A fragment of the arguments of the tool call that was started last."""
+    """A part of an answer: a fragment of the JSON arguments of the tool call that was started last."""
 
     # As in ToolCallStart.
     index: int
@@ -45,7 +48,9 @@ class ToolCallArguments:
 
 @dataclass(frozen=True)
 class ToolCallEnd:
-    """The end of a tool call, and whether the call is complete. Only a complete call may be executed."""
+    """A part of an answer: the end of a tool call, and whether the call is complete. Only a complete call may be
+    executed.
+    """
 
     # As in ToolCallStart.
     index: int
@@ -55,7 +60,9 @@ class ToolCallEnd:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """The output of a tool that the server has run. It comes after the ends of all calls of the same round."""
+    """A part of an answer: the output of a tool that the server itself has run. It comes after the ends of all tool
+    calls that the model made together with this one.
+    """
 
     # As in ToolCallStart.
     index: int
@@ -69,7 +76,9 @@ Part = Content | Reasoning | ToolCallStart | ToolCallArguments | ToolCallEnd | T
 
 # Without gc: an answer may have a million of them, and a full collection stopped the process for 0.9 s.
 class ScoredToken(Struct, frozen=True, gc=False):
-    """A token, given as bytes, with its log probability."""
+    """A token of an answer or a prompt, given as bytes, with its natural log probability, the most likely tokens at its
+    position, and its place in the text.
+    """
 
     # The token's bytes.
     data: bytes
@@ -88,7 +97,7 @@ class ScoredToken(Struct, frozen=True, gc=False):
 
 @dataclass
 class WholeToolCall:
-    """A tool call, assembled from its parts."""
+    """A tool call with all of its arguments, assembled by WholeAnswer from the parts of the answer."""
 
     id: str
     name: str
@@ -99,7 +108,9 @@ class WholeToolCall:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments as an object. Of a call that is not complete, only those arguments that are complete."""
+        """The arguments as an object. If the call is not complete, the object has only those arguments that are
+        complete; it is empty if the arguments are no JSON object.
+        """
         try:
             value = from_json(self.arguments, allow_inf_nan=False, allow_partial=True)
         except ValueError:
@@ -109,7 +120,7 @@ class WholeToolCall:
 
 @dataclass
 class WholeText:
-    """The text of consecutive parts of an answer of the same kind, which is content or reasoning."""
+    """A text of an answer, content or reasoning, assembled by WholeAnswer from consecutive parts of this kind."""
 
     is_reasoning: bool
     pieces: list[str] = field(default_factory=list)
@@ -121,7 +132,7 @@ class WholeText:
 
 @dataclass
 class WholeToolResult:
-    """The output of a tool call that the server has run."""
+    """The output of a tool call that the server has run, together with the call."""
 
     call: WholeToolCall
     text: str
@@ -130,19 +141,21 @@ class WholeToolResult:
 
 @dataclass
 class WholeAnswer:
-    """A whole answer, assembled from its parts in the order in which the model wrote them."""
+    """A whole answer, assembled from its parts: texts, tool calls and tool results, in the order in which they were
+    written. Whoever reads an answer to its end calls `add` for each part.
+    """
 
     blocks: list[WholeText | WholeToolCall | WholeToolResult] = field(default_factory=list)
     tokens: list[ScoredToken] = field(default_factory=list)
 
     @property
     def content(self) -> str:
-        """All content, without the reasoning and tool calls between."""
+        """The text for the user: all content, joined, without the reasoning and tool calls between."""
         return self._text(is_reasoning=False)
 
     @property
     def reasoning(self) -> str:
-        """All reasoning, without the content and tool calls between."""
+        """All reasoning, joined, without the content and tool calls between."""
         return self._text(is_reasoning=True)
 
     @property
@@ -154,7 +167,7 @@ class WholeAnswer:
         return [block for block in self.blocks if isinstance(block, WholeToolResult)]
 
     def add(self, part: Part) -> None:
-        """Append the next part."""
+        """Append the next part of the answer: to the last block if the part continues it, otherwise as a new block."""
         last = self.blocks[-1] if self.blocks else None
         match part:
             case Content(text) | Reasoning(text):

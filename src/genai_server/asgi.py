@@ -1,4 +1,6 @@
-"""The ASGI entry point, for `uvicorn genai_server.asgi:app` and gunicorn."""
+"""The ASGI app, for other servers than `genai-server serve`: `uvicorn genai_server.asgi:app` or gunicorn with uvicorn's
+workers. Importing this module reads the settings, and ends the process if they are wrong.
+"""
 
 import sys
 

@@ -1,5 +1,6 @@
-"""The files of batches: requests, one in each line, which are read from a file of any length and checked; and results,
-one in each line, in a file that stays readable if its process or the machine stops at any moment.
+"""The files of batches, in OpenAI's format of one JSON object in each line. `LineReader` reads the requests from a file
+of any length, and `InputCheck` checks them; `ResultFile` writes the results to a file that stays readable if its
+process or the machine stops at any moment.
 
 This module needs no HTTP, so that both the server and `genai-server batch` use it.
 """
@@ -34,7 +35,9 @@ _BEGINNING = b'{"id":"batch_req_'
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One request of a batch."""
+    """One valid request of a batch: its line in the input file, the client's id, the endpoint, and the body as JSON.
+    LineReader creates it.
+    """
 
     # Counted from 1.
     number: int
@@ -48,7 +51,9 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """Why a line of a batch's input is not a valid request; about the whole file if `number` is None."""
+    """The reason why a line of a batch's input file is not a valid request. If `number` is None, the error is about the
+    whole file.
+    """
 
     number: int | None
     code: str
@@ -56,20 +61,21 @@ class LineError:
     param: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The error as an object in OpenAI's format."""
+        """Return the error as an object in OpenAI's format, an element of a batch's `errors`."""
         return {"code": self.code, "message": self.message, "param": self.param, "line": self.number}
 
 
 def listed(errors: Iterable[LineError]) -> dict[str, Any]:
-    """The value of a batch's field `errors` in OpenAI's format."""
+    """Return the errors of a batch's input as the value of the batch's field `errors`, in OpenAI's format."""
     return {"object": "list", "data": [error.to_json() for error in errors]}
 
 
 class LineReader:
-    """Reads a file of requests, several lines at a time. All methods block. The caller must close it.
+    """Reads the requests in the input file of a batch, several lines at a time. All methods block. The caller must
+    close it.
 
-    `max_body` is the maximum size of a request's body in bytes; of a longer line the rest is skipped. With an
-    `endpoint`, all requests must be for that path; without one, each may be for any of ENDPOINTS. Raises OSError if the
+    `max_body` is the maximum size of a request's body in bytes; the rest of a longer line is skipped. With an
+    `endpoint`, all requests must be for that path; with None, each may be for any of ENDPOINTS. Raises OSError if the
     file cannot be read.
     """
 
@@ -80,12 +86,16 @@ class LineReader:
         self._number = 0
 
     def parts(self) -> Iterator[list[BatchLine | LineError]]:
-        """Iterate over all lines in lists of several lines. Blank lines are left out, so a list may be empty."""
+        """Iterate over all lines in lists of several lines, each a request or the error in its line. Blank lines are
+        left out, so a list may be empty. Raises OSError.
+        """
         while (part := self.read()) is not None:
             yield part
 
     def read(self) -> list[BatchLine | LineError] | None:
-        """The next lines, as a list of several; None at the end of the file."""
+        """Return the next lines as a list, each a request or the error in its line; None at the end of the file. Blank
+        lines are left out, so the list may be empty. Raises OSError.
+        """
         lines: list[BatchLine | LineError] = []
         num_bytes = 0
         while num_bytes < _PART_BYTES and len(lines) < _PART_LINES:
@@ -171,14 +181,16 @@ def _text(fields: Mapping[str, msgspec.Raw], name: str, prefix: str = "") -> str
 
 
 def digest(custom_id: str) -> bytes:
-    """A hash of a custom id with 16 bytes, which takes less memory than the id."""
+    """Return a hash of a custom id, the client's id of a request. With its 16 bytes it takes less memory than
+    the id.
+    """
     return blake2b(custom_id.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def response_line(id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """The line of the result file for a request that has been answered. `id` identifies the line, `custom_id` is the
-    client's id of the request, and `request_id` the server's. `status` and `body` are those of the HTTP response.
-    Raises ValueError if the body is not JSON.
+    """Return the line of a batch's result file for a request that has been answered. `id` identifies the line,
+    `custom_id` is the client's id of the request, and `request_id` the server's. `status` and `body` are those of the
+    HTTP response. Raises ValueError if the body is not JSON.
     """
     checked = msgspec.json.decode(body.decode(), type=msgspec.Raw)
     # Line feeds are only between values: in strings they have escapes.
@@ -191,8 +203,8 @@ def response_line(id: str, custom_id: str, status: int, request_id: str, body: b
 
 
 def error_line(id: str, custom_id: str, code: str, message: str) -> bytes:
-    """The line of the error file for a request that could not be answered. `id` identifies the line, and `custom_id` is
-    the client's id of the request.
+    """Return the line of a batch's error file for a request that could not be answered. `id` identifies the line, and
+    `custom_id` is the client's id of the request. `code` and `message` say what went wrong.
     """
     return _line(id, custom_id, None, {"code": code, "message": message})
 
@@ -202,9 +214,11 @@ def _line(id: str, custom_id: str, response: Any, error: Any) -> bytes:
 
 
 class InputCheck:
-    """Checks the lines of a batch's input: duplicate custom ids, models that cannot be used and the number of requests.
+    """Checks all lines of a batch's input together: for duplicate custom ids, for models that cannot be used, and for
+    the number of requests. The caller passes the lines to `add` and then asks for the `errors`.
 
-    `check_model` raises a GenaiServerError for a model that cannot be used.
+    `max_requests` is the maximum number of requests. `check_model` takes the name of a model (None for a request that
+    names none), and raises a GenaiServerError if the model cannot be used.
     """
 
     def __init__(self, max_requests: int, check_model: Callable[[str | None], object]) -> None:
@@ -223,19 +237,21 @@ class InputCheck:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the batch is certain to fail, so that the remaining lines need not be checked."""
+        """Whether the batch is certain to be refused, so that the remaining lines need not be checked: it has
+        MAX_ERRORS errors or too many requests.
+        """
         return len(self._errors) >= MAX_ERRORS or len(self._ids) > self._max_requests
 
     def add(self, lines: Sequence[BatchLine | LineError]) -> None:
-        """Check the next lines of the input, and keep their errors."""
+        """Check the next lines of the input, and keep their errors for `errors`."""
         for line in lines:
             error = line if isinstance(line, LineError) else self._wrong(line)
             if error is not None:
                 self._errors.append(error)
 
     def errors(self) -> list[LineError]:
-        """The errors to report for the batch: those of single lines, at most MAX_ERRORS, or one about the number of
-        requests. Empty if the input is valid.
+        """Return the errors for which the batch is refused: those of single lines, at most MAX_ERRORS, or one about the
+        number of requests. Empty if the input is valid. An input without requests is not valid.
         """
         if len(self._ids) > self._max_requests:
             message = f"a batch may have at most {self._max_requests} requests (GENAI_MAX_BATCH_REQUESTS)"
@@ -265,11 +281,11 @@ class _Result(msgspec.Struct):
 
 
 class ResultFile:
-    """Appends lines to a file so that each line is there completely or not at all. All methods block. The caller must
-    close it.
+    """A file of a batch's results, to which lines are appended so that each line is there completely or not at all. All
+    methods block. The caller must close it.
 
-    `recovered` must be iterated to its end before the first `append`. Raises OSError if the file cannot be read or
-    written.
+    A file that exists is continued: `recovered` must be iterated to its end before the first `append`. A new file is
+    created with the permissions `mode`. Raises OSError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path, mode: int = 0o600) -> None:
@@ -280,8 +296,8 @@ class ResultFile:
         self.size = 0
 
     def recovered(self) -> Iterator[tuple[str, bytes]]:
-        """Iterate over the complete lines that an earlier process has written to the file: the custom id and the text
-        of each. An incomplete line at the end is removed from the file.
+        """Iterate over the complete lines that an earlier process has written to the file: the custom id of each and
+        the line itself. At the end, an incomplete last line is removed from the file.
         """
         self.size = 0
         with self._path.open("rb") as file:
@@ -294,7 +310,9 @@ class ResultFile:
         self._file.truncate(self.size)
 
     def append(self, lines: bytes) -> None:
-        """Write complete lines to the disk. If this raises OSError, none of the lines is in the file."""
+        """Append complete lines, each with its line feed, and wait until they are on the disk. If this raises OSError,
+        none of the lines is in the file.
+        """
         remaining = memoryview(lines)
         try:
             while remaining:
@@ -311,8 +329,8 @@ class ResultFile:
 
 
 def first_invalid_line(path: Path) -> int | None:
-    """The number of the first line of a file that is not a result, counted from 1; None if all lines are results. An
-    incomplete result at the end is ignored. Raises OSError.
+    """Return the number, from 1, of the first line of a file that is not the result of a request; None if all lines are
+    results. An incomplete result at the end is ignored. Raises OSError.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -323,7 +341,7 @@ def first_invalid_line(path: Path) -> int | None:
 
 
 def _custom_id(line: bytes) -> str | None:
-    """The custom id of a line with a result; None if the line is incomplete or not a result."""
+    """Return the custom id of a line in a result file; None if the line is incomplete or not a result."""
     if not line.endswith(b"\n"):
         return None
     try:

@@ -1,6 +1,7 @@
-"""All errors of the server, in one tree, without HTTP: http/error_responses.py maps them to responses.
+"""All errors that the server raises on purpose, in one tree below GenaiServerError. They know nothing of HTTP:
+http/error_responses.py maps them to responses.
 
-Below GenaiServerError there are four branches and the errors of single commands:
+Below GenaiServerError there are four branches, and errors of single commands of the command line:
 
 - ConfigurationError: a setting or the installation is wrong. The start ends with one line.
 - RequestError: the request is wrong. It is raised before any work is done.
@@ -24,9 +25,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 def quoted(value: object, limit: int = 100) -> str:
-    """Return a value as JSON on one line for a message: `true`, `null`, `"text"`.
+    """Return a value as JSON on one line, to be shown in a message: `true`, `null`, `"text"`.
 
-    Longer text is cut to `limit` characters and `…`; the rest is not even encoded.
+    Text of more than `limit` characters is cut there and ends with `…`; what is cut off is not even encoded.
     """
     text = ""
     for piece in _ENCODER.iterencode(value[: limit + 1] if isinstance(value, str) else value):
@@ -38,13 +39,15 @@ def quoted(value: object, limit: int = 100) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text on one line, with escapes for control characters, invisible characters and lone surrogates."""
+    """Return `text` on one line for a terminal or a log: control characters, invisible characters and lone surrogates
+    are replaced by escapes.
+    """
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """Return the end of an error message with the known name most similar to the given one; "" if none is
-    similar.
+    """Return the end of an error message about the unknown name `text`: "; did you mean NAME?" with the most similar of
+    the known `names`, or "" if none is similar.
     """
     matches = difflib.get_close_matches(text, list(names), 1, _MIN_SIMILARITY)
     return f"; did you mean {matches[0]}?" if matches else ""
@@ -52,10 +55,10 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
 
 class GenaiServerError(Exception):
     """Base of all errors that the server raises on purpose. `code` identifies the class of the error, both to clients
-    and in messages between processes.
+    and in messages between processes. `param` is the field of the request that the error is about, if any.
 
     `retry_after` is the number of seconds after which the same request may succeed; None if waiting does not help.
-    Message and parameter may quote what a client has sent. Lone surrogates in them, which no response can contain, are
+    Message and `param` may quote what a client has sent. Lone surrogates in them, which no response can contain, are
     escaped.
     """
 
@@ -83,13 +86,15 @@ class GenaiServerError(Exception):
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """The values, by name, with which an API can word this error in the way that its clients recognize; empty if
-        every API shows `message`.
+        """The values, by name, of which an API can make a message in the words that its clients recognize; empty if all
+        APIs show `message`.
         """
         return {}
 
     def at(self, path: str) -> Self:
-        """Return a copy of this error for the field at `path`. The message of the copy begins with the path."""
+        """Return a copy of this error that is about the field at `path` of the request. The message of the copy begins
+        with the path.
+        """
         return type(self)(f"{path}: {self.message}", param=path, retry_after=self.retry_after)
 
 
@@ -98,8 +103,8 @@ def _encodable(text: str) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return any exception as one line for an operator: its type and text, or only the text if that is a full
-    sentence.
+    """Describe any exception in one line for an operator: its type and text. The type is left out of errors whose text
+    is a full sentence (GenaiServerError and RuntimeError).
     """
     try:
         text = _encodable(" ".join(str(error).split()))[:_MAX_REASON]
@@ -139,7 +144,7 @@ class ServerUnusable(GenaiServerError, code="server_unusable"):
 
 
 class RequestError(GenaiServerError, code="invalid_request"):
-    """The request is wrong. No work was done for it."""
+    """The request is wrong or not allowed, and no work was done for it. Base of all such errors."""
 
 
 # Stands for a value that is not shown.
@@ -147,7 +152,9 @@ _NOT_SHOWN = object()
 
 
 class AsIs(str):
-    """A value that messages of errors show as it is, such as `512x512`, and not as JSON."""
+    """A text that messages of errors show as it is, such as `512x512`. Other values are shown as JSON, texts in
+    quotation marks.
+    """
 
 
 class InvalidField(RequestError, code="invalid_value"):
@@ -155,9 +162,9 @@ class InvalidField(RequestError, code="invalid_value"):
 
     `path` is the field's path in the body, such as `messages[0].content`; None if only the caller knows the path, and
     adds it with `at`. The message is composed of parts, so that an API can use the field name that its clients know:
-    PATH RULE LIMIT (LIMITED_BY); given VALUE. Only path and rule are always present. `other` is the path of a second
-    field, which follows the rule. `limited_by` is the setting, or whatever else determines the limit. Long values are
-    cut.
+    PATH RULE OTHER LIMIT (LIMITED_BY); given VALUE. Only path and rule are always present. `rule` says what the value
+    must be. `other` is the path of a second field, which follows the rule, as in "cannot be combined with".
+    `limited_by` is the setting, or whatever else determines the limit. Long values are cut.
     """
 
     def __init__(
@@ -179,25 +186,27 @@ class InvalidField(RequestError, code="invalid_value"):
 
     @property
     def rule(self) -> str:
-        """The rule that the value breaks, which follows the field's name in the message."""
+        """What the value of the field must be, as a text that follows the field's name in the message, such as "must be
+        at most".
+        """
         return self._message
 
     @property
     def message(self) -> str:
-        """The complete sentence, with the paths as names of the fields."""
+        """The complete sentence, in which the fields are named by their paths."""
         return self.sentence(self.param, self.other, self.given)
 
     def sentence(self, name: str | None, other: str | None, given: str | None) -> str:
-        """Return the message for other names of the two fields and another form of the value. `given` is the value as
-        JSON. None leaves out the name, the second field or the value.
+        """Compose the message with other names: `name` for the field, `other` for the second field, and `given` for the
+        value, as JSON. What is None is left out of the message.
         """
         parts = (name, self.rule, other, self.limit, f"({self.limited_by})" if self.limited_by else None)
         sentence = " ".join(str(part) for part in parts if part is not None)
         return sentence if given is None else f"{sentence}; given {given}"
 
     def at(self, path: str, rule: str = "cannot be used") -> Self:
-        """Return a copy of this error for the field at a path. Its message says that the field breaks `rule`, followed
-        by this error's message as the reason.
+        """Return a copy of this error that is about the field at `path`. Its message is the path, `rule`, and this
+        error's message as the reason.
         """
         return type(self)(path, f"{rule}: {self.message}")
 
@@ -223,10 +232,10 @@ class NoChatTemplate(InvalidField, code="no_chat_template"):
 
 
 class PromptTooLong(InvalidField, code="context_length_exceeded"):
-    """A prompt is so long that no token is left for the answer, or a text is too long.
+    """A prompt is so long that no token is left for the answer, or another text of the request is too long.
 
-    `tokens` is the length of a prompt, 0 for other texts. For a prompt, each API uses the words that its clients
-    recognize in order to shorten the conversation.
+    `tokens` is the length of a prompt in tokens, and 0 for other texts. For a prompt, each API uses the words by which
+    its clients recognize that they must shorten the conversation.
     """
 
     def __init__(self, path: str | None, rule: str = "leaves no token", *, tokens: int = 0, **parts: Any) -> None:
@@ -240,7 +249,7 @@ class PromptTooLong(InvalidField, code="context_length_exceeded"):
 
 
 class TaskUnsupported(InvalidField, code="unsupported_task"):
-    """The model cannot do what the request asks for. The message names the models that can."""
+    """The model does not support the task of the request, such as embeddings. The message names the models that do."""
 
 
 class PreviousNotFound(InvalidField, code="previous_response_not_found"):
@@ -292,11 +301,13 @@ class AdapterLoadFailed(RequestError, code="adapter_load_failed"):
 
 
 class RequestNotFound(RequestError, code="request_not_found"):
-    """No request with this name is running or waiting."""
+    """No request with the name that an operator has given is running or waiting."""
 
 
 class AmbiguousRequest(RequestError, code="request_ambiguous"):
-    """Several running or waiting requests have this name. The message has the unique id of each."""
+    """Several running or waiting requests have the name that an operator has given. The message has the unique id of
+    each.
+    """
 
 
 class ThreadUnsupported(RequestError, code="thread_unsupported_request"):
@@ -311,7 +322,9 @@ class ResponseNotFound(RequestError, code="response_not_found"):
 
 
 class ConversationNotFound(RequestError, code="conversation_not_found"):
-    """No conversation with this id is stored, or the conversation has no such item. It may have been deleted."""
+    """No conversation with this id is stored, or the conversation has no item with this id. It may have been
+    deleted.
+    """
 
 
 class StoredFileNotFound(RequestError, code="file_not_found"):
@@ -343,7 +356,7 @@ class RateLimitExceeded(RequestError, code="rate_limit_exceeded"):
 
 
 class ProfileNotFound(RequestError, code="profile_not_found"):
-    """There is no profile with this name, or it cannot be read."""
+    """There is no performance profile, profile session or file of one with this name, or it cannot be read."""
 
 
 class AdminForbidden(RequestError, code="admin_forbidden"):
@@ -357,7 +370,9 @@ class OriginForbidden(RequestError, code="origin_forbidden"):
 
 
 class Unavailable(GenaiServerError, code="unavailable"):
-    """The server cannot accept this request now; the same request may succeed later."""
+    """The server cannot accept this request now; the same request may succeed later. Base of the errors of a server
+    that is overloaded, loading a model or stopping.
+    """
 
     # Engines restart and queues move on within seconds.
     default_retry_after: ClassVar[int | None] = 1
@@ -385,11 +400,11 @@ class NoEngineReady(Unavailable, code="no_engine_ready"):
 
 
 class TooManyConnections(Unavailable, code="too_many_connections"):
-    """All file descriptors that the process may use for connections are in use."""
+    """The server has as many open connections and files as the process may have (its limit of file descriptors)."""
 
 
 class ModelsBusy(Unavailable, code="models_busy"):
-    """Other models are in use or occupy the memory that this model needs, and its turn has not come."""
+    """The model could not be loaded in time, because other models are in use or occupy the memory that it needs."""
 
 
 class ModelTooLarge(Unavailable, code="insufficient_memory"):
@@ -429,7 +444,7 @@ class ServerDraining(Unavailable, code="server_draining"):
 
 
 class GenerationFailed(GenaiServerError, code="generation_failed"):
-    """A request failed after it was accepted."""
+    """A request failed after it was accepted. Base of the errors that may come in a stream that has begun."""
 
 
 class GrammarFailed(GenerationFailed, code="grammar_failed"):
@@ -467,7 +482,9 @@ class ServerStopping(GenerationFailed, code="server_stopping"):
 
 
 class RunnerFailed(GenerationFailed, code="runner_failed"):
-    """The library raised an error while it ran this request. Other requests continue."""
+    """ONNX Runtime GenAI, the library that runs the model, raised an error while it ran this request. Other requests
+    continue.
+    """
 
 
 def _tree(root: type[GenaiServerError]) -> list[type[GenaiServerError]]:
@@ -509,7 +526,9 @@ _JSON = {"'": '"', "True": "true", "False": "false", "None": "null"}
 
 
 def rule_of(finding: Mapping[str, Any]) -> str:
-    """Return what a value must be, for the message of an InvalidField, from one of pydantic's error entries."""
+    """Return what a value must be, as the rule of an InvalidField. `finding` is an entry of pydantic's list of
+    errors.
+    """
     context = finding.get("ctx", {})
     if finding["type"] not in _RULES:
         return str(finding["msg"]).removeprefix("Value error, ")

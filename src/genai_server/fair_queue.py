@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _Account:
-    """The virtual time of a tenant, and the number of the tenant's last turn."""
+    """What a FairQueue keeps of one tenant: its virtual time, and the number of its last turn."""
 
     # Its virtual time.
     time: float
@@ -26,7 +26,10 @@ class _Account:
 
 class FairQueue:
     """Decides which tenant has the next turn, from the service that each tenant has received. The tenants are those of
-    one priority class.
+    one priority class. The queue holds no work: whoever holds it reports with `arrive`, `serve` and `leave`, and sorts
+    tenants by `turn`.
+
+    `max_credit` is the most service by which a tenant that waits for another reason than its turn may fall behind.
     """
 
     def __init__(self, max_credit: float = math.inf) -> None:
@@ -37,8 +40,8 @@ class FairQueue:
         self._num_turns = 0
 
     def arrive(self, tenant: str, present: Iterable[str]) -> None:
-        """Record that work of a tenant begins to wait while none of it was waiting. `present` are the other tenants
-        with waiting work.
+        """Record that work of a tenant begins to wait while none of its work was waiting. `present` are the other
+        tenants with waiting work.
         """
         start = max(self._time(tenant), self._start(set(present) - {tenant}))
         account = self._accounts.get(tenant)
@@ -52,19 +55,19 @@ class FairQueue:
     def leave(self, tenant: str, present: Iterable[str]) -> None:
         """Record that no work of a tenant waits or is served any more. The tenant may come back.
 
-        The service that the tenant has received is remembered only as long as it would matter if the tenant came back.
+        The service that the tenant has received is remembered only if it would matter when the tenant comes back.
         `present` are the other tenants with waiting work.
         """
         if self._time(tenant) <= self._start(present):
             self.forget(tenant)
 
     def forget(self, tenant: str) -> None:
-        """Remove a tenant that will not come back."""
+        """Remove what is kept of a tenant that will not come back."""
         self._accounts.pop(tenant, None)
 
     def serve(self, tenant: str, amount: float) -> None:
-        """Add `amount` to the service that a tenant has received. It is in the unit of the queue, such as tokens or
-        seconds.
+        """Record that a tenant has had a turn, and add `amount` to the service that it has received. `amount` is in the
+        unit of the queue, such as tokens or seconds.
         """
         account, earliest = self._accounts.get(tenant), self._earliest
         if account is None:
@@ -77,9 +80,9 @@ class FairQueue:
     def turn(self, tenant: str, in_flight: float = 0.0) -> tuple[float, int]:
         """Return a sort key for the order of turns: the tenant with the smallest key is next.
 
-        It is the virtual time plus `in_flight`, the service that the tenant is receiving now and that `serve` has not
-        counted yet. Of tenants with equal times, the one whose last turn is longest ago is first, and a tenant without
-        any turn before all of these.
+        The key has the tenant's virtual time plus `in_flight`, the service that the tenant is receiving now and that
+        `serve` has not counted yet. Among tenants with equal times, the one whose last turn is longest ago comes first,
+        and tenants that have had no turn come before it.
         """
         account = self._accounts.get(tenant)
         return self._time(tenant) + in_flight, 0 if account is None else account.last_turn
@@ -90,12 +93,12 @@ class FairQueue:
         return max(0.0, self._latest - self._max_credit)
 
     def _start(self, present: Iterable[str]) -> float:
-        """Return the virtual time at which a tenant without an account starts when the tenants `present`
-        are waiting.
+        """Return the virtual time at which a tenant that the queue does not know starts while the tenants `present` are
+        waiting: the smallest of their virtual times.
         """
         return min((self._time(other) for other in present), default=self._latest)
 
     def _time(self, tenant: str) -> float:
-        """Return a tenant's virtual time."""
+        """Return a tenant's virtual time, which is at least the smallest one that a tenant can have."""
         account = self._accounts.get(tenant)
         return self._earliest if account is None else max(account.time, self._earliest)

@@ -1,4 +1,7 @@
-"""The log: where it is written and in which format. The same in every process."""
+"""The log of each process of the server: `configure_logging` sets its level and format, text or JSON, and writes to
+standard error; `written_in_thread` keeps a blocked standard error from blocking the server. Messages of exceptions are
+left out, because they may quote input of clients.
+"""
 
 import logging
 import os
@@ -31,19 +34,23 @@ _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tupl
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats an exception, and the exceptions that caused it, with their types and locations but without their
-    messages.
+    """A log formatter that shows an exception, and the exceptions that caused it, with their types and locations but
+    without their messages. Base of the formatters here.
 
     A message may quote input of a client, such as a missing key, an invalid value or a text that cannot be encoded.
     """
 
     def formatException(self, ei: _Raised) -> str:
-        """Return the lines that describe an exception in the log, without the messages of exceptions."""
+        """Return the lines that describe an exception in the log, without the messages of exceptions. `ei` is what
+        `sys.exc_info` returns.
+        """
         return "" if ei[1] is None else "\n".join(_traceback_lines(ei[1], set()))
 
 
 class TextFormatter(RedactingFormatter):
-    """Formats each record as one line, with its `fields` (`extra={"fields": {…}}`) after the message."""
+    """A log formatter that writes each record as one line of text, with the record's own values (`extra={"fields":
+    {…}}`) after the message.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
@@ -51,8 +58,8 @@ class TextFormatter(RedactingFormatter):
 
 
 class JsonFormatter(RedactingFormatter):
-    """Formats each record as one line with a JSON object: time, level, logger, message, and the record's
-    `fields`.
+    """A log formatter that writes each record as one line with a JSON object: time, level, logger, message, the
+    record's own values (`extra={"fields": {…}}`), and the exception if there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -69,7 +76,8 @@ class JsonFormatter(RedactingFormatter):
 
 
 def configure_logging(level: str, form: str = "text") -> None:
-    """Log to standard error, one line for each record, at `level` and above, in the format `form` (text or json).
+    """Let this process log to standard error, one line for each record of `level` ("debug", "info" …) and above. `form`
+    is the format, "text" or "json". Replaces an earlier configuration.
 
     In a terminal, text lines are shorter.
     """
@@ -88,8 +96,8 @@ def configure_logging(level: str, form: str = "text") -> None:
 
 @contextmanager
 def written_in_thread() -> Iterator[None]:
-    """Write log lines in a thread during the block, so that a blocked standard error, such as a pipe, blocks nothing
-    else.
+    """Context manager that has the log's lines written by a thread during the block, so that a blocked standard error,
+    such as a pipe that nobody reads, blocks nothing else.
 
     Lines that do not fit into the queue are dropped, and the next line says how many. If several apps run in one
     process, the thread of the first app writes all lines until that app ends; then they are written without a thread.
@@ -122,9 +130,11 @@ def written_in_thread() -> Iterator[None]:
 
 
 class ThreadedLineStream:
-    """A text stream whose lines a thread writes to a file descriptor. Thread-safe. The caller must close it.
+    """A text stream for a log handler, whose lines a thread writes to the file descriptor `descriptor`. Thread-safe.
+    The caller must close it.
 
-    If lines had to be dropped because the thread is too slow, `dropped` returns the line that says how many.
+    `write` never blocks. If lines had to be dropped because the thread is too slow, `dropped`, called with their
+    number, returns the line to write in their place.
     """
 
     def __init__(self, descriptor: int, dropped: Callable[[int], str]) -> None:
@@ -141,7 +151,7 @@ class ThreadedLineStream:
         self._thread.start()
 
     def write(self, line: str) -> None:
-        """Queue a line."""
+        """Queue a line for the thread, or drop it if too many lines are waiting."""
         with self._lock:
             if len(self._waiting) < _MAX_WAITING:
                 self._waiting.append(line)
@@ -176,8 +186,8 @@ class ThreadedLineStream:
 
 
 def _traceback_lines(error: BaseException, shown: set[int]) -> list[str]:
-    """Return the lines of an exception's traceback, after those of the exceptions that caused it. `shown` has the ids
-    of exceptions that were shown already.
+    """Return the lines of an exception's traceback without messages, after those of the exceptions that caused it.
+    `shown` has the ids of the exceptions that were shown already, and gets those of the exceptions that are shown now.
     """
     shown.add(id(error))
     lines: list[str] = []
@@ -195,8 +205,8 @@ def _traceback_lines(error: BaseException, shown: set[int]) -> list[str]:
 
 
 def _cut_asyncio(record: logging.LogRecord) -> bool:
-    """Log filter that keeps all records: cut asyncio's own records to one line, because the other lines show a task
-    with its exception.
+    """Cut the message of a record of asyncio to its first line, since the other lines show a task with its exception,
+    whose message may quote a client. A log filter; it keeps all records, so it returns True.
     """
     if record.name == "asyncio":
         record.msg, record.args = record.getMessage().partition("\n")[0], None
@@ -204,8 +214,8 @@ def _cut_asyncio(record: logging.LogRecord) -> bool:
 
 
 def _rename_uvicorn(record: logging.LogRecord) -> bool:
-    """Log filter that keeps all records: name uvicorn's server records `uvicorn`, because uvicorn's name
-    `uvicorn.error` looks like a failure.
+    """Rename records of the logger `uvicorn.error` to `uvicorn`, because uvicorn's name for its ordinary lines looks
+    like a failure. A log filter; it keeps all records, so it returns True.
     """
     if record.name == "uvicorn.error":
         record.name = "uvicorn"

@@ -1,4 +1,4 @@
-"""Formats reports of texts and tables as plain text."""
+"""Formats reports that consist of texts and tables as plain text, for the terminal (`plain_report`)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,17 +9,23 @@ _NUMERIC = "0123456789+–"
 
 
 def plain_report(parts: Iterable[str | Rows]) -> str:
-    """Return texts and tables as one text, with an empty line between them."""
+    """Return texts and tables as one text, with an empty line between them. A table is a list of rows of cells; its
+    first row has the titles.
+    """
     return "\n\n".join(part if isinstance(part, str) else _table(part) for part in parts)
 
 
 def is_numeric(column: Sequence[str]) -> bool:
-    """Whether all cells of a column below its title are numbers or empty."""
+    """Return whether all cells of a column below its title are numbers or empty, so that the column is aligned to the
+    right.
+    """
     return all(not cell or cell[0] in _NUMERIC for cell in column[1:])
 
 
 def _table(rows: Rows) -> str:
-    """Return a table as text: columns two spaces apart, numbers right-aligned."""
+    """Format a table as text: columns two spaces apart, numbers right-aligned, and a line below the titles in the first
+    row.
+    """
     shapes = [(max(map(len, column)), is_numeric(column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(

@@ -1,5 +1,5 @@
-"""Measures how long a request and its answers take, and in which phases the time is spent. The clock is passed
-in.
+"""Measures how long a request and its answers take, and in which phases the time is spent: `Arrival` for the request
+and `Stopwatch` for each answer, whose results are `Timings` with a `Breakdown`. The clock is passed in.
 """
 
 import time
@@ -18,7 +18,9 @@ ARRIVAL_KEY = "arrived"
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds that a request spent in each phase. The phases add up to `total_latency`."""
+    """The seconds that a request spent in each phase, from receiving it to delivering its answer. The phases add up to
+    the answer's `total_latency`.
+    """
 
     # From the request's first byte to its last.
     receive: float
@@ -38,7 +40,9 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class Timings:
-    """The measured values of one answer: times in seconds, rates in tokens per second, None where unknown."""
+    """The measured values of one answer: times in seconds, rates in tokens per second; None where unknown.
+    `Stopwatch.timings` returns it.
+    """
 
     # From the request's first byte to the first token.
     ttft: float | None
@@ -56,7 +60,9 @@ class Timings:
 
 
 class Arrival:
-    """The time at which a request arrived, and how long receiving it and waiting for its model have taken."""
+    """The time at which a request arrived, and how long receiving its body and waiting for its model have taken.
+    Created for each HTTP request; `began` is when the first byte arrived, in seconds by `clock`.
+    """
 
     def __init__(self, clock: Clock, began: float | None = None) -> None:
         # In seconds; monotonic.
@@ -74,12 +80,12 @@ class Arrival:
         return self.clock() - self.began
 
     def received(self) -> None:
-        """Record that the request's last byte has arrived."""
+        """Record that the last byte of the request has arrived now."""
         self.receive = self.elapsed
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Count the time in the block as waiting for the model."""
+        """Context manager that counts the time of its block as waiting for the model to be loaded."""
         began = self.clock()
         try:
             yield
@@ -88,7 +94,10 @@ class Arrival:
 
 
 class Stopwatch:
-    """Measures the times of one answer, starting with the arrival of its request."""
+    """Measures the times of one answer, starting with the arrival of its request. It is created when the request is
+    sent to its engine; `count` is called for the tokens that arrive, `stop` at the end, and `timings` returns the
+    result.
+    """
 
     def __init__(self, arrival: Arrival, input_tokens: int = 0) -> None:
         self.input_tokens = input_tokens
@@ -99,7 +108,7 @@ class Stopwatch:
         self._ended: float | None = None
 
     def count(self, tokens: int) -> None:
-        """Record that this number of tokens has just arrived."""
+        """Record that `tokens` tokens have arrived now."""
         if self._first is None:
             self._first = self._arrival.clock()
         self.output_tokens += tokens
@@ -111,18 +120,19 @@ class Stopwatch:
 
     @property
     def since_submission(self) -> float:
-        """The seconds since the stopwatch was created, when the request is sent to its engine."""
+        """The seconds since the stopwatch was created, which is when the request is sent to its engine."""
         return self._arrival.clock() - self._created
 
     def stop(self) -> None:
-        """Record that the answer has just ended."""
+        """Record that the answer has ended now."""
         self._ended = self._arrival.clock()
 
     def timings(self, phases: Phases | None, num_produced: int) -> Timings:
-        """Return the measured values at the end of the answer, or up to now.
+        """Return the measured values at the end of the answer, or up to now if it has not ended.
 
-        `phases` are the engine's times, None while they are unknown. `num_produced` is the number of tokens that the
-        engine generated in that time; it exceeds the answer's tokens if a stop string ended the answer.
+        `phases` are the times that the engine has measured, or None while they are unknown. `num_produced` is the
+        number of tokens that the engine generated in that time; it exceeds the answer's tokens if a stop string ended
+        the answer.
         """
         total = (self._arrival.clock() if self._ended is None else self._ended) - self._arrival.began
         ttft = None if self._first is None else self._first - self._arrival.began
@@ -139,7 +149,8 @@ class Stopwatch:
         )
 
     def _breakdown(self, phases: Phases, before: float, total: float) -> Breakdown:
-        """Divide `before`, the time up to the first token, and the rest of `total` into phases.
+        """Divide `total`, the seconds that the answer took, into phases. `phases` are the times that the engine has
+        measured, and `before` is the part of `total` before the first token.
 
         A phase that another process has measured may be longer than the time left, because the first token may have
         waited while the engine generated more. So each phase gets at most the time left, and none is negative.
