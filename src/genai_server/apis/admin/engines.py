@@ -1,6 +1,8 @@
-"""Admin calls to engines: what the admin endpoints share (their router, calls to several engines, and the search for a
-request by its id), and the endpoints that change onnxruntime-genai's runtime options on running devices and empty the
-prefix cache.
+"""Sends admin calls from an API process to engines, the processes that run models on devices.
+
+For the admin endpoints in other modules, this module has their router (`admin_router`), a call to several engines at
+once (`ask`), and calls about one request, which is found by its id (`ask_about`, `cancel_request`, `end_reasoning`).
+Its own endpoints show and change onnxruntime-genai's runtime options on running devices, and empty the prefix cache.
 """
 
 import asyncio
@@ -89,11 +91,12 @@ async def ask(
 
 
 def by_device(replies: Sequence[tuple[EngineClient, T]], convert: Callable[[T], Any]) -> dict[str, Any]:
-    """A response body whose field `devices` maps the name of each engine's device to the engine's reply, which
-    `convert` turns into JSON.
+    """Build the response body of an admin endpoint from the engines' replies.
 
-    If the replies come from engines of several models, `devices` has the replies for the first model only, and the
-    additional field `models` has the replies for each model.
+    The field `devices` of the body maps the name of each engine's device to the engine's reply, which `convert` turns
+    into JSON. If the replies come from engines of several models, `devices` has only the replies for the first model,
+    and the additional field `models` maps each model's name to an object with its `devices`. `replies` must not be
+    empty.
     """
     models: dict[str, dict[str, Any]] = {}
     for engine, reply in replies:
@@ -113,12 +116,12 @@ async def ask_about(
 ) -> tuple[RequestState, list[tuple[EngineClient, Named]]]:
     """Send a call about one request to the engines. Returns the state of this request, and each engine with its reply.
 
-    `name` is the request's unique id, or else its ordinary id if no other request has the same one. `make_call` creates
-    the message from the number of the call, the name, and whether the name is known to be a unique id. With a single
-    engine, the call is sent at once: the engine looks the name up itself, and does nothing if several requests match.
-    With several engines, all of them are asked for the unique id first; if `tenant` is given, only requests of this
-    tenant (an API key) are found. Raises RequestNotFound, AmbiguousRequest, whose message lists the unique ids, and
-    NoEngineReady.
+    `name` is the request's unique id, or else its ordinary id if no other request has this ordinary id. `make_call`
+    creates the message from the number of the call, the name, and whether the name is known to be a unique id. With a
+    single engine, the call is sent at once: the engine looks the name up itself, and does nothing if several requests
+    match. With several engines, all of them are first asked for the unique id. If `tenant` (an API key) is given, only
+    requests of this API key are found. Raises RequestNotFound, NoEngineReady, and AmbiguousRequest, whose message lists
+    the unique ids.
     """
     is_unique = sum(engine.is_connected for engine in engines) > 1
     if is_unique:
@@ -129,8 +132,9 @@ async def ask_about(
 
 
 def _only_request(name: str, replies: Sequence[tuple[EngineClient, Named]]) -> RequestState:
-    """The one request in the engines' replies whose unique id, or else whose id, is `name`. Raises RequestNotFound and
-    AmbiguousRequest.
+    """Return the one request in the engines' replies whose unique id is `name`, or, if there is none, whose ordinary id
+    is `name`. Raises RequestNotFound if no request matches, and AmbiguousRequest if several requests have this ordinary
+    id.
     """
     return _only([(engine.device, state) for engine, reply in replies for state in reply.requests], name)
 
@@ -160,9 +164,9 @@ def _only(present: Sequence[tuple[str, RequestState]], name: str) -> RequestStat
 async def cancel_request(engines: Sequence[EngineClient], tools: ToolServerClient, name: str) -> RequestState:
     """Cancel a request, whichever API process received it, and return its state.
 
-    `name` is the request's unique id, or else its ordinary id if no other request has the same one. Through `tools`,
-    requests are found for which a tool runs at the moment and no engine. Raises RequestNotFound, AmbiguousRequest and
-    NoEngineReady.
+    `name` is the request's unique id, or else its ordinary id if no other request has this ordinary id. An engine has
+    the request while it generates; `tools` finds the request while the server runs a tool for it. Raises
+    RequestNotFound, AmbiguousRequest if several requests have the id, and NoEngineReady.
     """
     ended = await end_request_with_tools(engines, tools, name, FinishReason.CANCELLED, CancelRequest)
     if ended is None:
@@ -177,13 +181,13 @@ async def end_request_with_tools(
     reason: FinishReason,
     make_call: Callable[[int, str, bool], Call[Named]],
 ) -> RequestState | None:
-    """End a request for which the server runs tools, no matter whether a tool or an engine works on it now; returns the
-    state of the request.
+    """End a request for which the server itself runs tools, no matter whether a tool or an engine works on it now.
 
-    `name` is the request's unique id, or else its ordinary id if no other request has the same one. `reason` becomes
-    the finish reason if a tool runs now. If an engine works on the request, the message that `make_call` creates (see
-    `ask_about`) ends it there. Returns None, and ends nothing, if the server runs no tools for this request. Raises
-    AmbiguousRequest.
+    `name` is the request's unique id, or else its ordinary id if no other request has this ordinary id. If a tool runs
+    now, the request ends with `reason` as its finish reason. If an engine works on the request, the message that
+    `make_call` creates ends it there; `make_call` takes the number of the call, the name, and whether the name is known
+    to be a unique id. Returns the state of the request; returns None, and ends nothing, if the server runs no tools for
+    this request. Raises AmbiguousRequest if several requests have the id.
     """
     at_tools = await tools.find(name)
     if not at_tools:
@@ -205,11 +209,13 @@ async def end_request_with_tools(
 
 
 async def end_reasoning(engines: Sequence[EngineClient], name: str, tenant: str | None) -> tuple[RequestState, bool]:
-    """End the reasoning of a request, whichever API process received it. If `tenant` (an API key) is given, only a
-    request of this tenant is found.
+    """End the reasoning of a request, so that its model writes the final answer, whichever API process received the
+    request.
 
-    Returns the state of the request, and whether the reasoning could be ended: False if the server does not know the
-    format in which the request's model writes reasoning. `name` and the errors raised are as in `ask_about`.
+    `name` is the request's unique id, or else its ordinary id if no other request has this ordinary id. If `tenant` (an
+    API key) is given, only a request with this API key is found. Returns the state of the request, and whether the
+    reasoning could be ended: False if the server does not know the format in which the model writes reasoning. Raises
+    RequestNotFound, AmbiguousRequest if several requests have the id, and NoEngineReady.
     """
     call = partial(EndReasoning, tenant=tenant)
     ended, replies = await ask_about(engines, name, call, tenant=tenant)
@@ -221,13 +227,17 @@ router = admin_router(409)
 
 @router.get("/v1/admin/runtime_options")
 async def get_runtime_options(services: ServicesDep) -> dict[str, Any]:
-    """Get the runtime options of each device."""
+    """Get the current values of onnxruntime-genai's runtime options, `terminate_session` and `enable_profiling`, and
+    the state of profiling, for each device.
+    """
     return by_device(await ask(services.models.engines(), GetRuntimeOptions), _options)
 
 
 @router.post("/v1/admin/runtime_options")
 async def set_runtime_options(body: RuntimeOptionsRequest, services: ServicesDep) -> dict[str, Any]:
-    """Set `terminate_session`, `enable_profiling` or both, on all devices, on one device, or for one request."""
+    """Set onnxruntime-genai's runtime options `terminate_session`, `enable_profiling` or both: on all devices, on one
+    device, or for one request. Returns the values of the options on each device afterwards.
+    """
     options = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
     if not options:
         raise InvalidField("terminate_session", "or enable_profiling is required")
@@ -262,8 +272,8 @@ async def set_runtime_options(body: RuntimeOptionsRequest, services: ServicesDep
 @router.post("/v1/admin/reset_prefix_cache")
 @router.post("/reset_prefix_cache")
 async def reset_prefix_cache(services: ServicesDep) -> dict[str, Any]:
-    """Remove the cached prefixes of all requests that have ended; returns the number of slots of each device that held
-    one.
+    """Empty the prefix cache: forget the cached prompts and answers of requests that have ended. The response has, for
+    each device, the number of slots of the KV cache that have been freed (`slots`).
     """
     replies = await ask(services.models.engines(), ResetPrefixCache)
     return by_device(replies, lambda reply: {"slots": reply.slots})

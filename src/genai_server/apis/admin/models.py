@@ -41,7 +41,11 @@ stored_router = admin_router(500)
 
 @router.post("/v1/admin/models/load")
 async def load_model(body: LoadModelRequest, services: ServicesDep) -> dict[str, Any]:
-    """Load a model from a directory on the server; responds when it is ready or has failed to load."""
+    """Load a model from a directory on the server, and serve it under the name `name`.
+
+    Responds with the model's entry when the model is ready, or with an error when it has failed to load; with `wait`
+    false, responds at once.
+    """
     devices = (body.device or services.settings.device).split(",")
     template = body.chat_template or ""
     try:
@@ -74,7 +78,9 @@ async def load_model(body: LoadModelRequest, services: ServicesDep) -> dict[str,
 
 @router.post("/v1/admin/models/unload")
 async def unload_model(body: UnloadModelRequest, services: ServicesDep) -> dict[str, Any]:
-    """Unload a model; responds when its engine processes have ended."""
+    """Stop serving a model and free its memory. Responds when the model's engine processes have ended; with `wait`
+    false, responds at once.
+    """
     status = services.models.find(body.name, param="name")
     timeout = float(services.settings.drain_timeout) if body.timeout is None else body.timeout
     await services.models.command(UnloadModel(status.name, timeout))
@@ -85,7 +91,7 @@ async def unload_model(body: UnloadModelRequest, services: ServicesDep) -> dict[
 
 @router.post("/v1/admin/models/alias")
 async def set_alias(body: AliasRequest, services: ServicesDep) -> dict[str, Any]:
-    """Let a model be requested by the name `alias`, too, or remove this alias if `name`, the model, is null."""
+    """Let clients request the model `name` by the name `alias`, too. If `name` is null, remove the alias."""
     name = None if body.name is None else services.models.find(body.name, param="name").name
     await services.models.command(SetAlias(body.alias, name))
     return {"id": body.alias, "object": "model", "root": name}
@@ -116,8 +122,8 @@ async def load_adapter(body: LoadAdapterRequest, services: ServicesDep) -> dict[
 
 @router.post("/v1/admin/adapters/unload")
 async def unload_adapter(body: UnloadAdapterRequest, services: ServicesDep) -> dict[str, Any]:
-    """Unload a LoRA adapter for new requests. Its memory is freed when the running requests that use it have ended;
-    `running` lists their ids.
+    """Unload a LoRA adapter, so that new requests cannot use it. Its memory is freed when the running requests that use
+    it have ended; the field `running` of the response lists the ids of these requests.
     """
     status = services.models.find(body.model)
     adapter = next((adapter for adapter in status.adapters if adapter.name == body.name), None)
@@ -132,7 +138,9 @@ async def unload_adapter(body: UnloadAdapterRequest, services: ServicesDep) -> d
 
 
 async def _unload_adapter(services: Services, status: ModelStatus, adapter: Adapter) -> list[str]:
-    """Unload the adapter from all engines of the model; returns the ids of the requests that still use it."""
+    """Tell all running engines of a model to unload the LoRA adapter, and return the ids of the requests that still use
+    it. If no engine of the model runs, the list is empty.
+    """
     with suppress(NoEngineReady, ModelNotFound):  # an engine that is not running has no adapters
         replies = await ask(services.models.engines(status.name), lambda number: UnloadAdapter(number, adapter.id))
         return sorted({request_id for _, reply in replies for request_id in reply.request_ids})
@@ -141,11 +149,12 @@ async def _unload_adapter(services: Services, status: ModelStatus, adapter: Adap
 
 @stored_router.get("/v1/admin/models/stored")
 async def list_stored_models(services: ServicesDep) -> dict[str, Any]:
-    """List the model directories in GENAI_MODELS_DIR, whether they are served or not. `size` is in bytes.
+    """List the model directories in GENAI_MODELS_DIR, whether the models are served or not.
 
-    `source` is where a directory was downloaded from, and `served` the name of the model that is served from it; both
-    may be null. `memory` is the size in bytes of the memory into which models are loaded; null for a device with memory
-    of its own.
+    In each entry, `size` is the size of the directory in bytes, `source` is the repository or directory from which it
+    was copied, and `served` is the name under which the model is served; both may be null. The response's field
+    `memory` is the size in bytes of the memory into which models are loaded; it is null for a device with memory of its
+    own.
     """
     models = await asyncio.to_thread(services.store.stored)
     directory = str(services.store.directory)
@@ -160,12 +169,13 @@ async def list_stored_models(services: ServicesDep) -> dict[str, Any]:
 
 @stored_router.get("/v1/admin/models/variants")
 async def list_variants(repository: str, services: ServicesDep) -> dict[str, Any]:
-    """List the models in a repository of the Hugging Face Hub, such as `OWNER/NAME`. `size` is in bytes.
+    """List the models in a repository of the Hugging Face Hub. `repository` is its name, such as `OWNER/NAME`.
 
-    `name` is the model's name for `/api/pull`. `for_device` says whether the model is the best one for the server's
-    device, judged by the name of its folder; it is null if that names no device. `memory` is the number of bytes that
-    the loaded weights take, without the KV cache. `fits` says whether the server has that much memory; it is null for a
-    device with memory of its own.
+    In each entry, `name` is what to send to `/api/pull` to download the model, and `size` is the size of its files in
+    bytes. `for_device` says whether the model is the best one for the server's device, judged by the name of the
+    model's folder; it is null if the name mentions no device. `memory` is the number of bytes that the loaded weights
+    take, without the KV cache. `fits` says whether the server has that much memory; it is null for a device with memory
+    of its own.
     """
     name = plain_name(repository)
     models = await asyncio.to_thread(services.store.variants, name)

@@ -1,7 +1,9 @@
 """Admin endpoints that start, list, report on, download and remove profile sessions.
 
-Routes that read profiles are plain functions, which run in threads, because reading a large profile takes long. They
-read the folder to which the engines write, and only files that are listed in a manifest.
+In a profile session, an engine lets ONNX Runtime write a profile file for each forward pass of chosen requests and
+tokens. The session's manifest lists these files. Routes that read profiles are plain functions, which FastAPI runs in
+threads, because reading a large profile takes long. They read the folder to which the engines write, and only files
+that are listed in a manifest.
 """
 
 import asyncio
@@ -41,8 +43,10 @@ def _profile_dir(services: ServicesDep) -> Path:
 
 
 def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> Manifest:
-    """The manifest of the profile session with the id in the path, or of the most recent session for the id `latest`. A
-    FastAPI dependency of the routes. Raises ProfileNotFound.
+    """Find the manifest of a profile session, which lists the session's files. A FastAPI dependency of the routes.
+
+    `session_id` is the id in the route's path; `latest` stands for the most recent session. `root` is the folder to
+    which engines write profiles. Raises ProfileNotFound.
     """
     manifest = find_session(root, None if session_id == LATEST else session_id)
     if manifest is None:
@@ -51,10 +55,11 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
 
 
 async def _open_sessions(services: ServicesDep) -> Mapping[str, ProfileState]:
-    """The states of the profile sessions that engines have not ended yet, by session id; empty if no engine runs. A
-    FastAPI dependency of the routes.
+    """Ask the engines for the profile sessions that have not ended, and return their states, keyed by session id. The
+    result is empty if no engine runs. A FastAPI dependency of the routes.
 
-    Profiling that was switched on with the runtime option `enable_profiling` is no such session and is not included.
+    Profiling that was switched on with the runtime option `enable_profiling` is not a session in this sense and is not
+    included.
     """
     try:
         replies = await ask(services.models.engines(), ListProfiles)
@@ -69,13 +74,17 @@ OpenSessions = Annotated[Mapping[str, ProfileState], Depends(_open_sessions)]
 
 @router.post("/start_profile")
 async def start_profile(services: ServicesDep) -> dict[str, Any]:
-    """Set the runtime option `enable_profiling` to "1" on all devices. Load generators call this endpoint."""
+    """Start profiling on all devices: set the runtime option `enable_profiling` to "1". Load generators call this
+    endpoint at the beginning of a measurement. Returns the runtime options of each device.
+    """
     return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "1"}), services)
 
 
 @router.post("/stop_profile")
 async def stop_profile(services: ServicesDep) -> dict[str, Any]:
-    """Set the runtime option `enable_profiling` to "0" on all devices. Load generators call this endpoint."""
+    """Stop profiling on all devices: set the runtime option `enable_profiling` to "0". Load generators call this
+    endpoint at the end of a measurement. Returns the runtime options of each device.
+    """
     return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "0"}), services)
 
 
@@ -83,7 +92,9 @@ async def stop_profile(services: ServicesDep) -> dict[str, Any]:
 async def begin_profile(
     body: ProfileRequest, services: ServicesDep, root: Annotated[Path, Depends(_profile_dir)]
 ) -> dict[str, Any]:
-    """Start a profile session on one device of one model, or on the device that runs the given request."""
+    """Start a profile session on one device of one model, or on the device that runs the given request. Returns the
+    session as JSON; its `id` is needed to get the report and the files.
+    """
     engines = services.models.engines(body.model, body.device)
     if len(engines) > 1 and body.request_id is None:
         field, names = ("device", [engine.device for engine in engines])
@@ -97,10 +108,10 @@ async def begin_profile(
 
 
 async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileState:
-    """Start a profile session on the first of the engines that accepts it, and return the state of the session.
+    """Start a profile session on the first of `engines` that accepts it, and return the state of the session.
 
-    Raises RequestNotFound if the plan names a request that no engine has, and the errors with which an engine refuses
-    the session.
+    Raises RequestNotFound if `plan` names a request that no engine has, and the errors with which an engine refuses a
+    session.
     """
     for engine in engines:
         with suppress(RequestNotFound):
@@ -121,8 +132,8 @@ def list_profiles(root: Annotated[Path, Depends(_profile_dir)], open_sessions: O
 
 @router.get("/v1/admin/profiles/{session_id}")
 def get_profile(open_sessions: OpenSessions, manifest: FoundManifest) -> dict[str, Any]:
-    """Get a session with its forward passes, each of which has one of ONNX Runtime's profile files. The id `latest`
-    stands for the most recent session.
+    """Get a profile session and its list of profiled forward passes (`passes`), for each of which ONNX Runtime has
+    written one profile file. The id `latest` stands for the most recent session.
     """
     return _summary(manifest, open_sessions) | {"passes": [msgspec.to_builtins(record) for record in manifest.passes]}
 
@@ -133,8 +144,8 @@ def report_on_profile(
     format: Literal["json", "text", "html"] = "json",
     slow: Annotated[float, Query(ge=1, le=1e6, allow_inf_nan=False)] = SLOW_AT,
 ) -> Response:
-    """Report the time by operator, node, layer and phase, and the tokens that took more than `slow` times the
-    median.
+    """Report where the time of a profile session went: the time by operator, node, layer and phase (prefill or decode),
+    and the tokens that took more than `slow` times the median time of a token. `format` is the format of the report.
     """
     report = analyse(read_session(manifest), slow)
     if format == "text":
@@ -146,7 +157,7 @@ def report_on_profile(
 
 @router.get("/v1/admin/profiles/{session_id}/trace")
 def trace_of_profile(manifest: FoundManifest) -> Response:
-    """Download all files of a session as one trace for https://ui.perfetto.dev."""
+    """Download all profile files of a session, merged into one trace that https://ui.perfetto.dev can show."""
     profile = read_session(manifest)
     return _download(f"{manifest.session.id}.trace.json", "application/json", lambda out: write_trace(profile, out))
 
@@ -195,15 +206,20 @@ async def delete_profile(manifest: FoundManifest, open_sessions: OpenSessions, s
 
 
 def _is_open(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> bool:
-    """Whether an engine may still write to the session with this manifest."""
+    """Return whether an engine may still write to the profile session with this manifest. `open_sessions` has the
+    sessions that engines report as not ended, keyed by session id.
+    """
     if manifest.session.plan is not None:
         return manifest.session.id in open_sessions
     return is_open(manifest, time.time())
 
 
 def _summary(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> dict[str, Any]:
-    """The session with this manifest as JSON. While the session is open, `state` is what its engine reports; afterwards
-    it is "ended".
+    """Return a profile session as JSON, as the endpoints report it: its plan and device, and the state, requests,
+    number and size in bytes of its files.
+
+    `open_sessions` has the sessions that engines report as not ended, keyed by session id. While the session is open,
+    `state` is what its engine reports; afterwards it is "ended".
     """
     session = msgspec.to_builtins(manifest.session)
     del session["type"]
@@ -226,9 +242,8 @@ def _summary(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> d
 
 
 def _download(name: str, media_type: str, write: Callable[[IO[bytes]], object]) -> Response:
-    """A response that downloads as a file `name`. `write` writes the content to the temporary file that it receives.
-
-    The content is not kept in memory, because it may be large.
+    """Return a response that browsers save as a file with the name `name`. The function `write` writes the content to
+    the temporary file that it receives, because the content may be too large for the memory.
     """
     with ExitStack() as stack:
         file = stack.enter_context(tempfile.TemporaryFile())

@@ -51,10 +51,8 @@ async def list_requests(services: ServicesDep) -> dict[str, Any]:
 
 @router.get("/v1/requests/ended", response_model=EndedRequestsResponse)
 async def list_ended_requests(services: ServicesDep, since: float = 0.0) -> dict[str, Any]:
-    """List the last 200 requests of all API processes that have ended or were refused, newest first, without prompts
-    and answers.
-
-    Only those that ended after `since`, in seconds since 1970, are listed.
+    """List the last 200 requests of all API processes that have ended or were refused, newest first, without their
+    prompts and answers. If `since`, in seconds since 1970, is given, requests that ended before it are left out.
     """
     return {"object": "list", "data": await asyncio.to_thread(services.recent.ended_after, since)}
 
@@ -62,10 +60,10 @@ async def list_ended_requests(services: ServicesDep, since: float = 0.0) -> dict
 @router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest, responses=error_responses(409))
 async def cancel_request(request_id: str, services: ServicesDep, body: EmptyBody | None = None) -> dict[str, Any]:
     """Cancel a request: end all of its answers and the tools that the server runs for it. Its client receives the
-    partial answers, with the finish reason `cancelled`.
+    answers as far as they have been generated, with the finish reason `cancelled`.
 
-    `request_id` is the request's `unique_id`, or its `id` if no other request has the same id. Otherwise the response
-    is a 409 that lists the unique ids.
+    `request_id` is the request's `unique_id`, or its `id` if no other request has the same id. If several requests have
+    this id, the response is a 409 that lists their unique ids.
     """
     engines, tools = services.models.engines(), services.tools.client
     cancelled = await engine_calls.cancel_request(engines, tools, request_id)
@@ -78,8 +76,9 @@ async def end_reasoning(
 ) -> dict[str, Any]:
     """End the reasoning of a running or waiting request, so that the model writes its final answer now.
 
-    Clients can do this for requests with their own API key, operators for all requests. `request_id` is as in `cancel`,
-    or the id of an answer.
+    Clients can do this for requests with their own API key, operators for all requests. `request_id` is the request's
+    `unique_id`, its `id` if no other request has the same id, or the id of an answer such as `chatcmpl-...`. If several
+    requests have the id, the response is a 409 that lists their unique ids.
     """
     tenant = None if rights(request).is_admin else context.tenant
     of_answer = _ANSWER_ID.fullmatch(request_id)
@@ -99,11 +98,11 @@ def _entry(state: RequestState, model: str, device: str) -> dict[str, Any]:
 
 @router.get("/v1/admin/usage", response_model=UsageResponse)
 async def get_usage(query: Annotated[UsageParameters, Query()], services: ServicesDep) -> dict[str, Any]:
-    """The requests and tokens of each API key and model on each day (in UTC), oldest first. Without `since`, the last
-    31 days.
+    """Report how many requests and tokens each API key used with each model on each day (in UTC), oldest day first.
 
-    With GENAI_USAGE_FILE the numbers are kept when the server stops. What other API processes have counted in the last
-    seconds may be missing.
+    `since` and `until` are the first and the last day; by default, the last 31 days are reported. If GENAI_USAGE_FILE
+    is set, the numbers are kept when the server stops. Numbers from the last few seconds of other API processes may be
+    missing.
     """
     last = query.until or datetime.now(UTC).date()
     first = query.since or max(date.min + timedelta(days=_DAYS), last) - timedelta(days=_DAYS - 1)

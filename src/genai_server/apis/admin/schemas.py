@@ -1,4 +1,6 @@
-"""Request and response bodies of the admin endpoints."""
+"""Request and response bodies of the admin endpoints, as pydantic models: runtime options, profile sessions, running
+and ended requests, usage by API key, and loading and unloading of models, aliases and LoRA adapters.
+"""
 
 from datetime import date
 from typing import Annotated, Literal, Self
@@ -36,7 +38,12 @@ AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 
 
 class RuntimeOptionsRequest(StrictModel):
-    """Body of POST /v1/admin/runtime_options: at least one of the two options."""
+    """Body of POST /v1/admin/runtime_options, which changes onnxruntime-genai's runtime options on running devices.
+
+    At least one of the options `terminate_session` ("1" ends all running requests, "0" lets the engine run again) and
+    `enable_profiling` ("1" or a prefix for file names starts profiling, "0" stops it) must be given. `model`, `device`
+    and `request_id` restrict the change; without them, it applies to all devices.
+    """
 
     terminate_session: Literal["0", "1"] | None = Field(
         None, description='"1" terminates running requests, "0" lets the engine run again.'
@@ -52,7 +59,9 @@ class RuntimeOptionsRequest(StrictModel):
 
 
 class ProfileRequest(StrictModel):
-    """Body of POST /v1/admin/profiles: which requests and tokens to profile, when to start and when to stop."""
+    """Body of POST /v1/admin/profiles, which starts a profile session: which model, device, request and tokens to
+    profile, whether to start only after a slow token, and after how many tokens or seconds to stop.
+    """
 
     model: str | None = Field(
         None, description="Model to profile. Required if several are served, unless request_id is given."
@@ -106,7 +115,7 @@ class ProfileRequest(StrictModel):
         return self
 
     def plan(self) -> ProfilePlan:
-        """The plan of the session, as a message to the engine."""
+        """Convert this body to the message that tells the engine what to profile and when to stop."""
         first, last = self._window()
         slow = None
         if self.slow_token_ms is not None or self.slow_token_ratio is not None:
@@ -124,15 +133,16 @@ class ProfileRequest(StrictModel):
 
 
 class EmptyBody(StrictModel):
-    """Body of a POST request that has no fields."""
+    """Body of a POST request that takes no fields. A body with any field is refused."""
 
 
 class RequestEntry(BaseModel):
-    """A running or waiting request; a request for several answers has one entry for each answer.
+    """A running or waiting request in the response of GET /v1/requests. A request for several answers has one entry for
+    each answer.
 
-    `age` is the number of seconds since the engine received the request. In the phase `tools` the server lists or runs
-    tools for the request and no engine has it. The `age` is then that of the whole request, the tokens are those of all
-    rounds so far, and `device` is that of the last round, or empty before the first.
+    `age` is the number of seconds since the engine received the request. In the phase `tools`, the server lists or runs
+    tools for the request and no engine has it; `age` is then counted for the whole request, the token counts include
+    all rounds of generation so far, and `device` is the device of the last round, or empty before the first round.
 
     `id` is the request's `X-Request-ID`, which clients may reuse; `unique_id` is unique. `key_name` is the name of the
     request's API key, `(admin)` for the admin key, and null without a key.
@@ -153,17 +163,21 @@ class RequestEntry(BaseModel):
 
 
 class RequestsResponse(BaseModel):
-    """Response of GET /v1/requests. The entries of each device are in order of arrival."""
+    """Response of GET /v1/requests: the running and waiting requests. The entries of each device are in order of
+    arrival.
+    """
 
     object: Literal["list"]
     data: list[RequestEntry]
 
 
 class EndedRequestEntry(BaseModel):
-    """A request that has ended. `error` is the code of its error, and `ended` is in seconds since 1970.
+    """A request that has ended or was refused, in the response of GET /v1/requests/ended.
 
-    If `error` is `model_not_found`, `model` is the name that the request asked for. `finish_reason` has the finish
-    reasons of all answers. `seconds` and `ttft` (time to the first token) are counted from the request's first byte.
+    `status` is the HTTP status of the response, `error` the code of the error or null, and `finish_reason` has the
+    finish reasons of all answers. If `error` is `model_not_found`, `model` is the name that the request asked for.
+    `ended` is in seconds since 1970. `seconds`, the duration of the request, and `ttft`, the time to the first token,
+    are in seconds from the arrival of the request's first byte.
     """
 
     id: str
@@ -185,7 +199,7 @@ class EndedRequestEntry(BaseModel):
 
 
 class EndedRequestsResponse(BaseModel):
-    """Response of GET /v1/requests/ended, newest first."""
+    """Response of GET /v1/requests/ended: the last requests that have ended or were refused, newest first."""
 
     object: Literal["list"]
     data: list[EndedRequestEntry]
@@ -202,17 +216,20 @@ _Day = Annotated[date, BeforeValidator(_day)]
 
 
 class UsageParameters(StrictModel):
-    """Query of GET /v1/admin/usage: the first and the last day, such as 2026-11-28."""
+    """Query parameters of GET /v1/admin/usage: `since` is the first and `until` the last day to report, such as
+    2026-11-28. Both may be left out.
+    """
 
     since: _Day | None = None
     until: _Day | None = None
 
 
 class UsageEntry(BaseModel):
-    """The requests and tokens of one API key with one model on one day. `key_name` is null for requests without a key.
+    """The number of requests and tokens of one API key with one model on one day. `key_name` is null for requests
+    without a key.
 
-    `requests` counts requests that were answered, `refused` those that got an error instead. `prompt_tokens` includes
-    `cached_tokens`.
+    `requests` counts the requests that were answered, `refused` the requests that got an error instead. `prompt_tokens`
+    includes `cached_tokens`, the tokens that were found in the prefix cache.
     """
 
     object: Literal["usage"]
@@ -227,14 +244,16 @@ class UsageEntry(BaseModel):
 
 
 class UsageResponse(BaseModel):
-    """Response of GET /v1/admin/usage."""
+    """Response of GET /v1/admin/usage: one entry for each day, API key and model, oldest day first."""
 
     object: Literal["list"]
     data: list[UsageEntry]
 
 
 class CancelledRequest(BaseModel):
-    """Confirms that a request has been cancelled."""
+    """Response of POST /v1/requests/{request_id}/cancel. It confirms that the request with these ids has been
+    cancelled.
+    """
 
     id: str
     unique_id: str
@@ -243,7 +262,9 @@ class CancelledRequest(BaseModel):
 
 
 class EndedReasoning(BaseModel):
-    """Whether the reasoning of a request has been ended; false for a model whose reasoning has no known format."""
+    """Response of POST /v1/requests/{request_id}/end_reasoning. `reasoning_ended` is false if the server does not know
+    the format in which the request's model writes reasoning.
+    """
 
     id: str
     unique_id: str
@@ -259,7 +280,10 @@ def _devices(value: str) -> str:
 
 
 class LoadModelRequest(StrictModel):
-    """Body of POST /v1/admin/models/load."""
+    """Body of POST /v1/admin/models/load: the name under which to serve the model, the path of its directory on the
+    server and, optionally, its devices, chat template and draft model. With `wait` false, the server responds before
+    the model is loaded.
+    """
 
     name: ModelName
     path: str = Field(min_length=1, description="Path of the model directory on the server.")
@@ -280,7 +304,10 @@ class LoadModelRequest(StrictModel):
 
 
 class UnloadModelRequest(StrictModel):
-    """Body of POST /v1/admin/models/unload."""
+    """Body of POST /v1/admin/models/unload: the name of the model, and for how many seconds running answers may
+    continue (`timeout`; GENAI_DRAIN_TIMEOUT by default). With `wait` false, the server responds before the model's
+    memory is free.
+    """
 
     name: ServedName
     timeout: float | None = Field(
@@ -292,14 +319,18 @@ class UnloadModelRequest(StrictModel):
 
 
 class AliasRequest(StrictModel):
-    """Body of POST /v1/admin/models/alias. `name` is the model that `alias` stands for; null removes the alias."""
+    """Body of POST /v1/admin/models/alias, which gives a model a second name. `name` is the model that `alias` stands
+    for; null removes the alias.
+    """
 
     alias: ModelName
     name: ServedName | None
 
 
 class LoadAdapterRequest(StrictModel):
-    """Body of POST /v1/admin/adapters/load."""
+    """Body of POST /v1/admin/adapters/load: the name of the LoRA adapter, the path of its file on the server, and the
+    model that it belongs to (by default the first one).
+    """
 
     model: ServedName | None = Field(None, description="Model that the adapter belongs to; by default the first one.")
     name: AdapterName
@@ -307,7 +338,9 @@ class LoadAdapterRequest(StrictModel):
 
 
 class UnloadAdapterRequest(StrictModel):
-    """Body of POST /v1/admin/adapters/unload."""
+    """Body of POST /v1/admin/adapters/unload: the name of the LoRA adapter, and the model that it belongs to (by
+    default the first one).
+    """
 
     model: ServedName | None = Field(None, description="Model that the adapter belongs to; by default the first one.")
     name: AdapterName

@@ -1,5 +1,8 @@
-"""Endpoints of vLLM that operators' tools call: LoRA adapters with vLLM's field names, the server's load, and the
-addresses of KV events for routers (vLLM 0.33, `entrypoints/serve`: `lora`, `instrumentator`, `kv_events`).
+"""Endpoints of vLLM's API that operators' tools and routers call. They load and unload LoRA adapters with vLLM's field
+names, report the server's load, and list the addresses at which engines publish their KV events, by which a router
+knows what is in their prefix caches.
+
+The endpoints follow vLLM 0.33, `entrypoints/serve`: `lora`, `instrumentator` and `kv_events`.
 """
 
 from typing import Any
@@ -25,7 +28,10 @@ _NAMES = FieldNames({"name": "lora_name", "path": "lora_path", "model": "base_mo
 
 
 class LoadLoraRequest(StrictModel):
-    """Body of POST /v1/load_lora_adapter."""
+    """Body of POST /v1/load_lora_adapter, in vLLM's format: the LoRA adapter's name, the path of its file on the
+    server, and the model that it belongs to (by default the first one). With `load_inplace`, a loaded adapter of this
+    name is replaced.
+    """
 
     lora_name: AdapterName
     lora_path: str = Field(min_length=1, description="Path of the adapter file on the server.")
@@ -34,7 +40,9 @@ class LoadLoraRequest(StrictModel):
 
 
 class UnloadLoraRequest(StrictModel):
-    """Body of POST /v1/unload_lora_adapter. vLLM's `lora_int_id` is accepted and ignored."""
+    """Body of POST /v1/unload_lora_adapter, in vLLM's format: the LoRA adapter's name, and the model that it belongs to
+    (by default the first one). vLLM's field `lora_int_id` is accepted and ignored.
+    """
 
     lora_name: AdapterName
     lora_int_id: int | None = None
@@ -43,8 +51,8 @@ class UnloadLoraRequest(StrictModel):
 
 @adapter_router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
 async def load_lora_adapter(body: LoadLoraRequest, services: ServicesDep, request: Request) -> str:
-    """Load a LoRA adapter. Requests may then use `lora_name` as the model's name, if no other model has an adapter with
-    this name.
+    """Load a LoRA adapter. Requests may then give `lora_name` as the name of their model, if no other model has an
+    adapter with this name. Returns vLLM's message of success.
     """
     with request_state(request.scope).leniency.with_names(_NAMES):
         status = services.models.find(body.base_model_name)
@@ -56,7 +64,9 @@ async def load_lora_adapter(body: LoadLoraRequest, services: ServicesDep, reques
 
 @adapter_router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
 async def unload_lora_adapter(body: UnloadLoraRequest, services: ServicesDep, request: Request) -> str:
-    """Unload a LoRA adapter for new requests."""
+    """Unload a LoRA adapter, so that new requests cannot use it. Requests that already use it continue. Returns vLLM's
+    message of success.
+    """
     with request_state(request.scope).leniency.with_names(_NAMES):
         await unload_adapter(UnloadAdapterRequest(model=body.base_model_name, name=body.lora_name), services)
     return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
@@ -64,16 +74,18 @@ async def unload_lora_adapter(body: UnloadLoraRequest, services: ServicesDep, re
 
 @router.get("/load")
 async def load(services: ServicesDep) -> dict[str, int]:
-    """The number of requests that run and wait in all engines, without those of low priority."""
+    """Get the server's load, as vLLM's endpoint /load reports it: `server_load` is the number of requests that run or
+    wait in all engines, without requests of low priority.
+    """
     return {"server_load": sum(engine.work for engine in services.models.engines() if engine.is_connected)}
 
 
 @router.get("/kv_event_sources")
 async def kv_event_sources(services: ServicesDep, request: Request) -> list[dict[str, Any]]:
-    """List the addresses at which engines publish their KV events; empty unless GENAI_KV_EVENTS is set to an address
-    with `*`.
+    """List the addresses at which engines publish their KV events, which tell a router what enters and leaves the
+    prefix caches. The list is empty unless GENAI_KV_EVENTS is set to an address with `*`.
 
-    The host in an address is the one in the client's request.
+    The `*` in the address is replaced by the host that the client's request names.
     """
     settings = services.settings
     sources = []

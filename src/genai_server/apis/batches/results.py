@@ -1,4 +1,6 @@
-"""Writes the results of a running batch to two files: one for requests that succeeded, one for those that failed."""
+"""Writes the results of a running batch to two files, one for requests that succeeded and one for requests that failed,
+and adds up their token counts. `Results` does this; it also recovers the results that an earlier process has written.
+"""
 
 import asyncio
 import logging
@@ -18,8 +20,8 @@ _PAUSE = 5.0
 
 
 class _Usage(msgspec.Struct):
-    """The field `usage` of a response body: the union of the fields that the endpoints for batches use for token
-    counts.
+    """The field `usage` of a response body in a result file. It is the union of the fields in which the endpoints that
+    batches can use report token counts.
     """
 
     prompt_tokens: int = 0
@@ -46,7 +48,7 @@ class _Line(msgspec.Struct):
 
 @dataclass
 class _Tokens:
-    """The token counts of all results, added up."""
+    """The sums of the token counts of all results of a batch: prompt, cached, output and reasoning tokens."""
 
     prompt: int = 0
     cached: int = 0
@@ -69,7 +71,7 @@ class _Tokens:
         self.reasoning += _part(usage.completion_tokens_details or usage.output_tokens_details, "reasoning_tokens")
 
     def to_json(self) -> JsonObject:
-        """The sums as the object `usage` in OpenAI's format."""
+        """Return the sums as the object `usage` in the format of OpenAI's batches."""
         return {
             "input_tokens": self.prompt,
             "input_tokens_details": {"cached_tokens": self.cached},
@@ -92,8 +94,8 @@ class _File:
 
 
 class Results:
-    """Writes the results of one batch, and knows which requests have a result. For use in the event loop only. The
-    caller must close it.
+    """Writes the results of one batch to its two files, and knows which requests have a result. It is created by
+    `open`, and whoever opens it must close it. It may be used in the event loop only.
     """
 
     def __init__(self, succeeded: ResultFile, failed: ResultFile) -> None:
@@ -108,8 +110,9 @@ class Results:
 
     @classmethod
     async def open(cls, succeeded: Path, failed: Path) -> "Results":
-        """Open the files `succeeded` and `failed`, and read the results that an earlier process has written to them.
-        Raises OSError.
+        """Open the file `succeeded` for results of requests that succeeded and the file `failed` for results of
+        requests that failed, and read the results that an earlier process has written to them. Returns the open
+        `Results`. Raises OSError.
         """
         results = cls(*await asyncio.to_thread(lambda: (ResultFile(succeeded), ResultFile(failed))))
         try:
@@ -122,28 +125,31 @@ class Results:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """The number of requests that have succeeded, and of those that have failed."""
+        """The number of requests that have succeeded, and the number of requests that have failed."""
         succeeded, failed = self._files
         return succeeded.num_lines, failed.num_lines
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The sizes of the two files in bytes."""
+        """The sizes in bytes of the file for succeeded requests and of the file for failed requests."""
         succeeded, failed = self._files
         return succeeded.results.size, failed.results.size
 
     @property
     def usage(self) -> JsonObject:
-        """The token counts of all results together, in OpenAI's format."""
+        """The token counts of all results together, as the object `usage` in the format of OpenAI's batches."""
         return self._tokens.to_json()
 
     def has(self, custom_id: str) -> bool:
-        """Whether the request with this custom id has a result."""
+        """Return whether the request with this custom id, the id that the client has given to it in the input file, has
+        a result.
+        """
         return digest(custom_id) in self._done
 
     async def add(self, lines: Sequence[tuple[str, bytes]], *, succeeded: bool) -> None:
-        """Write results to the file for succeeded or for failed requests, and wait until they are on the disk. Each is
-        the custom id of its request and a line of the file.
+        """Write results to the file for succeeded or for failed requests, and wait until they are on the disk. Each
+        result is the custom id of its request and the line to write. If the disk is full, this waits until there is
+        room.
         """
         file = self._files[not succeeded]
         done = [asyncio.get_running_loop().create_future() for _ in lines]
@@ -153,7 +159,7 @@ class Results:
             await asyncio.wait(done)
 
     async def close(self) -> None:
-        """Close the files. Results that have not been written are lost."""
+        """Close both files. Results that are still waiting to be written are lost."""
         self._writer.cancel()
         await asyncio.wait([self._writer])
         if self._appending is not None:

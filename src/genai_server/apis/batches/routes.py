@@ -1,4 +1,6 @@
-"""OpenAI's /v1/batches: requests in a file, which are answered with low priority."""
+"""The endpoints /v1/batches of OpenAI's API, and the schemas of their bodies. A batch is a set of requests in an
+uploaded file; the server answers them in the background with low priority and writes the answers to result files.
+"""
 
 import time
 from typing import Annotated, Any, Literal
@@ -20,7 +22,10 @@ Status = Literal["validating", "failed", "in_progress", "finalizing", "completed
 
 
 class BatchRequest(StrictModel):
-    """Body of POST /v1/batches."""
+    """Body of POST /v1/batches, in OpenAI's format: the id of the uploaded input file with one request in each line,
+    the endpoint that answers the requests, the time in which they must be answered, and optionally metadata and the
+    time after which the result files are removed.
+    """
 
     input_file_id: NonEmptyText = Field(description="An uploaded file with one request in each line.")
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
@@ -32,7 +37,9 @@ class BatchRequest(StrictModel):
 
 
 class BatchListParameters(BaseModel):
-    """Query parameters of GET /v1/batches."""
+    """Query parameters of GET /v1/batches: `after` is the id of the last batch of the previous page, and `limit` the
+    maximum number of batches per page.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,7 +48,7 @@ class BatchListParameters(BaseModel):
 
 
 class RequestCounts(BaseModel):
-    """The number of requests in a batch, and how many of them have been completed or have failed."""
+    """The total number of requests in a batch, and how many of them have been completed or have failed."""
 
     total: int
     completed: int
@@ -49,8 +56,8 @@ class RequestCounts(BaseModel):
 
 
 class BatchErrors(BaseModel):
-    """Why a batch has failed, or why it is waiting (`storage_full`). Each entry has `code`, `message`, `param` and
-    `line`.
+    """Why a batch has failed, or why it is waiting (code `storage_full`). Each error in `data` has `code`, `message`,
+    `param` and `line`, the number of the line in the input file; `param` and `line` may be null.
     """
 
     object: Literal["list"]
@@ -58,7 +65,10 @@ class BatchErrors(BaseModel):
 
 
 class Batch(BaseModel):
-    """A batch of requests. Times are in seconds since 1970."""
+    """A batch of requests in OpenAI's format: its status, the ids of its input file and result files, the numbers of
+    answered and failed requests, and the token counts. Fields that end in `_at` are times in seconds since 1970; null
+    means that the batch has not reached that status.
+    """
 
     id: str
     object: Literal["batch"]
@@ -84,7 +94,9 @@ class Batch(BaseModel):
 
 
 class BatchList(BaseModel):
-    """A page of batches."""
+    """A page of the list of batches. `first_id` and `last_id` are the ids of its first and last batch; `has_more` says
+    whether another page follows.
+    """
 
     object: Literal["list"]
     data: list[Batch]
@@ -101,8 +113,8 @@ _TIMES = (
 
 
 async def the_batches(request: Request, files: FilesDep) -> Batches:
-    """The object that runs the app's batches. A FastAPI dependency of the routes. Raises UnsupportedEndpoint if
-    GENAI_FILES_DIR is not set.
+    """Return the object that runs the batches of this API process. A FastAPI dependency of the routes of /v1/batches.
+    The dependency `files` raises UnsupportedEndpoint if GENAI_FILES_DIR is not set.
     """
     batches: Batches = request.app.state.batches
     return batches
@@ -114,7 +126,9 @@ BatchesDep = Annotated[Batches, Depends(the_batches)]
 
 @router.post(PATH, response_model=Batch)
 async def create_batch(body: BatchRequest, files: FilesDep, batches: BatchesDep) -> dict[str, Any]:
-    """Create a batch from the requests in an uploaded file."""
+    """Create a batch from the requests in an uploaded file. Returns the batch, whose requests are answered in the
+    background.
+    """
     batch = new_batch(body, files.owner)
     await batches.store.create(batch)
     batches.wake()
@@ -138,12 +152,16 @@ async def get_batch(batch_id: str, files: FilesDep, batches: BatchesDep) -> dict
 
 @router.post(PATH + "/{batch_id}/cancel", response_model=Batch)
 async def cancel_batch(batch_id: str, files: FilesDep, batches: BatchesDep) -> dict[str, Any]:
-    """Cancel a batch. The results written so far are kept."""
+    """Cancel a batch: requests that have no result yet are not answered. The results written so far are kept. Returns
+    the batch.
+    """
     return await batches.store.cancel(batch_id, files.owner)
 
 
 def new_batch(body: BatchRequest, owner: str) -> StoredBatch:
-    """The batch that a request describes. It has not been stored yet."""
+    """Create the batch that a request body describes, with new ids for the batch and its two result files. `owner`
+    identifies the API key of the client. The batch is returned and not stored.
+    """
     now, id = int(time.time()), new_id("batch")
     value = {
         "id": id,

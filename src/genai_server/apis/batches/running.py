@@ -1,5 +1,8 @@
-"""Runs the batches of this process: `Batches` decides which ones, a `BatchRun` takes one from the lines of its input
-file to the files with the results, and `Answering` sends its requests to the server's own app and retries while the
+"""Runs the batches of an API process in the background. A batch is a file of requests, which are answered with low
+priority.
+
+`Batches` decides which batches this process runs. A `BatchRun` takes one batch from the lines of its input file to the
+files with its results. `Answering` sends the requests to the server's own ASGI app, and sends them again while the
 server cannot accept them.
 
 A file lock for each batch, which the operating system releases when its process ends, keeps two processes from running
@@ -51,7 +54,7 @@ _UNAVAILABLE = 503
 
 @dataclass(frozen=True)
 class Answered:
-    """The app's response to a request of a batch: status, request id and JSON body."""
+    """The server's response to one request of a batch: HTTP status, request id and JSON body."""
 
     status: int
     request_id: str
@@ -60,8 +63,9 @@ class Answered:
 
 
 class Stop:
-    """The order to stop one batch, with its reason. The batch's BatchRun creates it. Once the order is given, no
-    further requests of the batch are sent, and those that are being answered are cancelled.
+    """The order to stop running one batch, with its reason, such as "expired" or "cancelled". Each BatchRun, the object
+    that runs a batch, creates one. Once the order is given, no further requests of the batch are sent, and requests
+    that are being answered are cancelled.
     """
 
     def __init__(self) -> None:
@@ -70,7 +74,9 @@ class Stop:
         self.reason = ""
 
     def __call__(self, reason: str) -> None:
-        """Order the stop for this reason. If the stop has already been ordered, the first reason is kept."""
+        """Order the batch to stop. `reason` is kept as the reason, unless the stop has already been ordered for another
+        one.
+        """
         self.reason = self.reason or reason
         self.event.set()
 
@@ -79,7 +85,9 @@ class Stop:
         return self.event.is_set()
 
     async def within(self, seconds: float) -> bool:
-        """Wait until the stop is ordered, but at most `seconds`. Returns whether it has been ordered."""
+        """Wait until the stop of the batch is ordered, but at most `seconds` seconds. Returns whether it has been
+        ordered.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.event.wait()
@@ -87,7 +95,9 @@ class Stop:
 
 
 class Answering:
-    """Sends the requests of all batches that this process runs, at most `max_running` at a time."""
+    """Sends the requests of batches to the server's ASGI app and waits for the responses. All batches of an API process
+    share one such object, which sends at most `max_running` requests at a time.
+    """
 
     def __init__(
         self, app: ASGIApp, max_running: int, is_draining: Callable[[], bool], count: Callable[[str], None]
@@ -100,11 +110,12 @@ class Answering:
         self.count = count
 
     async def answer(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> Answered | None:
-        """Send a line of a batch's input file to the app as a request, and return the app's response, whether it is an
-        answer or an error; None if `stop` is ordered before the response is complete.
+        """Send one line of a batch's input file to the server's ASGI app as a request, and return the response, whether
+        it is an answer or an error. Returns None if `stop` is ordered before the response is complete.
 
-        `on_behalf` says for whom the batch runs. The request is sent again while the server is busy, loads a model or
-        is about to stop, and after the death of an engine that may be due to other requests.
+        `on_behalf` has the API key for which the batch runs, and the time limit of the request. The request is sent
+        again while the server is busy, loads a model or is about to stop. It is also sent again, a few times, if its
+        engine dies, because other requests may have been the cause.
         """
         deaths = 0
         while not stop.is_set():
@@ -175,7 +186,9 @@ STOPPING = "stopping"
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The limits that the server sets for each batch."""
+    """The limits that the server sets for each batch: the maximum number of requests, the maximum size of a request's
+    body in bytes, and a check that refuses models that are not served or that the batch's endpoint cannot use.
+    """
 
     max_requests: int
     # Gives the maximum size of a request's body in bytes.
@@ -185,8 +198,9 @@ class BatchLimits:
 
 
 class BatchRun:
-    """Runs one batch to its end: checks the input file, answers its requests and writes the result files. The caller
-    holds the batch's file lock, so that no other process runs it at the same time.
+    """Runs one batch to its end: checks the input file, answers its requests and writes the result files. Batches, the
+    object that starts batches, creates one for each batch while it holds the batch's file lock, so that no other
+    process runs the batch at the same time. Ordering its attribute `stop` stops it.
     """
 
     def __init__(
@@ -204,8 +218,9 @@ class BatchRun:
     async def run(self) -> str | None:
         """Run the batch until it ends or is stopped.
 
-        Returns the status with which the batch has ended; None if another process has ended it or may continue it.
-        Raises StoreUnavailable, and OSError if a file cannot be read or written.
+        Returns the status with which the batch has ended, such as "completed"; None if another process has ended the
+        batch, or if this process stops and leaves it to be continued. Raises StoreUnavailable if the batch's state
+        cannot be stored, and OSError if a file cannot be read or written.
         """
         batch = self._batch
         value = await self._store.reread(batch)
@@ -236,11 +251,11 @@ class BatchRun:
             await results.close()
 
     async def _watch(self, value: JsonObject) -> None:
-        """Store the number of answered requests at regular intervals, and stop the batch when it expires or a client
-        has cancelled it. Runs until its task is cancelled.
+        """Store the number of answered requests once per second, and order the batch to stop when it expires or when a
+        client has cancelled it. Runs until its task is cancelled.
 
-        `value` is the batch object as it was stored at the beginning. If a client had already cancelled the batch then,
-        it is stopped at once.
+        `value` is the batch object as it was stored when the run began. If a client had already cancelled the batch by
+        then, the stop is ordered at once.
         """
         is_logged = False
         while True:
@@ -273,8 +288,8 @@ class BatchRun:
         return value
 
     async def _lines(self) -> AsyncGenerator[list[BatchLine | LineError]]:
-        """The lines of the input file, several at a time, each as a request or as the error that the line has. Raises
-        FileNotFoundError.
+        """Read the input file and yield its lines, several at a time. Each line is a request, or the error in it.
+        Raises FileNotFoundError if the file is missing.
         """
         path, max_body = self._files.content(self._batch.input), self._limits.max_body()
         with closing(await asyncio.to_thread(LineReader, path, max_body, self._batch.endpoint)) as reader:
@@ -282,8 +297,8 @@ class BatchRun:
                 yield part
 
     async def _validate(self) -> list[LineError]:
-        """Check the input file and return the errors. If there are none, the status becomes `in_progress`, unless the
-        batch was stopped.
+        """Check the input file and return its errors. If there are none, the batch's status becomes `in_progress`,
+        unless the batch has been stopped meanwhile.
         """
         endpoint = self._batch.endpoint
         check = InputCheck(self._limits.max_requests, lambda model: self._limits.check_model(model, endpoint))
@@ -306,7 +321,9 @@ class BatchRun:
         return []
 
     async def _answer_all(self, results: Results) -> None:
-        """Answer all requests that have no result yet, until the batch is stopped."""
+        """Answer all requests of the input file that have no result yet and write their results. Returns early when the
+        batch is stopped, and pauses while the storage is full.
+        """
         answering: set[asyncio.Task[None]] = set()
         try:
             async with aclosing(self._lines()) as parts:
@@ -344,7 +361,9 @@ class BatchRun:
         self._answering.count("completed" if succeeded else "failed")
 
     async def _give_up(self, results: Results, code: str, message: str) -> None:
-        """Write an error with this code and message as the result of each request that has none."""
+        """Write an error as the result of each request that has no result, because the batch has expired or was
+        cancelled. `code` and `message` are those of the error.
+        """
         value = await self._store.reread(self._batch)
         if value is None or not value["request_counts"]["total"]:
             return  # the input has not been validated, and need not have custom ids
@@ -357,10 +376,8 @@ class BatchRun:
                     self._answering.count("failed")
 
     async def _end(self, status: str, **changes: object) -> str:
-        """Close the result files, and store that the batch has ended with this status and with `changes` of its other
-        fields; returns the status.
-
-        Until a completed batch is stored, its status is `finalizing`.
+        """Close the result files, and store that the batch has ended with the status `status`; `changes` are new values
+        of other fields of the batch. Returns the status. Until a completed batch is stored, its status is `finalizing`.
         """
         assert self._results is not None
         if status == "completed":
@@ -387,8 +404,8 @@ _RETRY_SECONDS = 10.0
 
 
 class Batches:
-    """Runs the batches that no other process of the server runs. Each API process has one such object. For use in the
-    event loop only.
+    """Runs the batches that no other API process of the server runs. Each API process has one such object;
+    `files_and_batches` creates it. It may be used in the event loop only.
     """
 
     def __init__(
@@ -406,11 +423,15 @@ class Batches:
         self._cleaned = float("-inf")
 
     def wake(self) -> None:
-        """Start new batches now instead of at the next interval. Called when a batch has been created or has ended."""
+        """Look for batches to start now instead of at the next interval. Called when a batch has been created or has
+        ended.
+        """
         self._wake.set()
 
     async def run(self) -> None:
-        """Run batches until cancelled. Batches that are running at that time are continued after the next start."""
+        """Start and run batches until this task is cancelled. Batches that are running at that time are continued by
+        another process, or after the next start of the server.
+        """
         is_logged = False
         try:
             while True:
@@ -431,8 +452,8 @@ class Batches:
             await self._stop()
 
     async def _start_batches(self) -> None:
-        """Start the oldest batch of each owner (an API key) that has none running, unless another process runs it. From
-        time to time, remove expired files, too.
+        """For each owner (an API key) that has no running batch, start the oldest batch, unless another process runs
+        it. From time to time, also remove expired files.
         """
         if time.monotonic() - self._cleaned >= _CLEAN_SECONDS:
             self._cleaned = time.monotonic()
@@ -495,12 +516,13 @@ async def files_and_batches(
     count_batch: Callable[[str], None],
     count_request: Callable[[str], None],
 ) -> AsyncIterator[Batches | None]:
-    """Run batches in the background while the block runs, and yield the object that does it; None if files and batches
-    are disabled.
+    """Run batches in the background while the block of this context manager runs, and yield the object that runs them;
+    None if files and batches are disabled.
 
-    Requests of batches are sent to `app`, with bodies of at most the number of bytes that `max_body` returns.
-    `count_batch` is called with the status of each batch that ends, and `count_request` with the outcome of each
-    request: `completed`, `failed` or `retried`. Raises OSError if the folder for files cannot be created.
+    Requests of batches are sent to `app`. `database` stores files and batches; `max_body` returns the maximum size of a
+    request's body in bytes. `count_batch` is called with the status of each batch that ends, and `count_request` with
+    the outcome of each request: `completed`, `failed` or `retried`. Raises OSError if the folder for files cannot be
+    created.
     """
     settings, drain = services.settings, services.drain
     if not settings.files_dir:

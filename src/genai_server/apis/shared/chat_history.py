@@ -1,15 +1,15 @@
-"""What APIs share to convert conversation histories: notes in place of parts that this server does not support, texts
-that define functions within a conversation, and the fields of another API's body that images and audio came from.
+"""Converts parts of conversation histories that this server does not support, for all chat APIs.
 
-Programs send back messages that they received from this server, another server or an SDK. Parts that can be read as
-text are converted, other parts are left out, and both are reported. The user's last message is not changed; validation
-refuses what it may not contain. A program that changes its provider sends the first provider's web searches, executed
-code, calls of tool servers and so on. This server has no such tools, and chat templates have no form for them. So the
-model reads a note: the type of the item, and then its fields, one in each line.
+Programs send back messages that they received from this server, another server or an SDK. A program that changes its
+provider sends the first provider's web searches, executed code, calls of tool servers and so on. This server has no
+such tools, and chat templates have no form for them. So the model reads a note, which has the type of the item and then
+its fields, one in each line. What cannot be read as text is left out; both are reported. The user's last message is not
+changed, since validation refuses what it may not contain.
 
-Functions that a tool search has found, or that a message has added, are defined where that happens and not at the
-beginning of the prompt. So when an agent finds more tools, the prompt is unchanged up to that point and its cached
-prefix stays valid.
+`note` and `part_text` write the notes, `convert_parts` and `convert_messages` apply them to a body. `introduction`
+writes the definitions of functions that a tool search has found or that a message has added: they stand where that
+happens and not at the beginning of the prompt, so that the prompt up to that point, and its cached prefix, stays valid.
+`media_names` finds the fields of another API's body from which images and audio came, for error messages.
 """
 
 import json
@@ -26,8 +26,8 @@ MediaLocation = tuple[str, str]
 
 
 def media_names(messages: Sequence[ChatMessage], locations: Iterable[MediaLocation]) -> dict[str, str]:
-    """Map the path of each image and audio part in the chat's messages to its path in the body from which the chat was
-    made.
+    """Map the path of each image and audio part in a chat's messages to the path in the body from which the chat was
+    made, so that error messages name the client's own fields.
 
     `locations` are the locations of the images and audio in that body, in the order in which the messages contain them.
     """
@@ -75,10 +75,10 @@ _ROLES = ("assistant", "developer", "system", "user")
 
 
 def note(value: JsonObject) -> str:
-    """A text that describes a call or a result of another provider's tool.
+    """Write a text in which the model can read a call or a result of another provider's tool, given as its JSON object.
 
-    It contains all texts and numbers of the object, except ids, states, encrypted content and files. Of tools that the
-    object lists it has only the names, since the model cannot call them.
+    The text contains all texts and numbers of the object, except ids, states, encrypted content and files. Of tools
+    that the object lists, it has only the names, since the model cannot call them.
     """
     lines = [f"[{value['type']}]"]
     for name, field in value.items():
@@ -89,15 +89,17 @@ def note(value: JsonObject) -> str:
 
 
 def part_text(part: JsonObject) -> str:
-    """The text of a content part of an unknown type: the part's own text if it has nothing else, otherwise a note."""
+    """Return the text for a content part of an unknown type: the part's own text if the part has nothing else,
+    otherwise a note, which lists the part's type and fields.
+    """
     texts = [part[name] for name in ("text", "refusal") if isinstance(part.get(name), str)]
     is_text = len(texts) == 1 and len(part.keys() - _SERVER_SPECIFIC_FIELDS - _TEXT_METADATA_FIELDS) == 1
     return str(texts[0]) if is_text else note(part)
 
 
 def note_role(value: JsonObject) -> str:
-    """The role of the message for a note: the object's own role if it has one, otherwise `user` for a tool result and
-    `assistant` for everything else.
+    """Return the role of the message that contains the note about a tool call or result: the role that the object
+    `value` has, otherwise `user` for a tool result and `assistant` for everything else.
     """
     if (role := value.get("role")) in _ROLES:
         return str(role)
@@ -105,7 +107,9 @@ def note_role(value: JsonObject) -> str:
 
 
 def _names(tools: Any) -> Any:
-    """The names of tools, separated by commas. A tool without a name is represented by its type."""
+    """Return the names of the tools in a list, separated by commas. A tool without a name is
+    represented by its type.
+    """
     if not isinstance(tools, list):
         return _meaning(tools)
     named = [tool.get("name") or tool.get("type") for tool in tools if isinstance(tool, dict)]
@@ -113,8 +117,8 @@ def _names(tools: Any) -> Any:
 
 
 def _meaning(value: Any) -> Any:
-    """A value without its meaningless parts, at all levels of nesting: fields that only the server that created them
-    can use, and files.
+    """Return a JSON value without the parts that mean nothing to a model, at all levels of nesting: files, and fields
+    such as ids that only the server that created them can use. The argument is not changed.
     """
     if isinstance(value, dict):
         inner = {
@@ -129,8 +133,8 @@ def _meaning(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """The text for a value: a text unchanged, a list of text parts as one line for each part, everything
-    else as JSON.
+    """Return the text with which a JSON value appears in a note: a string unchanged, a list of text parts as one line
+    for each part, and everything else as JSON.
     """
     if isinstance(value, str):
         return value
@@ -144,7 +148,9 @@ def _is_text(part: Any) -> bool:
 
 
 def introduction(functions: Iterable[JsonObject]) -> str:
-    """A text with the definitions of functions. A function that has only a name is listed by its name."""
+    """Write a text that tells the model the definitions of functions that it may call from now on. A function that has
+    only a name is listed by its name.
+    """
     lines = (f"<function>{_definition(function)}</function>" for function in functions)
     return "\n".join(["<functions>", *lines, "</functions>"])
 
@@ -160,8 +166,9 @@ _PARTS = ("text", "image_url", "input_audio", *FILES)
 
 
 def convert_messages(body: Any) -> list[str]:
-    """Convert parts of the conversation history in the field `messages` of a body that this server does not support to
-    text. Returns the location and new form of each change.
+    """In the field `messages` of a chat request's body, convert parts of the conversation history that this server does
+    not support to text. Changes `body`. Returns a description of each change: the location of the part and its new
+    form.
     """
     changes = convert_parts(history_of(body, "messages"), "messages[].content[]", _PARTS, "text")
     for location, message in objects_at(body, "messages[]"):
@@ -198,11 +205,11 @@ HISTORY = RemovalRules(
 
 
 def convert_parts(history: JsonObject, path: str, known_types: Collection[str], text_type: str) -> list[str]:
-    """Replace content parts of unknown types in a conversation history by their text. Returns the location and former
-    type of each replaced part.
+    """In a conversation history, replace content parts of unknown types by their text. Changes `history`. Returns the
+    location and former type of each replaced part.
 
-    `path` is where the parts are, such as `messages[].content[]`. Parts with a type in `known_types` are unchanged. The
-    new parts have the type `text_type`.
+    `path` says where the content parts are, such as `messages[].content[]`. Parts with a type in `known_types` stay
+    unchanged. The new parts have the type `text_type`.
     """
     changes = []
     for location, part in objects_at(history, path):
@@ -216,8 +223,8 @@ def convert_parts(history: JsonObject, path: str, known_types: Collection[str], 
 
 
 def _add_text(message: JsonObject, text: str) -> bool:
-    """Append a text to the content of a message. Returns whether there was anything to append: False if the text is
-    empty.
+    """Append a text to the content of a message, which is changed. Returns False, and changes nothing, if the text is
+    empty; otherwise True.
     """
     content = message.get("content")
     if text and isinstance(content, list):

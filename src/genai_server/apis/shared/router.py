@@ -1,4 +1,6 @@
-"""Routers for the APIs, and the description of their errors in the OpenAPI document."""
+"""What the modules of the APIs need to create their FastAPI routers: `VersionedRouter`, and `error_responses`, which
+describes their errors in the OpenAPI document.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,18 +16,21 @@ REFERENCE = "#/components/schemas/"
 
 
 def error_responses(*codes: int, error: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI description of error responses with these statuses. `error` is the model of their bodies.
+    """Return the OpenAPI description of error responses with the HTTP statuses `codes`, for the argument `responses` of
+    a router or route. `error` is the pydantic model of the bodies of these responses.
 
-    It only refers to the model by name; openapi.py adds the schema. FastAPI would otherwise build a validator for each
-    route and status, which takes a tenth of a second at each start.
+    The description only refers to the model by its name; the module `openapi` adds the schema. FastAPI would otherwise
+    build a validator for each route and status, which takes a tenth of a second at each start.
     """
     body = {"content": {"application/json": {"schema": {"$ref": f"{REFERENCE}{error.__name__}"}}}}
     return dict.fromkeys(codes, body)
 
 
 class VersionedRouter(APIRouter):
-    """A router that serves each path below /v1 also without this prefix. `codes` are statuses of further errors to
-    document.
+    """A FastAPI router that serves each path below /v1 also without this prefix, such as /files for /v1/files.
+
+    All of its routes are documented with the error statuses 400, 404, 500 and 503, and with those in `codes`; `error`
+    is the pydantic model of the bodies of errors. `tag` groups the routes in the documentation.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""Fields of other servers' APIs that set how much a model reasons. They are translated to `reasoning_effort` and
-`thinking_token_budget`.
+"""Fields with which other servers' APIs set how much a model reasons: OpenRouter's `reasoning`, Anthropic's `thinking`,
+llama.cpp's token budgets and others. `OtherThinkingFields`, a base class of request bodies, translates them to this
+server's fields `reasoning_effort` and `thinking_token_budget`.
 """
 
 from typing import Literal, Self
@@ -14,7 +15,9 @@ _DEFAULT_EFFORT: ReasoningEffort = "medium"
 
 
 class ReasoningOptions(StrictModel):
-    """OpenRouter's options for reasoning."""
+    """The field `reasoning` in OpenRouter's API: the effort of reasoning, whether it is enabled, and its maximum number
+    of tokens. The options to hide or summarize reasoning are only accepted with values that return it in full.
+    """
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = Field(None, description="false is the effort none, true the effort medium.")
@@ -24,7 +27,9 @@ class ReasoningOptions(StrictModel):
 
 
 class ThinkingOptions(StrictModel):
-    """The options for reasoning in the APIs of Anthropic, DeepSeek and GLM."""
+    """The field `thinking` in the APIs of Anthropic, DeepSeek and GLM: whether the model reasons, and the maximum
+    number of tokens of reasoning.
+    """
 
     type: Literal["enabled", "disabled", "adaptive", "auto"] = Field(
         description="disabled is the effort none, enabled the effort medium; the others leave it to the chat template."
@@ -33,8 +38,9 @@ class ThinkingOptions(StrictModel):
 
 
 class OtherThinkingFields(ChatParameters):
-    """Further names of `reasoning_effort` and `thinking_token_budget`. Several may be given if they do not contradict
-    each other.
+    """Base class of request bodies that accept other servers' fields for `reasoning_effort` and
+    `thinking_token_budget`, such as `reasoning`, `thinking` and `enable_thinking`. Validation sets `reasoning_effort`
+    and `thinking_token_budget` from them. Several may be given if they do not contradict each other.
     """
 
     reasoning: ReasoningOptions | None = Field(None, description="OpenRouter's form of reasoning_effort.")
@@ -93,8 +99,8 @@ class OtherThinkingFields(ChatParameters):
 
     @property
     def thinking_names(self) -> dict[str, str]:
-        """The fields that the client used in place of `reasoning_effort` and `thinking_token_budget`, keyed by these
-        two. A field that was not replaced by another is omitted.
+        """Map `reasoning_effort` and `thinking_token_budget` to the names of the fields that the client used in their
+        place, so that error messages use the client's names. A field that was not replaced by another one is omitted.
         """
         names = {"reasoning_effort": self._effort_field, "thinking_token_budget": self._budget_field}
         return {field: name for field, name in names.items() if name is not None}
