@@ -1,4 +1,7 @@
-"""The endpoint /v1/files of OpenAI's API, for the inputs and results of batches."""
+"""The endpoints /v1/files of OpenAI's API, with which clients upload the input files of batches, list and delete their
+files, and download results. `page_json` writes a page of any list, and `caller_files` gives other routes the store of
+files.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ Seconds = Annotated[int, Field(ge=MIN_SECONDS, le=MAX_SECONDS)]
 
 
 class ExpiresAfter(StrictModel):
-    """When the server removes a file."""
+    """When the server removes a file: `seconds` after the file was created, from one hour to 30 days."""
 
     model_config = ConfigDict(strict=False)
 
@@ -35,7 +38,9 @@ class ExpiresAfter(StrictModel):
 
 
 class FileForm(StrictModel):
-    """Body of POST /v1/files."""
+    """Form that POST /v1/files receives: the file with one request of a batch in each line, its purpose (only `batch`),
+    and optionally when the server removes it.
+    """
 
     model_config = ConfigDict(strict=False)
 
@@ -48,7 +53,9 @@ class FileForm(StrictModel):
 
 
 class ListParameters(BaseModel):
-    """Query parameters of GET /v1/files."""
+    """Query parameters of GET /v1/files: `after` is the id of the last file of the previous page, `limit` the maximum
+    number of files per page, `order` the order by time of creation, and `purpose` restricts the list.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,7 +66,9 @@ class ListParameters(BaseModel):
 
 
 class FileObject(BaseModel):
-    """A stored file. Times are in seconds since 1970."""
+    """A stored file in OpenAI's format: an uploaded input file of a batch, or a file with a batch's results. `bytes` is
+    its size; times are in seconds since 1970.
+    """
 
     id: str
     object: Literal["file"]
@@ -73,7 +82,9 @@ class FileObject(BaseModel):
 
 
 class FileList(BaseModel):
-    """A page of files."""
+    """A page of the list of files. `first_id` and `last_id` are the ids of its first and last file; `has_more` says
+    whether another page follows.
+    """
 
     object: Literal["list"]
     data: list[FileObject]
@@ -83,7 +94,7 @@ class FileList(BaseModel):
 
 
 class DeletedFile(BaseModel):
-    """Confirms that a file has been deleted."""
+    """Response of DELETE /v1/files/{file_id}. It confirms that the file with this id has been deleted."""
 
     id: str
     object: Literal["file"] = "file"
@@ -91,7 +102,9 @@ class DeletedFile(BaseModel):
 
 
 def page_json(entries: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
-    """A page of a list in OpenAI's format. `has_more` says whether other entries follow."""
+    """Return a page of a list in OpenAI's format, from `entries`, objects with an `id`. `has_more` says whether other
+    entries follow the page.
+    """
     first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
     return {"object": "list", "data": list(entries), "first_id": first, "last_id": last, "has_more": has_more}
 
@@ -114,23 +127,25 @@ def _store(app: FastAPI) -> FileStore:
 
 
 def upload_folder(app: FastAPI) -> Path:
-    """The folder to which uploads are written before they are stored. Raises UnsupportedEndpoint if files are
-    disabled.
+    """Return the folder to which this API process writes uploads until they are stored as files. Raises
+    UnsupportedEndpoint if files are disabled.
     """
     return _store(app).own_uploads
 
 
 @dataclass(frozen=True)
 class CallerFiles:
-    """The store of files, and the owner whose files the client of a request may use."""
+    """The store of files together with the owner (an API key) whose files the client of the current request may use.
+    The routes of files and batches receive it as a dependency.
+    """
 
     store: FileStore
     owner: str
 
 
 async def caller_files(request: Request, holder: KeyHolderDep) -> CallerFiles:
-    """The store of files, for the client of a request. A FastAPI dependency of the routes. Raises UnsupportedEndpoint
-    if files are disabled.
+    """Return the store of files and the owner whose files the client of this request may use. A FastAPI dependency of
+    the routes of files and batches. Raises UnsupportedEndpoint if files are disabled.
     """
     return CallerFiles(_store(request.app), holder or "")
 
@@ -143,7 +158,9 @@ FilesDep = Annotated[CallerFiles, Depends(caller_files)]
 async def upload_file(
     form: Annotated[FileForm, Body(media_type=FORM)], request: Request, files: FilesDep
 ) -> dict[str, Any]:
-    """Upload a file with the requests of a batch."""
+    """Upload a file with the requests of a batch. Returns the file's properties, among them the `id` that creates the
+    batch.
+    """
     upload = request_state(request.scope).upload
     name = (upload.file_name if upload is not None else "") or "file"
     seconds = MAX_SECONDS if form.expires_after is None else form.expires_after.seconds
@@ -152,7 +169,7 @@ async def upload_file(
 
 @router.get(PATH, response_model=FileList)
 async def list_files(query: Annotated[ListParameters, Query()], files: FilesDep) -> Response:
-    """List the caller's files page by page."""
+    """List the files of the client's API key page by page, by default newest first."""
     page, has_more = await files.store.page(
         files.owner, after=query.after, limit=query.limit, order=query.order, purpose=query.purpose
     )

@@ -1,4 +1,6 @@
-"""The chat endpoints of this server's own API: /v1/chat and /v1/chat/stream."""
+"""The chat endpoints of this server's own API: /v1/chat returns a whole answer, and /v1/chat/stream sends it as
+server-sent events with one field `token` of text each. Unlike OpenAI's format, responses contain speed metrics.
+"""
 
 from collections.abc import AsyncGenerator, Collection
 from typing import Any
@@ -40,7 +42,9 @@ router = APIRouter(
 
 
 class ChatRequest(OtherThinkingFields):
-    """Body of /v1/chat and /v1/chat/stream."""
+    """Body of /v1/chat and /v1/chat/stream: messages, tools and sampling parameters with the names that they have in
+    OpenAI's chat completions. There is always one answer, and the endpoint decides whether it is streamed.
+    """
 
     stream: bool | None = Field(None, description="Determined by the endpoint; the other value is refused.")
     n: int | None = Field(None, ge=1, le=1, description="These endpoints generate one answer.")
@@ -49,7 +53,9 @@ class ChatRequest(OtherThinkingFields):
 
 
 class ChatResponse(BaseModel):
-    """Response of /v1/chat."""
+    """Response of /v1/chat: the answer's text, reasoning and tool calls, its finish reason, and metrics of the
+    generation.
+    """
 
     id: str
     content: Text
@@ -61,7 +67,9 @@ class ChatResponse(BaseModel):
 
 
 class ChatBuilder:
-    """Builds the complete response or the stream events for one request."""
+    """Builds the response of /v1/chat with `complete`, or the events of /v1/chat/stream with `part` and `last`. Each
+    request has its own object. `custom_tools` are the names of tools that take a text instead of JSON.
+    """
 
     def __init__(self, id: str, *, has_logprobs: bool = False, custom_tools: Collection[str] = ()) -> None:
         self._id = id
@@ -71,7 +79,9 @@ class ChatBuilder:
         self._held: dict[int, WholeToolCall] = {}
 
     def complete(self, answer: WholeAnswer, ending: Ending, metrics: JsonObject) -> JsonObject:
-        """The complete response."""
+        """Return the complete response of /v1/chat. `metrics` are the speed metrics, of which the time to the first
+        token is set to null because the client receives all tokens at once.
+        """
         fields = message(answer, self._custom_tools)
         return {
             "id": self._id,
@@ -117,7 +127,7 @@ class ChatBuilder:
         return {**event, **self._logprobs(tokens)}
 
     def last(self, ending: Ending, metrics: JsonObject) -> JsonObject:
-        """The last event, with the finish reason and metrics."""
+        """Return the last event of a stream, with the finish reason and the speed metrics."""
         ended = {"finish_reason": _reason(ending), "metrics": metrics}
         return {"done": True, "token": "[DONE]", "id": self._id, **ended}
 
@@ -126,7 +136,9 @@ class ChatBuilder:
 
 
 def _reason(ending: Ending) -> str:
-    """The finish reason: this server's own where OpenAI has no matching value, otherwise OpenAI's."""
+    """Return the finish reason of an answer in this API: this server's own reason where OpenAI has no matching value,
+    otherwise OpenAI's.
+    """
     return ending.reason.value if ending.reason.is_own else openai_reason(ending)["finish_reason"]
 
 
@@ -161,7 +173,9 @@ def _builder(body: ChatRequest, context: RequestContext) -> ChatBuilder:
 
 
 def _metrics(generation: Generation, body: ChatRequest) -> JsonObject:
-    """The object `metrics` of a response. Its field `model` is the model's name as the request gave it."""
+    """Return the object `metrics` of a response, which has the speed of the generation. Its field `model` is the
+    model's name as the request gave it.
+    """
     return {**generation.metrics(), "model": body.model or generation.model}
 
 

@@ -1,4 +1,6 @@
-"""Endpoints that convert between text and token ids, in vLLM's and llama.cpp's formats. They need no running engine."""
+"""Endpoints that convert between text and token ids and that apply a model's chat template, in vLLM's and llama.cpp's
+formats: /tokenize, /detokenize, /tokenizer_info and /apply-template. They need no running engine.
+"""
 
 import asyncio
 from typing import Annotated, Any, Self
@@ -30,7 +32,9 @@ _ONLY_WITH = {
 
 
 class TokenizeRequest(NullFields):
-    """Body of /tokenize, with exactly one of `prompt`, `content` (llama.cpp's name for it) and `messages`."""
+    """Body of /tokenize. What to tokenize is exactly one of `prompt` (a text, in vLLM's format), `content` (a text, in
+    llama.cpp's format) and `messages` (a chat, to which the chat template is applied).
+    """
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
     prompt: Text | None = None
@@ -77,7 +81,10 @@ class RenderedPrompt(BaseModel):
 
 
 class TokenizeResponse(BaseModel):
-    """Response of /tokenize. In `pieces`, a token whose bytes are not valid UTF-8 on their own is a list of bytes."""
+    """Response of /tokenize: the token ids, their number, and the model's maximum number of tokens. `pieces`, if the
+    request asks for it, has the text of each token, or a list of bytes for a token whose bytes are not valid UTF-8 on
+    their own.
+    """
 
     tokens: list[int]
     count: int
@@ -86,8 +93,8 @@ class TokenizeResponse(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """Response of /tokenizer_info, with vLLM's field names. Fields are null if the model has no such token or no
-    template.
+    """Response of /tokenizer_info, with vLLM's field names: the special tokens of a model and its chat template. A
+    field is null if the model has no such token or no template.
     """
 
     bos_token: str | None
@@ -98,7 +105,9 @@ class TokenizerInfo(BaseModel):
 
 
 class DetokenizeRequest(NullFields):
-    """Body of /detokenize."""
+    """Body of /detokenize: the token ids to convert to text, and the model whose tokenizer to use (by default the first
+    one).
+    """
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
     tokens: Annotated[list[int], elements(MAX_TOKENS)]
@@ -112,7 +121,9 @@ class DetokenizeResponse(BaseModel):
 
 
 class ApplyTemplateRequest(NullFields):
-    """Body of /apply-template."""
+    """Body of /apply-template: the messages, tools and template variables to which to apply the chat template of a
+    model (by default the first one).
+    """
 
     model: str | None = Field(None, description="Id of a served model; by default the first one.")
     messages: Messages
@@ -121,7 +132,7 @@ class ApplyTemplateRequest(NullFields):
 
 
 class ApplyTemplateResponse(BaseModel):
-    """Response of /apply-template."""
+    """Response of /apply-template: the prompt as text."""
 
     prompt: str
 
@@ -136,7 +147,7 @@ router = APIRouter(
 @router.post("/tokenize", response_model=TokenizeResponse)
 @router.post("/v1/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Get the tokens of a text, or of the prompt that the chat template makes of messages."""
+    """Get the token ids of a text, or of the prompt that the model's chat template makes of messages."""
     served = await services.served(body.model, None if body.messages is None else Task.GENERATE)
     codec = served.codec
     tokens = await context.run_in_time(_tokens(services, body, codec, context))
@@ -152,7 +163,7 @@ async def tokenize(body: TokenizeRequest, services: ServicesDep, context: Reques
 @router.post("/detokenize", response_model=DetokenizeResponse)
 @router.post("/v1/detokenize", response_model=DetokenizeResponse)
 async def detokenize(body: DetokenizeRequest, services: ServicesDep) -> Response:
-    """Get the text of tokens, including special tokens."""
+    """Get the text of token ids. Special tokens are included in the text."""
     codec = (await services.served(body.model)).codec
     text = await asyncio.to_thread(codec.decode, body.tokens)  # in a thread because the list may be long
     return json_response({"prompt": text, "content": text})
@@ -170,7 +181,7 @@ async def tokenizer_info(services: ServicesDep, model: str | None = None) -> Tok
 @router.post("/apply-template", response_model=ApplyTemplateResponse)
 @router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
 async def apply_template(body: ApplyTemplateRequest, services: ServicesDep, leniency: LeniencyDep) -> Response:
-    """Get the prompt that the chat template makes of messages, as text."""
+    """Get the prompt that a model's chat template makes of messages, as text, without generating an answer."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
 
     def prompt() -> WrittenPrompt:

@@ -1,4 +1,6 @@
-"""The endpoint /v1/tool_servers, which lists the configured tool servers that a client may use."""
+"""The endpoint /v1/tool_servers, which lists the configured tool servers that a client may use. A tool server is a
+program of the operator that offers tools; this server can call them for the model during a request.
+"""
 
 from typing import Literal
 
@@ -13,8 +15,8 @@ router = APIRouter(tags=["tools"], responses=error_responses(401, 429))
 
 
 class ListedToolServer(BaseModel):
-    """A configured tool server. Requests refer to it by its name, in the header `x-genai-run-tools` or in the fields
-    `server_label` or `mcp_servers`.
+    """A configured tool server: its name (`id`), and the operator's description. Requests refer to it by the name, in
+    the header `x-genai-run-tools` or in the fields `server_label` or `mcp_servers`.
     """
 
     id: str
@@ -23,7 +25,7 @@ class ListedToolServer(BaseModel):
 
 
 class ToolServerList(BaseModel):
-    """The tool servers that the client may use."""
+    """Response of /v1/tool_servers: the tool servers that the client may use."""
 
     object: Literal["list"] = "list"
     data: list[ListedToolServer]

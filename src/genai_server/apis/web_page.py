@@ -1,6 +1,7 @@
-"""The root path, which is the web page for browsers and server information for programs, and the API documentation.
+"""The root path, which is the web page for browsers and server information for programs, and /docs, the page with the
+API documentation.
 
-The files of the web page contain no secrets and need no API key. The page asks the user for the key, and the
+The files of both pages contain no secrets and need no API key. The web page asks the user for the key, and the
 documentation page uses the same key to read /openapi.json.
 """
 
@@ -30,24 +31,30 @@ router = APIRouter(tags=["status"])
 
 
 class WebFiles(StaticFiles):
-    """Static files that browsers cache but check for changes each time."""
+    """Serves the static files of the web pages. Browsers may cache them, but must ask the server each time whether they
+    have changed.
+    """
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """The response with one file. Raises HTTPException if there is no such file."""
+        """Return the response with the file at `path`, relative to the folder that is served. Raises HTTPException if
+        there is no such file.
+        """
         response = await super().get_response(path, scope)
         response.headers["cache-control"] = "no-cache"
         return response
 
 
 def open_paths() -> frozenset[str]:
-    """The paths of the web page's files and of the documentation page, which need no API key."""
+    """Return the URL paths of the files of the web page and of the documentation page, which need no API key."""
     files = {f"{PAGE_PATH}/{name}" for name in names(PAGE)} | {f"{API_DOCS_PATH}/{name}" for name in names(API_DOCS)}
     return frozenset({"/docs", *files})
 
 
 @router.get("/", response_model=dict[str, str])
 async def about(request: Request, services: ServicesDep) -> Response:
-    """Get server information and links; nothing confidential. Browsers receive the web page instead."""
+    """Get the server's name and version and links to its main endpoints; nothing confidential. Browsers receive the web
+    page instead, unless it is switched off.
+    """
     if services.settings.ui and "text/html" in request.headers.get("accept", ""):
         return _page(PAGE / "index.html", content_security_policy(inline_hashes()))
     information: dict[str, Any] = {

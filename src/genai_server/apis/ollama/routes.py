@@ -1,6 +1,6 @@
 """The endpoints of Ollama's API. /api/chat, /api/generate, /api/embed and the older /api/embeddings use a model;
-/api/tags, /api/show, /api/ps and /api/version describe the models; operators may download a model from the Hugging Face
-Hub with /api/pull. The other endpoints of Ollama are refused.
+/api/tags, /api/show, /api/ps and /api/version describe the models and the server; operators may download a model from
+the Hugging Face Hub with /api/pull. Ollama's other endpoints, which create, copy, push or delete models, are refused.
 
 Like Ollama's own decoder, the endpoints that use a model accept unknown keys at every level, among them options of
 model loading and memory use. The field `keep_alive` says how long a model stays loaded, and a request without a prompt
@@ -75,7 +75,9 @@ async def version() -> dict[str, str]:
 
 @models_router.get("/api/tags")
 async def list_models(services: ServicesDep) -> dict[str, Any]:
-    """List models, loaded or not, with their aliases and adapters. Models that failed to load are left out."""
+    """List the models, whether they are loaded or not, in Ollama's format, with an entry for each alias and LoRA
+    adapter. Models that failed to load are left out.
+    """
     models = []
     for status in services.models.usable():
         files = await asyncio.to_thread(read_files, status)
@@ -109,7 +111,9 @@ async def list_running(services: ServicesDep) -> dict[str, Any]:
 
 @models_router.post("/api/show")
 async def show_model(body: ShowRequest, services: ServicesDep) -> dict[str, Any]:
-    """Get details of one model."""
+    """Get details of one model: its chat template, context length (`num_ctx`), capabilities and the time of its last
+    change.
+    """
     name = body.model or body.name
     if not name:
         raise MissingField("model", "is required")
@@ -159,9 +163,10 @@ _SUCCESS = {"status": "success"}
 
 @pull_router.post("/api/pull", responses=LINES)
 async def pull_model(body: PullRequest, request: Request, services: ServicesDep) -> Response:
-    """Download a model and serve it under the name of its repository. The first request for it loads it.
+    """Download a model from the Hugging Face Hub, and serve it under the name of its repository. The first request for
+    the model loads it. If the model is already served, nothing is downloaded.
 
-    If the model is already served, nothing is downloaded.
+    The response is a stream of lines that report the progress or, with `stream` false, one object at the end.
     """
     name = plain_name(body.model or body.name or "")
     if not name:
@@ -177,7 +182,10 @@ async def pull_model(body: PullRequest, request: Request, services: ServicesDep)
 
 
 class _Pull:
-    """A download of a model. It stops when the client disconnects; the next request for the same model resumes it."""
+    """One download of a model from the Hugging Face Hub, created for each request to /api/pull. Either `lines`, which
+    reports the progress, or `whole` runs it. `close` stops it when the client disconnects; the next request for the
+    same model resumes it.
+    """
 
     # Streams of answers have progress of prompts.
     progress = None
@@ -189,18 +197,22 @@ class _Pull:
         self._is_left = threading.Event()
 
     def close(self) -> None:
-        """Stop the download after the current chunk."""
+        """Stop the download after the current chunk of data."""
         self._is_left.set()
 
     async def whole(self) -> None:
-        """Run the download to its end. Raises the same errors as `lines`."""
+        """Download the model and serve it, without reporting the progress. Raises PullFailed, and the errors with which
+        the supervisor, the process that starts engines, refuses to serve the model.
+        """
         async for _ in self.lines():
             pass
 
     async def lines(self) -> AsyncGenerator[JsonObject]:
-        """Run the download and report its progress in Ollama's format.
+        """Download the model and serve it; yields the progress as the objects of Ollama's stream, and at the end the
+        status "success".
 
-        Raises PullFailed, and the errors with which the supervisor refuses to serve the model.
+        Raises PullFailed, and the errors with which the supervisor, the process that starts engines, refuses to serve
+        the model.
         """
         yield {"status": "pulling manifest"}
         if self._is_served():
@@ -235,7 +247,7 @@ class _Pull:
         yield _SUCCESS
 
     def _is_served(self) -> bool:
-        """Whether a model with this name is served and has not failed."""
+        """Return whether the model to download is already served under its name and has not failed to load."""
         try:
             status = self._services.models.find(self._given)
         except ModelNotFound:
@@ -243,7 +255,9 @@ class _Pull:
         return self._services.models.state(status) != ModelState.FAILED
 
     async def _serve(self, path: str) -> None:
-        """Serve the model in the directory `path`, unless the name is already used."""
+        """Serve the downloaded model in the directory `path` under the name of its repository, unless that name is
+        already used. A model from a folder of the repository also gets the alias `NAME:FOLDER`.
+        """
         models = self._services.models
         used_names = {name for status in models.statuses() for name in (status.name, *status.aliases)}
         if self._name not in used_names:
@@ -254,8 +268,8 @@ class _Pull:
 
 
 def _remove_calls_of_other_roles(body: Any) -> Iterator[str]:
-    """Remove the field `tool_calls` from messages that are not the assistant's. Yields the location of each removed
-    field.
+    """Remove the field `tool_calls` from the messages in `body` that are not the assistant's. Changes `body`, and
+    yields the location of each removed field.
     """
     for location, message in objects_at(body, "messages[]"):
         role = message.get("role")
@@ -289,11 +303,11 @@ _MAX_KEPT = 10 * 365 * 86400.0
 async def seconds_to_keep(
     body: KeepAliveFields, request: Request, context: RequestContext, *, is_all: bool
 ) -> float | None:
-    """For how many seconds the model stays loaded after the request: infinite for "always"; None if the request does
-    not say.
+    """Return for how many seconds the client wants the model to stay loaded after the request, as its field
+    `keep_alive` says: infinite for "always"; None if the field is absent or ignored.
 
-    Only operators may use the field. For other clients it is ignored; AdminForbidden is raised instead if the request
-    does nothing else (`is_all`) or if GENAI_STRICT is set.
+    Only operators may use the field. For other clients it is ignored, or AdminForbidden is raised if the request does
+    nothing else (`is_all`) or if GENAI_STRICT is set.
     """
     if body.seconds_to_keep is None:
         return None
@@ -307,8 +321,8 @@ async def seconds_to_keep(
 
 
 async def keep(services: Services, status: ModelStatus, seconds: float | None) -> None:
-    """Set for how many seconds a model stays loaded without requests. Does nothing if `seconds` is None or the value
-    that the model already has.
+    """Set for how many seconds a model stays loaded without requests. More than ten years mean forever. Does nothing if
+    `seconds` is None, or if a loaded model already has this limit.
     """
     if seconds is None:
         return
@@ -318,8 +332,8 @@ async def keep(services: Services, status: ModelStatus, seconds: float | None) -
 
 
 async def load(services: Services, context: RequestContext, chosen: ChosenModel, seconds: float | None) -> None:
-    """Load a model for a request without a prompt, and set for how many `seconds` it stays loaded. With 0 it is
-    unloaded instead.
+    """Load a model for a request without a prompt, wait until it is loaded, and set for how many `seconds` it then
+    stays loaded without requests; None leaves the limit unchanged. With 0, the model is unloaded instead.
     """
     services.drain.require_open()
     context.record.model = chosen.id
@@ -333,7 +347,9 @@ async def load(services: Services, context: RequestContext, chosen: ChosenModel,
 async def chat(
     body: OllamaChatRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Generate the answer to a chat, as one object or as a stream of lines."""
+    """Generate the assistant's next message in a chat, as one object or, by default, as a stream of lines. A request
+    without messages only loads or unloads the model.
+    """
     return await _response(body, request, services, context, is_empty=not body.messages)
 
 
@@ -341,7 +357,9 @@ async def chat(
 async def generate_text(
     body: GenerateRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Generate the answer to a prompt, as one object or as a stream of lines."""
+    """Generate the answer to a prompt, as one object or, by default, as a stream of lines. A request without prompt and
+    images only loads or unloads the model.
+    """
     return await _response(body, request, services, context, is_empty=not (body.prompt or body.images))
 
 
@@ -352,7 +370,9 @@ async def generate_text(
 @unsupported.get("/api/blobs/{digest}")
 @unsupported.post("/api/blobs/{digest}")
 async def refuse(request: Request) -> JSONResponse:
-    """Refuse requests that would change or transfer model files."""
+    """Refuse a request to an endpoint of Ollama that would create, copy, push or delete models. Always raises
+    UnsupportedEndpoint, whose message names the commands to use instead.
+    """
     raise UnsupportedEndpoint(
         f"{request.scope['route'].path} is not supported: this server does not create, copy, push or delete models; "
         "use genai-server export and genai-server models on the server instead"
@@ -449,10 +469,11 @@ async def _embeddings(
     truncates: bool = True,
     dimensions: int | None = None,
 ) -> Pooled | None:
-    """The embeddings of the texts; None without texts, in which case the model is only loaded or unloaded.
+    """Compute the embeddings of `texts` for one of Ollama's endpoints, and set how long the model stays loaded, as the
+    body says. Without texts, only load or unload the model, and return None.
 
-    `truncates` says whether texts that are too long are truncated or refused. `dimensions` is the length of the
-    vectors; None for the model's own.
+    Texts that are too long are truncated if `truncates` is set, and refused otherwise. `dimensions` is the length of
+    the vectors; None for the model's own.
     """
     name = None if body.model is None else services.models.choose(body.model).id
     chosen = services.models.choose_for(name, Task.EMBED)

@@ -1,4 +1,7 @@
-"""Bodies of Ollama's API (https://docs.ollama.com/api)."""
+"""The bodies of requests to Ollama's API and of its errors, as pydantic models (https://docs.ollama.com/api): chat and
+prompt completions with their sampling options, embeddings, and the description and download of models. Also converts
+Ollama's durations.
+"""
 
 import json
 import math
@@ -35,8 +38,8 @@ _DURATION = re.compile(rf"[+-]?(0|({_PART})+)")
 
 
 def seconds(value: float | str) -> float:
-    """Convert a number of seconds or a duration such as "5m" to seconds. A negative duration is infinite. Raises
-    ValueError.
+    """Convert a number of seconds or a duration such as "5m" to seconds. A negative value means forever and becomes
+    infinity. Raises ValueError for any other text.
     """
     if isinstance(value, str):
         if not _DURATION.fullmatch(value):
@@ -48,7 +51,9 @@ def seconds(value: float | str) -> float:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Convert seconds to nanoseconds, as Ollama writes durations. At least 1, because clients divide by durations."""
+    """Convert seconds to whole nanoseconds, the unit of durations in Ollama's responses. The result is at least 1,
+    because clients divide by durations.
+    """
     return max(1, round(seconds * 1e9))
 
 
@@ -97,12 +102,14 @@ class _SamplingOptions(StrictModel):
 
 
 class Options(_SamplingOptions):
-    """Sampling options. For absent options the model's defaults apply."""
+    """Body field `options` of Ollama's API: the sampling options, such as `num_predict`, `temperature` and `stop`. For
+    absent options the model's defaults apply.
+    """
 
     @property
     def num_penalized(self) -> int | None:
-        """How many of the most recent tokens the penalties apply to: `repeat_last_n` or, if only a penalty is given,
-        Ollama's default. None if neither is given, so that the model's default applies.
+        """To how many of the most recent tokens the penalties apply: `repeat_last_n` or, if it is absent but a penalty
+        is given, Ollama's default of 64. None if neither is given, so that the model's default applies.
         """
         penalties = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty)
         is_default = self.repeat_last_n is None and any(penalty is not None for penalty in penalties)
@@ -110,7 +117,9 @@ class Options(_SamplingOptions):
 
 
 class KeepAliveFields(StrictModel):
-    """Fields of all endpoints that use a model: which model, and how long it stays loaded."""
+    """Base class of the bodies of all endpoints that use a model: which model (`model`), and how long it stays loaded
+    without requests (`keep_alive`).
+    """
 
     model: NonEmptyText | None = Field(None, description="Id of a served model; by default the first suitable one.")
     keep_alive: KeepAlive | None = Field(
@@ -119,12 +128,15 @@ class KeepAliveFields(StrictModel):
 
     @property
     def seconds_to_keep(self) -> float | None:
-        """The field `keep_alive` in seconds, infinite for "always"; None if it is absent."""
+        """The field `keep_alive`, how long the model stays loaded, in seconds: infinite for "always"; None if the field
+        is absent.
+        """
         return None if self.keep_alive is None else seconds(self.keep_alive)
 
 
 class AnswerFields(KeepAliveFields, _SamplingOptions):
-    """Fields of both endpoints that generate text.
+    """Base class of the bodies of /api/chat and /api/generate, the endpoints that generate text: streaming, format of
+    the answer, sampling options, reasoning (`think`) and log probabilities.
 
     Some clients send sampling options as fields of the body itself instead of in `options`. If both are given, the
     value in `options` is used.
@@ -159,9 +171,10 @@ class AnswerFields(KeepAliveFields, _SamplingOptions):
 
     @property
     def all_options(self) -> tuple[Options, list[str]]:
-        """All sampling options, those in `options` and those that are fields of the body itself.
+        """All sampling options of the request: those in the field `options` and those that are fields of the body
+        itself.
 
-        Also returns the names of the body's fields that are ignored because `options` has another value.
+        The second value has the names of the body's own fields that are ignored because `options` has another value.
         """
         options = Options.model_validate({}) if self.options is None else self.options
         values = options.model_dump(exclude_none=True)
@@ -174,8 +187,9 @@ class AnswerFields(KeepAliveFields, _SamplingOptions):
 
 
 def _as_text(arguments: Any) -> str:
-    """Convert the arguments of a tool call to text. They need not be an object, since the call may come from another
-    server or may have been cut off.
+    """Convert the arguments of a tool call to JSON text; a string is returned unchanged, and None becomes "{}". The
+    arguments need not be an object, since the call may come from another server or may have been cut off. Raises
+    ValueError if they are not valid Unicode.
     """
     text = (
         arguments
@@ -192,7 +206,9 @@ def _as_text(arguments: Any) -> str:
 
 
 class OllamaCalledFunction(StrictModel):
-    """Name and arguments of a tool call."""
+    """The field `function` of a tool call in Ollama's format: the name of the called tool and the arguments, which are
+    converted to JSON text.
+    """
 
     index: Whole | None = None
     name: NonEmptyText
@@ -202,7 +218,7 @@ class OllamaCalledFunction(StrictModel):
 
 
 class OllamaToolCall(StrictModel):
-    """A tool call of the assistant."""
+    """A tool call in a message of the assistant, in Ollama's format."""
 
     id: Text | None = None
     index: Whole | None = None
@@ -215,7 +231,10 @@ def _lower(value: Any) -> Any:
 
 
 class OllamaMessage(StrictModel):
-    """A message of the conversation."""
+    """A message of the conversation in the body of /api/chat: the role, the text, the assistant's reasoning
+    (`thinking`) and tool calls, images in base64 and, in a tool's result, the tool's name and the id of the call.
+    Validation refuses tool calls in messages that are not the assistant's.
+    """
 
     role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_lower)]
     content: Text | None = None
@@ -235,14 +254,16 @@ class OllamaMessage(StrictModel):
 
 
 class OllamaTool(StrictModel):
-    """A tool that the model may call."""
+    """A tool that the model may call, in the body of /api/chat: the definition of a function."""
 
     type: Literal["function"] | None = None
     function: Function
 
 
 class OllamaChosenTool(StrictModel):
-    """The one tool that the model must call."""
+    """The field `tool_choice` of /api/chat that makes the model call one particular tool, named either by `name` or by
+    `function.name`.
+    """
 
     type: Literal["function"]
     name: FunctionName | None = None
@@ -258,7 +279,9 @@ class OllamaChosenTool(StrictModel):
 
 
 class OllamaChatRequest(AnswerFields):
-    """Body of /api/chat. A request without messages only loads the model, or unloads it if `keep_alive` is 0."""
+    """Body of /api/chat: the messages of the conversation, the tools that the model may call, and the options of
+    generation. A request without messages only loads the model, or unloads it if `keep_alive` is 0.
+    """
 
     messages: Annotated[list[OllamaMessage], elements(MAX_MESSAGES)] | None = None
     tools: Annotated[list[OllamaTool], elements(MAX_TOOLS)] | None = None
@@ -274,8 +297,8 @@ class OllamaChatRequest(AnswerFields):
 
 
 class GenerateRequest(AnswerFields):
-    """Body of /api/generate. A request without prompt and images only loads the model, or unloads it if `keep_alive` is
-    0.
+    """Body of /api/generate: a prompt, optionally with a system message, images or a suffix, and the options of
+    generation. A request without prompt and images only loads the model, or unloads it if `keep_alive` is 0.
     """
 
     prompt: Text | None = None
@@ -303,12 +326,14 @@ class GenerateRequest(AnswerFields):
 
     @property
     def is_raw(self) -> bool:
-        """Whether the prompt is used without a chat template."""
+        """Whether the prompt is used without a chat template, because the request has `raw: true` or a suffix."""
         return bool(self.raw) or bool(self.suffix)
 
 
 class EmbedRequest(KeepAliveFields):
-    """Body of /api/embed. A request without a text only loads the model, or unloads it if `keep_alive` is 0."""
+    """Body of /api/embed: one text or a list of texts to embed, whether to truncate long texts, and the length of the
+    vectors. A request without a text only loads the model, or unloads it if `keep_alive` is 0.
+    """
 
     input: Text | Annotated[list[Text], elements(MAX_INPUTS)] | None = None
     truncate: bool | None = Field(
@@ -323,13 +348,13 @@ class EmbedRequest(KeepAliveFields):
 
 
 class EmbeddingsRequest(KeepAliveFields):
-    """Body of /api/embeddings, Ollama's older endpoint for one text."""
+    """Body of /api/embeddings, Ollama's older endpoint that embeds a single text (`prompt`)."""
 
     prompt: Text | None = None
 
 
 class ShowRequest(StrictModel):
-    """Body of /api/show."""
+    """Body of /api/show, which describes one model. The model is named by `model` or by the older field `name`."""
 
     model: Text | None = Field(None, description="Name of the model.")
     name: Text | None = Field(None, description="Older name for model.")
@@ -337,7 +362,9 @@ class ShowRequest(StrictModel):
 
 
 class PullRequest(StrictModel):
-    """Body of /api/pull."""
+    """Body of /api/pull, which downloads a model. `model`, or the older field `name`, is a repository on the Hugging
+    Face Hub such as `owner/name`, or `owner/name:folder` for one of several models in it.
+    """
 
     model: Text | None = Field(
         None,
@@ -349,6 +376,6 @@ class PullRequest(StrictModel):
 
 
 class OllamaErrorResponse(BaseModel):
-    """Body of all error responses, in Ollama's format."""
+    """Body of all error responses of Ollama's API: an object whose only field `error` is the message."""
 
     error: str

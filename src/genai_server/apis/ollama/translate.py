@@ -44,19 +44,20 @@ _ID = "call{:05}"
 
 
 class Raw(CompletionRequest):
-    """The parameters of a text completion whose prompt is used without a chat template. Unlike in OpenAI's API, the
-    maximum number of tokens has no default.
+    """The parameters of a text completion that continues Ollama's prompt without a chat template. Unlike in OpenAI's
+    API, the maximum number of tokens has no default, so that the answer may be as long as the context allows.
     """
 
     default_max_tokens: ClassVar[int | None] = None
 
 
 class Translation:
-    """Translates a body of Ollama's API when it is created. The attribute `body` then has chat parameters or, for a
-    prompt that is used without a chat template, the parameters of a text completion.
+    """The translation of a request body of Ollama's API, which is made when the object is created. Its attribute `body`
+    has the parameters of a chat or, for a prompt that is used without a chat template, of a text completion.
 
-    `model` is the id of the model to use. The attribute `names` has the given body's names for fields of the translated
-    one, and `overridden` the fields that are ignored because `options` has another value.
+    The argument `model` is the id of the model to use. The attribute `names` maps fields of the translated body to the
+    fields that the client has sent, for error messages. The attribute `overridden` lists the sampling options that are
+    ignored because the body's field `options` has another value.
     """
 
     def __init__(self, body: OllamaChatRequest | GenerateRequest, model: str) -> None:
@@ -79,8 +80,9 @@ class Translation:
 
 
 def _names_of_prompt(body: OllamaChatRequest | GenerateRequest) -> dict[str, str]:
-    """Map paths of the chat's messages, such as `messages[0].content`, to the fields `system` and `prompt` of the body
-    from which the messages were made. Empty for a body that has messages itself.
+    """For error messages, map paths of the chat's messages, such as `messages[0].content`, to the fields `system` and
+    `prompt` of the body from which the messages were made. Returns an empty dictionary for a body of /api/chat, which
+    has messages itself.
     """
     if isinstance(body, OllamaChatRequest):
         return {}
@@ -124,8 +126,8 @@ def _question(body: GenerateRequest) -> list[JsonObject]:
 
 
 def _content(text: str | None, images: Sequence[str] | None) -> str | list[JsonObject]:
-    """The content of a message: the text, or, with images, a list of content parts with the images first, as in
-    Ollama's prompts.
+    """Return the content of a chat message: the text or, if there are images, a list of content parts with the images
+    first, as in Ollama's prompts. `images` are base64 texts or data URLs.
     """
     if not images:
         return text or ""
@@ -136,7 +138,7 @@ def _content(text: str | None, images: Sequence[str] | None) -> str | list[JsonO
 
 
 def _image_locations(body: OllamaChatRequest | GenerateRequest) -> Iterator[MediaLocation]:
-    """The paths of the images in the body, in order."""
+    """Yield the path of each image in the body, such as `messages[0].images[1]`, in the order of the prompt."""
     holders: list[tuple[str, Sequence[str]]] = []
     if isinstance(body, GenerateRequest):
         holders = [("images", body.images or ())]
@@ -148,8 +150,8 @@ def _image_locations(body: OllamaChatRequest | GenerateRequest) -> Iterator[Medi
 
 
 def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:
-    """The chat parameters for reasoning effort, reasoning budget, response format and log probabilities. Without an
-    effort, the model's default applies.
+    """Translate the fields that shape the answer: return the chat parameters for reasoning effort, reasoning budget,
+    response format and log probabilities. If the body does not set an effort, the model's default applies.
     """
     fields: JsonObject = {}
     if body.think is not None:
@@ -166,7 +168,9 @@ def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> Iterator[JsonObject]:
-    """The chat's messages. Tool calls and tool results without an id get one."""
+    """Translate messages of Ollama's API to messages of a chat in OpenAI's format. Tool calls and tool results without
+    an id get one, so that each result refers to its call.
+    """
     num_ids = 0
     # Names of the calls without a result, keyed by id.
     waiting: dict[str, str] = {}
@@ -205,18 +209,18 @@ def _tools(body: OllamaChatRequest) -> JsonObject:
 
 
 def _answered(waiting: dict[str, str], name: str | None) -> str | None:
-    """The id of the call to which a tool result without an id belongs: the first unanswered call of the tool `name`, or
-    else the first unanswered call; None if all calls have results.
+    """Find the tool call to which a tool result without an id belongs, and return the id of the call: the first
+    unanswered call of the tool `name`, or else the first unanswered call of any tool; None if all calls have results.
 
-    `waiting` has the names of the called tools by the ids of the unanswered calls.
+    `waiting` maps the ids of the unanswered calls to the names of the called tools.
     """
     named = [id for id, tool in waiting.items() if tool == name]
     return next(iter(named or waiting), None)
 
 
 def ending(reason: FinishReason, usage: Usage, total: float, breakdown: Breakdown | None) -> JsonObject:
-    """The fields that only the last line of an answer has: finish reason, durations and token counts; and
-    `genai_finish_reason` where Ollama has no matching value.
+    """Return the fields that only the last line of an answer has in Ollama's format: finish reason, durations in
+    nanoseconds and token counts, and `genai_finish_reason` for finish reasons that Ollama does not have.
 
     `total` is the time since the request's first byte, in seconds. `breakdown` divides it into phases; without one, the
     durations of the phases are reported as 1 ns, the minimum.
@@ -236,7 +240,10 @@ def ending(reason: FinishReason, usage: Usage, total: float, breakdown: Breakdow
 
 
 class AnswerBuilder:
-    """Builds the complete response to one request, or the lines of its stream."""
+    """Builds the response to one request to /api/chat or /api/generate in Ollama's format: the complete object with
+    `complete`, the lines of a stream with `part` and `last`, or the response to a request without a prompt with
+    `nothing`.
+    """
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         # The name given in the request.
@@ -246,13 +253,15 @@ class AnswerBuilder:
         self._num_calls = 0
 
     def complete(self, answer: WholeAnswer, end: JsonObject) -> JsonObject:
-        """The complete response object. `end` has the fields that the function `ending` returns."""
+        """Return the object of a complete response. `end` has its last fields (finish reason, durations and token
+        counts), which the function `ending` returns.
+        """
         calls = [self._call(call) for call in answer.tool_calls]
         return self._line(answer.content, answer.reasoning, calls, answer.tokens) | end
 
     def part(self, parts: Sequence[Part], tokens: Sequence[ScoredToken] = ()) -> JsonObject:
-        """The line of a stream with the next parts of the answer. All tool calls in it are complete. `tokens` are the
-        tokens of the parts with their log probabilities, if the request asks for them.
+        """Return a line of a stream, as an object, with the next parts of the answer. All tool calls in it are
+        complete. `tokens` are the tokens of the parts with their log probabilities, if the request asks for them.
         """
         more = WholeAnswer(tokens=list(tokens))
         for part in parts:
@@ -260,12 +269,14 @@ class AnswerBuilder:
         return self.complete(more, {})
 
     def last(self, end: JsonObject) -> JsonObject:
-        """The last line of the stream, without text. `end` has the fields that the function `ending` returns."""
+        """Return the last line of a stream, as an object without text. `end` has its finish reason, durations and token
+        counts, which the function `ending` returns.
+        """
         return self._line("", "") | end
 
     def nothing(self, reason: str) -> JsonObject:
-        """The response to a request that only loads or unloads the model. `reason` is the value of `done_reason`:
-        "load" or "unload".
+        """Return the response to a request without a prompt, which only loads or unloads the model. `reason` is the
+        value of its field `done_reason`: "load" or "unload".
         """
         return self._line("", "") | {"done": True, "done_reason": reason}
 
@@ -290,7 +301,7 @@ class AnswerBuilder:
 
 
 def timestamp(time: datetime) -> str:
-    """A time, given in UTC, in Ollama's format."""
+    """Format a time, which must be in UTC, as Ollama's responses do, such as `2026-11-28T09:30:00.000000Z`."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

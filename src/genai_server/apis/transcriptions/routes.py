@@ -1,7 +1,8 @@
 """The endpoints /v1/audio/transcriptions and /v1/audio/translations of OpenAI's API, and how a recording is transcribed
 window by window, as in arXiv 2212.04356, section 4.5. Entry points are `begin` and `Transcription.windows`.
 
-A window begins where the last complete segment ended, and its prompt contains the text before it.
+A window is the part of a recording that the speech model reads at once, usually up to 30 seconds. Each window begins
+where the last complete segment of the transcript ended, and the model's prompt contains the text before the window.
 """
 
 import asyncio
@@ -85,7 +86,10 @@ _NO_WORDS = (
 
 @dataclass(frozen=True)
 class TranscriptionOptions:
-    """What a request asks for: language, prompt, temperature and the parts of the response."""
+    """What one request for a transcription asks for: the language or the languages to choose from, the tokens of the
+    text before the recording, whether to translate, the sampling temperature and the parts of the response. Created by
+    `begin` from the request's form.
+    """
 
     # Code of the language; None to detect it.
     language: str | None
@@ -100,7 +104,13 @@ class TranscriptionOptions:
 
 
 class Transcription:
-    """A transcription in progress. `windows` yields its segments; `close` cancels the running engine request."""
+    """The transcription of one recording, created by `begin`. A caller iterates over `windows`, which runs the model on
+    one part of the recording after another and yields the segments of the text. `close` must be called at the end; it
+    cancels what still runs.
+
+    The attribute `duration` is the length of the recording in seconds; `language` is the code of the language that was
+    given or detected, or None without speech.
+    """
 
     # What a stream reports of prompts: nothing.
     progress = None
@@ -129,7 +139,7 @@ class Transcription:
 
     async def wait_until_accepted(self) -> None:
         """Start the transcription, and wait until an engine has accepted the first window or the transcription has
-        ended.
+        ended. So errors are known before a streamed response begins.
 
         Raises the same errors as `windows`. What has been started must be ended with `close`.
         """
@@ -147,9 +157,11 @@ class Transcription:
             first.result()
 
     async def windows(self) -> AsyncGenerator[list[Segment]]:
-        """The segments of each window, in order, as soon as they are final.
+        """Transcribe the recording, and yield the segments of each window, in order, as soon as they are final. A
+        window is the part of the recording that the model reads at once; those without speech yield nothing.
 
-        Raises the errors of EngineRequests, InvalidField and AudioReaderUnavailable.
+        Raises the errors with which engines refuse or fail a request, InvalidField if the recording cannot be read, and
+        AudioReaderUnavailable.
         """
         async with aclosing(self._transcribed) as transcribed:
             if self._first is not None and (first := await self._first) is not None:
@@ -188,7 +200,9 @@ class Transcription:
         self._requests.finish()
 
     async def _with_words(self, segments: list[Segment], window: Window, task: TranscriptTask) -> list[Segment]:
-        """The segments of a window with the times of their words. To find the times, the model runs once more."""
+        """Return the segments of a window with the times of their words. To find the times, the model reads the window
+        and its text once more. `task` is how the window was transcribed.
+        """
         texts = [[token for token in segment.tokens if self._transcriber.is_text(token)] for segment in segments]
         times = await self._transcriber.token_times(window, list(chain(*texts)), task)
         times = [min(window.start + time, window.end) for time in times]
@@ -205,8 +219,8 @@ class Transcription:
                 return await self._recording.window(seek)
 
     def usage(self) -> JsonObject:
-        """The token counts in the format of OpenAI's streams. Audio tokens are counted by the length of the
-        recording.
+        """Return the token counts so far, in the format of the last event of OpenAI's streams. The number of audio
+        tokens is computed from the length of the recording.
         """
         used, audio = self._requests.usage, math.ceil(self.duration * _AUDIO_TOKENS_PER_SECOND)
         details = {"audio_tokens": audio, "text_tokens": used.prompt}
@@ -214,13 +228,15 @@ class Transcription:
         return {"type": "tokens", **tokens, "total_tokens": sum(tokens.values()), "input_token_details": details}
 
     def close(self) -> None:
-        """Cancel the reading of the current window and the engine request that is running."""
+        """Cancel the reading of the current window of the recording and the engine request that is running."""
         if self._first is not None:
             self._first.cancel()
         self._requests.close()
 
     def _segment(self, transcript: WindowTranscript, window: Window, span: Span) -> Segment | None:
-        """The segment for a span of a window's tokens; None if it has no text or no length."""
+        """Create the segment of the transcript for `span`, a part of the tokens that the model wrote for `window`.
+        Returns None if the segment would have no text or no length.
+        """
         tokens = transcript.tokens[span.first : span.last]
         text = self._transcriber.text(tokens)
         if not text.strip() or span.end <= span.start:
@@ -241,10 +257,11 @@ class Transcription:
 
 
 async def begin(services: Services, form: AudioForm, context: RequestContext, *, translates: bool) -> Transcription:
-    """Choose the model and open the recording in the form. The recording's files exist until the request has ended.
+    """Begin to serve a request for a transcription: choose the model, open the recording in the form, and return the
+    Transcription, which has not started yet. The recording's temporary files exist until the request has ended.
     `translates` says whether the transcript is to be in English.
 
-    Raises RequestError, Unavailable and DeadlinePassed.
+    Raises RequestError if the request is invalid, Unavailable if no engine can take it, and DeadlinePassed.
     """
     models = services.models
     chosen, _, engine, info, codec = await choose_engine(services, context, form, Task.TRANSCRIBE)
@@ -314,14 +331,15 @@ async def _options(
 
 
 def _detection(form: AudioForm) -> Detection:
-    """The parameters for telling speech from silence."""
+    """Return the parameters for telling speech from silence: those that the form sets, or else the defaults."""
     strategy = form.chunking_strategy if isinstance(form, TranscriptionForm) else None
     return strategy.detection if isinstance(strategy, ServerVad) else Detection()
 
 
 def _known(code: str, model: SpeechModel, param: str) -> str:
-    """The code that the model uses for a language, given as in `en` or `en-US` (the region is ignored). Raises
-    InvalidField for the field `param` if the model does not know the language.
+    """Return the code that the speech model uses for a language. `code` is what the client gave, such as `en` or
+    `en-US`; the region is ignored. Raises InvalidField, which names the field `param`, if the model does not know the
+    language.
     """
     languages = sorted(model.languages) or [ENGLISH]
     language = _SUBTAGS.sub("", code.strip().lower())
@@ -347,7 +365,9 @@ _Scored = Callable[[int], bytes] | None
 async def transcribe_recording(
     form: Annotated[TranscriptionForm, Body(media_type=FORM)], services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Transcribe a recording, which may be hours long. Needs a model that transcribes."""
+    """Transcribe a recording, which may be hours long, as text, JSON or subtitles, or as a stream of events. Needs a
+    model that transcribes, such as Whisper.
+    """
     return await _transcribed(services, form, context, translates=False)
 
 
@@ -355,7 +375,9 @@ async def transcribe_recording(
 async def translate_recording(
     form: Annotated[TranslationForm, Body(media_type=FORM)], services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Transcribe a recording in another language as English text. Needs a model that transcribes."""
+    """Translate a recording in another language to English text, with the formats and the stream of a transcription.
+    Needs a model that transcribes, such as Whisper.
+    """
     return await _transcribed(services, form, context, translates=True)
 
 
@@ -388,10 +410,10 @@ async def _transcribed(services: Services, form: AudioForm, context: RequestCont
 
 
 async def _events(transcription: Transcription, scored: _Scored) -> AsyncGenerator[Event]:
-    """The events of a streamed transcript: a delta for each segment, and the complete text at the end. Text that has
-    been sent is never changed.
+    """Yield the events of a streamed transcript: a delta for each segment, and the complete text at the end. Text that
+    has been sent is never changed.
 
-    `scored` returns the bytes of a token; the events then have log probabilities.
+    `scored` is None, or a function that returns the bytes of a token; with it, the events have log probabilities.
     """
     deltas, logprobs = TextDeltas(), list[JsonObject]()
     async with aclosing(transcription.windows()) as windows:

@@ -1,4 +1,6 @@
-"""Forms of OpenAI's transcription and translation endpoints, and the bodies with transcripts in OpenAI's formats."""
+"""The forms that OpenAI's endpoints for transcription and translation receive, and functions that write a complete
+transcript in OpenAI's formats: json, verbose_json, text, and the subtitle formats srt and vtt.
+"""
 
 import json
 import math
@@ -25,7 +27,7 @@ _MAX_MILLISECONDS = 30_000
 
 
 class TranscriptFormat(StrEnum):
-    """The formats in which a transcript can be returned."""
+    """The field `response_format` of a form: the formats in which a transcript can be returned."""
 
     JSON = "json"
     TEXT = "text"
@@ -35,7 +37,10 @@ class TranscriptFormat(StrEnum):
 
 
 class AudioForm(StrictModel):
-    """The fields of both endpoints. All values in a form are texts, also numbers."""
+    """Base class of the forms that /v1/audio/transcriptions and /v1/audio/translations receive: the file with the
+    recording, the model, the language, the format of the response, and how to sample and schedule. All values in a form
+    are texts, also numbers.
+    """
 
     model_config = ConfigDict(strict=False)
 
@@ -74,12 +79,12 @@ class AudioForm(StrictModel):
 
     @property
     def has_words(self) -> bool:
-        """Whether the response in format verbose_json has words."""
+        """Whether a response in the format verbose_json lists the words with their times. False for translations."""
         return False
 
     @property
     def has_segments(self) -> bool:
-        """Whether the response in format verbose_json has segments."""
+        """Whether a response in the format verbose_json lists the segments with their times. True for translations."""
         return True
 
     @model_validator(mode="after")
@@ -92,12 +97,15 @@ class AudioForm(StrictModel):
 
 
 class TranslationForm(AudioForm):
-    """Body of /v1/audio/translations. OpenAI's own API does not have `language` and `stream` here."""
+    """Form that /v1/audio/translations receives. The fields `language` and `stream` do not exist in OpenAI's own API
+    for translations.
+    """
 
 
 class ServerVad(StrictModel):
-    """How speech is distinguished from silence (voice activity detection). A form has these fields as
-    `chunking_strategy[type]` and so on, or one field with all of them as JSON.
+    """The value of the field `chunking_strategy` that sets how speech is distinguished from silence (voice activity
+    detection). A form has its members as separate fields `chunking_strategy[type]` and so on, or as one field with a
+    JSON object.
     """
 
     model_config = ConfigDict(strict=False)
@@ -121,7 +129,9 @@ class ServerVad(StrictModel):
 
     @property
     def detection(self) -> Detection:
-        """The parameters of the speech detector, with the detector's defaults for fields that are not given."""
+        """The parameters of the server's speech detector for these fields, with lengths in samples; the detector's
+        defaults replace fields that are not given.
+        """
         samples = SAMPLE_RATE // 1000
         options: dict[str, Any] = {
             "threshold": self.threshold,
@@ -132,7 +142,10 @@ class ServerVad(StrictModel):
 
 
 class TranscriptionForm(AudioForm):
-    """Body of /v1/audio/transcriptions. A list is given by repeating a field such as `include[]` for each value."""
+    """Form that /v1/audio/transcriptions receives. In addition to the fields of both audio endpoints, it has possible
+    languages, the parts that have times, log probabilities, and how speech is detected. A list is given by repeating a
+    field such as `include[]` for each value.
+    """
 
     languages: Annotated[list[str], elements(_MAX_LANGUAGES)] | None = Field(
         None, description="Codes of the languages that the recording may have; the most probable one is used."
@@ -197,14 +210,14 @@ class TranscriptionForm(AudioForm):
 
 
 class DurationUsage(BaseModel):
-    """The length of the recording in seconds, rounded up."""
+    """The field `usage` of a transcript: the length of the recording in seconds, rounded up."""
 
     type: Literal["duration"]
     seconds: int
 
 
 class TranscribedToken(BaseModel):
-    """A token with its log probability."""
+    """A token of a transcript with its text, its bytes and its log probability."""
 
     token: str
     bytes: list[int]
@@ -212,16 +225,16 @@ class TranscribedToken(BaseModel):
 
 
 class DetectedLanguage(BaseModel):
-    """A language of the recording, by its code."""
+    """A language that is spoken in a recording, by its code such as `en`."""
 
     code: str
 
 
 class TranscriptionResponse(BaseModel):
-    """Response with `response_format` json.
+    """Response of the audio endpoints with `response_format` json: the text and the length of the recording.
 
-    `languages` is empty if nobody speaks, and absent from translations. `logprobs` is present if `include[]` asks for
-    it.
+    `languages` is empty if nobody speaks, and absent from translations. `logprobs` is present if the form's field
+    `include[]` asks for it.
     """
 
     text: str
@@ -231,8 +244,9 @@ class TranscriptionResponse(BaseModel):
 
 
 class TranscribedSegment(BaseModel):
-    """A segment of a transcript. Times are in seconds; `seek` is the beginning of the segment's window in hundredths of
-    a second.
+    """A segment of a transcript in the format verbose_json: its text and tokens, its times in seconds, and numbers by
+    which its quality can be judged. `seek` is the beginning of the segment's window, the part of the recording that the
+    model read at once, in hundredths of a second.
     """
 
     id: int
@@ -248,7 +262,7 @@ class TranscribedSegment(BaseModel):
 
 
 class TranscribedWord(BaseModel):
-    """A word of a transcript, without the punctuation around it. Times are in seconds."""
+    """A word of a transcript in the format verbose_json, without the punctuation around it. Times are in seconds."""
 
     word: str
     start: float
@@ -256,8 +270,8 @@ class TranscribedWord(BaseModel):
 
 
 class VerboseTranscriptionResponse(BaseModel):
-    """Response with `response_format` verbose_json. It has segments, words or both, as `timestamp_granularities`
-    asks.
+    """Response of the audio endpoints with `response_format` verbose_json: the text, its language, and the length of
+    the recording in seconds. It has segments, words or both, as the form's field `timestamp_granularities[]` asks.
     """
 
     task: Literal["transcribe", "translate"]
@@ -290,7 +304,9 @@ ENGLISH = "en"
 
 
 def language_name(code: str) -> str:
-    """The English name of the language with this code; the code itself if the name is unknown."""
+    """Return the English name of a language by its code, such as "german" for "de"; the code itself if the name is
+    unknown.
+    """
     return LANGUAGE_NAMES.get(code, code)
 
 
@@ -301,7 +317,9 @@ _BLANK_LINES = re.compile(r"\s*\n\s*")
 
 @dataclass(frozen=True)
 class Transcript:
-    """The complete transcript of a recording."""
+    """The complete transcript of a recording: its segments, and the length and language of the recording. The functions
+    of this module that end in `_body` write it in OpenAI's formats.
+    """
 
     segments: Sequence[Segment]
     # In seconds.
@@ -312,7 +330,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """The text of the whole recording."""
+        """The text of the whole recording, without white space at its ends."""
         return "".join(segment.text for segment in self.segments).strip()
 
     @property
@@ -322,8 +340,8 @@ class Transcript:
 
 
 class TextDeltas:
-    """Splits the text of a transcript into deltas for a stream, without white space at the beginning and the end of the
-    whole.
+    """Splits the text of a transcript into the deltas of a stream. Together they are the text without white space at
+    its ends. The attribute `text` is what has been sent so far.
     """
 
     def __init__(self) -> None:
@@ -332,7 +350,9 @@ class TextDeltas:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """The delta for the text of the next segment; may be empty."""
+        """Return the delta to send for the text of the next segment. It may be empty: white space at the end is held
+        back until more text follows.
+        """
         pending = self._held + text if self.text else text.lstrip()
         delta = pending.rstrip()
         self._held = pending[len(delta) :]
@@ -341,13 +361,15 @@ class TextDeltas:
 
 
 def usage_of(duration: float) -> JsonObject:
-    """The object `usage` for a recording: its length in seconds, rounded up as OpenAI does."""
+    """Return the object `usage` of a transcript: the length of the recording, `duration` in seconds, rounded up as
+    OpenAI does.
+    """
     return {"type": "duration", "seconds": math.ceil(duration)}
 
 
 def json_body(transcript: Transcript, token_bytes: Callable[[int], bytes] | None = None) -> JsonObject:
-    """The response body in the format json. With `token_bytes`, which returns the bytes of a token, it has log
-    probabilities.
+    """Return a transcript as a response body in the format json. With `token_bytes`, a function that returns the bytes
+    of a token, the body has log probabilities.
     """
     body: JsonObject = {"text": transcript.text, "usage": usage_of(transcript.duration)}
     if not transcript.is_translated:
@@ -356,12 +378,16 @@ def json_body(transcript: Transcript, token_bytes: Callable[[int], bytes] | None
 
 
 def detected(language: str | None) -> list[JsonObject]:
-    """The list of a recording's languages by code: one language, or none if nobody speaks."""
+    """Return the field `languages` of a transcript: a list with the code of the language, or an empty list for None, if
+    nobody speaks.
+    """
     return [] if language is None else [{"code": language}]
 
 
 def scored_tokens(logprobs: Iterable[TokenLogprob], token_bytes: Callable[[int], bytes]) -> list[JsonObject]:
-    """Tokens with their text, bytes and log probability, in OpenAI's format."""
+    """Return tokens with their text, bytes and log probability, in OpenAI's format. `token_bytes` returns the bytes of
+    a token id.
+    """
     tokens = []
     for logprob in logprobs:
         data = token_bytes(logprob.token)
@@ -370,7 +396,7 @@ def scored_tokens(logprobs: Iterable[TokenLogprob], token_bytes: Callable[[int],
 
 
 def verbose_body(transcript: Transcript, *, has_segments: bool = True, has_words: bool = False) -> JsonObject:
-    """The response body in the format verbose_json, with segments, words, or both."""
+    """Return a transcript as a response body in the format verbose_json, with the times of segments, words, or both."""
     body: JsonObject = {
         "task": "translate" if transcript.is_translated else "transcribe",
         "language": language_name(ENGLISH if transcript.is_translated else transcript.language or ENGLISH),
@@ -409,7 +435,7 @@ def _short(value: float) -> float:
 
 
 def plain_body(transcript: Transcript, form: TranscriptFormat) -> str:
-    """The response body in the format text, srt or vtt."""
+    """Return a transcript as plain text, or as subtitles in the format srt or vtt."""
     if form is TranscriptFormat.TEXT:
         return f"{transcript.text}\n"
     if form is TranscriptFormat.SRT:

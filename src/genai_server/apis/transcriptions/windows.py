@@ -1,5 +1,6 @@
-"""Transcribes one window of a recording: repeats the decoding with higher temperatures until the text is good enough,
-and splits its tokens into segments and words.
+"""Transcribes one window of a recording, the part that a speech model reads at once. `WindowTranscriber` runs the
+model, and repeats the decoding with higher temperatures until the text is good enough; `split` divides the tokens into
+segments, and `words_of` groups them into words.
 
 The thresholds are those of Whisper's authors (arXiv 2212.04356, section 4.5, and their reference implementation). A
 text is split into segments at the timestamps among its tokens, and its tokens are grouped into words with times, as in
@@ -41,7 +42,7 @@ _SLACK = 0.5
 
 
 class Word(NamedTuple):
-    """A word without the punctuation around it. Times are in seconds."""
+    """A word of a transcript, without the punctuation around it, and when it is spoken, in seconds."""
 
     text: str
     start: float
@@ -49,8 +50,8 @@ class Word(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The smallest group of consecutive tokens whose bytes are complete characters. `first` and `last` are the
-    positions of its tokens in the transcript; `last` is exclusive.
+    """The smallest group of consecutive tokens whose bytes are complete characters. Words are put together from pieces.
+    `first` is the position of its first token among the tokens, and `last` the position after its last token.
     """
 
     text: str
@@ -65,8 +66,11 @@ class _Piece(NamedTuple):
 def words_of(
     tokens: Sequence[int], times: Sequence[float], token_bytes: Callable[[int], bytes], language: str
 ) -> list[Word]:
-    """Group the tokens of a text into words. `times` has the time at which each token begins, and the time at which the
-    last token ends, in seconds. In a `language` that writes no spaces between words, each character counts as a word.
+    """Group the tokens of a text into words with times. Returns the words without the punctuation around them.
+
+    `times` has the time in seconds at which each token begins and, as its last value, the time at which the last token
+    ends. `token_bytes` returns the bytes of a token. If `language`, a code such as "ja", writes no spaces between
+    words, each character counts as a word.
     """
     grouped: list[list[_Piece]] = []
     for piece in _pieces([token_bytes(token) for token in tokens]):
@@ -78,10 +82,9 @@ def words_of(
 
 
 def bounded(words: Sequence[Word], start: float, end: float) -> list[Word]:
-    """The words of a segment, with their times moved to at most half a second outside of the segment's `start` and
-    `end`.
-
-    Silence before the first word and after the last word is not counted as part of the words.
+    """Correct the times of the words of a segment, and return the words: no time is more than half a second outside of
+    the segment's `start` and `end`, and silence before the first word and after the last word is not counted as part of
+    the words. All times are in seconds.
     """
     if not words:
         return []
@@ -95,7 +98,9 @@ def bounded(words: Sequence[Word], start: float, end: float) -> list[Word]:
 
 
 def _word(pieces: Sequence[_Piece], times: Sequence[float]) -> Word | None:
-    """The word that consists of these pieces, without punctuation at its ends; None if there is only punctuation."""
+    """Join pieces, groups of tokens that are complete characters, to one word without punctuation at its ends. Returns
+    None if there is only punctuation. `times` has the beginning of each token and the end of the last one, in seconds.
+    """
     text = _AROUND.sub("", "".join(piece.text for piece in pieces))
     spoken = [piece for piece in pieces if not piece.is_mark]
     return Word(text, times[spoken[0].first], times[spoken[-1].last]) if text and spoken else None
@@ -127,7 +132,9 @@ _CUT_MARGIN = 0.3
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of a transcript. Times are in seconds from the beginning of the recording."""
+    """A segment of a transcript: a stretch of text, such as a sentence, with its times, tokens and quality. Times are
+    in seconds from the beginning of the recording.
+    """
 
     start: float
     end: float
@@ -149,7 +156,8 @@ class Segment:
 
 
 class Span(NamedTuple):
-    """The position of a segment in the tokens of its window, and its times in seconds from the beginning of the window.
+    """The position of a segment among the tokens of its window (the part of a recording that the model reads at once),
+    and the segment's times in seconds from the beginning of the window. `split` returns spans.
 
     The model may have written times that are later than the end of the window.
     """
@@ -163,11 +171,12 @@ class Span(NamedTuple):
 def split(
     tokens: Sequence[int], model: SpeechModel, duration: float, *, is_cut: bool = False
 ) -> tuple[list[Span], float]:
-    """The segments of a window, and how many seconds of the window they cover.
+    """Divide what the model wrote for a window of a recording into segments, at the timestamps among its tokens.
+    Returns the segments, and how many seconds of the window they cover: the next window begins there.
 
-    `duration` is the length of the window in seconds. The next window begins at the end of the last complete segment.
-    Text after that segment is therefore left out, unless it reaches the end of the window. If `is_cut`, the window ends
-    within speech: text that reaches its end is then not complete, and a word there may be cut.
+    `duration` is the length of the window in seconds. Text after the last complete segment is left out, because the
+    next window contains it again, unless it reaches the end of the window. If `is_cut`, the window ends within speech:
+    text that reaches its end is then not complete, and a word there may be cut.
     """
     first = model.first_timestamp
     is_time = [token >= first for token in tokens]
@@ -196,8 +205,8 @@ def split(
 
 
 def compression_ratio(text: str) -> float:
-    """The length of a text in bytes divided by its length after compression with zlib. High for a text that repeats
-    itself.
+    """Return the length of a text in bytes divided by its length after compression with zlib. The ratio is high for a
+    text that repeats itself, which is a sign of a failed transcription.
     """
     data = text.encode()
     return len(data) / len(zlib.compress(data))
@@ -216,8 +225,8 @@ _ANY = Sampling()
 
 @dataclass(frozen=True)
 class TranscriptTask:
-    """How all windows of a recording are to be transcribed: language, translation to English, and the first sampling
-    temperature.
+    """How all windows of a recording, the parts that the model reads at once, are to be transcribed: the spoken
+    language, whether to translate to English, and the sampling temperature to try first.
     """
 
     # Code of the spoken language; "" for a model that only knows English.
@@ -231,7 +240,9 @@ class TranscriptTask:
 
 @dataclass(frozen=True)
 class WindowTranscript:
-    """What the model has written for one window, with the numbers by which its quality is judged."""
+    """What the model has written for one window of a recording, with the numbers by which its quality is judged:
+    temperature, mean log probability, compression ratio, and the probability that nobody speaks.
+    """
 
     # Timestamps and text, with a log probability for each.
     tokens: list[int]
@@ -246,7 +257,9 @@ class WindowTranscript:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nobody speaks in the window, by Whisper's thresholds."""
+        """Whether nobody speaks in the window of the recording, by Whisper's thresholds for the probability of silence
+        and the log probability of the text.
+        """
         return self.no_speech_prob > _MAX_NO_SPEECH and self.avg_logprob < _MIN_LOGPROB
 
     @property
@@ -258,10 +271,12 @@ class WindowTranscript:
 
 
 class WindowTranscriber:
-    """Transcribes windows of recordings with one model.
+    """Runs one speech model on windows of a recording (the parts that the model reads at once): detects the language,
+    transcribes, and finds the times of tokens. Each transcription of a recording has its own object.
 
-    `base` is the engine request with the fields that are the same for all windows, such as the salt of the prefix cache
-    and `max_length`, the maximum number of tokens of prompt and transcript together.
+    `requests` runs the engine requests of the HTTP request. `base` is an engine request with the fields that are the
+    same for all windows, such as the salt of the prefix cache and `max_length`, the maximum number of tokens of prompt
+    and transcript together.
     """
 
     def __init__(self, model: SpeechModel, codec: TextCodec, requests: EngineRequests, base: GenerationRequest) -> None:
@@ -281,16 +296,19 @@ class WindowTranscriber:
         )
 
     async def detect_language(self, window: Window, candidates: Collection[str] = ()) -> str:
-        """The code of the language that is most likely spoken in the window, out of `candidates`, or out of all
-        languages of the model if there are none.
+        """Return the code of the language that is most likely spoken in a window of the recording, out of the codes
+        `candidates` or, if there are none, out of all languages of the model.
         """
         languages = {code: id for code, id in self._model.languages.items() if not candidates or code in candidates}
         scores = await self._scores(window, [], list(languages.values()))
         return max(languages, key=lambda code: scores[languages[code]])
 
     async def transcribe(self, window: Window, previous: Sequence[int], task: TranscriptTask) -> WindowTranscript:
-        """The transcript of a window. `previous` are the tokens of the text before the window. Raises the errors of
-        EngineRequests.
+        """Transcribe a window of the recording, at higher and higher temperatures until the text is good enough or the
+        window is found to be silent. Returns the last attempt.
+
+        `previous` are the tokens of the text before the window, which the model reads as context. Raises the errors
+        with which engines refuse or fail a request.
         """
         before = self._before(previous)
         no_speech: float | None = None
@@ -309,8 +327,8 @@ class WindowTranscriber:
         return transcript
 
     async def token_times(self, window: Window, tokens: Sequence[int], task: TranscriptTask) -> list[float]:
-        """The time at which each token of the window's text begins, and the time at which the last one ends, in seconds
-        from the beginning of the window.
+        """Find when the tokens of a transcribed window are spoken. Returns the time at which each of `tokens` begins
+        and, as the last value, the time at which the last token ends, in seconds from the beginning of the window.
         """
         model = self._model
         prompt = [model.start_of_transcript, *self._task_tokens(task)]
@@ -320,8 +338,8 @@ class WindowTranscriber:
         return (await self._requests.run(request)).token_times
 
     def _before(self, previous: Sequence[int]) -> list[int]:
-        """The tokens with which a prompt begins: the text before the window (`previous`), cut to its last tokens if it
-        is too long, and the token that starts a transcript.
+        """Return the tokens with which a prompt begins: the text before the window (`previous`), of which only the last
+        tokens are used if it is too long, and the token that starts a transcript.
         """
         model = self._model
         last = previous[-(self._max_tokens - 1) :] if previous else []
@@ -332,8 +350,8 @@ class WindowTranscriber:
         return math.exp((await self._scores(window, before, [token]))[token])
 
     async def _scores(self, window: Window, before: list[int], tokens: list[int]) -> dict[int, float]:
-        """The log probability of each of `tokens` as the next token after the prompt `before`. An empty prompt stands
-        for the token that starts a transcript.
+        """Let the model read a window of the recording and the prompt `before`, and return the log probability of each
+        of `tokens` as the next token. If `before` is empty, the prompt is the token that starts a transcript.
         """
         prompt = before or [self._model.start_of_transcript]
         # The token that is generated does not matter, but the end would bring no log probabilities.
@@ -370,18 +388,20 @@ class WindowTranscriber:
         )
 
     def _task_tokens(self, task: TranscriptTask) -> list[int]:
-        """The tokens in a prompt that name the language and whether to translate."""
+        """Return the tokens in a prompt that name the language and say whether to translate; none for a model that only
+        knows English.
+        """
         model = self._model
         if not task.language:
             return []
         return [model.languages[task.language], model.translate if task.translates else model.transcribe]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without timestamps and other special tokens."""
+        """Decode tokens to text, leaving out timestamps and other special tokens."""
         return self._tokenizer.decode([token for token in tokens if self.is_text(token)]) if tokens else ""
 
     def is_text(self, token: int) -> bool:
-        """Whether a token is neither a timestamp nor another special token."""
+        """Return whether a token is part of the text, that is, neither a timestamp nor another special token."""
         return token < self._model.first_timestamp and token not in self._special
 
     def _request(
@@ -410,8 +430,8 @@ class WindowTranscriber:
 
 
 def _seed(window: Window, prompt: Sequence[int], temperature: float) -> int:
-    """The seed for the attempt to transcribe a window at a sampling temperature. It depends only on these and the
-    prompt, so that the same recording always gets the same text.
+    """Return the sampling seed for an attempt to transcribe a window of a recording. The seed depends only on the
+    window, the prompt and the temperature, so that the same recording always gets the same text.
     """
     digest = blake2b(f"{window.digest} {temperature} {list(prompt)}".encode(), digest_size=4).digest()
     return int.from_bytes(digest)
