@@ -1,4 +1,6 @@
-"""Builds the ASGI app of an API process. All state is passed in, so that two apps can live in one process."""
+"""Builds the ASGI app of an API process, with the routes of all APIs, the middlewares, and what runs in the background
+while the app runs. The entry point is `create_app`. All state is passed in, so that two apps can live in one process.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -82,8 +84,10 @@ DIALECTS = (ANTHROPIC, OLLAMA)
 
 @dataclass(frozen=True)
 class Attachment:
-    """What an API process needs in order to use the engines of its server: a function that finds the supervisor, the
-    folder for files that the server's processes share, and what to do if no device could load its model.
+    """How the app of an API process reaches the engines of its server: a function that finds the supervisor (the
+    process that starts engines and restarts them), the folder for files that the server's processes share, and a
+    function to call if no device could load its model. Whoever starts the app provides it, through the argument
+    `engines` of `create_app`.
     """
 
     folder: Path
@@ -98,8 +102,8 @@ Engines = Callable[[], AbstractAsyncContextManager[Attachment]]
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Access to the files of models: a function that loads a model's tokenizer and chat template, and the store that
-    lists and downloads models.
+    """How the app of an API process reads the files of models: a function that loads a model's tokenizer and chat
+    template, and the store that lists the models on disk and downloads others. An argument of `create_app`.
     """
 
     # Reads the tokenizer and the chat template of a model.
@@ -110,8 +114,9 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """The Prometheus registry and counters of an app, the observers that receive the record of each request that has
-    ended, and the clock that times requests.
+    """What the app of an API process reports about its work, and to whom: the Prometheus registry and counters, the
+    observers that receive the record of each request that has ended, and the clock that times requests. An argument of
+    `create_app`.
     """
 
     # Holds the metrics.
@@ -136,9 +141,11 @@ def create_app(
     *,
     on_loopback: bool,
 ) -> FastAPI:
-    """Build the ASGI app of an API process. Its lifespan connects to the engines.
+    """Build the ASGI app of an API process. It connects to the engines when its lifespan begins, and disconnects when
+    its lifespan ends.
 
-    The caller runs `drain` when the server stops. `keys` are the API keys that the app accepts. `on_loopback` says
+    `engines` returns a context manager that says how to reach the engines. `drain` says when the server is about to
+    stop and refuses new requests; the caller runs it. `keys` are the API keys that the app accepts. `on_loopback` says
     whether the server is known to be reachable from this machine only.
     """
 
@@ -291,7 +298,9 @@ def create_app(
 
 
 async def _start_image_readers(models: Catalog, images: Images) -> None:
-    """Whenever a model that takes images has been loaded, start a worker process that prepares images for it."""
+    """Whenever a model that takes images has been loaded, start a worker process that prepares images for it. Runs
+    until its task is cancelled.
+    """
     async for served in models.loads():
         if (vision := served.codec.vision) is not None:
             await images.start(vision)
@@ -299,9 +308,9 @@ async def _start_image_readers(models: Catalog, images: Images) -> None:
 
 @asynccontextmanager
 async def _attached(attachment: Attachment) -> AsyncIterator[SupervisorClient]:
-    """Connect to the supervisor while the block runs, and yield the connection.
+    """Connect to the supervisor, the process that starts engines, while the block runs, and yield the connection.
 
-    Meanwhile `attachment.on_nothing_loaded` is called if no device could load its model.
+    Meanwhile, `attachment.on_nothing_loaded` is called if no device could load its model.
     """
 
     async def follow() -> None:
@@ -339,8 +348,12 @@ def _add_middleware(
     *,
     on_loopback: bool,
 ) -> None:
-    """Add the middlewares, which each request passes through before it reaches its route. The one that is added last is
-    the outermost.
+    """Add the middlewares to the app, which each request passes through before it reaches its route: request lifetime
+    and records, CORS, authentication and rate limits, limits for bodies, and the refusal of requests while the server
+    stops.
+
+    Requests reach the middleware that is added last first. `bodies` limits the memory of all request bodies together.
+    `on_loopback` says whether the server is known to be reachable from this machine only.
     """
     seconds = settings.body_timeout, settings.upload_timeout
     app.add_middleware(DrainMiddleware, drain=drain)
@@ -395,7 +408,9 @@ def _media_limit(app: FastAPI, settings: Settings) -> int:
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:
-    """The arguments of CORSMiddleware: what web pages of the allowed origins may send and read."""
+    """Return the arguments of Starlette's CORSMiddleware, which say what web pages of the origins that the settings
+    allow may send and read.
+    """
     return {
         "allow_origins": settings.origins,
         "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
@@ -412,6 +427,8 @@ def cors_options(settings: Settings) -> dict[str, Any]:
 
 
 def open_paths(settings: Settings) -> frozenset[str]:
-    """The paths that can be requested without an API key."""
+    """Return the URL paths that can be requested without an API key, such as those of health checks. They depend on
+    whether the web page is switched on and whether metrics are open.
+    """
     paths = OPEN_PATHS | page.open_paths() if settings.ui else OPEN_PATHS
     return paths | {metrics.PATH} if settings.metrics == "open" else paths

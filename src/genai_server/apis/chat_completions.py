@@ -1,11 +1,11 @@
 """The endpoint /v1/chat/completions of OpenAI's API (https://platform.openai.com/docs/api-reference/chat): its body,
-the chat completion objects with which it answers, complete and in stream chunks, and its routes. Text completions have
-the same `choices`.
+its routes, and the builders of its responses, which are complete chat completion objects or stream chunks. Text
+completions have responses with the same field `choices`, so they share `ChoicesBuilder` and `choices_response`.
 
 With the header `x-genai-run-tools`, a client lets the server run tools of the operator's tool servers. OpenAI's API has
 no fields for this. Calls that the server has run and their results are in `genai_tool_runs`. Calls that the client has
 to approve are in `tool_calls`, like calls of the client's own tools. To approve a call, the client sends the
-conversation back without a result for it; to decline, with a result that says so.
+conversation back without a result for it; to decline it, with a result that says so.
 """
 
 import asyncio
@@ -88,7 +88,10 @@ CHATS = RemovalRules(
 
 
 class ChatCompletionRequest(OtherThinkingFields, StreamFields, ChatRouterFields, OtherStructureFields):
-    """Body of /v1/chat/completions."""
+    """Body of /v1/chat/completions: the messages of the conversation, tools, sampling and streaming parameters, in
+    OpenAI's format with additional fields that vLLM, llama.cpp and other servers accept. The older fields `functions`
+    and `function_call` are converted to `tools` and `tool_choice`.
+    """
 
     functions: Annotated[list[Function], elements(MAX_TOOLS)] | None = Field(None, description="Older name for tools.")
     function_call: Literal["none", "auto"] | NamedFunction | None = Field(
@@ -131,9 +134,12 @@ CALLING = "tool_calls"
 
 
 class ChoicesBuilder(ABC):
-    """Builds the response to a request whose answers are entries of the field `choices`: a complete object with
-    `complete` and `choice`, or the chunks of a stream with the other methods. The subclasses are for chat and text
-    completions.
+    """Builds the response to a request whose answers are entries of the field `choices`, as in OpenAI's completions.
+    Each request has its own object of a subclass, one for chat and one for text completions.
+
+    `complete` and `choice` build a complete object. The other methods build the chunks of a stream: `first` at its
+    beginning, `part` and `text` for each answer's content, `last` for the end of an answer, and `usage` for the token
+    counts. `has_usage` and `has_logprobs` say whether each chunk has token counts and log probabilities.
     """
 
     # The values of `object` in a complete object and in a chunk.
@@ -160,26 +166,30 @@ class ChoicesBuilder(ABC):
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def complete(self, choices: Sequence[Any], usage: Usage) -> JsonObject:
-        """The complete response object. `choices` has one entry for each answer, made by `choice`."""
+        """Return the complete response object. `choices` has one entry for each answer, as the method `choice` returns
+        it; `usage` are the token counts of all answers.
+        """
         return {**self._common, "object": self.complete_object, "choices": choices, "usage": usage.to_json()}
 
     @abstractmethod
     def choice(self, index: int, answer: WholeAnswer, ending: Ending) -> JsonObject:
-        """The entry in `choices` for one complete answer. `index` is the answer's position among all answers."""
+        """Return the entry in the field `choices` for one complete answer. `index` is the answer's position among all
+        answers, and `ending` says why it ended.
+        """
 
     @abstractmethod
     def first(self, num_answers: int) -> list[JsonObject]:
-        """The chunks at the beginning of a stream of `num_answers` answers."""
+        """Return the chunks with which a stream of `num_answers` answers begins; there may be none."""
 
     @abstractmethod
     def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
-        """A chunk with the next parts of the answer with this index, and with the log probabilities of `tokens`.
-        `usage` are the token counts so far, if each chunk is to have them.
+        """Return a chunk with the next parts of the answer with this index, such as texts and tool calls, and with the
+        log probabilities of `tokens`. `usage` are the token counts so far, if each chunk is to have them.
         """
 
     def text(self, index: int, text: str) -> bytes:
-        """A chunk with more text of the answer with this index and nothing else, encoded as JSON. All of the chunk but
-        the text is encoded only once per answer.
+        """Return a chunk, encoded as JSON, with more text of the answer with this index and nothing else. This is
+        faster than `part`: all of the chunk but the text is encoded only once per answer.
         """
         around = self._around.get(index)
         if around is None:
@@ -192,12 +202,12 @@ class ChoicesBuilder(ABC):
 
     @abstractmethod
     def last(self, index: int, ending: Ending, usage: Usage | None = None) -> JsonObject:
-        """The last chunk of the answer with this index, with its finish reason. `usage` are the token counts so far, if
-        each chunk is to have them.
+        """Return the last chunk of the answer with this index, which has its finish reason. `usage` are the token
+        counts so far, if each chunk is to have them.
         """
 
     def usage(self, usage: Usage) -> JsonObject:
-        """The last chunk of a stream, with the token counts of all answers."""
+        """Return the last chunk of a stream, which has no choices but the token counts of all answers."""
         return {**self._common, "object": self.chunk_object, "choices": [], "usage": usage.to_json()}
 
     def _chunk(self, choice: JsonObject, usage: Usage | None) -> JsonObject:
@@ -206,9 +216,11 @@ class ChoicesBuilder(ABC):
 
 
 class RoundTexts:
-    """Joins the texts of an answer's rounds with blank lines, because OpenAI's message has one text.
+    """Joins the texts of an answer's rounds of generation with blank lines, because a message in OpenAI's format has
+    one text.
 
-    A round of generation ends when the server runs tools; their results begin the next round.
+    A round ends when the server runs tools for the model; the next round begins with their results. The caller reports
+    the ends of rounds with `end_round` and passes each piece of text through `text`.
     """
 
     def __init__(self) -> None:
@@ -217,11 +229,13 @@ class RoundTexts:
         self._is_next = False
 
     def end_round(self) -> None:
-        """Make the next text begin after a blank line, because a round of generation has ended."""
+        """Note that a round of generation has ended, so that the next text begins after a blank line."""
         self._is_next = bool(self._end)
 
     def text(self, text: str) -> str:
-        """Return the next text of the answer, with a blank line before it if it is the first one of a new round."""
+        """Return the next piece of the answer's text, with a blank line in front of it if it is the first piece of a
+        new round of generation and other text precedes it.
+        """
         if not text:
             return ""
         missing = 2 - len(self._end) + len(self._end.rstrip("\n")) if self._is_next else 0
@@ -230,7 +244,10 @@ class RoundTexts:
 
 
 class ChatCompletionBuilder(ChoicesBuilder):
-    """Builds the complete object or the stream chunks of a chat completion."""
+    """Builds the response to a chat completion in OpenAI's format, either the complete object or the chunks of a
+    stream. `custom_tools` are the names of tools that take a text instead of JSON; `served` are the tools that the
+    server runs itself.
+    """
 
     complete_object, chunk_object = "chat.completion", "chat.completion.chunk"
     text_key = "content"
@@ -292,11 +309,11 @@ class ChatCompletionBuilder(ChoicesBuilder):
         return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **ended}, usage)
 
     def _is_run(self, delta: JsonObject, part: Part, answer: int) -> bool:
-        """If a part of an answer belongs to a tool call that the server runs instead of the client, add it to `delta`
-        and return True; otherwise return False.
+        """Handle a part of an answer that belongs to a tool call that the server runs instead of the client. Returns
+        False, and does nothing, if the part does not belong to such a call; otherwise True.
 
-        A call is added to the field `genai_tool_runs` of `delta` when it is complete, and its result when the tool has
-        ended. `answer` is the index of the answer.
+        The call is added to the field `genai_tool_runs` of `delta`, the object of a stream chunk, when the call is
+        complete, and its result when the tool has ended. `answer` is the index of the answer.
         """
         match part:
             case ToolCallStart(index, id, name) if (tool := self._served.of(id, name)) is not None:
@@ -342,8 +359,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
                     delta.setdefault("tool_calls", []).append(call)
 
     def _place(self, answer: int, index: int) -> int:
-        """The index with which the client sees a tool call. It does not count calls that the server runs. `index`
-        counts all calls of the answer.
+        """Return the index under which the client sees a tool call of the answer with the index `answer`. It does not
+        count calls that the server runs itself, whereas the argument `index` counts all calls of the answer.
         """
         if not self._served.tools:
             return index
@@ -363,8 +380,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
 
 
 class FunctionCallBuilder(ChatCompletionBuilder):
-    """Builds chat completions with tool calls in OpenAI's older format: one `function_call` per message, without an
-    id.
+    """Builds the response to a chat completion whose request has the older field `functions` instead of `tools`. A
+    message then has one `function_call` without an id in place of `tool_calls`.
     """
 
     calling = "function_call"
@@ -376,11 +393,11 @@ class FunctionCallBuilder(ChatCompletionBuilder):
 
 
 def message(answer: WholeAnswer, custom_tools: Collection[str] = (), served: ServedTools = NO_TOOLS) -> JsonObject:
-    """The assistant's message of a complete answer.
+    """Return the assistant's message for a complete answer, in OpenAI's format.
 
-    `custom_tools` are the names of tools that take a text instead of JSON. Incomplete calls of these are left out,
-    because a client could execute the beginning of a text. Calls of `served` tools, which the server runs, are in
-    `genai_tool_runs` instead of `tool_calls`.
+    `custom_tools` are the names of tools that take a text instead of JSON. Incomplete calls of custom tools are left
+    out, because a client could execute the beginning of a text. Calls of `served` tools, which the server runs itself,
+    are in the field `genai_tool_runs` instead of `tool_calls`.
     """
     runs = [call for call in answer.tool_calls if served.of(call.id, call.name) is not None]
     calls = [
@@ -399,8 +416,8 @@ def message(answer: WholeAnswer, custom_tools: Collection[str] = (), served: Ser
 
 
 def _joined(answer: WholeAnswer, *, is_reasoning: bool) -> str:
-    """The reasoning (`is_reasoning`) or else the text of an answer, in which the texts of all rounds of generation are
-    joined.
+    """Return the reasoning of an answer if `is_reasoning` is set, otherwise its text. The texts of all rounds of
+    generation, between which the server ran tools, are joined with blank lines.
     """
     texts, parts = RoundTexts(), []
     for block in answer.blocks:
@@ -412,7 +429,9 @@ def _joined(answer: WholeAnswer, *, is_reasoning: bool) -> str:
 
 
 def _run(id: str, tool: ServedTool, arguments: str = "") -> JsonObject:
-    """An entry of the field `genai_tool_runs`: a tool call that the server runs, still without status and result."""
+    """Return an entry of the field `genai_tool_runs`, which describes a tool call that the server runs itself. The
+    entry does not have the status and the result yet.
+    """
     return {"id": id, "server": tool.server, "name": tool.info.name, "arguments": arguments}
 
 
@@ -437,7 +456,9 @@ def _call(call: WholeToolCall, *, is_custom: bool) -> JsonObject:
 
 
 def logprobs(tokens: list[ScoredToken]) -> JsonObject:
-    """The object `logprobs` of a choice."""
+    """Return the object `logprobs` of a choice, which has the log probability of each token and of its most likely
+    alternatives, in the format of OpenAI's chat completions.
+    """
     content = [{**_scored(token), "top_logprobs": [_scored(other) for other in token.top]} for token in tokens]
     return {"content": content, "refusal": None}
 
@@ -447,7 +468,8 @@ def _scored(token: ScoredToken) -> JsonObject:
 
 
 def openai_reason(ending: Ending, *, calling: str = CALLING) -> JsonObject:
-    """The field `finish_reason` of a choice, and `genai_finish_reason` where OpenAI has no matching value.
+    """Return the field `finish_reason` of a choice and, if OpenAI has no value for the reason, the field
+    `genai_finish_reason` with this server's own value.
 
     `calling` is the finish reason of an answer that ends with tool calls. Every answer that was cut off has OpenAI's
     reason "length".
@@ -467,12 +489,12 @@ async def choices_response(
     is_long: bool,
     tools: ServedTools = NO_TOOLS,
 ) -> Response:
-    """Generate the answers to a request and return the response, which is one object or a stream.
+    """Generate the answers to a chat or text completion and return the response, which is one object or a stream.
 
-    `builder` is the endpoint's subclass of ChoicesBuilder, or a function that returns an instance of it. `id_prefix` is
-    the beginning of the response's id. `is_long` says that the response may be large, so that it is built in a thread.
-    `tools` are the tools that the server runs. Raises the errors of `generation.generate.generate`, in which fields
-    have the names that this endpoint uses, and GenerationFailed.
+    `builder` is a subclass of ChoicesBuilder, which builds the response, or a function that returns an instance of one.
+    `id_prefix` is the beginning of the response's id. `is_long` says that the response may be large, so that it is
+    built in a thread. `tools` are the tools that the server runs itself. Raises RequestError if the request is invalid,
+    Unavailable if no engine can take it, and GenerationFailed; errors name fields as the client of this endpoint does.
     """
     with context.leniency.with_names(FieldNames(body.other_names)):
         if tools.tools and isinstance(body, ChatCompletionRequest):
@@ -503,7 +525,9 @@ async def choices_response(
 
 
 async def chunks(generation: Generation, build: ChoicesBuilder, body: StreamFields) -> AsyncGenerator[Any]:
-    """The chunks of a streamed response, made by `build`, followed by "[DONE]". Raises GenerationFailed."""
+    """Yield the chunks of a streamed response, which `build` builds from the answers of `generation`, and "[DONE]" at
+    the end. Raises GenerationFailed.
+    """
     for chunk in build.first(len(generation.answers)):
         yield chunk
     has_running_usage = body.has_running_usage
@@ -555,7 +579,9 @@ async def create_chat_completion(
 async def render_chat_completion(
     body: ChatCompletionRequest, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Get the tokens of a chat's prompt, as in vLLM, for routers that index prefixes. Needs no running engine."""
+    """Get the token ids of a chat's prompt without generating an answer, as in vLLM. Routers that track which prompts
+    are cached where call this endpoint. It needs no running engine.
+    """
     served = await services.served(body.model, Task.GENERATE)
     prompt = await context.run_in_time(encode_chat(services, body, served.codec, context))
     return json_response({"token_ids": prompt.tokens})
@@ -564,10 +590,11 @@ async def render_chat_completion(
 async def find_run_tools(
     names: str | None, body: ChatCompletionRequest, services: Services, context: RequestContext
 ) -> tuple[ChatCompletionRequest, ServedTools]:
-    """Add the tools of tool servers to the body. `names` is the value of the header x-genai-run-tools, the servers'
-    names separated by commas; None without the header. Returns the new body and the tools that the server runs.
+    """Add the tools of tool servers, the operator's programs whose tools this server runs itself, to a request body.
 
-    Raises InvalidField, ToolServerUnavailable, ClientLeft and DeadlinePassed.
+    `names` is the value of the header `x-genai-run-tools`, the tool servers' names separated by commas; None without
+    the header. Returns the new body and the tools that the server runs; `body` is not changed. Raises InvalidField,
+    ToolServerUnavailable, ClientLeft and DeadlinePassed.
     """
     chosen = list(dict.fromkeys(filter(None, (name.strip() for name in (names or "").split(",")))))
     if not chosen:

@@ -1,5 +1,5 @@
-"""The endpoint /v1/completions of OpenAI's API, which continues a text, and its response objects
-(https://platform.openai.com/docs/api-reference/completions).
+"""The endpoint /v1/completions of OpenAI's API, which continues a text without a chat template, and the builder of its
+response objects (https://platform.openai.com/docs/api-reference/completions).
 """
 
 from fastapi.responses import Response
@@ -24,28 +24,34 @@ router = VersionedRouter(lenient_route(COMPLETIONS), "openai")
 @router.post("/v1/completions", responses=STREAMS)
 @router.post("/api/v0/completions", include_in_schema=False)  # LM Studio's name
 async def create_completion(body: CompletionRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Create a text completion, as one object or as a stream of chunks."""
+    """Create a text completion: continue one or more prompts, and return the answers as one object or as a stream of
+    chunks.
+    """
     is_long = bool(body.echo) or body.logprobs is not None
     return await choices_response(services, body, context, CompletionBuilder, id_prefix="cmpl-", is_long=is_long)
 
 
 @router.post("/v1/completions/render", response_model=list[RenderedPrompt])
 async def render_completion(body: CompletionRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Get the tokens of each prompt, as in vLLM, for routers that index prefixes. Needs no running engine."""
+    """Get the token ids of each prompt without generating an answer, as in vLLM. Routers that track which prompts are
+    cached where call this endpoint. It needs no running engine.
+    """
     served = await services.served(body.model, Task.GENERATE)
     prompts = await context.run_in_time(encode_prompts(services, body, served.codec, context))
     return json_response([{"token_ids": prompt.tokens} for prompt in prompts])
 
 
 class CompletionBuilder(ChoicesBuilder):
-    """Builds the complete object or the stream chunks of a text completion."""
+    """Builds the response to a text completion in OpenAI's format, either the complete object or
+    the chunks of a stream.
+    """
 
     complete_object = chunk_object = "text_completion"
     text_key = "text"
 
     def choice(self, index: int, answer: WholeAnswer, ending: Ending | None) -> JsonObject:
-        """The entry in `choices` for a complete answer, or for the next part of an answer in a stream if `ending` is
-        None.
+        """Return the entry in the field `choices` for a complete answer, or, if `ending` is None, for the next part of
+        an answer in a stream. `index` is the answer's position among all answers.
         """
         ended = openai_reason(ending) if ending else {"finish_reason": None}
         return {"index": index, "text": answer.content, "logprobs": self._logprobs(answer.tokens), **ended}

@@ -3,10 +3,11 @@ options. The bodies are OpenAI's (openai-python 3.57: `types/decision_create_par
 SGLang's (sglang 0.5.23: `srt/entrypoints/openai/protocol.py`, `serving_decisions.py`), in which questions have ids and
 the answers are members of an object.
 
-For each question, a prompt and options are written. The options are scored, and their probabilities become the answer.
-A question is put at the end of the user's last message, so that the prompts for all questions begin alike: the engine
-reads the input together with the first question, and each further question is a short prompt after a cached prefix. The
-model would answer with a JSON object with one member, such as `{"answer": true}`.
+For each question, a prompt and the texts of its options are written; the model would answer with a JSON object with one
+member, such as `{"answer": true}`. Instead of generating, the server computes the probability of each option's text,
+and these probabilities become the answer. A question is put at the end of the user's last message, so that the prompts
+for all questions begin alike: the engine reads the input together with the first question, and each further question is
+a short prompt after a cached prefix.
 """
 
 import json
@@ -70,13 +71,14 @@ Value = str | bool
 
 
 def compact(data: Any) -> str:
-    """The value as compact JSON, which is how it appears in prompts."""
+    """Return a value as JSON without spaces, the form in which JSON appears in prompts."""
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
 def _with_texts(value: Any) -> Any:
-    """The field `input` of a body with its JSON objects converted to text. A JSON object is either the whole input or a
-    content part of type `input_json`; everything else is unchanged.
+    """Return the field `input` of a decision request with its JSON objects converted to text, which the model reads. A
+    JSON object is either the whole input or a content part of type `input_json`; everything else is unchanged. Raises
+    ValueError for a part of type `input_json` without valid data.
     """
     if isinstance(value, dict):
         return compact(writable(value))
@@ -102,7 +104,7 @@ def _as_text(part: Any) -> Any:
 
 
 class JsonPart(StrictModel):
-    """A JSON object or a list of objects, which the model reads as text."""
+    """A content part of a question: a JSON object or a list of objects, which the model reads as text."""
 
     type: Literal["input_json"]
     data: JsonObject | Annotated[list[JsonObject], elements(MAX_OBJECTS)]
@@ -112,41 +114,51 @@ Part = Annotated[InputText | InputImage | JsonPart, TaggedUnion("part")]
 
 
 class QuestionFields(StrictModel):
-    """Fields that all types of questions have."""
+    """Base class of all types of questions in OpenAI's format: `instructions` is the question as text or content parts,
+    and `name` a name that the answer repeats.
+    """
 
     instructions: NonEmptyText | Annotated[list[Part], elements(MAX_PARTS, min_length=1)]
     name: Text | None = None
 
 
 class PredicateQuestion(QuestionFields):
-    """A statement about the input; the answer is the probability that it is true."""
+    """A question in OpenAI's format that is a statement about the input; the answer is the probability that the
+    statement is true.
+    """
 
     type: Literal["predicate"]
 
 
 class Choice(StrictModel):
-    """One option of a choice. The text "true" and the boolean true are different options."""
+    """One option of a ChoiceQuestion: a value, which is a text or a boolean, and optionally a description that the
+    model reads. The text "true" and the boolean true are different options.
+    """
 
     value: NonEmptyText | bool
     description: Text | None = None
 
 
 class ChoiceQuestion(QuestionFields):
-    """A question with several options; the answer has the most likely option and all probabilities."""
+    """A question in OpenAI's format with several options; the answer has the most likely option and the probabilities
+    of all options.
+    """
 
     type: Literal["choice"]
     choices: Annotated[list[Choice], elements(MAX_CHOICES, min_length=2)]
 
 
 class Level(StrictModel):
-    """One level of a score."""
+    """One level of a ScoreQuestion: a label, and optionally a description that the model reads."""
 
     label: NonEmptyText
     description: Text | None = None
 
 
 class ScoreQuestion(QuestionFields):
-    """A question with several levels, lowest first; the answer is the expected level and all probabilities."""
+    """A question in OpenAI's format with several levels, lowest first, such as grades; the answer is the expected level
+    and the probabilities of all levels.
+    """
 
     type: Literal["score"]
     levels: Annotated[list[Level], elements(MAX_CHOICES, min_length=2)]
@@ -156,7 +168,9 @@ Question = PredicateQuestion | ChoiceQuestion | ScoreQuestion
 
 
 def options_of(question: Question) -> list[tuple[Value, str | None]]:
-    """The options of a question in order, each with its description, or with None if it has no description."""
+    """Return the values of a question's options in order, each with its description, or with None if it has no
+    description.
+    """
     match question:
         case ChoiceQuestion():
             return [(choice.value, choice.description) for choice in question.choices]
@@ -166,8 +180,8 @@ def options_of(question: Question) -> list[tuple[Value, str | None]]:
 
 
 def key(value: Value) -> tuple[bool, Value]:
-    """A dictionary key for the value of an option. Unlike the value itself, it distinguishes true from 1 and false from
-    0.
+    """Return a dictionary key for the value of an option. The boolean true and the number 1, which are equal in Python,
+    get different keys, as do false and 0.
     """
     return isinstance(value, bool), value
 
@@ -186,7 +200,9 @@ CheckedQuestion = Annotated[Annotated[Question, TaggedUnion("question")], AfterV
 
 
 class DecisionRequest(ResultFields, WithoutEffect):
-    """Body of /v1/decisions."""
+    """Body of /v1/decisions in OpenAI's format: the input (a text, or messages with images), up to 400 questions about
+    it, and how to compute and serve the answers. It may have at most 8192 options in all questions together.
+    """
 
     input: Annotated[Input, BeforeValidator(_with_texts)] = Field(
         description="What the questions are about: a text, or messages, calls and their outputs as in /v1/responses. "
@@ -221,8 +237,8 @@ class DecisionRequest(ResultFields, WithoutEffect):
 
 
 class PredicateAnswer(BaseModel):
-    """The probability that the statement is true. In all answers, `label_mass` is the probability that the model would
-    answer with one of the options at all.
+    """The answer to a predicate question: the probability that the statement is true. `label_mass` is the probability
+    that the model would answer with one of the options at all.
     """
 
     type: Literal["predicate"]
@@ -232,14 +248,17 @@ class PredicateAnswer(BaseModel):
 
 
 class ChoiceProbability(BaseModel):
-    """The probability of one option of a choice."""
+    """The probability of one option in the answer to a choice question."""
 
     value: Value
     probability: float
 
 
 class ChoiceAnswer(BaseModel):
-    """The most likely option, and the probabilities of all options."""
+    """The answer to a choice question: the most likely option (`choice`), and the probabilities of all options.
+    `confidence` is 0 if all options are equally likely and 1 if one is certain. `label_mass` is the probability that
+    the model would answer with one of the options at all.
+    """
 
     type: Literal["choice"]
     name: str | None
@@ -250,7 +269,7 @@ class ChoiceAnswer(BaseModel):
 
 
 class LevelProbability(BaseModel):
-    """The probability of one level. `value` is the level's number, counted from 0."""
+    """The probability of one level in the answer to a score question. `value` is the level's number, counted from 0."""
 
     value: int
     label: str
@@ -258,7 +277,10 @@ class LevelProbability(BaseModel):
 
 
 class ScoreAnswer(BaseModel):
-    """The expected level as a number, counted from 0, and the probabilities of all levels."""
+    """The answer to a score question: the expected level as a number, counted from 0 (`score`), and the probabilities
+    of all levels. `confidence` is 0 if all levels are equally likely and 1 if one is certain. `label_mass` is the
+    probability that the model would answer with one of the levels at all.
+    """
 
     type: Literal["score"]
     name: str | None
@@ -269,7 +291,9 @@ class ScoreAnswer(BaseModel):
 
 
 class RefusalAnswer(BaseModel):
-    """The reason why a question could not be answered. Other questions of the request may have answers."""
+    """Takes the place of an answer if a question could not be answered; `error` has the code and message of the reason.
+    Other questions of the request may have answers.
+    """
 
     type: Literal["refusal"]
     name: str | None
@@ -277,7 +301,7 @@ class RefusalAnswer(BaseModel):
 
 
 class DecisionResponse(BaseModel):
-    """Response of /v1/decisions. The answers are in the order of the questions."""
+    """Response of /v1/decisions in OpenAI's format: the answers in the order of the questions, and the token counts."""
 
     model: str
     answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer | RefusalAnswer]
@@ -292,14 +316,16 @@ DecisionText = Annotated[_JsonText, AfterValidator(writable)]
 
 
 class SglangQuestion(StrictModel):
-    """Fields that all types of questions have."""
+    """Base class of all types of questions in SGLang's format: `id` is the key of the answer in the response, and
+    `question` the text, or JSON that the model reads as text.
+    """
 
     id: NonEmptyText
     question: DecisionText
 
 
 class SglangYesNo(SglangQuestion):
-    """A yes or no question. Both answers may have a description."""
+    """A yes or no question in SGLang's format. `yes` and `no` are optional descriptions of the two answers."""
 
     type: Literal["yes_no"]
     yes: DecisionText | None = None
@@ -307,28 +333,32 @@ class SglangYesNo(SglangQuestion):
 
 
 class SglangOption(StrictModel):
-    """One option of a choice."""
+    """One option of a choice in SGLang's format: its name, and optionally a description that the model reads."""
 
     name: NonEmptyText
     description: DecisionText | None = None
 
 
 class SglangChoice(SglangQuestion):
-    """A question with several options."""
+    """A question with several options in SGLang's format; the answer has the probability of each option."""
 
     type: Literal["choice"]
     options: Annotated[list[SglangOption], elements(255, min_length=2)]
 
 
 class SglangScore(SglangQuestion):
-    """A question with several levels, lowest first."""
+    """A question with several levels, lowest first, in SGLang's format; the answer is the expected level and the
+    probability of each level.
+    """
 
     type: Literal["score"]
     levels: Annotated[list[DecisionText], elements(255, min_length=2)]
 
 
 class SglangDecisionRequest(ResultFields):
-    """Body of /v1/decisions in SGLang's format."""
+    """Body of /v1/decisions in SGLang's format: a text or JSON as the input, images, and questions with different ids.
+    The server converts it with `openai_form` and answers it like a request in OpenAI's format.
+    """
 
     input: DecisionText
     questions: Annotated[
@@ -348,7 +378,9 @@ class SglangDecisionRequest(ResultFields):
         return self
 
     def openai_form(self, as_text: Any) -> JsonObject:
-        """The body converted to OpenAI's format. `as_text` converts a JSON value to the text that the model reads."""
+        """Return this body in OpenAI's format. `as_text` is a function that converts a JSON value to the text that the
+        model reads.
+        """
 
         def text(value: Any) -> str:
             return value if isinstance(value, str) else as_text(value)
@@ -382,8 +414,8 @@ class SglangDecisionRequest(ResultFields):
         return {"input": [{"role": "user", "content": content}], "questions": questions, **fields}
 
     def answers(self, answers: Sequence[Mapping[str, Any]]) -> JsonObject:
-        """Convert answers from OpenAI's format, in the order of the questions, to SGLang's: an object with the answers
-        by the ids of the questions.
+        """Convert answers from OpenAI's format to SGLang's: return an object that maps the id of each question to its
+        answer. The argument `answers` must be in the order of the questions.
         """
         return {
             question.id: _answer(question, answer) for question, answer in zip(self.questions, answers, strict=True)
@@ -400,7 +432,9 @@ class SglangDecisionResponse(BaseModel):
 
 
 def form_of_body(body: Any) -> str:
-    """ "sglang" or "openai": the format of a body, which its first question shows."""
+    """Return the format of a body of /v1/decisions, "sglang" or "openai", which is recognized by the body's first
+    question. Pydantic calls it to choose the schema that validates the body.
+    """
     questions = body.get("questions") if isinstance(body, dict) else None
     first = questions[0] if isinstance(questions, list) and questions else None
     is_other = "question" in first if isinstance(first, dict) else isinstance(body, SglangDecisionRequest)
@@ -428,7 +462,8 @@ _NAMES = FieldNames({"messages": "input"})
 
 @dataclass(frozen=True)
 class Reading:
-    """A question together with one order of its options, for which one prompt is written.
+    """A question together with one order of its options, which is the order in which the model reads them. Each reading
+    becomes one prompt; `readings` creates them.
 
     A choice whose answer must not depend on the order of the options has two readings, whose probabilities are
     averaged.
@@ -442,14 +477,14 @@ class Reading:
 
     @property
     def num_images(self) -> int:
-        """The number of images in the question itself, without those of the input."""
+        """The number of images in the question itself, not counting those of the request's input."""
         instructions = self.question.instructions
         return 0 if isinstance(instructions, str) else sum(isinstance(part, InputImage) for part in instructions)
 
     @property
     def parts(self) -> list[JsonObject]:
-        """The question as content parts of a chat message. The first and the last part are texts; they may be the same
-        part.
+        """The question and its options as content parts of a chat message. The first and the last part are texts; they
+        may be the same part.
         """
         question, instructions = self.question, self.question.instructions
         text = "Is the following true? " if isinstance(question, PredicateQuestion) else "Question: "
@@ -478,8 +513,9 @@ class Reading:
 
 
 def readings(body: DecisionRequest) -> list[Reading]:
-    """The readings of all questions of a request: one for each question, or two for a choice that is asked in two
-    orders.
+    """Return the readings of all questions of a request, that is, each question with an order in which the model reads
+    its options. There is one reading for each question, or two, in opposite orders, for a choice if the request asks
+    for answers that do not depend on the order (`order_invariant`).
     """
     result = []
     for number, question in enumerate(body.questions):
@@ -491,14 +527,17 @@ def readings(body: DecisionRequest) -> list[Reading]:
 
 
 def _answer_text(value: Value) -> str:
-    """The text that the model would write to choose this option."""
+    """Return the text that the model would write to choose the option `value`: a JSON object with
+    the member `answer`.
+    """
     return json.dumps({"answer": value}, ensure_ascii=False)
 
 
 def question_chats(body: DecisionRequest, readings: Sequence[Reading]) -> list[ChatWithOptions]:
-    """The chat request for each of the readings `readings`, with reasoning switched off where the model allows it.
+    """Return a chat request for each of `readings`, that is, each question with one order of its options. Reasoning is
+    switched off where the model allows it.
 
-    Raises InvalidField if the input has nothing that the model can read.
+    Raises InvalidField if the request's input has nothing that the model can read.
     """
     conversation = to_messages(to_response_items(body.input, {}))
     if not conversation:
@@ -515,8 +554,9 @@ def question_chats(body: DecisionRequest, readings: Sequence[Reading]) -> list[C
 
 
 def _continued(last: ChatMessage | None, question: Sequence[JsonObject]) -> str | list[JsonObject]:
-    """The content of a user's message that ends with the question: the content of `last`, the user's last message,
-    followed by the question. `last` is None if the input does not end with a message of the user.
+    """Return the content of the user's message that ends with the question: the content of `last`, the user's last
+    message in the input, followed by the content parts `question`. `last` is None if the input does not end with a
+    message of the user.
     """
     first, *remaining = question
     content = (None if last is None else last.content) or []
@@ -534,8 +574,10 @@ def _text_part(text: str) -> JsonObject:
 
 
 def answer(question: Question, scored: Sequence[tuple[Reading, OptionScores]]) -> JsonObject:
-    """The answer to a question in OpenAI's format. `scored` has the scores of each reading of the question, that is of
-    each order of its options; their probabilities are averaged.
+    """Return the answer to a question in OpenAI's format, from the scores of its options.
+
+    `scored` has the scores for each order in which the model has read the options; the probabilities of all orders are
+    averaged.
     """
     shares = [
         {key(value): share for value, share in zip(reading.values, scores.probabilities, strict=True)}
@@ -565,7 +607,9 @@ def answer(question: Question, scored: Sequence[tuple[Reading, OptionScores]]) -
 
 @dataclass(frozen=True)
 class Decided:
-    """The answers to all questions of a request in OpenAI's format, with the model's name and the token counts."""
+    """The result of `decide`: the answers to all questions of a request in OpenAI's format, with the model's name and
+    the token counts.
+    """
 
     # The model's name in responses.
     model: str
@@ -574,10 +618,11 @@ class Decided:
 
 
 async def decide(services: Services, body: DecisionRequest, context: RequestContext) -> Decided:
-    """Answer all questions of a request.
+    """Answer all questions of a request to /v1/decisions, and return the answers. A question that fails gets a refusal
+    as its answer, unless all questions fail.
 
-    Raises RequestError, Unavailable, GenerationFailed if no question can be answered, and ClientLeft when the client
-    disconnects, after which nothing is left running.
+    Raises RequestError if the request is invalid, Unavailable if no engine can take it, GenerationFailed if no question
+    can be answered, and ClientLeft when the client disconnects, after which nothing is left running.
     """
     return await context.run_while_connected(_decide(services, body, context))
 

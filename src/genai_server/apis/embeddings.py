@@ -1,8 +1,9 @@
-"""The endpoint /v1/embeddings of OpenAI's API, and /v1/rerank and /v1/score for reranking models, with the bodies of
-OpenAI, vLLM, Jina and Cohere.
+"""The endpoints for embedding models and reranking models: /v1/embeddings of OpenAI's API computes vectors, /v1/rerank
+and /v2/rerank sort documents by relevance as in the APIs of Jina, vLLM and Cohere, and /v1/score scores pairs of texts
+as in vLLM.
 
-`embed` computes the embeddings of texts, and `score` the scores of text pairs; other APIs use them, too. Invalid
-requests are refused before an engine does any work.
+The function `embed` computes the embeddings of texts, and `score` the scores of text pairs; other APIs use them, too.
+Invalid requests are refused before an engine does any work.
 """
 
 import asyncio
@@ -71,7 +72,9 @@ Inputs = Annotated[
 
 
 class PooledFields(ResultFields):
-    """Fields of all endpoints for embedding models and reranking models."""
+    """Base class of the bodies of all endpoints for embedding models and reranking models, which pool the output for a
+    text to a vector or score: the model, how to schedule the request, and whether to truncate long texts.
+    """
 
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Truncate longer texts to this number of tokens; -1 truncates to the model's maximum."
@@ -86,7 +89,10 @@ class PooledFields(ResultFields):
 
 
 class EmbeddingRequest(PooledFields):
-    """Body of /v1/embeddings. Texts may contain special tokens, which are encoded as such; token ids are used
+    """Body of /v1/embeddings, in OpenAI's format: one or more inputs, the format and the length of the vectors, and a
+    prompt to put in front of each text.
+
+    Special tokens that are written in a text are encoded as special tokens. Inputs that are lists of token ids are used
     unchanged.
     """
 
@@ -103,20 +109,22 @@ class EmbeddingRequest(PooledFields):
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        """Each input, as text or as token ids."""
+        """The inputs to embed as a list, even if the body has only one. Each is a text or a list of token ids."""
         if isinstance(self.input, str) or isinstance(self.input[0], int):
             return [self.input]
         return list(self.input)
 
 
 class Document(StrictModel):
-    """A document, given as an object with a text."""
+    """A document in a rerank request or its response: an object whose field `text` has the document's text."""
 
     text: Text
 
 
 class RerankRequest(PooledFields):
-    """Body of /v1/rerank, in the format of Jina, vLLM and llama.cpp, or in Cohere's."""
+    """Body of /v1/rerank and /v2/rerank, in the format of Jina, vLLM, llama.cpp or Cohere: a query, the documents to
+    sort by their relevance to the query, and how many results to return.
+    """
 
     query: NonEmptyText
     documents: Annotated[list[Text | Document], elements(MAX_INPUTS, min_length=1)]
@@ -143,7 +151,9 @@ RERANKING = RemovalRules(fields=("max_chunks_per_doc",), forms={"documents[]": D
 
 
 class ScoreRequest(PooledFields):
-    """Body of /v1/score, in vLLM's format."""
+    """Body of /v1/score in vLLM's format: the texts `text_1` and `text_2`, which are paired and scored. Either may be a
+    list; `text_1` is one text or has as many texts as `text_2`.
+    """
 
     text_1: Text | Texts
     text_2: Text | Texts
@@ -162,7 +172,7 @@ class ScoreRequest(PooledFields):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs of texts to score. A single first text is paired with each second text."""
+        """The pairs of texts to score. If `text_1` is a single text, it is paired with each text in `text_2`."""
         first, second = self._texts(self.text_1), self._texts(self.text_2)
         return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
 
@@ -172,7 +182,9 @@ class ScoreRequest(PooledFields):
 
 
 def _form_of_scoring(body: Any) -> str:
-    """The format of a body of /v1/score: "labels" for SGLang's, "pairs" for vLLM's."""
+    """Return the format of a body of /v1/score: "labels" for SGLang's, which asks for probabilities of tokens, or
+    "pairs" for vLLM's, which scores pairs of texts. Pydantic calls it to choose the schema that validates the body.
+    """
     has_labels = "label_token_ids" in body if isinstance(body, dict) else isinstance(body, LabelScoreRequest)
     return "labels" if has_labels else "pairs"
 
@@ -183,14 +195,18 @@ AnyScoreRequest = Annotated[
 
 
 class PooledUsage(BaseModel):
-    """Number of tokens processed."""
+    """The field `usage` of the responses for embeddings and scores: the number of tokens of all texts. Both of its
+    fields have the same value, since no tokens are generated.
+    """
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingEntry(BaseModel):
-    """The embedding of one input."""
+    """The embedding of one input: the input's index in the request, and the vector as a list of
+    numbers or in base64.
+    """
 
     object: str
     index: int
@@ -198,7 +214,7 @@ class EmbeddingEntry(BaseModel):
 
 
 class EmbeddingResponse(BaseModel):
-    """Response of /v1/embeddings."""
+    """Response of /v1/embeddings in OpenAI's format: one entry for each input, in order, and the number of tokens."""
 
     object: str
     data: list[EmbeddingEntry]
@@ -207,7 +223,9 @@ class EmbeddingResponse(BaseModel):
 
 
 class RerankResult(BaseModel):
-    """The index of a document in the request, and its score. `document` is present only with `return_documents`."""
+    """A result of /v1/rerank: the index of a document in the request and its relevance score. `document`, the
+    document's text, is present only if the request asks for it.
+    """
 
     index: int
     relevance_score: float
@@ -215,7 +233,7 @@ class RerankResult(BaseModel):
 
 
 class RerankResponse(BaseModel):
-    """Response of /v1/rerank. The most relevant document comes first."""
+    """Response of /v1/rerank and /v2/rerank. The result for the most relevant document comes first."""
 
     id: str
     object: str
@@ -226,7 +244,7 @@ class RerankResponse(BaseModel):
 
 
 class ScoreEntry(BaseModel):
-    """The score of one pair."""
+    """The score of one pair of texts in the response of /v1/score. `index` is the pair's position in the request."""
 
     object: str
     index: int
@@ -234,7 +252,9 @@ class ScoreEntry(BaseModel):
 
 
 class LabelScoresResponse(BaseModel):
-    """Response of /v1/score in SGLang's format: for each item, the probabilities of the given tokens."""
+    """Response of /v1/score in SGLang's format: for each item of the request, the probabilities of the tokens in
+    `label_token_ids`.
+    """
 
     object: str
     model: str
@@ -243,7 +263,7 @@ class LabelScoresResponse(BaseModel):
 
 
 class ScoreResponse(BaseModel):
-    """Response of /v1/score."""
+    """Response of /v1/score in vLLM's format: a score for each pair of texts, in the order of the request."""
 
     id: str
     object: str
@@ -255,8 +275,8 @@ class ScoreResponse(BaseModel):
 
 @dataclass(frozen=True)
 class Pooled:
-    """The result of a request: the embeddings of texts, or the scores of text pairs, with the model's name and the
-    token count.
+    """The result of `embed` or `score`: the embeddings of texts, or the scores of text pairs as vectors of length 1, in
+    the order of the request, with the model's name and the token count.
     """
 
     # The model's name in responses.
@@ -270,17 +290,21 @@ class Pooled:
 
     @property
     def scores(self) -> list[float]:
-        """The scores of text pairs; higher is better."""
+        """The scores of text pairs, in the order of the request; a higher score means that the texts match better. Only
+        for the results of `score`.
+        """
         return [vector[0] for vector in self.vectors]
 
     @property
     def usage(self) -> JsonObject:
-        """The token counts in OpenAI's format."""
+        """The token counts as the object `usage` in OpenAI's format."""
         return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
 
 
 class PooledAnswer(AnswerFigures):
-    """What log, metrics and traces report about a request for embeddings or scores."""
+    """The figures of a request for embeddings or scores that the log, metrics and traces report: how it ended, its
+    token counts and its times. They are read from the stream of the engine's replies.
+    """
 
     def __init__(self, stream: TokenStream, stopwatch: Stopwatch) -> None:
         self._stream = stream
@@ -312,11 +336,13 @@ async def embed(
     prompt_name: str | None = None,
     remedy: str = TRUNCATION,
 ) -> Pooled:
-    """The embeddings of texts. An input that is a list of token ids is used unchanged.
+    """Compute the embeddings of texts with an embedding model, and return them in order. An input that is a list of
+    token ids is used unchanged.
 
-    `dimensions` is the length of the vectors, if they are to be shorter than the model's own, and `prompt_name` selects
-    one of the model's prompts, which is put in front of each text. `remedy` is the part of error messages that says how
-    a client of this API asks for truncation. Raises RequestError, Unavailable, GenerationFailed, and ClientLeft when
+    `body` says which model to use, and whether to truncate long texts. `dimensions` is the length of the vectors, if
+    they are to be shorter than the model's own; `prompt_name` selects one of the model's prompts, which is put in front
+    of each text. `remedy` is the part of error messages that says how a client of this API asks for truncation. Raises
+    RequestError if the request is invalid, Unavailable if no engine can take it, GenerationFailed, and ClientLeft when
     the client disconnects, after which nothing is left running.
     """
 
@@ -344,11 +370,12 @@ async def score(
     instruction: str | None = None,
     document_tokens: int | None = None,
 ) -> Pooled:
-    """The relevance scores of pairs of a query and a document.
+    """Compute the relevance scores of pairs of a query and a document with a reranking model, and return them in order.
 
-    `param` is the field with the documents, for error messages. `instruction` says what makes a document relevant, for
-    models that accept such a text. Documents are truncated to `document_tokens` tokens, if it is given. Raises the same
-    errors as `embed`.
+    `body` says which model to use, and whether to truncate long texts. `param` is the field with the documents, for
+    error messages. `instruction` says what makes a document relevant, for models that accept such a text. Documents are
+    truncated to `document_tokens` tokens, if it is given. Raises RequestError if the request is invalid, Unavailable if
+    no engine can take it, GenerationFailed, and ClientLeft when the client disconnects.
     """
 
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
@@ -372,8 +399,9 @@ class _PooledRequest:
     remedy: str = TRUNCATION
 
     async def run(self, encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]]) -> Pooled:
-        """Convert the request's texts to tokens with the function `encode`, run the model on them, and return its
-        vectors or scores.
+        """Run the request, and return the vectors or scores of its texts. `encode` is a function that converts the
+        texts to tokens for the chosen model, within the limits for their lengths. Raises the errors that it raises,
+        RequestError, Unavailable and GenerationFailed.
         """
         chosen, _, engine, info, codec = await choose_engine(self.services, self.context, self.body, self.task)
         require_capacity = partial(
@@ -464,7 +492,9 @@ def _vectors(data: bytes, count: int) -> list["array[float]"]:
 
 
 def _shortened(vectors: "Sequence[array[float]]", dimensions: int, *, normalizes: bool) -> "list[array[float]]":
-    """Cut each vector to `dimensions` numbers. If the model normalizes vectors, the short ones get length 1 again."""
+    """Return copies of the vectors that are cut to their first `dimensions` numbers. If the model normalizes vectors
+    (`normalizes`), the short ones are scaled to length 1 again.
+    """
     shortened = []
     for vector in vectors:
         short = vector[:dimensions]
@@ -482,7 +512,9 @@ FEW_NUMBERS = 4096
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
 @router.post("/api/v0/embeddings", include_in_schema=False)  # LM Studio's name
 async def create_embeddings(body: EmbeddingRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Compute embeddings. Needs an embedding model."""
+    """Compute the embeddings of texts: for each input, a vector that represents its meaning. Needs
+    an embedding model.
+    """
     pooled = await embed(services, context, body.inputs, body, dimensions=body.dimensions, prompt_name=body.prompt_name)
     as_base64 = body.encoding_format == "base64"
     return await built_response(
@@ -492,7 +524,9 @@ async def create_embeddings(body: EmbeddingRequest, services: ServicesDep, conte
 
 
 def embeddings_body(pooled: Pooled, *, as_base64: bool) -> JsonObject:
-    """OpenAI's response body with the embeddings in the order of the texts, as lists of numbers or in base64."""
+    """Return OpenAI's response body with the embeddings in the order of the texts, as lists of numbers, or with
+    `as_base64` as little-endian float32 numbers in base64.
+    """
     entries = [
         {"object": "embedding", "index": index, "embedding": _as_base64(vector) if as_base64 else vector.tolist()}
         for index, vector in enumerate(pooled.vectors)
@@ -509,24 +543,24 @@ def _as_base64(vector: "array[float]") -> str:
 
 @rerank_router.post("/v1/rerank", response_model=RerankResponse, response_model_exclude_none=True)
 async def rerank(body: RerankRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Sort documents by relevance. This is Jina's rerank API, which vLLM and llama.cpp also have, and version 1 of
-    Cohere's.
+    """Sort documents by their relevance to a query. This is Jina's rerank API, which vLLM and llama.cpp also have, and
+    version 1 of Cohere's. Needs a reranking model.
     """
     return await _ranked(body, services, context, shows=body.return_documents is not False)
 
 
 @rerank_router.post("/v2/rerank", response_model=RerankResponse, response_model_exclude_none=True)
 async def rerank_v2(body: RerankRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Sort documents by relevance. This is version 2 of Cohere's rerank API, which returns the documents only on
-    request.
+    """Sort documents by their relevance to a query. This is version 2 of Cohere's rerank API, which returns the
+    documents' texts only on request. Needs a reranking model.
     """
     return await _ranked(body, services, context, shows=bool(body.return_documents))
 
 
 @rerank_router.post("/v1/score", response_model=ScoreResponse | LabelScoresResponse)
 async def score_pairs(body: AnyScoreRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Score pairs of texts, as in vLLM's API, or get the probabilities of given tokens after each item, as in
-    SGLang's.
+    """Score how well pairs of texts match, as in vLLM's API, which needs a reranking model, or get the probabilities of
+    given tokens after each item, as in SGLang's, which needs a model that generates text.
     """
     if isinstance(body, LabelScoreRequest):
         scored = await label_scores(services, body, context, normalizes=False)
@@ -541,9 +575,10 @@ async def score_pairs(body: AnyScoreRequest, services: ServicesDep, context: Req
 
 
 def _place(field: str, value: str | list[str], number: int) -> str:
-    """Where the text of pair `number` is in the body, such as `text_2[3]`, for error messages.
+    """For error messages, return where the text of the pair with the index `number` is in the request body, such as
+    `text_2[3]`.
 
-    `value` is the value of the field `field`. A single text, which belongs to all pairs, has no index.
+    `value` is the value of the field `field`. The path of a single text, which belongs to all pairs, has no index.
     """
     return field if isinstance(value, str) or len(value) == 1 else f"{field}[{number}]"
 
@@ -563,10 +598,11 @@ async def _ranked(body: RerankRequest, services: Services, context: RequestConte
 
 
 def rerank_body(id: str, pooled: Pooled, *, top_n: int | None, documents: Sequence[str] | None) -> JsonObject:
-    """The response body in Jina's format, best document first, with the fields that Cohere's clients read.
+    """Return a response body in Jina's format, best document first, with the additional fields that Cohere's clients
+    read.
 
-    At most `top_n` documents are included, or all with None. `documents`, if given, are the texts to return with the
-    results.
+    At most `top_n` documents are included; None or 0 includes all. `documents`, if given, are the texts to return with
+    the results, in the order of the request. `id` is the response's id.
     """
     scores = pooled.scores
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
@@ -580,8 +616,8 @@ def rerank_body(id: str, pooled: Pooled, *, top_n: int | None, documents: Sequen
 
 
 def scores_body(id: str, created: int, pooled: Pooled) -> JsonObject:
-    """The response body in vLLM's format, with the scores in the order of the pairs. `created` is in seconds since
-    1970.
+    """Return a response body in vLLM's format, with the scores in the order of the pairs. `id` is the response's id,
+    and `created` its time in seconds since 1970.
     """
     entries = [{"object": "score", "index": index, "score": score} for index, score in enumerate(pooled.scores)]
     body = {"id": id, "object": "list", "created": created, "model": pooled.model, "data": entries}

@@ -1,4 +1,6 @@
-"""Health endpoints, which report whether the API process is alive and whether the server accepts work."""
+"""Health endpoints, which need no API key: /healthz reports the state of models and devices, /livez whether the server
+must be restarted, and /readyz (also /health) whether the server accepts work.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -55,8 +57,8 @@ async def healthz(request: Request, services: ServicesDep) -> dict[str, Any]:
 
 @router.get("/livez")
 async def livez(services: ServicesDep) -> JSONResponse:
-    """503 if all devices have failed for good, so that the server must be restarted or an operator must load a model;
-    otherwise 200.
+    """Report whether the server must be restarted. The status is 503 if all devices have failed for good, so that the
+    server must be restarted or an operator must load a model; otherwise 200.
 
     Intended for liveness probes: a server that is loading a model, is stopping or has no model is alive.
     """
@@ -70,9 +72,11 @@ async def livez(services: ServicesDep) -> JSONResponse:
 @router.get("/health", include_in_schema=False)
 @router.get("/readyz")
 async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
-    """200 if an engine accepts work or a model can be loaded on demand; otherwise 503 with the reason.
+    """Report whether the server accepts work. The status is 200 if an engine accepts work or a model can be loaded on
+    demand; otherwise 503 with the reason.
 
-    Both responses list failed devices. Without an API key, models and reasons, which may contain paths, are hidden.
+    Both responses list the state of each device. Without an API key, the names of models and the reasons of failures,
+    which may contain paths, are hidden.
     """
     in_full = request_state(request.scope).access is not None
     models = services.models
@@ -96,7 +100,9 @@ async def readyz(request: Request, services: ServicesDep) -> JSONResponse:
 
 
 def _whole_status(models: Catalog, statuses: Iterable[ModelStatus]) -> str:
-    """The state of the server as one word, by the states of all devices of all models: `ok`, `degraded` or `failed`."""
+    """Return the state of the server as one word, by the states of all devices of all models: `ok` if none is broken,
+    `degraded` if some are, or `failed` if in addition no other device works or loads.
+    """
     states = [state for model in statuses for state in _states(models, model)]
     if not any(state in _BROKEN for state in states):
         return OK
@@ -104,7 +110,9 @@ def _whole_status(models: Catalog, statuses: Iterable[ModelStatus]) -> str:
 
 
 def _states(models: Catalog, model: ModelStatus) -> list[str]:
-    """The state of each device of a model; `terminated` for one whose session an operator has terminated."""
+    """Return the state of each device of a model. The state of a device whose session an operator has terminated is
+    `terminated`.
+    """
     served = models.served(model)
     if served is None:
         return [engine.state for engine in models.engine_statuses(model)]
@@ -113,7 +121,7 @@ def _states(models: Catalog, model: ModelStatus) -> list[str]:
 
 
 def model_status(services: Services, model: ModelStatus) -> dict[str, Any]:
-    """The state of a model and of its devices, as /healthz shows it."""
+    """Return the state of a model and of its devices as the JSON object that /healthz shows."""
     models = services.models
     entry = model_entry(services, model)
     summary: dict[str, Any] = {
@@ -127,7 +135,10 @@ def model_status(services: Services, model: ModelStatus) -> dict[str, Any]:
 
 
 def _device_status(models: Catalog, model: ModelStatus, status: EngineStatus) -> dict[str, Any]:
-    """The state of a model's engine on one device. `error` is present only after a failure."""
+    """Return the state of a model's engine on one device as the JSON object that /healthz shows: process id, restarts,
+    numbers of running and waiting requests, limits and so on. `error` is present only after a failure; other fields are
+    absent as long as their values are unknown.
+    """
     served = models.served(model)
     engine = None if served is None else served.router.engines[status.device]
     load = Load() if engine is None else engine.load
@@ -156,7 +167,9 @@ def _device_status(models: Catalog, model: ModelStatus, status: EngineStatus) ->
 
 
 def _states_in_words(models: Catalog, model: ModelStatus, *, in_full: bool) -> dict[str, str]:
-    """The state of a model on each of its devices, in words. If `in_full`, failures are explained."""
+    """Return the state of a model on each of its devices, in words, keyed by the device's name. With `in_full`, the
+    causes of failures are included.
+    """
     served = models.served(model)
     if served is None:
         return dict.fromkeys(model.devices, model.state)

@@ -68,12 +68,13 @@ _BATCH_STATES = ("completed", "failed", "expired", "cancelled")
 def api_metrics(
     shared: Path | None, prefix: str, *, with_keys: bool = False
 ) -> "tuple[CollectorRegistry, Instruments]":
-    """The registry that Prometheus scrapes, and the instruments with which this process counts. All names begin with
-    `prefix`.
+    """Create the registry that Prometheus scrapes, and the instruments with which this API process counts. All names of
+    metrics begin with `prefix`.
 
     `with_keys` adds a label with the name of the API key to the counters of requests. `shared` is a folder that all API
-    processes share; the registry then reports the sums of all processes, including those that have ended.
-    prometheus-client must have been imported with this folder in its environment variable.
+    processes share, or None if there is only one process. With a folder, the registry reports the sums of all
+    processes, including those that have ended; prometheus-client must have been imported while the environment variable
+    PROMETHEUS_MULTIPROC_DIR had this folder.
     """
     registry = CollectorRegistry()
     if shared is None:
@@ -83,8 +84,10 @@ def api_metrics(
 
 
 class Instruments:
-    """The Prometheus counters and histograms of an API process. `observe` counts a request that has ended; each
-    attribute `count_…` is a function that counts one event of another kind by its result.
+    """The Prometheus counters and histograms of an API process. `api_metrics` creates them.
+
+    `observe` counts a request that has ended. The attributes whose names begin with `count_` are functions that count
+    one event, such as a checked grammar or an ended batch, by its result.
     """
 
     def __init__(self, registry: CollectorRegistry, prefix: str, *, with_keys: bool = False) -> None:
@@ -147,8 +150,8 @@ class Instruments:
         )
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a request that has ended, with its answers. A refused request that would only have read data is not
-        counted.
+        """Count a request that has ended, with its answers, in the metrics. A refused request is not counted if it
+        would only have read data.
         """
         labels = (record.model, record.device)
         keys = (record.key_name,) if self._with_keys else ()
@@ -163,7 +166,8 @@ class Instruments:
             self._longest.labels(*labels).observe(max(answer.usage.completion for answer in to_one))
 
     def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str], *, waits: bool) -> None:
-        """Count the tokens of an answer, and also its times if a client waits for the answer (`waits`).
+        """Count the tokens of an answer and, if a client waits for the answer (`waits`), also its times. `labels` are
+        the names of the model and the device.
 
         The times of answers in batches are left out, since they do not show how fast the service is.
         """
@@ -201,7 +205,9 @@ Labels = tuple[str, str]
 
 
 class EngineMetrics(Collector):
-    """Makes metrics from the engines' latest reports when Prometheus scrapes, without waiting for an engine.
+    """Makes the metrics of engines and of the server as a whole when Prometheus scrapes. It uses the reports that
+    engines send regularly, so that it need not wait for an engine. It is registered with a Prometheus registry as a
+    collector.
 
     Metrics that need an engine's report are absent while the engine is not connected.
     """
@@ -220,7 +226,9 @@ class EngineMetrics(Collector):
         return {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of the engines. Called by prometheus-client."""
+        """Yield all metrics of the engines and of the server. The client library of Prometheus
+        calls this at each scrape.
+        """
         for metrics in (self._of_all(), self._of_connected(), self._of_counting(), self._of_server()):
             for metric in metrics:
                 yield metric
@@ -229,8 +237,8 @@ class EngineMetrics(Collector):
                     yield _renamed(metric, self._prefix + old)
 
     def loads(self) -> dict[Labels, dict[str, Any]]:
-        """The current load and the counters of each connected engine, keyed by the names of its model and device. The
-        web page shows their history.
+        """Return the current load and the counters of each connected engine, keyed by the names of its model and
+        device. LoadHistory keeps them for the charts of the web page.
         """
         by_engine = {}
         for labels, engine in self._connected.items():
@@ -279,7 +287,7 @@ class EngineMetrics(Collector):
         yield info
 
     def _of_server(self) -> Iterator[Metric]:
-        """Metrics about the server as a whole, which routers read, without labels."""
+        """Yield the metrics without labels, which describe the server as a whole and which routers read."""
         engines = self._connected
         used = sum(engine.figures.kv_tokens for engine in engines.values() if engine.figures is not None)
         capacity = sum(map(self._capacity, engines))
@@ -356,8 +364,10 @@ class EngineMetrics(Collector):
         return self._filled(CounterMetricFamily(self._prefix + name, text, labels=_LABELS), values)
 
     def _counter_by_key(self, name: str, text: str, values: Mapping[Labels, Mapping[str, int]]) -> Metric:
-        """A counter metric made from values by API key: with a label for the key if GENAI_METRICS_KEYS is set,
-        otherwise with the sum over all keys.
+        """Return a counter metric with the values of each engine and API key. If GENAI_METRICS_KEYS is set, the metric
+        has a label for the key, otherwise the sum over all keys.
+
+        `text` describes the metric. `values` maps the names of an engine's model and device to the values by key.
         """
         if not self._settings.metrics_keys:
             return self._counter(name, text, {labels: sum(by_key.values()) for labels, by_key in values.items()})
@@ -423,7 +433,7 @@ _HISTOGRAMS = (
 
 
 def _renamed(metric: Metric, name: str) -> Metric:
-    """A copy of the metric under another name."""
+    """Return a copy of a metric under another name, for dashboards that use the name. The original is not changed."""
     copy = Metric(name, metric.documentation, metric.type)
     copy.samples = [sample._replace(name=name + sample.name.removeprefix(metric.name)) for sample in metric.samples]
     return copy
@@ -436,10 +446,10 @@ def _add(family: HistogramMetricFamily, labels: Labels, values: engine_protocol.
 
 @router.get(PATH, responses={200: {"content": {"text/plain": {}}}}, response_class=Response)
 async def metrics(services: ServicesDep) -> Response:
-    """Metrics for Prometheus. They are the same from each API process.
+    """Get the metrics in Prometheus's text format. Each API process gives the same ones.
 
-    The format is always Prometheus's text format. In the OpenMetrics format, prometheus-client 0.26 writes samples with
-    an underscore instead of the colon in the prefix, so that queries of dashboards would not find them.
+    The OpenMetrics format is never used: in it, prometheus-client 0.26 writes samples with an underscore instead of the
+    colon in the prefix, so that queries of dashboards would not find them.
     """
     return Response(await asyncio.to_thread(generate_latest, services.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -451,8 +461,9 @@ MAX_SAMPLES = 150
 
 
 class LoadHistory:
-    """Keeps samples of the engines' load for the last five minutes. The samples are taken from the engines' latest
-    reports every two seconds, without waiting for an engine.
+    """Keeps samples of the engines' load for the last five minutes, for the charts of the web page. Each API process
+    has one such object. Samples are taken every two seconds from the reports that engines have sent, without waiting
+    for an engine.
     """
 
     def __init__(self, metrics: EngineMetrics, requests: RecentRequests) -> None:
@@ -461,13 +472,15 @@ class LoadHistory:
         self._samples: dict[Labels, deque[dict[str, Any]]] = {}
 
     async def follow(self) -> NoReturn:
-        """Take samples until cancelled."""
+        """Take a sample every two seconds until this task is cancelled."""
         while True:
             self._sample(time.time())
             await asyncio.sleep(INTERVAL)
 
     def _sample(self, now: float) -> None:
-        """Add a sample for each device, and remove devices without recent samples. `now` is in seconds since 1970."""
+        """Add a sample of the current load for each device, and forget devices that have had no samples for five
+        minutes. `now` is the current time in seconds since 1970.
+        """
         for labels, load in self._metrics.loads().items():
             number, total = self._requests.first_tokens.get(labels, (0, 0.0))
             sample = {"time": round(now, 3), **load, "first_tokens": number, "first_token_seconds": round(total, 4)}
@@ -477,7 +490,7 @@ class LoadHistory:
                 del self._samples[labels]
 
     def since(self, since: float) -> list[dict[str, Any]]:
-        """The samples of each device after this time, in seconds since 1970."""
+        """Return the samples of each device that were taken after the time `since`, in seconds since 1970."""
         return [
             {"model": model, "device": device, "samples": [sample for sample in samples if sample["time"] > since]}
             for (model, device), samples in self._samples.items()
@@ -486,10 +499,11 @@ class LoadHistory:
 
 @router.get(HISTORY_PATH)
 async def load_history(request: Request, since: float = 0.0) -> dict[str, Any]:
-    """Get samples of each device's load and counters, taken every two seconds and kept for five minutes.
+    """Get samples of each device's load and counters, taken every two seconds and kept for five minutes, for charts.
 
-    Only samples after `since`, in seconds since 1970, are returned. Counters begin when the engine starts. `token_gaps`
-    has the number of gaps between two tokens up to each of `gap_bounds` (in seconds), and above the last one. Times to
-    the first token are those that one API process has seen.
+    Only samples after `since`, in seconds since 1970, are returned. Counters begin at 0 when the engine starts.
+    `token_gaps` counts the times between two tokens of an answer by their length: one count for each of the upper
+    limits `gap_bounds` (in seconds), and one for longer times. Times to the first token are those of one API process
+    only.
     """
     return {"object": "list", "interval": INTERVAL, "data": request.app.state.history.since(since)}

@@ -34,8 +34,8 @@ _CONFIG = "genai_config.json"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What can be read from the directory of a model without loading it: size, digest, time of the last change, model
-    family and context length.
+    """What the directory of a model says about the model without loading it: the size of its files in bytes, a digest,
+    the time of the last change, the model family and the context length in tokens. `read_files` creates it.
     """
 
     # In bytes.
@@ -50,7 +50,9 @@ class ModelFiles:
 
 
 def read_files(status: ModelStatus) -> ModelFiles:
-    """Read the size, dates and configuration of the model's directory. Blocks. A missing directory counts as empty."""
+    """Read the size, the dates and the configuration of a model's directory, without loading the model. A missing
+    directory counts as empty. Reads files, and therefore blocks.
+    """
     try:
         stats = {path.name: path.stat() for path in Path(status.path).iterdir() if path.is_file()}
     except (OSError, ValueError):  # a scripted device needs no directory
@@ -88,7 +90,9 @@ router = APIRouter(tags=["models"], responses=error_responses(404))
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def list_models(request: Request, services: ServicesDep) -> dict[str, Any]:
-    """List models, loaded or not, with their aliases and adapters. Models that failed to load are left out."""
+    """List the models, whether they are loaded or not, in OpenAI's format, or in Anthropic's for clients of Anthropic's
+    API. Each alias and LoRA adapter has an entry of its own. Models that failed to load are left out.
+    """
     models = []
     for status in services.models.usable():
         entry = model_entry(services, status)
@@ -104,7 +108,9 @@ async def list_models(request: Request, services: ServicesDep) -> dict[str, Any]
 @router.get("/v1/models/{model:path}")
 @router.get("/models/{model:path}", include_in_schema=False)
 async def get_model(model: str, request: Request, services: ServicesDep) -> dict[str, Any]:
-    """Get one model or adapter."""
+    """Get the entry for one model, alias or LoRA adapter, with its state and limits, in OpenAI's format, or in
+    Anthropic's for clients of Anthropic's API.
+    """
     chosen = services.models.choose(model)
     if chosen.adapter is None:
         entry = model_entry(services, chosen.about)
@@ -115,22 +121,23 @@ async def get_model(model: str, request: Request, services: ServicesDep) -> dict
 
 
 def adapter_entry(services: Services, status: ModelStatus, adapter: Adapter) -> dict[str, Any]:
-    """The entry for a LoRA adapter in OpenAI's format. It has the state and the limits of the model that the adapter is
-    for, whose name is in `parent`.
+    """Return the entry for a LoRA adapter in the list of models, in OpenAI's format. The entry has the state and the
+    limits of the model to which the adapter belongs; the field `parent` has the name of this model.
     """
     id = ChosenModel(status, adapter).id
     return {**model_entry(services, status), "id": id, "root": id, "parent": status.name}
 
 
 def model_entry(services: Services, status: ModelStatus) -> dict[str, Any]:
-    """The entry for a model. Fields are omitted as long as their values are unknown.
+    """Return the entry for a model in the list of models, in OpenAI's format with additional fields. Fields are omitted
+    as long as their values are unknown.
 
     `root` is the model's own name, also in entries for aliases. `chat` is false for a model without a chat template,
     which accepts raw prompts only. `capabilities` has llama.cpp's and Ollama's terms; before the model is loaded, only
     the task, `vision` and `audio`. `dimensions` is the length of an embedding. `max_model_len` and `context_length`
-    limit the tokens of prompt and answer together, and `limited_by` says what sets this limit. `default_max_tokens`
-    limits answers to requests without a limit. `loading_seconds` is how long the model has been loading, `error` why it
-    failed to load, and `shortage` why there was no memory for it at the last request.
+    limit the tokens of prompt and answer together, and `limited_by` says what sets this limit. `default_max_tokens` is
+    the maximum number of tokens of an answer to a request that sets none. `loading_seconds` is how long the model has
+    been loading, `error` why it failed to load, and `shortage` why there was no memory for it at the last request.
     """
     models = services.models
     engines = models.engine_statuses(status)
@@ -170,8 +177,8 @@ def model_entry(services: Services, status: ModelStatus) -> dict[str, Any]:
 
 
 def _in_format(request: Request, services: Services, status: ModelStatus, entry: dict[str, Any]) -> dict[str, Any]:
-    """Convert an entry in OpenAI's format to Anthropic's if the request came from a client of Anthropic's API;
-    otherwise return it unchanged.
+    """Return the entry for a model in the format that the client of the request expects: converted to Anthropic's
+    format for a client of Anthropic's API, otherwise `entry` unchanged, which is in OpenAI's format.
     """
     if not speaks_anthropic(request.scope):
         return entry
@@ -180,7 +187,9 @@ def _in_format(request: Request, services: Services, status: ModelStatus, entry:
 
 
 def _capabilities(codec: TextCodec) -> list[str]:
-    """The capabilities of a loaded model, in llama.cpp's and Ollama's terms."""
+    """Return what a loaded model can do, in llama.cpp's and Ollama's terms, such as "completion", "tools" and "vision".
+    `codec` has the model's tokenizer and chat template.
+    """
     takes_tools = codec.writer.takes_tools and codec.dialect.tool_format is not None
     capabilities = {
         "completion": True,
@@ -196,9 +205,10 @@ def _capabilities(codec: TextCodec) -> list[str]:
 
 
 def anthropic_entry(entry: Mapping[str, Any], codec: TextCodec | None) -> JsonObject:
-    """Convert the entry for a model or adapter from OpenAI's format to Anthropic's.
+    """Return the entry for a model or LoRA adapter in Anthropic's format. The argument `entry` is in OpenAI's format.
 
-    `codec` has the tokenizer and chat template of a loaded model. Without it, `capabilities` is null.
+    `codec` has the tokenizer and chat template of a loaded model. It is None for a model that is not loaded, and the
+    field `capabilities` is then null.
     """
     length = entry.get("max_model_len")
     return {
@@ -214,7 +224,9 @@ def anthropic_entry(entry: Mapping[str, Any], codec: TextCodec | None) -> JsonOb
 
 
 def _anthropic_capabilities(entry: Mapping[str, Any], codec: TextCodec) -> JsonObject:
-    """What the endpoint /v1/messages supports with this model.
+    """Return the field `capabilities` of a model's entry in Anthropic's format, which says what the endpoint
+    /v1/messages supports with this model. `entry` is the model's entry in OpenAI's format; `codec` has its chat
+    template.
 
     A level of effort is supported if the chat template takes it; requests with another level get the nearest one.
     Thinking of type `enabled` is supported if the template has a variable for it. All models that can chat accept the
@@ -263,7 +275,7 @@ async def list_models_v0(services: ServicesDep) -> dict[str, Any]:
 
 @lm_studio_router.get("/api/v0/models/{model:path}")
 async def get_model_v0(model: str, services: ServicesDep) -> dict[str, Any]:
-    """Get one model or adapter, in the format of LM Studio's v0 API."""
+    """Get the entry for one model, alias or LoRA adapter, in the format of LM Studio's v0 API."""
     status = services.models.choose(model).about
     return _in_v0(services, model, status, await asyncio.to_thread(read_files, status))
 
@@ -277,8 +289,9 @@ async def list_models_v1(services: ServicesDep) -> dict[str, Any]:
 async def _listed(
     services: Services, entry: Callable[[Services, str, ModelStatus, ModelFiles], JsonObject]
 ) -> list[JsonObject]:
-    """The entries of all models that clients may use. A model has an entry for each of its names, including aliases and
-    adapters. `entry` creates the entry for one name.
+    """Return the entries of all models in LM Studio's lists, with one entry for each name of a model, including aliases
+    and LoRA adapters. `entry` is a function that creates the entry for one name. Reranking models are left out, because
+    LM Studio has no type for them.
     """
     entries = []
     for status in services.models.usable():
@@ -289,7 +302,9 @@ async def _listed(
 
 
 def _in_v0(services: Services, name: str, status: ModelStatus, files: ModelFiles) -> JsonObject:
-    """The entry for a model or alias `name`, which need not be loaded, in the format of /api/v0/models."""
+    """Return the entry for the model, alias or LoRA adapter `name` in the format of LM Studio's /api/v0/models. The
+    model need not be loaded.
+    """
     entry = model_entry(services, status)
     is_loaded, capabilities = entry["state"] == ModelState.READY, entry["capabilities"]
     length = _context_length(services, entry, files)
@@ -309,8 +324,8 @@ def _in_v0(services: Services, name: str, status: ModelStatus, files: ModelFiles
 
 
 def _in_v1(services: Services, name: str, status: ModelStatus, files: ModelFiles) -> JsonObject:
-    """The entry for a model or alias `name`, which need not be loaded, in the format of /api/v1/models. Its field
-    `format` is null, because LM Studio has no value for ONNX.
+    """Return the entry for the model, alias or LoRA adapter `name` in the format of LM Studio's /api/v1/models. The
+    model need not be loaded. The field `format` of the entry is null, because LM Studio has no value for ONNX.
     """
     entry = model_entry(services, status)
     capabilities, length = entry["capabilities"], _context_length(services, entry, files)
@@ -335,10 +350,11 @@ def _in_v1(services: Services, name: str, status: ModelStatus, files: ModelFiles
 
 
 def _context_length(services: Services, entry: JsonObject, files: ModelFiles) -> int | None:
-    """Maximum number of tokens of prompt and answer together; None if it is unknown until the model is loaded.
+    """Return the maximum number of tokens of prompt and answer together; None if it is unknown until the model is
+    loaded.
 
-    `entry` is the model's entry in /v1/models. For a model that is not loaded, `files` has the context length from the
-    model's directory.
+    `entry` is the model's entry in /v1/models, which has the number for a loaded model. For other models, `files` has
+    the context length from the model's directory.
     """
     return entry.get("max_model_len") or services.settings.within(files.context_length)
 

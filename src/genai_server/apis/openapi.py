@@ -1,7 +1,9 @@
-"""Builds /openapi.json for client generators: operations are named after their functions, and enums have names.
+"""Builds /openapi.json, the OpenAPI document of the server, so that code generators make readable clients from it.
+`documented` replaces FastAPI's own function.
 
 A generated client has a function for each operation and a type for each enum. FastAPI's operation ids contain the path,
-and pydantic repeats an enum without a name in each field.
+and pydantic repeats an enum without a name in each field. Here, operations are named after their functions, and enums
+have names.
 """
 
 import re
@@ -37,8 +39,9 @@ _ERRORS: tuple[type[BaseModel], ...] = (ErrorResponse, AnthropicErrorResponse, O
 
 
 def documented(app: FastAPI) -> Callable[[], JsonObject]:
-    """A function to replace `app.openapi`. It returns FastAPI's OpenAPI document with operations named after their
-    functions, and with names for enums.
+    """Return a function to replace `app.openapi`. That function returns FastAPI's OpenAPI document, in which operations
+    are named after their functions, enums have names, and the schemas of errors are included. The document is built
+    once.
     """
     build = app.openapi
 
@@ -64,17 +67,20 @@ def documented(app: FastAPI) -> Callable[[], JsonObject]:
 
 
 def _operations(paths: JsonObject) -> Iterator[tuple[str, str, JsonObject]]:
-    """Path, method and description of each operation in the document."""
+    """Yield the path, the HTTP method and the description of each operation in the field `paths` of
+    an OpenAPI document.
+    """
     for path, methods in paths.items():
         for method, operation in methods.items():
             yield path, method, operation
 
 
 def _name_operations(paths: JsonObject) -> None:
-    """Use the name of each operation's function as the operation's id, and as the title of its response.
+    """Change the ids of the operations in an OpenAPI document's field `paths` to the names of their functions, and the
+    titles of their responses accordingly.
 
     If several operations have the same name, the one below /v1 gets it. The others get the name with their tag in
-    front, or with `_without_version` appended if they have the same tag as the first.
+    front, or with `_without_version` appended if they have the same tag as the operation below /v1.
     """
     tags: dict[str, Any] = {}
     for path, method, operation in sorted(_operations(paths), key=lambda entry: not entry[0].startswith("/v1/")):
@@ -93,10 +99,11 @@ def _name_operations(paths: JsonObject) -> None:
 
 
 def _name_enums(schema: JsonObject, name: str, schemas: JsonObject) -> None:
-    """Move the enums in a field's schema to `schemas`, which has the document's named schemas, and leave references in
-    their place.
+    """Move the enums in a field's schema to `schemas`, which has the document's named schemas, and leave references to
+    them in the field's schema. Changes both `schema` and `schemas`.
 
-    An enum that several fields have gets its name in `_SHARED`, any other enum the name `name`.
+    An enum that several fields have in common gets the name that `_SHARED` lists for it; any other enum gets the name
+    `name`.
     """
     for inner in (*schema.get("anyOf", ()), *([schema["items"]] if "items" in schema else ())):
         _name_enums(inner, name, schemas)

@@ -1,5 +1,6 @@
-"""The endpoints /v1/generative_scoring and /v1/classify, in vLLM's and SGLang's formats: how likely some tokens, or
-labels, are after each text, by a model that generates text.
+"""The endpoints /v1/generative_scoring and /v1/classify, in vLLM's and SGLang's formats. With a model that generates
+text, the first returns how likely given tokens are after each text, and the second which of the client's labels fits
+each text.
 """
 
 import json
@@ -70,10 +71,10 @@ _SALT = "Share cached prefixes only with requests that have the same salt. Use a
 
 
 class LabelScoreRequest(ResultFields):
-    """Body of vLLM's /generative_scoring, and of /v1/score in SGLang's format: asks for the probabilities of tokens
-    after each prompt, which consists of the query and one item.
+    """Body of /v1/generative_scoring in vLLM's format, and of /v1/score in SGLang's format. For each item, a prompt is
+    made of the query and the item; the client asks how likely the tokens `label_token_ids` are after this prompt.
 
-    Texts may contain special tokens, which are encoded as such.
+    Special tokens that are written in a text are encoded as special tokens.
     """
 
     query: _Query
@@ -97,7 +98,9 @@ class LabelScoreRequest(ResultFields):
 
 
 class LabelScore(BaseModel):
-    """The probability of the first of the given tokens after one item."""
+    """A result of /v1/generative_scoring: the probability of the first of the request's `label_token_ids` after one
+    item. `index` is the item's position in the request.
+    """
 
     index: int
     object: str
@@ -105,7 +108,7 @@ class LabelScore(BaseModel):
 
 
 class LabelScoreResponse(BaseModel):
-    """Response of /generative_scoring."""
+    """Response of /v1/generative_scoring in vLLM's format: one score for each item, in the order of the request."""
 
     id: str
     object: str
@@ -116,8 +119,8 @@ class LabelScoreResponse(BaseModel):
 
 
 class ClassifyRequest(ResultFields):
-    """Body of /classify in vLLM's format. It also has the labels, which vLLM reads from a classifier's
-    configuration.
+    """Body of /v1/classify in vLLM's format: the texts to classify and, because a model that generates text has none of
+    its own, the labels to choose from. `instructions` says what the labels are about.
     """
 
     input: Text | Annotated[list[Text], elements(MAX_ITEMS, min_length=1)]
@@ -133,12 +136,14 @@ class ClassifyRequest(ResultFields):
 
     @property
     def inputs(self) -> list[str]:
-        """The texts to classify, as a list."""
+        """The texts to classify as a list, even if the body has only one."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 
 class TextClass(BaseModel):
-    """The most likely label of a text, and the probabilities of all labels in the order of the request."""
+    """A result of /v1/classify: the most likely label of one text, and the probabilities of all labels in the order of
+    the request. `index` is the text's position in the request.
+    """
 
     index: int
     label: str
@@ -147,7 +152,7 @@ class TextClass(BaseModel):
 
 
 class ClassifyResponse(BaseModel):
-    """Response of /classify."""
+    """Response of /v1/classify in vLLM's format: one result for each text, in the order of the request."""
 
     id: str
     object: str
@@ -163,8 +168,8 @@ _INSTRUCTIONS = "Choose the label that fits the text."
 
 @dataclass(frozen=True)
 class ScoredTexts:
-    """The result of scoring: for each text, the probability of each label or token, in the order of the labels or
-    tokens in the request.
+    """The result of `label_scores` or `classify`: for each text, the probability of each token or label, in the order
+    of the request, with the model's name and the token counts.
     """
 
     # The model's name in responses.
@@ -174,24 +179,30 @@ class ScoredTexts:
 
     @property
     def usage(self) -> JsonObject:
-        """The token counts in vLLM's format."""
+        """The token counts as the object `usage` in vLLM's format."""
         return {"prompt_tokens": self.tokens.prompt, "total_tokens": self.tokens.prompt, "completion_tokens": 0}
 
 
 async def label_scores(
     services: Services, body: LabelScoreRequest, context: RequestContext, *, normalizes: bool
 ) -> ScoredTexts:
-    """The probabilities of the request's token ids as the next token after each prompt.
+    """Compute how likely the request's `label_token_ids` are as the next token after each prompt, which consists of the
+    query and one item. Returns a probability for each prompt and token.
 
     `normalizes` says whether the probabilities of these tokens are scaled to a sum of 1 if the request does not say so
-    with `apply_softmax`. Raises RequestError, Unavailable, GenerationFailed, and ClientLeft when the client
-    disconnects.
+    with `apply_softmax`. Raises RequestError if the request is invalid, Unavailable if no engine can take it,
+    GenerationFailed, and ClientLeft when the client disconnects.
     """
     return await context.run_while_connected(_label_scores(services, body, context, normalizes))
 
 
 async def classify(services: Services, body: ClassifyRequest, context: RequestContext) -> ScoredTexts:
-    """The probabilities of the labels for each text. Raises the same errors as `label_scores`."""
+    """Compute how likely each of the request's labels is for each text, by the probabilities with which the model would
+    answer with the labels. Returns a probability for each text and label.
+
+    Raises RequestError if the request is invalid, Unavailable if no engine can take it, GenerationFailed, and
+    ClientLeft when the client disconnects.
+    """
     return await context.run_while_connected(_classify(services, body, context))
 
 
@@ -225,8 +236,8 @@ async def _prompts(
     model: ModelInfo,
     context: RequestContext,
 ) -> list[NextTokens]:
-    """Encode the prompts, one for each item. A prompt consists of the query and an item, in the order that the request
-    asks for.
+    """Encode the prompts of a request, one for each item. A prompt consists of the query and an item, in the order that
+    the request asks for.
 
     If all prompts begin with the query, its tokens are counted as prompt tokens only once. Raises InvalidField for
     unknown token ids and for an empty prompt, and PromptTooLong.
@@ -282,8 +293,8 @@ async def _classify(services: Services, body: ClassifyRequest, context: RequestC
 
 
 def _asked(body: ClassifyRequest, number: int, text: str) -> ChatWithOptions:
-    """The chat request in which the model would choose a label for the text with this number. The prompts for all texts
-    begin alike, so that they share a cached prefix.
+    """Write the chat request in which the model would choose one of the request's labels for `text`, whose index in the
+    request is `number`. The prompts for all texts begin alike, so that they share a cached prefix.
     """
     labels = "".join(f"\n- {json.dumps(label, ensure_ascii=False)}" for label in body.labels)
     head = f'{body.instructions or _INSTRUCTIONS}{labels}\nAnswer {{"answer": …}} with one of these.'
@@ -303,7 +314,9 @@ router = VersionedRouter(BodyRoute, "scoring", codes=(504,))
 
 @router.post("/v1/generative_scoring", response_model=LabelScoreResponse)
 async def generative_scoring(body: LabelScoreRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Get the probability of the first of the given tokens after the query and each item."""
+    """Get, for each item, the probability of the first of the given tokens (`label_token_ids`) after the query and the
+    item.
+    """
     scored = await label_scores(services, body, context, normalizes=True)
     data = [
         {"index": n, "object": "score", "score": probabilities[0]}
@@ -315,7 +328,7 @@ async def generative_scoring(body: LabelScoreRequest, services: ServicesDep, con
 
 @router.post("/v1/classify", response_model=ClassifyResponse)
 async def classify_texts(body: ClassifyRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Get the most likely of the given labels for each text."""
+    """Get the most likely of the given labels for each text, with the probabilities of all labels."""
     scored = await classify(services, body, context)
     data = [
         {"index": n, "label": body.labels[probs.index(max(probs))], "probs": probs, "num_classes": len(probs)}
