@@ -1,9 +1,10 @@
-"""The LoRA adapters of one engine: loading each of them once, and their weights in the batch.
+"""LoRA adapters of one engine: `Adapters` loads each adapter once, and `AdapterStack` has the weights of all adapters
+that the sequences of a batch use.
 
-The weights of the adapters that the batch uses are concatenated into one matrix for each input of the graph
-(engine/graph_rewriting/lora.py). An adapter has the same range of ranks in all of these matrices. The weights of an
-adapter that no sequence uses stay there until their ranks are needed for another adapter. An adapter of rank 0 has no
-effect, and no ranks.
+In the batch, one forward pass reads sequences with different adapters. Therefore the weights of all adapters are
+concatenated, along the rank, into one matrix for each LoRA input of the model's graph (engine/graph_rewriting/lora.py).
+An adapter has the same range of ranks in all of these matrices. When no sequence uses an adapter any more, its weights
+stay in the matrices until another adapter needs their ranks. An adapter of rank 0 has no effect and takes no ranks.
 """
 
 import hashlib
@@ -28,8 +29,10 @@ from genai_server.messages.generation_request import Adapter
 
 @dataclass(frozen=True, eq=False)
 class AdapterWeights:
-    """Weights of an adapter in a batch: matrices by the names of the graph's inputs. Inputs without a matrix count as
-    zeros.
+    """The weights of one LoRA adapter, which `load_weights` has read from its file for use in a batch.
+
+    `matrices` has the matrices by the names of the graph's inputs; inputs without a matrix count as zeros. `rank` is
+    the largest rank of the matrices.
     """
 
     matrices: Mapping[str, NDArray[Any]]
@@ -38,9 +41,10 @@ class AdapterWeights:
 
 
 def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
-    """Return the weights in an adapter file, for a graph with the LoRA paths `paths`. The file was checked before.
+    """Read the adapter file at `path`, and return its weights for a graph whose LoRA matrices have the inputs `paths`.
 
-    Raises AdapterLoadFailed if weights are not finite, or matrices of one path have different ranks.
+    `check_adapter_file` must have accepted the file before. Raises AdapterLoadFailed if the graph takes no adapters,
+    the file cannot be read, weights are not finite, or the two matrices A and B of one LoRA path have different ranks.
     """
     if not paths:
         raise AdapterLoadFailed("the model takes no adapters")
@@ -71,8 +75,12 @@ class _RankRange:
 
 
 class AdapterStack:
-    """The matrices A and B of all adapters in use, concatenated along their ranks, and the adapter of each running
-    sequence.
+    """The LoRA matrices A and B of all adapters in a batch, each concatenated along the rank, and which running
+    sequence uses which adapter.
+
+    The runner of the batch creates one if the model's graph has LoRA inputs. Before a sequence with an adapter runs,
+    `hold` puts the adapter's weights into the matrices. `ranks` then says where they are, and `release` ends the use.
+    `version` changes whenever the matrices are allocated anew, after which `bind` must be called again.
     """
 
     def __init__(self, paths: Sequence[LowRankPath]) -> None:
@@ -85,8 +93,10 @@ class AdapterStack:
         self._allocate(0)
 
     def ranks(self, sequence: int) -> Ranks | None:
-        """Return the first rank and the number of ranks of the adapter that a sequence, given by its id, uses; None
-        without an adapter, and for one of rank 0.
+        """Return where the matrices have the adapter of the sequence with the id `sequence`, as its first rank and its
+        number of ranks.
+
+        Returns None if the sequence has no adapter, or an adapter of rank 0.
         """
         weights = self._running.get(sequence)
         if weights is None or not weights.rank:
@@ -95,9 +105,10 @@ class AdapterStack:
         return entry.first, entry.rank
 
     def hold(self, sequence: int, weights: AdapterWeights) -> None:
-        """Make sure that an adapter's weights are in the matrices until the sequence with the id `sequence` ends.
+        """Copy an adapter's weights into the matrices, unless they are there already, and keep them there until
+        `release` is called for the sequence with the id `sequence`, which uses the adapter.
 
-        Raises RunnerFailed if there is no memory for them.
+        Raises RunnerFailed if there is no memory for the weights.
         """
         self._running[sequence] = weights
         try:
@@ -107,12 +118,15 @@ class AdapterStack:
             raise RunnerFailed(f"no memory for an adapter: {error}") from error
 
     def release(self, sequence: int) -> None:
-        """Record that the sequence with this id has ended. It may have had no adapter."""
+        """Record that the sequence with the id `sequence` has ended and no longer uses its adapter. Does nothing if it
+        had no adapter.
+        """
         self._running.pop(sequence, None)
 
     def bind(self, binding: Any) -> None:
-        """Bind the matrices as inputs in an IO binding of ONNX Runtime, which is valid as long as `version` does not
-        change.
+        """Bind the matrices as inputs of a forward pass in `binding`, an IO binding of ONNX Runtime.
+
+        The binding refers to the matrices' memory, so it must be bound again when `version` has changed.
         """
         for name, matrix in self._matrices.items():
             binding.bind_input(name, "cpu", 0, matrix.dtype.type, matrix.shape, matrix.ctypes.data)
@@ -127,10 +141,11 @@ class AdapterStack:
         return [entry for entry in self._entries if id(entry.weights()) in running]
 
     def _add(self, weights: AdapterWeights) -> None:
-        """Write an adapter's weights into the matrices, at ranks that no adapter in use has.
+        """Write an adapter's weights into the matrices, at consecutive ranks that no adapter in use has.
 
-        If there are not enough consecutive ranks, adapters that no sequence uses are dropped. If that does not suffice,
-        the others are moved together, and the matrices grow if necessary.
+        If there are not enough of them, adapters that no sequence uses are removed. If that does not suffice, the
+        remaining adapters are moved to the lowest ranks, so that the free ranks are consecutive, and the matrices grow
+        if necessary.
         """
         first = self._gap(weights.rank, self._entries)
         if first is None:
@@ -158,7 +173,9 @@ class AdapterStack:
         part[rows:] = 0
 
     def _gap(self, rank: int, entries: list[_RankRange]) -> int | None:
-        """Return the first of `rank` consecutive ranks that are not in `entries`; None if there are no such ranks."""
+        """Return the first of `rank` consecutive ranks of the matrices that no adapter in `entries` has; None if there
+        are not so many free ranks in a row.
+        """
         first = 0
         for entry in [entry for entry in entries if entry.weights() is not None]:
             if entry.first - first >= rank:
@@ -182,7 +199,9 @@ class AdapterStack:
             matrix[:end] = before[name][:end]
 
     def _allocate(self, capacity: int) -> None:
-        """Allocate matrices with `capacity` ranks. Memory is only used for ranks that are written."""
+        """Allocate new matrices for `capacity` ranks in place of the present ones, with undefined contents. The
+        operating system provides memory only for ranks that are written later.
+        """
         sizes = [(path.a, path.num_inputs) for path in self._paths] + [(p.b, p.num_outputs) for p in self._paths]
         self._matrices: dict[str, NDArray[np.float32]] = {
             name: np.empty((capacity, size), np.float32) for name, size in sizes
@@ -195,9 +214,10 @@ log = logging.getLogger(__name__)
 
 
 class Adapters:
-    """The loaded adapters of an engine, by id. Used by the thread of the engine's loop only.
+    """The LoRA adapters that an engine has loaded, by id, for the requests that name one. Only the thread of the
+    engine's loop may use it.
 
-    A sequence references its adapter until the sequence ends, so an adapter stays in memory after `unload` as long as
+    A sequence references its adapter until the sequence ends. So an adapter stays in memory after `unload` as long as
     sequences use it.
     """
 
@@ -207,7 +227,10 @@ class Adapters:
         self._unloaded: set[str] = set()
 
     def load(self, adapter: Adapter) -> None:
-        """Load an adapter, so that requests can use it. Does nothing if it is loaded. Raises AdapterLoadFailed."""
+        """Load an adapter from its file, so that requests can use it. Does nothing if it is loaded already.
+
+        Raises AdapterLoadFailed if the file cannot be read, does not match the model, or changes meanwhile.
+        """
         if adapter.id in self._loaded:
             return
         try:
@@ -225,12 +248,15 @@ class Adapters:
         return LoadedAdapter(digest, loaded)
 
     def unload(self, id: str) -> None:
-        """Refuse further requests that use the adapter with this id."""
+        """Remove the adapter with this id, and make `find` refuse further requests for it. Running sequences keep the
+        adapter.
+        """
         self._loaded.pop(id, None)
         self._unloaded.add(id)
 
     def find(self, adapter: Adapter) -> LoadedAdapter:
-        """Return the loaded adapter for a request. It is loaded now if that was not done since the engine's start.
+        """Return the loaded adapter for a request that names `adapter`. Loads it if it has not been loaded since the
+        engine's start.
 
         Raises ModelNotFound if the adapter was unloaded while the request was on its way, and Unavailable if it cannot
         be loaded, for instance because its file no longer exists.

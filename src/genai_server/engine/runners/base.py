@@ -1,6 +1,8 @@
-"""The interface of runners, by which the engine's loop runs a model in different ways.
+"""The interface of runners, the objects that run a model's forward passes for the engine's loop.
 
-For warm-up and measurements, `open_bare`, `read_all` and `try_pass` run sequences that no client has requested.
+`Runner` is the base class; its subclasses run sequences together in a batch (batched.py), one by one with
+onnxruntime-genai (og_generator.py), compute embeddings (pooled.py), or need no model (scripted.py). For warm-up and
+measurements, `open_bare`, `read_all` and `try_pass` run sequences that no client has requested.
 """
 
 from abc import ABC, abstractmethod
@@ -23,22 +25,25 @@ INTERRUPTED_MESSAGE = "terminate flag"
 
 
 class Terminated(Exception):
-    """Raised for a sequence whose session an operator has terminated (runtime option terminate_session)."""
+    """Raised by a forward pass of a sequence whose session an operator has ended with the runtime option
+    terminate_session.
+    """
 
 
 class Interrupted(Exception):
-    """Raised if `interrupt` has ended a pass. None of the pass's tokens count as read, so the same pass can be run
-    again.
+    """Raised by a forward pass that `Runner.interrupt` has ended early. None of the pass's tokens count as read, so the
+    same pass can be run again.
     """
 
 
 class Runner(ABC):
-    """Runs a model for sequences of tokens. Used by the thread of the engine's loop, but any thread may call
-    `interrupt`.
+    """Runs the forward passes of a model for sequences of tokens. An engine creates its runners when it loads its
+    model. Only the thread of the engine's loop uses them, but any thread may call `interrupt`.
 
-    Each sequence must be opened before its first pass and closed after its last one. Every method except `close` may
-    raise RunnerFailed, which affects only the sequences of that call. Methods that some runners do not support have a
-    default here.
+    Each sequence must be opened before its first pass and closed after its last one. `abilities` says what the runner
+    can do, for instance whether a pass can read several sequences. Methods for optional abilities have a default here,
+    which does nothing or refuses. Every method except `close` may raise RunnerFailed, which affects only the sequences
+    of that call.
     """
 
     abilities: Abilities
@@ -55,7 +60,9 @@ class Runner(ABC):
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        """How many nodes of the graph each execution provider runs; None where the number is unknown."""
+        """Number of nodes of the model's graph that each execution provider runs, by the provider's name; None where
+        the number is unknown. Empty for a runner that has no graph.
+        """
         return {}
 
     @abstractmethod
@@ -66,15 +73,16 @@ class Runner(ABC):
 
     @abstractmethod
     def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
-        """Run a forward pass that reads the given chunks, which are tokens of different sequences. Returns the scores
-        of each chunk, in order.
+        """Run one forward pass that reads the tokens in `chunks`, each of which has the next tokens of another
+        sequence. Returns the scores (logits or vectors) of each chunk, in order.
 
         If the runner's abilities have `mixes`, a pass has at most `max_rows` chunks, each with any number of tokens.
         Otherwise it has either chunks that decode, or a single chunk of a prompt. If the abilities have `drafts`,
-        chunks that decode may have draft tokens.
+        chunks that decode may end with draft tokens.
 
         Draft tokens do not count as read, except those that are passed to `accept` before the next pass. The next pass
-        may overwrite the returned arrays. Raises Interrupted and, if the pass has one sequence, Terminated.
+        may overwrite the returned arrays. Raises Interrupted, RunnerFailed and, if the pass has one sequence,
+        Terminated.
         """
 
     @abstractmethod
@@ -82,7 +90,9 @@ class Runner(ABC):
         """End the sequence with this id and free its memory. Does nothing for an unknown id."""
 
     def check(self, request: GenerationRequest) -> None:
-        """Raise InvalidField for a request that this runner cannot run."""
+        """Check that this runner can run a request. Raises InvalidField, which names the field of the request, if it
+        cannot.
+        """
         if self.abilities.pools != bool(request.texts):
             wanted = "texts to pool" if self.abilities.pools else "a prompt to continue"
             raise InvalidField("model", f"takes {wanted}")
@@ -90,13 +100,14 @@ class Runner(ABC):
             raise InvalidField("exact", f"is not supported with this model here: {why}")
 
     def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
-        """Number of unread prompt tokens of a sequence that the next pass should read if it has room for `maximum`
-        tokens.
+        """Return how many unread prompt tokens of a sequence the next pass should read, if there is room for `maximum`
+        tokens in the pass.
 
-        A single token of a prompt is never left for another pass, because the kernels for one token may round
-        differently; in that case the result is `maximum + 1`. An `og.Generator` reads some prompts in one pass,
-        whatever `maximum` is: those that need the long rope factors, because the first chunks would get the short
-        factors, and those with images or audio, which onnxruntime-genai accepts only together with the first tokens.
+        The result is usually at most `maximum`. It is `maximum + 1` if a single token of the prompt would otherwise be
+        left for another pass, because the kernels for one token may round differently. An `og.Generator` reads some
+        prompts in one pass, whatever `maximum` is: prompts that need the long rope factors, because their first chunks
+        would get the short factors, and prompts with images or audio, which onnxruntime-genai accepts only together
+        with the first tokens.
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         num_left = sequence.num_unread - (1 if sequence.num_produced else 0)
@@ -106,18 +117,20 @@ class Runner(ABC):
         return num_left if num_left <= maximum + 1 else maximum
 
     def may_draft(self, sequence: Sequence) -> bool:
-        """Whether draft tokens for speculative decoding may follow the newest token of a sequence.
+        """Whether the next pass may read draft tokens for speculative decoding after the newest token of a sequence.
 
-        The length of a draft depends on measured times. If a pass over several tokens gives results that are not
-        bitwise equal to those of single tokens, sequences with a seed have no drafts, because a seed asks for
-        reproducible answers.
+        False if the runner cannot verify drafts. Also False for a sequence with a seed if a pass over several tokens
+        rounds differently than passes over single tokens: the length of a draft depends on measured times, so the
+        answer would not be reproducible.
         """
         is_free = not self.abilities.why_not_exact or sequence.request.sampling.seed is None
         return self.abilities.drafts and is_free
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Part of the KV cache that low-priority sequences must leave free: that of the most recently used cached
-        prefixes, of at most `maximum` prefixes.
+        """Return how much of the KV cache low-priority sequences must leave free, as numbers of slots and pages.
+
+        This part has the most recently used cached prefixes of normal priority, of which at most `maximum` are
+        protected in this way.
         """
         return NOTHING_RESERVED
 
@@ -134,67 +147,78 @@ class Runner(ABC):
         return False
 
     def match_again(self, sequence: Sequence) -> int:
-        """Search the prefix cache again before the first chunk of a prompt is read, because other sequences may have
-        read the same beginning since `open`. Returns the number of tokens that are now cached.
+        """Search the prefix cache again for the beginning of a sequence's prompt, before its first chunk is read,
+        because other sequences may have read the same beginning since `open`. Returns how many tokens of the prompt are
+        cached now.
         """
         return sequence.num_read
 
     def accept(self, sequence: int, tokens: abc.Sequence[int]) -> None:
-        """Count the draft tokens `tokens` of the last pass as read. They are the first ones of the draft that the
-        sequence with this id had in that pass.
+        """Count draft tokens of the last pass as read, because they were verified and belong to the answer.
+
+        `tokens` are the accepted tokens: the beginning of the draft that the sequence with the id `sequence` had in the
+        last pass. Raises RunnerFailed if the runner takes no drafts.
         """
         raise RunnerFailed("this runner takes no drafts")
 
     def forget(self) -> int:
-        """Drop the cached prefixes of all ended sequences. Returns the number of prefixes."""
+        """Drop the cached prefixes of all ended sequences. Returns how many prefixes were dropped."""
         return 0
 
     def load_adapter(self, path: Path) -> Any:
-        """Load the adapter file at `path` for sequences of this runner. Raises AdapterLoadFailed.
+        """Load the LoRA adapter file at `path`, so that sequences of this runner can use it.
 
-        Returns an object with what this runner needs of the adapter. The adapter's memory is freed when the object is
-        no longer referenced.
+        Returns an object that is only for this runner, which finds it in `Sequence.adapter`. The adapter's memory is
+        freed when the object is no longer referenced. Raises AdapterLoadFailed if the file does not match the model, or
+        the runner takes no adapters.
         """
         raise AdapterLoadFailed("this model takes no adapters")
 
     def _adapter(self, sequence: Sequence) -> Any:
-        """Return what `load_adapter` has returned for a sequence's adapter; None if it has none."""
+        """Return the object that `load_adapter` has returned for the adapter of a sequence; None if the sequence has no
+        adapter.
+        """
         return None if sequence.adapter is None else sequence.adapter.loaded
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
-        """Set an option of onnxruntime-genai, `terminate_session` or `enable_profiling`, for the sequence with this id.
+        """Set a runtime option of onnxruntime-genai, `terminate_session` or `enable_profiling`, for the sequence with
+        the id `sequence`.
 
-        The value for `enable_profiling` is "0" or the path prefix of profiles. A pass is profiled only if it has no
-        other sequence.
+        The value for `enable_profiling` is "0" to stop profiling, or the path prefix of the files with profiles. A pass
+        is profiled only if it reads no other sequence. Raises RunnerFailed if the runner does not have the option.
         """
         raise RunnerFailed(f"this runner has no runtime option {option}")
 
     def interrupt(self) -> None:
-        """Interrupt the pass in progress, or otherwise the next one, if it can be interrupted. Any thread may call
-        this.
+        """Make the forward pass in progress end early with Interrupted, or, if there is none, the next pass. Passes
+        that cannot be interrupted are not affected. Any thread may call this.
         """
         self._is_interrupted = True
         if (options := self._interruptible) is not None:
             options.terminate = True
 
     def cancel_interrupt(self) -> None:
-        """Cancel an interrupt that has not interrupted any pass."""
+        """Withdraw a call of `interrupt` that has not ended any pass yet, so that the next pass runs as usual."""
         self._is_interrupted = False
 
     def _allow_interrupts(self, options: Any) -> None:
-        """Allow `interrupt` to end the pass that runs with these run options of ONNX Runtime."""
+        """Allow `interrupt` to end the pass that runs with `options`, run options of ONNX Runtime. Subclasses call this
+        before a pass.
+        """
         self._interruptible = options
         if self._is_interrupted:
             options.terminate = True
 
     def end_session(self) -> None:  # noqa: B027 - not every runner has one
-        """Close the model's session, so that ONNX Runtime writes the profile of the session. Nothing may be called
-        afterwards.
+        """Close the ONNX Runtime session of the model, so that ONNX Runtime writes the profile of the whole session to
+        a file. No other method may be called afterwards.
         """
 
 
 def run_pass(runner: Runner, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
-    """Run a pass and count its tokens as read in their sequences. If the runner raises an error, nothing is counted."""
+    """Run a forward pass of `chunks`, and count their tokens as read in the chunks' sequences. Returns the scores of
+    each chunk. If the runner raises an error, it is raised unchanged and nothing is counted.
+    """
     scores = runner.forward(chunks)
     for chunk in chunks:
         chunk.count()
@@ -216,10 +240,12 @@ def open_bare(
     adapter: LoadedAdapter | None = None,
     **fields: Any,
 ) -> Sequence:
-    """Open a sequence that no client has requested, and that may grow to `max_length` tokens.
+    """Create a sequence that no client has requested, for warm-up, measurements and draft models, and open it on
+    `runner`. The caller must close it.
 
-    `id` is None for a new id. `reuses_past` says whether a cached prefix may be used, and `adapter` is its LoRA
-    adapter. `fields` are further fields of its GenerationRequest.
+    `prompt` has token ids, and the sequence may grow to `max_length` tokens. `id` is the sequence's id; None stands for
+    a new negative one. `reuses_past` says whether the sequence may begin with a cached prefix, `adapter` is its LoRA
+    adapter, and `fields` are further fields of its GenerationRequest. Raises the runner's error if it cannot be opened.
     """
     request = GenerationRequest("", prompt, max(0, max_length - len(prompt)), max_length, **fields)
     number = next(_IDS) if id is None else id
@@ -229,7 +255,9 @@ def open_bare(
 
 
 def read_all(runner: Runner, sequences: abc.Sequence[Sequence]) -> list[Scores]:
-    """Read all unread tokens of several sequences in one pass. Raises RunnerFailed."""
+    """Read all unread tokens of several opened sequences in one forward pass. Returns the scores of each sequence.
+    Raises RunnerFailed.
+    """
     return run_pass(
         runner,
         [ScheduledChunk.next(sequence, sequence.num_unread, texts=sequence.request.texts) for sequence in sequences],
@@ -237,7 +265,9 @@ def read_all(runner: Runner, sequences: abc.Sequence[Sequence]) -> list[Scores]:
 
 
 def try_pass(runner: Runner) -> None:
-    """Read a short prompt or text that no client has requested. Raises the runner's error if the pass fails."""
+    """Test whether a runner works: read a prompt (or, with a model for embeddings, a text) of two tokens in a sequence
+    of its own, which is closed afterwards. Raises the runner's error if the pass fails.
+    """
     texts = [PooledText(_SHORT)] if runner.abilities.pools else []
     sequence = open_bare(runner, [1 % runner.model.vocab_size] * _SHORT, 2 * _SHORT, texts=texts)
     try:

@@ -1,8 +1,9 @@
-"""The runner for continuous batching: one session of ONNX Runtime, in which each pass reads tokens of several
+"""The runner for continuous batching: one session of ONNX Runtime, in which each forward pass reads tokens of several
 sequences.
 
-The decoder's graph was rewritten for this (engine/graph_rewriting/ragged.py). Each sequence has a KV cache slot, whose
-memory is bound to the session's inputs and outputs, and the operators of the graph write new keys and values into it.
+`BatchedRunner` manages the sequences, and `DecoderSession` runs the passes. The decoder's graph was rewritten so that a
+pass can read several sequences (engine/graph_rewriting/ragged.py). Each sequence has a KV cache slot, whose memory is
+bound to the session's inputs and outputs, and operators of the graph write new keys and values into it.
 """
 
 from collections import abc
@@ -55,7 +56,9 @@ TakeHidden = Callable[[Sequence, int, NDArray[Any]], None]
 
 
 class PassBinding:
-    """An IO binding of ONNX Runtime that remembers what is bound, so that nothing is bound twice."""
+    """An IO binding of ONNX Runtime, which says where a pass reads its inputs and writes its outputs. It remembers what
+    is bound, so that an array that is bound already is not bound again in each pass.
+    """
 
     def __init__(self, binding: Any) -> None:
         self.io = binding
@@ -66,28 +69,34 @@ class PassBinding:
         self.bound: tuple[Layout, Mapping[str, NDArray[Any]]] | None = None
 
     def give(self, name: str, values: NDArray[Any]) -> None:
-        """Bind an array in CPU memory as the input `name`. If this array is bound already, the next pass reads its
-        current values.
+        """Let a pass read the input `name` from an array in CPU memory. If this array is bound already, nothing is
+        done, because the next pass reads the array's current values.
         """
         if self._inputs.get(name) is not values:
             self.io.bind_cpu_input(name, values)
             self._inputs[name] = values
 
     def write_to(self, name: str, array: NDArray[Any]) -> None:
-        """Let a pass write the output `name` to an array in CPU memory, which must exist as long as it is bound."""
+        """Let a pass write the output `name` to an array in CPU memory. The caller must keep the array as long as it is
+        bound.
+        """
         target = array.ctypes.data, array.shape
         if self._outputs.get(name) != target:
             self.io.bind_output(name, "cpu", 0, array.dtype, array.shape, target[0])
             self._outputs[name] = target
 
     def keep(self, name: str, buffers: BatchBuffers) -> None:
-        """Let ONNX Runtime allocate the output `name` in each pass, in the memory where it is computed."""
+        """Let ONNX Runtime allocate the output `name` in each pass, in the memory of the device that computes it.
+        `buffers` says which memory that is.
+        """
         buffers.keep(self.io, name)
         self._outputs.pop(name, None)
 
 
 class _LastPass(NamedTuple):
-    """What a pass has in common with the next one if that one has the same layout, which was advanced in place."""
+    """The arrays and scores of the last pass. The next pass uses them again if it has the same `layout` object, which
+    it has if each row goes on with its next token.
+    """
 
     layout: Layout
     # The outputs by name, and the scores of each row in these.
@@ -96,10 +105,11 @@ class _LastPass(NamedTuple):
 
 
 class DecoderSession:
-    """Runs forward passes of a decoder's session. The runner that has the session allocates its buffers.
+    """Runs the forward passes of a decoder in an ONNX Runtime session. A BatchedRunner creates it and gives it the KV
+    cache by `use`, without which no pass can run.
 
-    The session has one IO binding for passes with drafts and another one for passes without, because binding the KV
-    cache of every layer anew in each pass would take 0.7 ms.
+    The session has one IO binding for passes with draft tokens and another one for passes without, because binding the
+    KV cache of every layer anew in each pass would take 0.7 ms.
     """
 
     def __init__(
@@ -127,7 +137,9 @@ class DecoderSession:
         self.release()
 
     def release(self) -> None:
-        """Drop the references to all buffers. No pass can run until `use` is called."""
+        """Drop the references to the KV cache and the recurrent states, so that their memory can be freed. No pass can
+        run until `use` is called again.
+        """
         vars(self).pop("_buffers", None)
         vars(self).pop("_states", None)
         # By whether there are drafts.
@@ -135,9 +147,11 @@ class DecoderSession:
         self._bound_version = -1
 
     def use(self, buffers: BatchBuffers, states: RowStates, logits: NDArray[Any]) -> None:
-        """Use these KV cache buffers and recurrent states for passes. Earlier ones must have been released.
+        """Set the KV cache and the recurrent states that the following passes read and write. If others were set
+        before, `release` must have been called.
 
-        A pass writes its logits to `logits` [positions, vocab_size], or to a new array if it has more positions.
+        A pass writes its logits to the array `logits` [positions, vocab_size], or to a new array if it has more
+        positions.
         """
         self._buffers, self._states, self._step_logits = buffers, states, logits
         self._last: _LastPass | None = None
@@ -154,12 +168,12 @@ class DecoderSession:
         return options
 
     def scores(self, layout: Layout, options: Any = None, *, with_hidden: bool = False) -> list[Scores]:
-        """Run a pass. Returns the scores of each row, whose logits the next pass overwrites.
+        """Run a pass over the rows in `layout`. Returns the scores of each row, whose arrays the next pass overwrites.
 
         On a device with memory of its own, only the highest logits are copied to the host at first, and all logits when
         they are needed. With `with_hidden`, the hidden states of all tokens, [1, tokens, hidden_size], are stored in
-        the attribute `hidden`. `options` are the run options; None stands for the usual ones. Raises Interrupted and
-        RunnerFailed.
+        the attribute `hidden`. `options` are run options of ONNX Runtime; None stands for those of all passes. Raises
+        Interrupted and RunnerFailed.
         """
         wanted: dict[str, NDArray[Any]] = {}
         last = self._last
@@ -190,33 +204,37 @@ class DecoderSession:
         return scores
 
     def _read(self, device_logits: Any, positions: range) -> Logits:
-        """Copy the logits [positions, vocab_size] at the given positions of a pass from the device.
+        """Copy the logits of a pass at the positions `positions` from the device's memory. Returns them as [positions,
+        vocab_size].
 
-        `device_logits` is the OrtValue with the logits of the pass in the device's memory.
+        `device_logits` is the OrtValue with all logits of the pass in the device's memory.
         """
         assert isinstance(self._buffers, PagedBuffers)  # else the session does not offer the best
         return self._without_images(self._buffers.read(device_logits, positions))
 
     def _without_images(self, logits: Logits) -> Logits:
-        """Set the logit of the token that stands for image features to minus infinity, in place, so that it is never
-        chosen. Returns the logits.
+        """Set the logit of the placeholder token for image features to minus infinity, in place, so that it is never
+        chosen. Returns `logits` [positions, vocab_size]. Does nothing if the model takes no images or audio.
         """
         if self._embedder is not None:
             logits[:, self._embedder.image_token] = -np.inf
         return logits
 
     def _logits(self, num_logits: int) -> NDArray[Any]:
-        """Return the array [positions, vocab_size] to which a pass writes its logits."""
+        """Return an array [num_logits, vocab_size] to which a pass can write its logits: a part of the array that `use`
+        has set or, if that is too small, a new one.
+        """
         logits = self._step_logits[:num_logits]
         if len(logits) < num_logits:
             logits = np.empty((num_logits, self._step_logits.shape[1]), self._graph.logits_type)
         return logits
 
     def run(self, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any = None) -> Any:
-        """Run a pass. `wanted` maps the names of outputs to the arrays into which they are written.
+        """Run a pass over the rows in `layout`, and write its outputs to arrays. `wanted` maps the names of outputs to
+        the arrays.
 
-        Returns the logits as an OrtValue if they are in a device's memory, otherwise None. Raises Interrupted and
-        RunnerFailed.
+        `options` are run options of ONNX Runtime; None stands for those of all passes. Returns the logits as an
+        OrtValue if they are in a device's memory, otherwise None. Raises Interrupted and RunnerFailed.
         """
         binding = self.bind(layout, wanted)
         try:
@@ -233,9 +251,10 @@ class DecoderSession:
             self._let_runtime_allocate(binding, wanted)
 
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> PassBinding:
-        """Return a binding with all inputs and outputs of a pass.
+        """Return the IO binding for a pass over the rows in `layout`, with all inputs and outputs bound.
 
-        `wanted` maps the names of outputs to the arrays into which the pass writes them.
+        `wanted` maps the names of outputs to the arrays into which the pass writes them. ONNX Runtime allocates all
+        other outputs.
         """
         binding = self._binding(keeps_read=self._returns_recurrent_inputs(layout))
         if binding.bound is not None and binding.bound[0] is layout and binding.bound[1] is wanted:
@@ -285,10 +304,11 @@ class DecoderSession:
         return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions
 
     def _let_runtime_allocate(self, binding: PassBinding, wanted: Mapping[str, NDArray[Any]]) -> None:
-        """Let ONNX Runtime allocate those outputs that are not in `wanted`, in the memory where they are computed.
+        """Let ONNX Runtime allocate the outputs that are not in `wanted`, in the memory of the device that computes
+        them.
 
-        This is called before a pass and again after it, because a binding otherwise references its outputs as long as
-        it exists.
+        This is called before a pass and again after it, because a binding otherwise keeps the last pass's outputs in
+        memory.
         """
         for name in self._outputs - wanted.keys():
             binding.keep(name, self._buffers)
@@ -329,7 +349,9 @@ def _why_not_exact(graph: DecoderGraph, *, rounds_prefixes: bool) -> str:
 
 
 class BatchedRunner(Runner):
-    """Runs a decoder for several sequences in each pass, with a session of ONNX Runtime and KV cache slots."""
+    """Runs a decoder for several sequences in each forward pass (continuous batching), with a session of ONNX Runtime.
+    Each open sequence has a slot of the KV cache. An engine creates it when its model's graph can run in a batch.
+    """
 
     slots: KvSlots
 
@@ -346,9 +368,10 @@ class BatchedRunner(Runner):
     ) -> None:
         """Allocate the KV cache and run a first pass. Raises RunnerFailed if there is no memory or the pass fails.
 
-        `limits` has the number of slots and their memory. `rounds_prefixes` says whether prefixes are stored on disk
-        with 16 bits instead of 32. `run_entries` are run options of ONNX Runtime for every pass, and `make_buffers`
-        allocates the KV cache.
+        `graph` describes the graph that `session`, an ONNX Runtime session, runs. `limits` has the number of slots, the
+        maximum length of a sequence and the memory of the slots. `rounds_prefixes` says whether prefixes are stored on
+        disk with 16 bits instead of 32. `run_entries` are run options of ONNX Runtime for every pass, and
+        `make_buffers` allocates the KV cache in the memory of a CPU or GPU.
         """
         self.graph, self.model = graph, model
         self.switches_at = graph.switches_at
@@ -399,7 +422,9 @@ class BatchedRunner(Runner):
         )
 
     def _try_pass(self, make_buffers: MakeBuffers) -> None:
-        """Read a few tokens with a small KV cache that is freed afterwards. Raises RunnerFailed if the pass fails."""
+        """Read a few tokens with a small KV cache that is freed afterwards, so that a pass that fails does so before
+        the KV cache is allocated. Raises RunnerFailed if the pass fails.
+        """
         row = Row(0, 0, [1 % self.model.vocab_size] * _TRIED_TOKENS)
         logits = np.empty((1, self.model.vocab_size), self.graph.logits_type)
         self.session.use(make_buffers(self.graph, 1, _TRIED_TOKENS), RowStates(self.graph, 1), logits)
@@ -426,7 +451,9 @@ class BatchedRunner(Runner):
         return num_read
 
     def _give_inputs(self, sequence: Sequence) -> None:
-        """Assign a sequence's encoded audio and adapter to the slot that the sequence has got."""
+        """Assign the encoded audio and the LoRA adapter of a sequence, if it has them, to the KV cache slot of the
+        sequence. Raises RunnerFailed if there is no memory for the adapter.
+        """
         self.slots.of(sequence.id).adapter = sequence.adapter_name
         if sequence.audio is not None:
             self.states.set_audio(self.slots.of(sequence.id).index, sequence.audio.states)
@@ -491,11 +518,12 @@ class BatchedRunner(Runner):
         return scores
 
     def _keep_checkpoints(self, chunks: abc.Sequence[ScheduledChunk]) -> None:
-        """Save copies of recurrent states (checkpoints) after those chunks at whose ends other prompts are likely to
-        differ, such as the end of a prompt.
+        """After a pass, save copies of the recurrent states (checkpoints) of sequences in `chunks` whose prompts were
+        read, so that later prompts with the same beginning can go on from there.
 
-        After other chunks, a checkpoint is saved only if reading the tokens since the last one again would cost more
-        than the checkpoint's memory.
+        A checkpoint is always saved where other prompts are likely to differ from this one, such as near the end of a
+        prompt. Elsewhere it is saved only if reading the tokens since the last checkpoint again would cost more than
+        the checkpoint's memory.
         """
         for chunk in chunks:
             num_left = chunk.sequence.num_unread - chunk.num_tokens
@@ -507,8 +535,8 @@ class BatchedRunner(Runner):
                 )
 
     def _interrupts(self, chunks: abc.Sequence[ScheduledChunk]) -> bool:
-        """Whether the pass of these chunks may be interrupted: if it has low priority, or reads a single chunk of a
-        prompt.
+        """Whether `interrupt` may end the pass of these chunks. It may if all have low priority and the model has no
+        recurrent states, or if the pass reads a single chunk of a prompt.
         """
         is_chunk = len(chunks) == 1 and not chunks[0].decodes
         return is_chunk or (self.abilities.interrupts and is_low_priority(chunks))
@@ -530,7 +558,11 @@ class BatchedRunner(Runner):
     def _in_several_passes(
         self, sequences: abc.Sequence[Sequence], rows: abc.Sequence[Row], options: Any
     ) -> list[Scores]:
-        """Run one pass over the rows that share it, and one for each other row. Returns the scores of all rows."""
+        """Run one pass over all rows that can share a pass, and a pass of its own for each row with `is_alone`, which
+        needs all logits of its tokens. Returns the scores of all rows, in order.
+
+        `sequences` has the sequence of each row, and `options` are run options of ONNX Runtime or None.
+        """
         together = [number for number, row in enumerate(rows) if not row.is_alone]
         passes = [*([together] if together else []), *([number] for number, row in enumerate(rows) if row.is_alone)]
         by_row: dict[int, Scores] = {}
@@ -543,7 +575,11 @@ class BatchedRunner(Runner):
         return [by_row[number] for number in range(len(rows))]
 
     def _pass(self, sequences: abc.Sequence[Sequence], rows: abc.Sequence[Row], options: Any) -> list[Scores]:
-        """Run one pass over some rows. `sequences` has the sequence of each row. Returns the scores of each row."""
+        """Run one pass over `rows`, and pass on the hidden states if a head for multi-token prediction reads them.
+        Returns the scores of each row.
+
+        `sequences` has the sequence of each row, and `options` are run options of ONNX Runtime or None.
+        """
         layout = self._layout
         if layout is None or not self.graph.is_native or not layout.advance(rows):
             layout = self._layout = lay_out(rows, self.graph)
@@ -554,7 +590,9 @@ class BatchedRunner(Runner):
         return scores
 
     def _row(self, chunk: ScheduledChunk) -> Row:
-        """Return the row of a pass for a chunk: the chunk's tokens, with image features, in the sequence's slot."""
+        """Return the row of a pass for a chunk: the chunk's tokens, with the features of images or audio in them, and
+        the KV cache slot of the chunk's sequence.
+        """
         slot, images = self.slots.of(chunk.sequence.id), chunk.sequence.images
         num_cached = len(slot.tokens)
         num_logits = chunk.num_tokens if chunk.positions else 1 + len(chunk.draft)

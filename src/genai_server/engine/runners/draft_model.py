@@ -40,9 +40,11 @@ from genai_server.timing import Clock
 
 @dataclass
 class Copy:
-    """The copy of a sequence that the draft model runs in its own batch.
+    """A draft model's copy of a sequence of the main model. The copy runs in the draft model's own batch, and
+    DraftModel creates it for the first draft.
 
-    The first `num_confirmed` tokens are known to be tokens of the sequence. Later ones are draft tokens.
+    The first `num_confirmed` tokens of the copy are known to be tokens of the sequence. Later ones are draft tokens,
+    which the main model may reject.
     """
 
     # The copy, whose id is that of the sequence itself.
@@ -52,13 +54,14 @@ class Copy:
 
 
 class DraftModel:
-    """Drafts tokens for any number of sequences at once: always the token with the highest logit. Methods raise
-    RunnerFailed if the runner does.
+    """A small model that drafts tokens for speculative decoding, for any number of sequences at once. It always drafts
+    the token with the highest logit. It runs on a batched `runner` of its own; methods raise RunnerFailed if that
+    runner does.
 
-    `name` is the name of the draft model's directory, and `kv_share` the part, from 0 to 1, of the KV cache memory that
-    the draft model has. Only the first `vocab_size` tokens of the vocabulary are drafted, because the draft model's
-    vocabulary may be padded with further ones. `mask_token` is the id of the mask token of a model that drafts in
-    parallel, None for other models.
+    `name` is the name of the draft model's directory, and `kv_share` the part, from 0 to 1, of the memory for KV caches
+    that the draft model has. Only the first `vocab_size` tokens of the vocabulary are drafted, because the draft
+    model's vocabulary may be padded with further ones. `mask_token` is the id of the mask token of a model that drafts
+    all tokens of a draft in one pass; None for other models.
     """
 
     # Whether it may reuse a cached prefix for a sequence that may.
@@ -86,10 +89,11 @@ class DraftModel:
         self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
 
     def room(self, sequence: Sequence) -> int:
-        """Return how many tokens can be drafted for a sequence at most.
+        """Return how many tokens can be drafted for a sequence at most, because of the maximum length of the draft
+        model's sequences.
 
-        This is 0 for a sequence with images or audio, and if there is no KV cache slot or memory for the sequence's
-        copy.
+        This is 0 for a sequence with images or audio, and if there is no KV cache slot or memory for the draft model's
+        copy of the sequence.
         """
         if sequence.images is not None or sequence.audio is not None:
             return 0
@@ -100,8 +104,8 @@ class DraftModel:
     def num_unread(self, sequence: Sequence) -> int:
         """Return how many of a sequence's tokens the draft model must read before it can draft.
 
-        These are the tokens that its KV cache lacks, and always the newest one, whose logits give the first draft
-        token.
+        These are the tokens that are not in the draft model's KV cache, and always the newest token, whose logits give
+        the first draft token.
         """
         copy = self._copies.get(sequence.id)
         if copy is not None:
@@ -114,13 +118,13 @@ class DraftModel:
     def propose(
         self, wanted: abc.Sequence[tuple[Sequence, int]], to_read: abc.Sequence[tuple[Sequence, int]]
     ) -> list[list[int]]:
-        """Propose draft tokens for the sequences in `wanted`, each of which comes with the maximum number of its draft
-        tokens.
+        """Draft tokens for the sequences in `wanted`, each of which comes with the maximum number of its draft tokens.
+        Returns the drafts in the order of `wanted`.
 
-        `to_read` has sequences without a draft in this step, each with the number of tokens to read. The first pass
-        reads the new tokens of all sequences. A model that drafts in parallel runs only this pass; others run one for
-        each token of the longest draft. A sequence for which there is no slot or memory gets an empty draft. Returns
-        the drafts in the order of `wanted`.
+        `to_read` has sequences that get no draft in this step, each with the number of its tokens that the draft model
+        reads meanwhile. The first pass reads the new tokens of all sequences. A model that drafts in parallel runs only
+        this pass; others run one pass for each token of the longest draft. A sequence for which there is no slot or
+        memory gets an empty draft.
         """
         chunks = [
             ScheduledChunk.next(copy, number) for sequence, number in to_read if (copy := self._updated(sequence))
@@ -153,14 +157,16 @@ class DraftModel:
         return list(drafts.values())
 
     def best_tokens(self, copy: Sequence, scores: Scores) -> list[int]:
-        """Return the tokens that are drafted after the tokens of a copy: for each position of the scores, the token
-        with the highest logit.
+        """Return the tokens to draft after the tokens of `copy`: for each position of `scores`, the token with the
+        highest logit.
         """
         best: list[int] = scores.logits[:, : self._vocab_size].argmax(axis=-1).tolist()
         return best
 
     def close(self, sequence: int) -> None:
-        """Discard the copy of the sequence with this id, if there is one. Its KV cache may stay as a cached prefix."""
+        """Discard the draft model's copy of the sequence with the id `sequence`, if there is one. The keys and values
+        of its confirmed tokens may stay in the KV cache as a cached prefix.
+        """
         self._found.pop(sequence, None)
         if (copy := self._copies.pop(sequence, None)) is not None:
             # Tokens that the answer may not have are no use to others.
@@ -168,20 +174,22 @@ class DraftModel:
         self.runner.close(sequence)  # also if it could not be opened completely
 
     def fit(self) -> None:
-        """Discard the copies of the newest sequences until the others fit into the memory, after the memory has become
-        smaller.
+        """Discard copies of sequences, the newest ones first, until the remaining ones fit into the memory for the KV
+        cache. The engine calls this when that memory has become smaller.
         """
         while self._copies and not self.runner.slots.has_room(newest := next(reversed(self._copies)), 0):
             self.close(newest)
 
     def _can_open(self, sequence: Sequence) -> bool:
-        """Whether there are a KV cache slot and memory for a copy of a sequence that has none yet."""
+        """Whether the draft model has a free KV cache slot and memory for a copy of `sequence`,
+        which has no copy yet.
+        """
         has_slot = len(self._copies) < self.runner.abilities.max_rows
         return has_slot and self.runner.slots.has_room(sequence.id, len(sequence.tokens))
 
     def _reserve_memory(self, chunk: ScheduledChunk) -> bool:
-        """Get memory for the tokens of a chunk. Returns whether there is enough; if not, the copy of its sequence is
-        discarded.
+        """Reserve KV cache memory for the tokens of a chunk of a copy. Returns whether there is enough; if not, the
+        copy is discarded.
         """
         slots, id = self.runner.slots, chunk.sequence.id
         if not slots.has_room(id, chunk.num_tokens):
@@ -191,12 +199,14 @@ class DraftModel:
         return True
 
     def tokens_of(self, sequence: Sequence) -> list[int]:
-        """Return the tokens that the copy of a sequence must have."""
+        """Return the tokens that the draft model reads for a sequence. They are all tokens of the sequence here; a
+        subclass may leave out the first ones.
+        """
         return sequence.tokens
 
     def _num_common(self, copy: Copy, tokens: list[int]) -> int:
-        """Return how many of the sequence's `tokens`, from the first on, its copy has read. The newest one always
-        counts as unread.
+        """Return how many tokens, counted from the first one, the draft model has read in `copy` that are equal to
+        `tokens`, the present tokens of the sequence. The newest token always counts as unread.
         """
         maximum = min(copy.sequence.num_read, len(tokens) - 1)
         common = min(copy.num_confirmed, maximum)
@@ -205,8 +215,10 @@ class DraftModel:
         return common
 
     def _updated(self, sequence: Sequence) -> Sequence | None:
-        """Return the copy of a sequence after changing its tokens to those of the sequence; None if there is no slot or
-        memory for it.
+        """Give the draft model's copy of a sequence the present tokens of the sequence, after rejected draft tokens
+        were removed. Creates the copy if there is none.
+
+        Returns the copy; None if there is no slot or memory for a new one.
         """
         copy = self._copies.get(sequence.id)
         if copy is not None and self.runner.must_reopen(copy.sequence):
@@ -224,7 +236,7 @@ class DraftModel:
         return draft_sequence
 
     def _opened(self, sequence: Sequence) -> Sequence:
-        """Create a copy of a sequence in the draft model's batch."""
+        """Create the draft model's copy of a sequence and open it on the draft model's runner. Returns the copy."""
         opened = open_bare(
             self.runner,
             list(self.tokens_of(sequence)),
@@ -244,11 +256,11 @@ MAX_KEPT = 1024
 
 @dataclass
 class _States:
-    """Hidden states that a model has computed for the tokens of one sequence, which its head for multi-token prediction
-    will read.
+    """Hidden states that the main model has computed for the tokens of one sequence, and that its head for multi-token
+    prediction will read to draft further tokens.
 
-    Among them are those of all tokens that the head has not read yet. Those of earlier tokens may still be there,
-    because states are removed by whole passes.
+    The states of all tokens that the head has not read yet are included. States of earlier tokens may still be there,
+    because they are discarded in the groups in which passes have computed them.
     """
 
     # Index of the first token of the sequence that the head has read or will read.
@@ -278,7 +290,7 @@ class _States:
     def forget_before(self, token: int) -> None:
         """Discard hidden states of tokens before the one with the index `token`.
 
-        States are discarded by the passes from which they come, so some before that token may stay.
+        The states that a pass has computed are discarded together, so some states before that token may stay.
         """
         while self.parts and self.start + len(self.parts[0]) <= token:
             self.start += len(self.parts.pop(0))
@@ -291,9 +303,10 @@ class _States:
 
 
 class HeadRunner(BatchedRunner):
-    """The runner of a head for multi-token prediction, which reads hidden states in addition to tokens.
+    """The runner of a model's head for multi-token prediction (MTP), a layer that drafts tokens. In addition to tokens,
+    it reads the hidden states that the main model has computed for them.
 
-    `head` provides the hidden states. While it is None, as in the warm-up, zeros are read.
+    `head` is the MtpHead that stores these hidden states. While it is None, as in the warm-up, zeros are read instead.
     """
 
     head: "MtpHead | None" = None
@@ -310,7 +323,11 @@ class HeadRunner(BatchedRunner):
 
 
 class MtpHead(DraftModel):
-    """A head for multi-token prediction, which drafts for sequences of the runner `main` by the highest logits."""
+    """Drafts tokens with the model's own head for multi-token prediction (MTP) in place of a separate draft model.
+
+    It stores the hidden states that the runner `main` of the model computes, until the head reads them, and drafts for
+    the sequences of this runner. `runner` runs the head, and `how` are further arguments of DraftModel.
+    """
 
     reuses_past = False  # what it knows of a sequence depends on where it began to read
 
@@ -321,8 +338,8 @@ class MtpHead(DraftModel):
         main.take_hidden, runner.take_hidden, runner.head = self._take, self._store_own_state, self
 
     def states_of(self, copy: Sequence) -> _States | None:
-        """Return the hidden states for the copy of a sequence; None for a sequence that no client has requested, as in
-        the warm-up.
+        """Return the hidden states that the head reads for `copy`, its copy of a sequence; None for a sequence that no
+        client has requested, as in the warm-up.
         """
         return self._states.get(copy.id)
 
@@ -347,9 +364,10 @@ class MtpHead(DraftModel):
         super().close(sequence)
 
     def _take(self, sequence: Sequence, start: int, states: NDArray[Any]) -> None:
-        """Store the hidden states of tokens that the model has read, if the sequence may have drafts.
+        """Store the hidden states of tokens that the main model has read in a pass, if their sequence may have drafts.
 
-        `states` [tokens, hidden_size] are those of the sequence's tokens from the index `start` on.
+        `states` [tokens, hidden_size] are those of consecutive tokens of `sequence`, the first of which has the index
+        `start`.
         """
         is_bare = sequence.id < 0
         if is_bare or sequence.images is not None or not self._main.may_draft(sequence):
@@ -364,19 +382,21 @@ class MtpHead(DraftModel):
         stored.forget_before(stored.end - MAX_KEPT)
 
     def _store_own_state(self, copy: Sequence, num_before: int, states: NDArray[Any]) -> None:
-        """Store the last hidden state of the head itself, in place of the model's state for the next token, which is
-        not computed yet.
+        """Store the last hidden state that the head has computed in a pass. The head reads it with the next draft
+        token, for which the main model has not computed a hidden state yet.
 
-        `states` [tokens, hidden_size] are the head's states of the copy's tokens after the first `num_before`.
+        `states` [tokens, hidden_size] are the head's hidden states of the tokens of `copy` that come after its first
+        `num_before` tokens.
         """
         stored = self._states.get(copy.id)
         if stored is not None and stored.end == stored.first + num_before + len(states):
             stored.append(states[-1:])
 
     def _num_common(self, copy: Copy, tokens: list[int]) -> int:
-        """Return how many of a sequence's tokens the head has read with hidden states of the model.
+        """Return how many tokens of `copy` the head has read with hidden states of the main model, at most all `tokens`
+        but the newest one.
 
-        Later tokens must be read again, because they were read with hidden states of the head.
+        Later tokens must be read again, because they were read with hidden states of the head itself.
         """
         return min(_num_confirmed(copy), len(tokens) - 1)
 
@@ -392,8 +412,8 @@ class MtpHead(DraftModel):
         return super()._updated(sequence)
 
     def _restart_behind_gap(self, sequence: Sequence) -> None:
-        """Discard the copy of a sequence if hidden states are missing that are needed to continue it. The head then
-        starts again with the first states that it has.
+        """Discard the head's copy of a sequence if hidden states that it must read next are no longer stored. A new
+        copy then begins with the first stored state.
         """
         copy, states = self._copies.get(sequence.id), self._states[sequence.id]
         if copy is not None and states.first + _num_confirmed(copy) < states.start:
@@ -401,5 +421,7 @@ class MtpHead(DraftModel):
 
 
 def _num_confirmed(copy: Copy) -> int:
-    """Return how many tokens the copy of a sequence has read that are known to be tokens of the sequence."""
+    """Return how many tokens of a draft model's copy have been read and are known to be tokens of the original
+    sequence.
+    """
     return min(copy.num_confirmed, copy.sequence.num_read)

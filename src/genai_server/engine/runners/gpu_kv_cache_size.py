@@ -1,4 +1,6 @@
-"""Measures how large the KV cache on a GPU can be: the memory that the weights and the largest pass leave."""
+"""Measures how much memory of a GPU is left for the KV cache, beside the model's weights and what the largest forward
+pass needs (`with_memory_left`).
+"""
 
 import logging
 from dataclasses import replace
@@ -26,12 +28,14 @@ _SHARE = 0.9
 
 
 def with_memory_left(spec: EngineSpec, graph: DecoderGraph, session: Any, model: ModelInfo) -> EngineSpec:
-    """Return the engine's specification with the free memory of its device as memory for the KV cache, unless the
-    settings define it.
+    """Return the engine's specification with a share of the free memory of its GPU as the memory for the KV cache.
+    Returns `spec` unchanged if it has this memory already, for instance from the settings, or if the free memory is
+    unknown.
 
-    Before the free memory is read, a pass with the longest chunk and the most logits runs in `session`, because ONNX
-    Runtime keeps the memory that passes have used. An estimate from the sizes of the weight files would be too high for
-    a small GPU. Raises RunnerFailed if the pass fails, or there is no memory for the pass's KV cache.
+    Before the free memory is read, a pass with the longest chunk and the most logits runs in `session`, the ONNX
+    Runtime session of `graph`, because ONNX Runtime keeps the memory that passes have used. An estimate from the sizes
+    of the weight files would be too high for a small GPU. Raises RunnerFailed if the pass fails, or there is no memory
+    for the pass's own KV cache.
     """
     if spec.kv_cache_bytes or spec.kv_bytes:
         return spec

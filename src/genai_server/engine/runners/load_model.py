@@ -1,7 +1,8 @@
-"""Loads an engine's model, and chooses by the settings, the device and the model's graph which runners run it; a batch
-if the graph fits one.
+"""Loads an engine's model (`load_model`), and chooses the runners that run it by the settings, the device and the
+model's graph. Sequences run in a batch if the graph can run in one, and otherwise one by one with onnxruntime-genai.
 
-Modules that import ONNX Runtime are imported within functions, because a scripted device works without it.
+Modules that import ONNX Runtime are imported within functions, because the scripted device, which simulates a model for
+tests, works without ONNX Runtime.
 """
 
 import logging
@@ -65,11 +66,12 @@ _NO_PROFILE_OF_PARTS = (
 
 
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
-    """Load the runner of a batch for the model in `model_dir`. On CPUs, its weights are packed for the kernels.
+    """Load the model in `model_dir` so that its sequences run in a batch, and return the runner. On CPUs, the weights
+    are packed for the kernels first, which takes longer at the first start.
 
-    Raises DoesNotFit if the settings rule out a batch, or the model cannot run in one. Raises ConfigurationError if
-    GENAI_KV_CACHE_BYTES is too small for a single request, because running without a batch would not respect that
-    limit.
+    Raises DoesNotFit if the settings rule out a batch, or the model cannot run in one; the model may then run without a
+    batch. Raises ConfigurationError if GENAI_KV_CACHE_BYTES is too small for a single request, because running without
+    a batch would not respect that limit.
     """
     from genai_server.engine.model.native_library import multiplies_bf16, why_not_native
     from genai_server.engine.model.weights import native_model
@@ -93,9 +95,10 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
 
 
 def cache_dir(spec: EngineSpec) -> Path | None:
-    """Folder for packed weights; None if they are not stored.
+    """Return the folder in which an engine stores packed weights; None if the settings do not name one, so that they
+    are not stored.
 
-    An engine that is bound to a NUMA node has its own copy there, because the memory of a mapped file is on one node.
+    An engine that is bound to a NUMA node has a folder of its own, because the memory of a mapped file is on one node.
     """
     if not spec.cache_dir:
         return None
@@ -104,7 +107,11 @@ def cache_dir(spec: EngineSpec) -> Path | None:
 
 
 def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRunner":
-    """Load the runner of a batch for a graph. Raises DoesNotFit and ConfigurationError, as `load_batched` does."""
+    """Open an ONNX Runtime session for `graph`, allocate the KV cache, and return the runner of the batch.
+
+    Raises DoesNotFit if the graph cannot be loaded or run in a batch, and ConfigurationError if a setting is wrong, for
+    instance GENAI_KV_CACHE_BYTES too small.
+    """
     from genai_server.engine.kv_cache.buffers import buffers_on
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import BatchedRunner
@@ -149,24 +156,26 @@ def _load(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> "BatchedRu
 
 
 def _rounds_prefixes(spec: EngineSpec, graph: DecoderGraph) -> bool:
-    """Whether prefixes are stored on disk with 16 bits, although they have 32 in memory."""
+    """Whether the prefix cache on disk stores keys and values of `graph` with 16 bits, although they have 32 bits in
+    memory, so that reading them back changes results slightly.
+    """
     if spec.prefix_cache_bytes == "0":
         return False
     return spec.prefix_cache_type == "fp16" and graph.cache_type == np.float32
 
 
 def log_nodes(runner: Runner) -> None:
-    """Log how many nodes of a model's graph each execution provider runs."""
+    """Write to the log how many nodes of the model's graph each execution provider runs."""
     counts = (f"{count} on {name}" for name, count in runner.nodes.items())
     log.info("nodes of the graph: %s", ", ".join(counts))
 
 
 def session_profile_prefix(spec: EngineSpec) -> str:
-    """Return the path prefix for profiles of the whole session, from loading to closing; "" if the model's
-    configuration does not ask for them.
+    """Return the path prefix of the files into which ONNX Runtime profiles the whole session of an engine's model, from
+    loading to closing; "" if the model's genai_config.json does not ask for this.
 
-    The prefix of the file name is in the model's configuration, the folder in the settings. Raises Unavailable if the
-    folder cannot be written.
+    The beginning of the file name comes from genai_config.json, and the folder from the settings. Raises Unavailable if
+    the folder cannot be written.
     """
     name = session_profile(Path(spec.model_dir))
     if not name:
@@ -177,8 +186,12 @@ def session_profile_prefix(spec: EngineSpec) -> str:
 
 
 def load_model(spec: EngineSpec) -> LoadedModel:
-    """Load the model of an engine, with its draft model or its head for multi-token prediction. Errors of the libraries
-    are raised unchanged.
+    """Load everything that an engine needs to run its model: the runners, the encoder for images or audio, and a draft
+    model or the model's head for multi-token prediction, if drafts are possible. An engine calls this once when it
+    starts.
+
+    Raises ConfigurationError and ModelDirectoryError; errors of ONNX Runtime and onnxruntime-genai are raised
+    unchanged.
     """
     share = head_share(spec)
     # As far as the settings tell; the graph may rule drafts out.
@@ -250,9 +263,10 @@ def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> 
 
 
 def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
-    """Load the draft model for speculative decoding that the settings name, for the sequences in the batch of `loaded`.
+    """Load the draft model for speculative decoding that the settings name. It drafts tokens for the sequences in the
+    batch of `loaded`, the model that has been loaded before.
 
-    Raises ConfigurationError if it cannot be used, or has other tokens than the model.
+    Raises ConfigurationError if the draft model cannot run in a batch or has other tokens than the model.
     """
     path, main = Path(spec.draft_model), loaded.main
     from genai_server.engine.model.session_options import with_found_libraries
@@ -287,10 +301,10 @@ def _load_draft_model(spec: EngineSpec, loaded: LoadedModel) -> "DraftModel":
 
 
 def _load_head(spec: EngineSpec, share: float, loaded: LoadedModel) -> "DraftModel | None":
-    """Load the model's head for multi-token prediction, which drafts tokens for the sequences in the batch of `loaded`.
-    It gets the part `share`, from 0 to 1, of the memory for the KV cache.
+    """Load the model's head for multi-token prediction, a layer that drafts tokens for the sequences in the batch of
+    `loaded`. It gets the part `share`, from 0 to 1, of the memory for KV caches.
 
-    Returns None, with a warning, if it cannot be used.
+    Returns None, and logs a warning, if the head cannot be used, because the model answers without it, too.
     """
     from genai_server.engine.model.session import open_session
     from genai_server.engine.model.session_options import with_found_libraries
@@ -327,9 +341,11 @@ def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
 def _one_by_one(
     spec: EngineSpec, generator: "OgGeneratorRunner", reason: str, encoder: EncoderWorker[Any] | None
 ) -> LoadedModel:
-    """Return a loaded model without a batch. Each of its sequences runs on an `og.Generator` of its own.
+    """Return a loaded model whose sequences all run without a batch, on the runner `generator`, which has an
+    `og.Generator` of onnxruntime-genai for each.
 
-    `reason` is why there is no batch. Raises ConfigurationError if the settings require a batch.
+    `reason` says why there is no batch, for the log and error messages, and `encoder` encodes images or audio. Raises
+    ConfigurationError if the settings require a batch, or an option of the device has no effect without one.
     """
     if spec.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}")
@@ -344,7 +360,9 @@ def _one_by_one(
 
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> LoadedModel:
-    """Load a speech recognition model. Its sequences run in a batch, or one by one if its graph does not fit it."""
+    """Load a speech recognition model with its audio encoder. Its sequences run in a batch or, if its graph cannot run
+    in a batch, one by one with onnxruntime-genai.
+    """
     from genai_server.engine.model.aligner import Aligner, why_no_times
     from genai_server.engine.model.encoders import unencoded
 
@@ -375,10 +393,11 @@ def _audio_encoder(spec: EngineSpec, model_dir: Path) -> Callable[[Tensors], Enc
 
 
 def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
-    """Return the path of an encoder's graph with genai-server-native's matrix products, which rounds weights to 8 bits;
-    None if the original graph is to be used.
+    """Return the path of an encoder's graph in which genai-server-native computes the matrix products with weights of 8
+    bits; None if the model's original graph is to be used.
 
-    `part` is the section of genai_config.json for the encoder.
+    It is created at the first call. `part` is the section of genai_config.json for the encoder. The original graph is
+    used on GPUs, on processors without VNNI instructions, and if the settings ask for it.
     """
     from genai_server.engine.host import has_vnni
     from genai_server.engine.model.native_library import why_not_native

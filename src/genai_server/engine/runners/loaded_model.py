@@ -45,9 +45,11 @@ _WITH_DRAFTS = (4, 8, 16)
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A loaded model: its runners, and what works with them, such as encoder, draft model and disk cache.
+    """Everything that an engine has loaded for its model: the runners, and what works with them, such as the encoder,
+    the draft model and the prefix cache on disk. `load_model` creates it once when the engine starts.
 
-    The attribute `main` is the runner of most sequences: the batch if there is one, otherwise `generator`.
+    The attribute `main` is the runner of most sequences: `batch` if the model can run in a batch, otherwise
+    `generator`.
     """
 
     # The runner of those sequences that the batch cannot run, which are all if there is no batch. It is the batch
@@ -78,7 +80,9 @@ class LoadedModel:
 
     @property
     def batching(self) -> Batching:
-        """Description of how requests run, which API processes receive."""
+        """Description of how requests run: in a batch or why not, how many at once, and on which execution providers.
+        The engine sends it to the API processes, which report it to clients and operators.
+        """
         can, nodes = self.main.abilities, dict(self.main.nodes)
         if self.batch is None:
             is_exact = not can.pools and not can.why_not_exact
@@ -88,31 +92,39 @@ class LoadedModel:
 
     @property
     def kv_capacity(self) -> int:
-        """Number of tokens that the KV cache can hold for all sequences together; 0 if each slot has memory for the
-        longest sequence, so that nothing is shared.
+        """Number of tokens that the KV cache can hold for all sequences together. 0 if sequences do not share memory,
+        because there is no batch or each slot has memory for the longest sequence.
         """
         can = self.main.abilities
         return 0 if self.batch is None else can.memory.num_tokens(can.max_rows)
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of memory that KV cache slots use at present. A KV cache without slots is not counted."""
+        """Number of bytes that KV cache slots use at present, including those of the draft model. The KV cache of a
+        runner without slots, such as that of onnxruntime-genai, is not counted.
+        """
         return sum(runner.slots.num_bytes for runner, _ in self._shares() if runner.slots is not None)
 
     @property
     def kv_range(self) -> tuple[int, int]:
-        """The smallest possible and the largest useful number of bytes for `resize`."""
+        """The smallest possible and the largest useful memory for KV caches, in bytes, of which `resize` accepts values
+        between.
+        """
         shares = [(runner.abilities.memory, share) for runner, share in self._shares()]
         min_bytes = max(math.ceil(memory.min_bytes / share) for memory, share in shares)
         return min_bytes, max(math.ceil(memory.max_bytes / share) for memory, share in shares)
 
     def resize(self, num_bytes: int) -> None:
-        """Set the memory for KV caches to `num_bytes` bytes. The caller must then call `fit_memory`."""
+        """Set the limit of the memory for KV caches, including that of the draft model, to `num_bytes` bytes. The
+        caller must then end sequences that no longer fit, and call `fit_memory`.
+        """
         for runner, share in self._shares():
             runner.abilities.memory.resize(int(share * num_bytes))
 
     def fit_memory(self) -> None:
-        """Free KV cache memory beyond the limit that `resize` has set."""
+        """Free KV cache memory that is in use beyond the limit that `resize` has set, by discarding cached prefixes and
+        the draft model's copies of sequences.
+        """
         if self.draft_model is not None:
             self.draft_model.fit()
         for runner, _ in self._shares():
@@ -120,7 +132,9 @@ class LoadedModel:
                 runner.slots.fit()
 
     def forget(self) -> int:
-        """Drop all cached prefixes, including those on disk. Returns how many KV cache slots had one."""
+        """Drop all cached prefixes, in memory and on disk. Returns how many KV cache slots of the
+        main runner had one.
+        """
         if self.disk_cache is not None:
             self.disk_cache.clear()
         if self.draft_model is not None:
@@ -128,7 +142,9 @@ class LoadedModel:
         return self.main.forget()
 
     def _shares(self) -> list[tuple[Runner, float]]:
-        """The runners that have a KV cache, each with its part, from 0 to 1, of the memory for KV caches."""
+        """Return the runners that have a KV cache, each with the part, from 0 to 1, that it gets of the memory for KV
+        caches.
+        """
         if self.draft_model is None:
             return [(self.main, 1.0)]
         share = self.draft_model.kv_share
@@ -136,7 +152,9 @@ class LoadedModel:
 
 
 class RunnerPair:
-    """Assigns each sequence to one of a model's two runners, `main` or `generator`, which may be the same."""
+    """Runs each sequence on the right one of a model's two runners: `main`, or `generator` for requests with a LoRA
+    adapter that `main` cannot apply. Both may be the same runner. The engine's loop uses it in place of the runners.
+    """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
@@ -144,7 +162,7 @@ class RunnerPair:
         self.generator = loaded.generator
 
     def of(self, sequence: Sequence) -> Runner:
-        """Return the runner on which an opened sequence runs."""
+        """Return the runner on which `sequence` runs, which `open` has chosen before."""
         return self.main if sequence.batched else self.generator
 
     def for_request(self, request: GenerationRequest) -> Runner:
@@ -152,12 +170,16 @@ class RunnerPair:
         return self.main if request.adapter is None or self.main.abilities.adapters else self.generator
 
     def reuses_past(self, request: GenerationRequest) -> bool:
-        """Whether a request may reuse a cached prefix."""
+        """Whether the sequences of a request may begin with a cached prefix. They may not if the request refuses that
+        or asks for log probabilities of its prompt, which must then be read, or if the runner caches no prefixes.
+        """
         caches = self.for_request(request).abilities.caches_prefixes
         return caches and request.cache_prompt and not request.prompt_logprobs
 
     def open(self, sequence: Sequence) -> None:
-        """Prepare a sequence to run on its runner. Raises RunnerFailed."""
+        """Choose the runner of a sequence, and open the sequence on it. Sets the numbers of read and cached tokens in
+        the sequence. Raises RunnerFailed.
+        """
         sequence.batched = self.for_request(sequence.request) is self.loaded.batch
         sequence.profile.active = None
         sequence.num_read = self.of(sequence).open(sequence)
@@ -165,14 +187,17 @@ class RunnerPair:
             sequence.num_cached = sequence.num_read
 
     def forward(self, step: Step) -> list[Scores]:
-        """Run the pass of a step, all of whose sequences must be on the same runner. Errors of the runner are raised
-        unchanged.
+        """Run the forward pass of a step, and count its tokens as read. Returns the scores of each of the step's
+        chunks.
+
+        All sequences of the step must be on the same runner. Errors of the runner are raised unchanged.
         """
         return run_pass(self.of(step.chunks[0].sequence), step.chunks)
 
     def outgrown(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Return those decoding sequences that have become so long that they need the long factors of the model's rope,
-        and must be read again with these.
+        """Return those decoding sequences among `sequences` that have become so long that they need the long factors of
+        the model's rope (rotary position embedding). The caller must `reopen` them, so that their tokens are read again
+        with these factors.
         """
         if self.main.switches_at is None:
             return []
@@ -187,7 +212,9 @@ class RunnerPair:
         self.open(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """End a sequence on its runner and free its memory. A load of its prefix from disk is cancelled."""
+        """End a sequence on its runner and in the draft model, and free its memory. If a prefix is being loaded from
+        disk for the sequence, the load is cancelled.
+        """
         if self.loaded.disk_cache is not None:
             self.loaded.disk_cache.cancel(sequence)
         if self.loaded.draft_model is not None:
@@ -196,11 +223,13 @@ class RunnerPair:
 
 
 def warm_up(loaded: LoadedModel, chunk: int) -> None:
-    """Run passes on each runner: read a chunk of `chunk` prompt tokens, and decode one row and all rows, with and
-    without drafts. The times of passes are stored in the runners' abilities.
+    """Run the first passes on each runner before the engine reports that it is ready, so that no client has to wait for
+    their memory and kernels. Cached prefixes are dropped afterwards.
 
-    If there is a batch, another runner reads only a very short prompt. Errors of a runner are raised, so that a model
-    that cannot run never becomes ready.
+    The main runner reads a chunk of `chunk` prompt tokens and decodes. If it runs a batch, it decodes one row and then
+    as many rows as it can, also with drafts. Any second runner reads only a very short prompt. The measured times are
+    stored in the runners' abilities, from which the scheduler estimates later passes. Errors of a runner are raised, so
+    that a model that cannot run never becomes ready.
     """
     started = time.perf_counter()
     if loaded.generator is not loaded.batch:
@@ -219,13 +248,13 @@ def warm_up(loaded: LoadedModel, chunk: int) -> None:
 
 
 def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clock = time.perf_counter) -> None:
-    """Measure passes of a runner, and store the times in seconds in its abilities.
+    """Measure how long passes of a runner take, and store the times, in seconds, in the runner's abilities.
 
-    A chunk of at most `chunk` prompt tokens is read, which is shorter if passes run on the host's cores. Then one row
-    is decoded and, with `all_rows`, all rows, with and without drafts. The shortest time of all measurements so far is
-    stored for each number of tokens. If passes do not run on the host's cores, everything is done twice, because the
-    first passes compile kernels, and the time of the second chunk is stored. Some of the prompts may stay in the prefix
-    cache.
+    A chunk of at most `chunk` prompt tokens is read; it is shorter if passes run on the host's cores. Then one row is
+    decoded and, with `all_rows`, as many rows as the runner can have, with and without drafts. The shortest time of all
+    measurements so far is stored for each number of tokens. If passes do not run on the host's cores, everything is
+    done twice, because the first passes compile kernels, and the time of the second chunk is stored. Some of the
+    prompts may stay in the prefix cache. `clock` returns the present time in seconds.
     """
     passes: defaultdict[int, list[float]] = defaultdict(list)
     if runner.abilities.uses_host_cores:
@@ -241,10 +270,11 @@ def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clo
 
 
 def scores_prompts(loaded: LoadedModel) -> bool:
-    """Whether the model can return logits after every token of a prompt, and not only after the last one.
+    """Whether the model can return logits after every token of a prompt, as log probabilities of prompts require, and
+    not only after the last token.
 
     This is found out by reading a short prompt, because the libraries do not report the output shapes of all graphs.
-    The model must have been warmed up before.
+    All cached prefixes are dropped. `warm_up` must have been called before.
     """
     runner = loaded.main
     prompt = [1 % runner.model.vocab_size] * _SHORT
@@ -260,8 +290,8 @@ def scores_prompts(loaded: LoadedModel) -> bool:
 
 
 def _try_profiling(loaded: LoadedModel) -> None:
-    """Switch profiling on and off for a sequence, without running a pass. If that fails, as with ONNX Runtime before
-    1.25, the reason is stored in `loaded.why_no_profile`.
+    """Test whether profiling can be switched on and off for a sequence, without running a pass. If it cannot, as with
+    ONNX Runtime before 1.25, the reason is stored in `loaded.why_no_profile` and logged.
     """
     if loaded.why_no_profile:
         return
@@ -278,10 +308,12 @@ def _try_profiling(loaded: LoadedModel) -> None:
 
 
 def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[float]], clock: Clock) -> float:
-    """Read a prompt of up to `num_tokens` tokens in each of `rows` rows, and then decode all rows together.
+    """Read a prompt of up to `num_tokens` tokens in each of `rows` new sequences, decode a few tokens of all of them
+    together, and close them. Returns the seconds for one token of the prompts.
 
-    Only a runner whose passes have several sequences can have several rows. The times of decoding passes in seconds are
-    appended to `passes`, by their numbers of tokens. Returns the seconds for one token of the prompts.
+    More than one row needs a runner whose passes can read several sequences. The times of decoding passes, in seconds,
+    are appended to `passes` by the number of tokens that the pass has read. `clock` returns the present time in
+    seconds.
     """
     token = 1 % runner.model.vocab_size
     prompt = [token] * min(num_tokens, runner.model.max_length - _DECODED)
@@ -306,10 +338,11 @@ def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[floa
 
 
 def _read_drafts(runner: Runner, opened: list[Sequence], passes: dict[int, list[float]], clock: Clock) -> None:
-    """Run passes that read drafts of different lengths after the newest tokens of some rows. The drafts are then
-    rejected.
+    """Run passes that read drafts of different lengths after the newest tokens of the sequences in `opened`. The draft
+    tokens are rejected afterwards.
 
-    The times of these passes in seconds are appended to `passes`, by their numbers of tokens.
+    The times of these passes, in seconds, are appended to `passes` by the number of tokens that the pass has read.
+    `clock` returns the present time in seconds.
     """
     for number in _WITH_DRAFTS if runner.abilities.uses_host_cores else (*_WITH_DRAFTS, MAX_DRAFTED):
         rows = opened[: -(-number // (1 + MAX_LENGTH))]
@@ -333,7 +366,9 @@ def _read_drafts(runner: Runner, opened: list[Sequence], passes: dict[int, list[
 
 
 def _seconds(runner: Runner, sequences: list[Sequence], clock: Clock) -> float:
-    """Read all unread tokens of some sequences in one pass. Returns the seconds that it took."""
+    """Read all unread tokens of the opened `sequences` in one pass. Returns the seconds that the
+    pass took by `clock`.
+    """
     started = clock()
     read_all(runner, sequences)
     return clock() - started

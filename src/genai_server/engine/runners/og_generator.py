@@ -1,6 +1,7 @@
-"""The runner that uses onnxruntime-genai's own generation: one `og.Generator` for each sequence.
+"""The runner that uses onnxruntime-genai's own generation loop: one `og.Generator` for each sequence, so one sequence
+in a pass. It runs models, devices and adapters that the batch cannot run.
 
-The exceptions of onnxruntime-genai are converted here.
+It raises the project's own errors in place of those of onnxruntime-genai.
 """
 
 import ctypes
@@ -64,14 +65,15 @@ _NO_PADDING = -1
 
 
 class OgGeneratorRunner(Runner):
-    """Runs the model in a directory with onnxruntime-genai. Loading may take long, and may hold the GIL meanwhile.
+    """Runs the sequences of a model one by one with onnxruntime-genai. The constructor loads the model from its
+    directory, which may take long and may hold the GIL meanwhile.
 
-    Those of the `options` that have no effect on an `og.Generator` are ignored. If they name no execution provider, the
-    device's own one is used. `threads` is the number of threads, 0 for the usable physical cores. With a
+    Those of the `options` of the device that have no effect on an `og.Generator` are ignored. If they name no execution
+    provider, the device's own one is used. `threads` is the number of threads, 0 for the usable physical cores. With a
     `profile_prefix`, ONNX Runtime profiles the whole session into files whose paths begin with it.
 
-    Raises ModelDirectoryError, ConfigurationError, ImportError if onnxruntime-genai is not installed, and RuntimeError
-    with that library's message.
+    The constructor raises ModelDirectoryError, ConfigurationError, ImportError if onnxruntime-genai is not installed,
+    and RuntimeError with that library's message.
     """
 
     def __init__(
@@ -107,10 +109,12 @@ class OgGeneratorRunner(Runner):
         self._generators: dict[int, Any] = {}
 
     def load_adapter(self, path: Path) -> Any:
-        """Load an adapter file into an `og.Adapters`, which exists as long as it is referenced.
+        """Load the LoRA adapter file at `path` into an `og.Adapters` of onnxruntime-genai, and return this object. The
+        adapter stays in memory as long as the object is referenced.
 
-        A short prompt is then read with the adapter, because only the graph shows whether all weights match. Raises
-        AdapterLoadFailed.
+        A short prompt is read with the adapter, because only the graph shows whether all weights match. Raises
+        AdapterLoadFailed if the file does not match the model, or the model takes images, for which onnxruntime-genai
+        has no adapters.
         """
         check_adapter_file(path, adapter_inputs(self.model_dir))
         if not self.abilities.adapters:
@@ -127,16 +131,17 @@ class OgGeneratorRunner(Runner):
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        """The execution providers in order, each with None, because onnxruntime-genai does not report how many nodes
-        each one runs.
+        """The names of the execution providers in order, each with None, because onnxruntime-genai does not report how
+        many nodes of the graph each one runs.
         """
         return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
 
     def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
-        """Number of unread tokens of a sequence that the next pass should read, as in `Runner.fit_chunk`.
+        """Return how many unread tokens of a sequence the next pass should read, if there is room for `maximum` tokens.
 
-        For a request with `exact`, the prompt is always divided at the same tokens, whatever else runs. After a
-        preemption, each token of its answer is read in a pass of its own again, as when it was generated.
+        For a request with `exact`, which asks for bitwise reproducible answers, the prompt is always divided at the
+        same tokens, whatever `maximum` is. After a preemption, each token of its answer is read again in a pass of its
+        own, as when it was generated.
         """
         num_left = len(sequence.prompt) - sequence.num_read
         has_inputs = sequence.images is not None or sequence.audio is not None
@@ -182,7 +187,9 @@ class OgGeneratorRunner(Runner):
         return [Scores(logits)]
 
     def _with_images(self, chunk: ScheduledChunk, vision: VisionFiles) -> Any:
-        """Return the inputs of onnxruntime-genai for a prompt whose images or audio are encoded already."""
+        """Return onnxruntime-genai's inputs for a chunk of a prompt whose images or audio the engine has encoded
+        already. `vision` describes the graphs for them.
+        """
         images = chunk.sequence.images
         features = None if images is None else images.features(chunk.tokens)
         if features is None:
@@ -202,9 +209,10 @@ class OgGeneratorRunner(Runner):
         return inputs
 
     def _with_audio(self, chunk: ScheduledChunk, silence: NDArray[np.float32]) -> Any:
-        """Return the inputs of onnxruntime-genai for a prompt whose audio it encodes itself.
+        """Return onnxruntime-genai's inputs for a prompt of a speech recognition model, whose audio onnxruntime-genai
+        encodes itself.
 
-        `silence` are the audio features for a sequence without audio.
+        `silence` has the audio features that a sequence without audio gets, such as one of the warm-up.
         """
         audio = chunk.sequence.audio
         inputs = self.library.NamedTensors()
@@ -230,8 +238,11 @@ class OgGeneratorRunner(Runner):
         del self.library_model
 
     def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
-        """Return a configuration of onnxruntime-genai with the device's execution providers and options in place of
-        those in genai_config.json.
+        """Return a configuration of onnxruntime-genai for the model in `model_dir`. The device's execution providers
+        and options replace those in genai_config.json.
+
+        `threads` is the number of threads, 0 for the usable physical cores. With a `profile_prefix`, ONNX Runtime
+        profiles the whole session into files whose paths begin with it.
         """
         config = self.library.Config(str(model_dir))
         decoder = genai_overlay(self._options, threads) | self._without_sliding_window(model_dir)
@@ -248,7 +259,8 @@ class OgGeneratorRunner(Runner):
         return config
 
     def _without_sliding_window(self, model_dir: Path) -> dict[str, Any]:
-        """Return an overlay for genai_config.json that removes a configured sliding window which no layer has.
+        """Return changes of the decoder's section in genai_config.json that disable a sliding window which no layer of
+        the model has; empty if there is no such window.
 
         Version 0.18 of the model builder writes such a window for Mistral 7B v0.1 and Phi-3-mini-4k. onnxruntime-genai
         would limit all KV caches to it, and fail when a sequence becomes longer.
@@ -270,16 +282,20 @@ class OgGeneratorRunner(Runner):
 
 
 def _silence(model_dir: Path) -> NDArray[np.float32]:
-    """Return audio features of the value zero, [1, mels, frames], for the speech recognition model in a directory."""
+    """Return audio features of the value zero, [1, mels, frames], as input for the encoder of the speech recognition
+    model in the directory `model_dir`.
+    """
     encoder = read_config(model_dir)["model"]["encoder"]
     graph = onnx.load(str(model_dir / encoder["filename"]), load_external_data=False).graph
     return np.zeros([1, *(dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim[1:])], np.float32)
 
 
 def _load_own_runtime() -> None:
-    """Load the ONNX Runtime that the package onnxruntime-genai-winml contains, which supports DirectML.
+    """Load the ONNX Runtime library of the package onnxruntime-genai-winml, which supports DirectML, if that package is
+    installed.
 
-    If no ONNX Runtime is loaded yet, onnxruntime-genai would load that of the package onnxruntime, which does not.
+    Otherwise onnxruntime-genai would load the library of the package onnxruntime, which does not support DirectML,
+    unless an ONNX Runtime is loaded already.
     """
     spec = importlib.util.find_spec("onnxruntime_genai")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
@@ -289,10 +305,10 @@ def _load_own_runtime() -> None:
 
 @contextmanager
 def _advised(options: DeviceOptions) -> Iterator[None]:
-    """Context manager that replaces a RuntimeError of onnxruntime-genai with a ConfigurationError that has advice, if
-    its cause in the configuration is known.
+    """Context manager around the loading of a model by onnxruntime-genai. If the library raises a RuntimeError with a
+    known cause, it raises a ConfigurationError instead, which says what the operator can do.
 
-    `options` are the options of the device.
+    `options` are the options of the device. Other errors are raised unchanged.
     """
     try:
         yield

@@ -1,9 +1,9 @@
-"""The runner of models that return a vector or a score for each text: encoders and decoders, in a session of ONNX
-Runtime.
+"""The runner of models that return a vector (embedding) or a relevance score (reranking) for each text. It runs
+encoders and decoders in a session of ONNX Runtime.
 
-A text is read in a single pass, together with texts of similar lengths. The inputs for the KV cache that a decoder's
-graph has are empty, and its outputs with the KV cache are not requested. The vectors of a text's tokens are combined to
-one vector in the same way as in sentence-transformers.
+A text is read in a single pass, together with texts of similar lengths. A decoder's graph also has inputs and outputs
+for a KV cache: the inputs are empty, and the outputs are not requested. The vectors of a text's tokens are combined to
+one vector in the same way as in sentence-transformers (`pool`).
 """
 
 import logging
@@ -39,10 +39,11 @@ _LEAST = 1e-9
 
 
 def pool(states: Logits, mask: NDArray[np.int64], modes: abc.Sequence[str]) -> Logits:
-    """Combine the vectors of tokens, [rows, tokens, width], to one vector for each row, [rows, modes * width].
+    """Return one vector for each row, [rows, modes * width], combined from the vectors of its tokens `states` [rows,
+    tokens, width].
 
-    `mask` [rows, tokens] is 1 for the tokens that count, which must be adjacent. `modes` are names of pooling modes in
-    sentence-transformers; the results of several modes are concatenated.
+    `mask` [rows, tokens] is 1 for the tokens that count, which must be adjacent, and otherwise 0. `modes` are names of
+    pooling modes in sentence-transformers, such as "cls" and "mean"; the results of several modes are concatenated.
     """
     return np.concatenate([_pooled(states, mask, mode) for mode in modes], axis=1)
 
@@ -92,9 +93,11 @@ DISABLED_FUSIONS = {"optimization.disable_specified_optimizers": "SkipLayerNormF
 
 
 class PooledRunner(Runner):
-    """Runs a model for embeddings or reranking. The constructor loads it from its directory.
+    """Runs a model for embeddings or reranking. The constructor loads it from the directory `model_dir`.
 
-    Raises ModelDirectoryError, ConfigurationError, and ONNX Runtime's own errors.
+    `threads` is the number of threads, 0 for the usable physical cores, and `options` are those of the device. With a
+    `profile_prefix`, ONNX Runtime profiles the whole session into files whose paths begin with it. The constructor
+    raises ModelDirectoryError, ConfigurationError, and ONNX Runtime's own errors.
     """
 
     def __init__(self, model_dir: Path, threads: int, options: DeviceOptions, *, profile_prefix: str = "") -> None:
@@ -125,7 +128,9 @@ class PooledRunner(Runner):
         """Do nothing, because nothing of a text stays in memory after its pass."""
 
     def forward(self, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
-        """Read the texts of all chunks. Returns scores for each chunk, with the vectors of its texts in order."""
+        """Read the texts in all chunks, in one or more passes. Returns the scores of each chunk, which have one vector,
+        or one score, for each text of the chunk, in order. Raises Interrupted and RunnerFailed.
+        """
         tokens = np.concatenate([np.array(chunk.tokens, np.int64) for chunk in chunks])
         texts = [text for chunk in chunks for text in chunk.texts]
         ends = np.cumsum([text.num_tokens for text in texts])
@@ -145,10 +150,10 @@ class PooledRunner(Runner):
         return [Scores(vectors=np.stack([by_text[next(indices)] for _ in chunk.texts])) for chunk in chunks]
 
     def warm_up(self) -> None:
-        """Read a short text alone, and then two texts together.
+        """Run the first passes before the engine is ready: read a short text alone, and then two texts together.
 
-        Raises RunnerFailed if a pass fails, and ModelDirectoryError if vectors have another length than the
-        configuration says.
+        Raises RunnerFailed if a pass fails, and ModelDirectoryError if the vectors do not have the length that the
+        model's configuration says.
         """
         for lengths in (_TRIED[:1], _TRIED if self._fills else _TRIED[:1] * 2):
             texts = [PooledText(min(length, self._pooling.max_tokens)) for length in lengths]
@@ -189,9 +194,10 @@ class PooledRunner(Runner):
         return normalized(result) if self._pooling.normalizes else result
 
     def _feed(self, ids: Ids, mask: Ids, texts: abc.Sequence[PooledText], positions: Ids) -> dict[str, NDArray[Any]]:
-        """Return the inputs of the graph, by name, for a batch of texts that are padded to the same length.
+        """Return the inputs of the graph, by name, for a pass over `texts` that are padded to the same length.
 
-        `ids` and `mask` are [texts, tokens], and `positions` are the positions [tokens] of a padded text.
+        `ids` [texts, tokens] are token ids, `mask` [texts, tokens] is 1 for tokens and 0 for padding, and `positions`
+        [tokens] are the positions in a padded text. Inputs for a KV cache are empty.
         """
         feed: dict[str, NDArray[Any]] = {}
         for name, value in self._inputs.items():
@@ -212,10 +218,11 @@ class PooledRunner(Runner):
         return feed
 
     def _scores(self, logits: Logits) -> Logits:
-        """Return reranking scores [texts, 1], to which a sigmoid has not been applied yet.
+        """Return reranking scores [texts, 1] from the logits of a pass. A sigmoid has not been applied to the scores
+        yet.
 
-        `logits` are [texts, 1], or [texts, 1, vocab_size] for a model that answers with a token for true or one for
-        false.
+        `logits` are [texts, 1], or [texts, 1, vocab_size] for a model that answers with one token for relevant texts
+        ("true") and perhaps another one for irrelevant texts ("false").
         """
         model = self._pooling
         if model.true_token is None:
@@ -260,8 +267,10 @@ def _open(graph: Path, model: PoolingModel, threads: int, options: DeviceOptions
 
 
 def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> str:
-    """Return the name of the graph's output that has the vectors or logits. Raises ModelDirectoryError if there is
-    none.
+    """Return the name of the output, among `outputs`, in which a graph has vectors for embeddings or, for reranking,
+    logits.
+
+    `graph` is the path of the graph, for messages. Raises ModelDirectoryError if the graph has no such output.
     """
     if model.task is Task.RERANK:
         wanted: tuple[str, ...] = (_LOGITS,)
@@ -277,8 +286,11 @@ def _output_of(outputs: Collection[str], model: PoolingModel, graph: Path) -> st
 
 
 def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
-    """Raise ModelDirectoryError if the graph has an input that this runner does not know, or an input of an unsupported
+    """Raise ModelDirectoryError if a graph has an input that this runner does not know, or an input of an unsupported
     type.
+
+    `inputs` has ONNX Runtime's descriptions of the inputs by name, and `graph` is the path of the graph, for the
+    message.
     """
     supported = {_IDS, _MASK, _TYPES, _POSITIONS, LAST_POSITIONS}
     for name, value in inputs.items():
@@ -289,10 +301,11 @@ def _check_inputs(inputs: Mapping[str, Any], graph: Path) -> None:
 
 
 def _batches(texts: abc.Sequence[PooledText], *, are_filled: bool) -> Iterator[list[int]]:
-    """Yield, for each pass, the indexes of the texts that it reads.
+    """Divide texts into passes, the longest texts first. Yields, for each pass, the indexes in `texts` of the texts
+    that it reads.
 
-    With `are_filled`, texts are padded, so that a pass reads texts of similar lengths. Otherwise their lengths are
-    equal.
+    With `are_filled`, shorter texts of a pass are padded, so a pass reads texts of similar lengths. Otherwise all texts
+    of a pass have the same length.
     """
     batch: list[int] = []
     longest = 0

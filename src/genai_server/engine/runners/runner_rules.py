@@ -1,4 +1,7 @@
-"""Decides from the settings alone in which way a device can run a model. Neither ONNX Runtime nor a model is loaded."""
+"""Decides from the settings alone whether a device can run a model, and whether its sequences run in a batch or one by
+one with onnxruntime-genai. Neither ONNX Runtime nor a model is loaded, so the server can check its settings when it
+starts.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -12,24 +15,29 @@ from genai_server.options.table import Reach
 
 
 class RunnerSettings(Protocol):
-    """Those settings that decide whether sequences run in a batch."""
+    """The settings that decide whether sequences run in a batch: an interface that the specifications of engines and
+    the server's configuration fulfil.
+    """
 
     @property
     def scheduler(self) -> str:
-        """The setting GENAI_SCHEDULER."""
+        """The value of the setting GENAI_SCHEDULER: "batched" requires a batch, "generator" rules it out, and "auto"
+        allows it.
+        """
         ...
 
     @property
     def exact(self) -> bool:
-        """The setting GENAI_EXACT."""
+        """The value of the setting GENAI_EXACT: whether answers must be bitwise the same, whatever else runs."""
         ...
 
 
 def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options: DeviceOptions) -> None:
-    """Check that a device can run a model as the settings ask, in a batch or one by one, and that all options have an
-    effect.
+    """Check that a device can run the model in `model_dir` as the settings ask, in a batch or one by one, that the
+    Python packages of its execution providers are installed, and that all `options` of the device have an effect.
 
-    Whether the model's graph fits a batch is checked when the model is loaded. Raises ConfigurationError.
+    Raises ConfigurationError otherwise. Whether the model's graph can run in a batch is checked only when the model is
+    loaded.
     """
     for ep in options.providers:
         if ep.package and importlib.util.find_spec(ep.package.partition(".")[0]) is None:
@@ -47,8 +55,10 @@ def check_runner(device: str, model_dir: Path, settings: RunnerSettings, options
 
 
 def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) -> None:
-    """Raise ConfigurationError if an option has no effect with the runner in use. `why` is the reason why this runner
-    is used, for the message.
+    """Raise ConfigurationError if one of the device's options has no effect in the way in which the model runs.
+
+    `runner` is this way: Reach.BATCHED for a batch, Reach.GENERATOR for onnxruntime-genai. `why` is the reason for it,
+    for the message.
     """
     if problem := unreachable(options, runner):
         if runner is Reach.BATCHED and unreachable(options, Reach.GENERATOR) is None:
@@ -57,7 +67,9 @@ def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) ->
 
 
 def never_batched(device: str, settings: RunnerSettings) -> str | None:
-    """The reason why these settings rule out a batch on a device; None if they allow it."""
+    """Return the reason why the device and the settings rule out a batch, whatever the model is;
+    None if they allow it.
+    """
     if settings.scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
     kind = device.partition(":")[0]

@@ -56,9 +56,10 @@ LINE_BREAK = "⏎"
 
 
 class ScriptedSequence:
-    """The commands of one sequence and its answer.
+    """A running sequence of a ScriptedRunner: the commands in its prompt, and the answer that it gives.
 
-    `first` is put before the answer. `break_runner` is called by the command `break`, and makes all later passes fail.
+    `sequence` has the prompt, and the text `first` is put before the answer. The command `break` calls `break_runner`,
+    which makes all later passes fail.
     """
 
     def __init__(self, sequence: Sequence, first: bytes, break_runner: Callable[[], None]) -> None:
@@ -108,7 +109,9 @@ class ScriptedSequence:
 
 
 class ScriptedRunner(Runner):
-    """A runner without a model, for tests. Commands in each prompt's text say what it answers, and when it fails."""
+    """A runner without a model, for tests and for measuring the cost of the server itself. Commands in each prompt's
+    text say what it answers, how long passes take, and when they fail.
+    """
 
     def __init__(self, context_length: int = 4096) -> None:
         self.model = ModelInfo(context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
@@ -163,7 +166,9 @@ class ScriptedRunner(Runner):
 
 
 class ScriptedPooledRunner(ScriptedRunner):
-    """A runner for embeddings or reranking, whose vectors or scores depend only on how often a text has each byte."""
+    """A runner without a model for embeddings or reranking, for tests. Its vectors or scores depend only on how often a
+    text has each byte.
+    """
 
     def __init__(self, pooling: PoolingModel) -> None:
         super().__init__()
@@ -194,7 +199,9 @@ def _commands(prompt: str) -> str:
 
 
 def hold_lock(seconds: float) -> None:
-    """Sleep for some seconds without releasing the GIL. No signal ends the sleep early."""
+    """Sleep for some seconds without releasing the GIL (Python's global interpreter lock), as a long call of a library
+    may do. No signal ends the sleep early.
+    """
     if sys.platform == "win32":
         ctypes.PyDLL("kernel32").Sleep(int(seconds * 1000))
     else:
@@ -208,7 +215,9 @@ def _fail() -> None:
 
 
 def _write_profile(prefix: str) -> None:
-    """Write a file that looks like ONNX Runtime's profile of a pass. Its path begins with `prefix`."""
+    """Write a file that looks like a profile that ONNX Runtime has written of a pass. The file's path begins with
+    `prefix`.
+    """
     now = time.time()
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(now))
     Path(f"{prefix}_{stamp}_{int(now * 1000) % 1000:03}.json").write_text(json.dumps([]), encoding="utf-8")

@@ -1,7 +1,9 @@
-"""Derives from the size of the KV cache how many sequences run at once and how long they may be.
+"""Derives from the memory for the KV cache how many sequences run at once and how long they may be: in a batch
+(`batch_limits`), one by one (`generator_limits`), or as texts for embeddings (`longest_text`).
 
-The size comes from the settings, from the supervisor for engines in the host's memory (supervisor/kv_cache_size.py), or
-from a measurement on a GPU (gpu_kv_cache_size.py).
+The size of this memory comes from the settings; from the supervisor, the process that starts the engines of a host and
+divides the host's memory among them (supervisor/kv_cache_size.py); or from a measurement on a GPU
+(gpu_kv_cache_size.py).
 """
 
 import logging
@@ -54,7 +56,7 @@ _CHECKPOINTS = 4
 
 @dataclass(frozen=True)
 class Allowed:
-    """The number of bytes that a model's KV cache may have, and the reason for this number."""
+    """The number of bytes that a model's KV cache may have, and the source of this number, as `allowed` returns it."""
 
     bytes: int
     # The reason for the number, as a phrase for messages.
@@ -62,12 +64,16 @@ class Allowed:
 
     @property
     def in_words(self) -> str:
-        """Text for messages: this memory is what limits the length of sequences."""
+        """A phrase for messages that says how much memory there is for the KV cache and why, for cases in which this
+        memory limits the length of sequences.
+        """
         return f"memory: {self.bytes} bytes for keys and values, {self.source}"
 
 
 def allowed(spec: EngineSpec) -> Allowed:
-    """Return the memory for the KV cache of an engine's model. What a draft model gets is subtracted."""
+    """Return how much memory the KV cache of an engine's model may have, with the source of the number. The part of a
+    draft model is subtracted.
+    """
     total = _of_engine(spec)
     if not spec.draft_model:
         return total
@@ -117,17 +123,20 @@ def head_share(spec: EngineSpec) -> float:
 
 
 def with_kv_share(spec: EngineSpec, share: float) -> EngineSpec:
-    """Return the engine's specification with its memory for the KV cache reduced to the part `share`, from 0 to 1."""
+    """Return a copy of the engine's specification with only the part `share`, from 0 to 1, of its memory for the KV
+    cache.
+    """
     num_bytes = max(1, int(share * _of_engine(spec).bytes))
     return structs.replace(spec, kv_cache_bytes=min(num_bytes, spec.kv_cache_bytes), kv_bytes=num_bytes)
 
 
 def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None, memory: str = "") -> ModelInfo:
-    """Return the description of a model with the maximum length of sequences in tokens, and the reason for this limit.
+    """Return a copy of a model's description with the maximum length of sequences, in tokens, and the reason for this
+    limit.
 
-    The limit is the model's context length, or `max_length` (the setting) if that is smaller. If `max_length` is 0 and
-    `affordable` is not None, the limit is at most `affordable`, the number of tokens for which there is memory;
-    `memory` is the reason then.
+    The limit is the model's context length, or `max_length`, the setting GENAI_MAX_LENGTH, if that is smaller; 0 means
+    that it is not set. If it is not set and `affordable` is not None, the limit is at most `affordable`, the number of
+    tokens for which there is memory; the text `memory` is the reason then.
     """
     limits = [(model.context_length, CONTEXT)]
     if max_length:
@@ -139,10 +148,12 @@ def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None,
 
 
 def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> DecoderGraph:
-    """Return the description of a graph with the data types of KV cache and attention according to the settings.
+    """Return a copy of the description of a decoder's graph, with the data types of KV cache and attention that the
+    settings ask for.
 
-    In CPU memory, the KV cache has the number of bits in the settings. By default it has 32 bits, or 16 if memory is
-    short for `context_length` tokens. On a device with memory of its own, it has 16 bits and is stored in blocks.
+    In CPU memory, the KV cache has the data type in the settings. By default this is fp32, or fp16 if there is not
+    enough memory for the longest requests, which have `context_length` tokens or the maximum in the settings. On a
+    device with memory of its own, the KV cache has 16 bits and is stored in blocks.
     """
     wanted = spec.kv_cache_type
     if not on_cpu(spec):
@@ -160,8 +171,8 @@ def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """The number of KV cache slots of a batch, the maximum length of its sequences, and the memory that the slots
-    share.
+    """How large a batch is: the number of KV cache slots, the maximum length of a sequence in tokens, and the memory
+    that the slots share. `batch_limits` derives it, and the runner of the batch allocates the KV cache by it.
     """
 
     # Number of sequences that can run at once.
@@ -173,15 +184,16 @@ class BatchLimits:
 
 
 def on_cpu(spec: EngineSpec) -> bool:
-    """Whether the engine's model runs on the CPU."""
+    """Whether the device of an engine is the CPU, so that its model runs in the host's memory."""
     return spec.device.partition(":")[0] == CPU
 
 
 def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tuple[BatchLimits, ModelInfo]:
-    """Return the limits of a batch, and the model's description with the maximum length of its sequences.
+    """Derive the limits of a batch from the memory for the KV cache. Returns them, and a copy of the model's
+    description with the maximum length of its sequences.
 
-    Raises ConfigurationError if GENAI_KV_CACHE_BYTES is too small for a single sequence, and DoesNotFit if the engine's
-    memory is.
+    `graph` says how many bytes a token needs. Raises ConfigurationError if GENAI_KV_CACHE_BYTES is too small for a
+    single sequence. Raises DoesNotFit if the memory is too small, and this setting does not define it.
     """
     from genai_server.engine.kv_cache.buffers import can_reserve, padding_bytes, page_tokens
 
@@ -246,8 +258,9 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
 
 
 def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tuple[KvMemory, ModelInfo]:
-    """Return the memory that the sequences share if each has an `og.Generator`, in pages of one token, and the model's
-    description with the maximum length of its sequences.
+    """Derive the limits of sequences that run one by one, each on an `og.Generator` of onnxruntime-genai. Returns the
+    memory that they share, in pages of one token, and a copy of the model's description with the maximum length of its
+    sequences.
 
     In CPU memory, the memory for the KV cache limits the number of tokens. On other devices the free memory is unknown,
     and all sequences together may have as many tokens as a full batch of short ones.
@@ -270,7 +283,8 @@ def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tup
 
 
 def longest_text(spec: EngineSpec, model: ModelInfo, num_heads: int) -> ModelInfo:
-    """Return the description of a model for embeddings or reranking, with the maximum length of a text.
+    """Return a copy of the description of a model for embeddings or reranking, with the maximum length of a text in
+    tokens, for which attention has enough memory.
 
     Attention may need three 32-bit numbers for each pair of tokens of a text, in each of the `num_heads` heads.
     """
