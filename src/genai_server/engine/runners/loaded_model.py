@@ -116,7 +116,7 @@ class LoadedModel:
 
     def resize(self, num_bytes: int) -> None:
         """Set the limit of the memory for KV caches, including that of the draft model, to `num_bytes` bytes. The
-        caller must then end sequences that no longer fit, and call `fit_memory`.
+        caller must then preempt sequences that no longer fit, and call `fit_memory`.
         """
         for runner, share in self._shares():
             runner.abilities.memory.resize(int(share * num_bytes))

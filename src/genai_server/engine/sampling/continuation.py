@@ -1,8 +1,9 @@
-"""Chooses how a sequence goes on after a forward pass: with which token and log probabilities, or that the answer ends.
+"""Chooses how a sequence goes on after a forward pass: with which token and log probabilities, or that the answer ends
+(`choose_next_token`).
 
-The rules for transcripts are those of openai/whisper (decoding.py: SuppressTokens and ApplyTimestampRules). If
-following the grammars of all sequences would take too much of a step's time, the tokens of those with the slowest
-grammars are chosen in other threads (`ChoiceThreads`).
+The rules for transcripts of speech are those of openai/whisper (decoding.py: SuppressTokens and ApplyTimestampRules).
+If following the grammars of all sequences would take too much of a step's time, the tokens of the sequences with the
+slowest grammars are chosen in other threads (`slow_grammars`, `ChoiceThreads`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,8 +25,8 @@ from genai_server.system.resources import usable_cores
 
 
 def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> Logits:
-    """Return a copy of the logits [vocab_size] with minus infinity for tokens that must not follow the tokens
-    `transcript`.
+    """Return a copy of the logits [vocab_size] that follows the rules for transcripts of speech: tokens that must not
+    come after `transcript`, the tokens of the transcript so far, have minus infinity.
     """
     logits = logits.copy()
     logits[rules.suppressed] = -np.inf
@@ -34,8 +35,8 @@ def with_rules(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) 
 
 
 def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> None:
-    """Set to minus infinity, in place, the logits of tokens that would break a transcript's order of timestamps and
-    text.
+    """Apply the rules for timestamps in a transcript: set the logits of tokens to minus infinity, in place, that must
+    not come after the tokens `transcript`. Timestamps come in pairs around the text of each segment and never decrease.
     """
     first, end = rules.first_timestamp, rules.end_of_text
     texts, times = logits[:first], logits[first:]
@@ -62,8 +63,8 @@ def _time(rules: TranscriptRules, transcript: Tokens[int], logits: Logits) -> No
 
 
 def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] = ()) -> TokenLogprob:
-    """Return the natural log probability of a token at the last position of `scores`, without temperature and
-    penalties.
+    """Return the natural log probability of `token` at the last position of `scores`. Temperature and penalties are not
+    applied.
 
     The result also has the log probabilities of the `num_top` most likely tokens, and of the tokens in `scored`.
     """
@@ -82,8 +83,8 @@ def token_logprob(scores: Scores, token: int, num_top: int, scored: Tokens[int] 
 
 
 def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
-    """Return the log probabilities of `tokens`, in order. The logits of the token with index n are `positions[n]`, of
-    the shape [vocab_size].
+    """Return the natural log probability of each token in `tokens`, in order. `positions` [tokens, vocab_size] has the
+    logits from which each of the tokens was chosen.
 
     Each result also has the log probabilities of the `num_top` most likely tokens.
     """
@@ -92,7 +93,9 @@ def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> li
 
 
 class NextToken(Struct, frozen=True):  # made for each token, in a third of the time of a dataclass
-    """What follows for one sequence after a step: a token, the end of the answer with its reason, or both."""
+    """What `choose_next_token` has decided for a sequence: its next token with the log probability, the reason why its
+    answer ends, or both.
+    """
 
     # At most one token.
     tokens: list[int] = field(default_factory=list)
@@ -103,11 +106,13 @@ class NextToken(Struct, frozen=True):  # made for each token, in a third of the 
 
 
 def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> NextToken:
-    """Choose what follows a sequence's last token. `scores` has the logits after that token.
+    """Choose how a sequence goes on after a forward pass, and return the choice. A chosen token is appended to the
+    sequence. `scores` has the logits after the sequence's newest token.
 
     A token in `eos` (end of sequence) ends the answer without being part of it, unless the request ignores these
     tokens; the request's stop tokens end it as well. An answer with a grammar also ends when no further token is
-    possible. Raises GrammarFailed and InvalidField, after which the caller must end the answer.
+    possible. Raises GrammarFailed if the grammar cannot be followed, and InvalidField if the request's parameters
+    exclude all tokens, after which the caller must end the answer.
     """
     if sequence.num_left == 0:
         return NextToken(reason=FinishReason.LENGTH)  # the request asks for no token at all
@@ -134,8 +139,8 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
 
 
 def needs_all_logits(sequence: Sequence) -> bool:
-    """Whether the highest logits, which are all that a device copies to the host at first, nearly never suffice to
-    choose a token of this sequence.
+    """Whether choosing a token for this sequence nearly always needs the logits of all tokens. For other sequences, a
+    device copies only the highest logits to the host at first.
     """
     request, sampler = sequence.request, sequence.sampler
     # Where a grammar is only a guide, tokens are drawn without it.
@@ -145,10 +150,10 @@ def needs_all_logits(sequence: Sequence) -> bool:
 
 
 def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
-    """Return log probabilities of prompt tokens after a step that has read a part of the prompt. `scores` has its
-    logits.
+    """Return the log probabilities of the prompt tokens that a step has read, if the request asks for them; otherwise
+    an empty list. `scores` has the logits after each of these tokens.
 
-    Each token is returned once, even if the prompt is read again. Empty if the request does not ask for them.
+    Each token of the prompt is returned once, even if a part of the prompt is read again.
     """
     if not sequence.wants_positions:
         return []
@@ -161,7 +166,11 @@ def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
 
 
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
-    """Return the next token of a sequence; None if the grammar allows nothing but the end of the answer."""
+    """Return the next token of a sequence, chosen by its reasoning budget, grammar and sampling parameters; None if the
+    grammar allows nothing but the end of the answer. `eos` has the end-of-sequence tokens.
+
+    Raises GrammarFailed, InvalidField and RunnerFailed.
+    """
     guide = sequence.guide
     if sequence.reasoning is not None:
         closing = sequence.reasoning.next_token(
@@ -187,9 +196,10 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
 
 
 def _fits(sequence: Sequence, guide: Guide, token: int, eos: Tokens[int]) -> bool:
-    """Whether the sequence's grammar allows `token` as the next token. This takes far less time than `_allowed`.
+    """Whether the sequence's grammar, which `guide` follows, allows `token` as the next token. This takes far less time
+    than a mask of all allowed tokens.
 
-    `eos` are the end-of-sequence tokens, which are allowed where the grammar may end.
+    `eos` has the end-of-sequence tokens, which are allowed where the grammar may end. Raises GrammarFailed.
     """
     if token in _ends(sequence, eos) and guide.may_end:
         return True
@@ -198,8 +208,9 @@ def _fits(sequence: Sequence, guide: Guide, token: int, eos: Tokens[int]) -> boo
 
 
 def _allowed(sequence: Sequence, guide: Guide, eos: Tokens[int]) -> NDArray[np.bool_]:
-    """Return a mask [vocab_size] of the tokens that the grammar allows next, including those that end the answer if it
-    may end here.
+    """Return a mask [vocab_size] of the tokens that the sequence's grammar, which `guide` follows, allows next. Where
+    the grammar may end, tokens that end the answer are allowed, too; `eos` has the end-of-sequence tokens. Raises
+    GrammarFailed.
     """
     allowed = guide.allowed()
     if sequence.request.ignore_eos:
@@ -210,14 +221,16 @@ def _allowed(sequence: Sequence, guide: Guide, eos: Tokens[int]) -> NDArray[np.b
 
 
 def _ends(sequence: Sequence, eos: Tokens[int]) -> Tokens[int]:
-    """Return the tokens that end the answer if one of them comes next."""
+    """Return the tokens that end the sequence's answer if one of them comes next: those in `eos` (end of sequence) and
+    the request's stop tokens, unless the request excludes them.
+    """
     stop_tokens = () if _is_too_early(sequence) else sequence.request.stop_token_ids
     return stop_tokens if sequence.request.ignore_eos else (*eos, *stop_tokens)
 
 
 def _commit(sequence: Sequence, token: int) -> None:
-    """Advance the sequence's grammar by a token. If that fails, and the request does not require the grammar, the
-    answer goes on without it.
+    """Advance the sequence's grammar, if it has one, by the chosen token. If the grammar fails, it is removed from the
+    sequence, or GrammarFailed is raised if the request requires the grammar.
     """
     if sequence.guide is None:
         return
@@ -230,7 +243,7 @@ def _commit(sequence: Sequence, token: int) -> None:
 
 
 def _is_too_early(sequence: Sequence) -> bool:
-    """Whether the answer has fewer tokens than the request's `min_tokens`."""
+    """Whether the answer must not end yet, because it has fewer tokens than the request's `min_tokens`."""
     return sequence.num_produced < sequence.request.min_tokens
 
 
@@ -239,11 +252,12 @@ _CORES_PER_THREAD = 4
 
 
 class ChoiceThreads:
-    """Threads that choose the next tokens of sequences whose grammars are slow. Used by the thread of the engine's loop
-    only.
+    """Threads that choose the next tokens of sequences whose grammars are slow. The engine's loop creates one object,
+    and only its thread may use it.
 
-    A sequence takes part in no step while its token is being chosen. llguidance releases the GIL while it computes
-    masks, so the loop runs forward passes at the same time.
+    A sequence takes part in no forward pass while its token is being chosen. llguidance, the library that follows
+    grammars, releases the GIL while it computes masks, so the loop runs forward passes of other sequences at the same
+    time.
     """
 
     def __init__(self, eos: list[int]) -> None:
@@ -252,18 +266,19 @@ class ChoiceThreads:
         self._eos = eos
 
     def choose(self, sequence: Sequence, scores: Scores, done: Callable[[Future[NextToken]], None]) -> None:
-        """Start to choose the next token of a sequence from a copy of the scores, because the next pass overwrites
-        them.
+        """Start to choose the next token of a sequence in another thread. The scores are copied, because the next
+        forward pass overwrites them.
 
-        `done` is called with a finished future for the result, usually in another thread.
+        `done` is called with a finished future, which has the NextToken or the error of `choose_next_token`, usually in
+        another thread.
         """
         sequence.is_choosing = True
         self._threads.submit(choose_next_token, sequence, scores.copy(), self._eos).add_done_callback(done)
 
 
 def slow_grammars(sequences: Iterable[Sequence]) -> set[Sequence]:
-    """Return the sequences whose grammars do not fit into the time that a step has for grammars. The fastest grammars
-    are counted first.
+    """Return the sequences whose next tokens should be chosen in other threads, because all grammars together would
+    take more time than a step has for them. The sequences with the fastest grammars are not among them.
     """
     costs = sorted(((s.guide.cost, s.id, s) for s in sequences if s.guide is not None), key=lambda each: each[:2])
     totals = accumulate(cost for cost, _, _ in costs)

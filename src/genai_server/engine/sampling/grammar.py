@@ -1,8 +1,9 @@
-"""Grammars that answers must match. llguidance compiles them and follows them token by token.
+"""Grammars that answers must match. The library llguidance compiles them (`Guidance`) and follows them token by token
+(`Guide`).
 
 Building llguidance's tokenizer holds the GIL (measured: 0.8 s and 150 MB for 150,000 tokens), so an engine builds it
-before it accepts requests. Compiling a grammar releases the GIL and is done in separate threads. The grammar checker of
-an API process has compiled every grammar before, with tighter limits.
+before it accepts requests. Compiling a grammar releases the GIL and is done in separate threads. The API process that
+received the request has compiled the grammar before, with tighter limits, to check it.
 """
 
 import logging
@@ -52,7 +53,10 @@ _Key = tuple[str, str]
 
 @dataclass
 class CachedGrammar:
-    """A compiled grammar in the cache, and how many tokens of answers it has been followed for."""
+    """An entry in the cache of compiled grammars: the compiled grammar, or the error message if it is invalid, and how
+    many tokens of answers it has been followed for. After too many tokens it is compiled again, because its memory
+    grows.
+    """
 
     # The compiled grammar, or the error message of its compilation.
     compiled: Compiled
@@ -61,11 +65,12 @@ class CachedGrammar:
 
 
 class UnlockedConsumer:
-    """Advances matchers of llguidance without holding the GIL, as `LLMatcher.consume_token` does.
+    """Advances the matchers of llguidance, each of which follows the grammar of an answer, without holding the GIL.
+    `LLMatcher.consume_token` would hold it.
 
-    llguidance releases the GIL only if several matchers are advanced at once, so one that has already ended is advanced
-    together with the wanted one. The work is done in another thread, and is therefore not part of the processor time of
-    the calling thread.
+    llguidance releases the GIL only if several matchers are advanced at once, so a matcher that has already ended is
+    advanced together with the wanted one. The work is done in another thread, and is therefore not part of the
+    processor time of the calling thread.
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
@@ -75,12 +80,14 @@ class UnlockedConsumer:
         self._ended.consume_token(self._end)
 
     def consume(self, matcher: LLMatcher, token: int) -> None:
-        """Advance a matcher by a token. Any thread may call this."""
+        """Advance a matcher by the chosen token. Returns when that is done. Any thread may call this."""
         self._executor.consume_token_par([(matcher, token), (self._ended.deep_copy(), self._end)])
 
 
 class Guide:
-    """Follows the grammar of one answer, and limits the processor time that this takes.
+    """Follows the grammar of one answer, and limits the processor time that this takes. `Guidance.guide` creates it for
+    a sequence. Before each token, `allowed` or `allows` says which tokens may come, and `commit` then advances the
+    grammar by the chosen one.
 
     Only one thread at a time may call methods. `clock` returns the processor time of the calling thread in seconds,
     which does not depend on other programs on a busy machine.
@@ -110,10 +117,12 @@ class Guide:
         return np.unpackbits(mask, bitorder="little", count=self._vocab_size).view(np.bool_)
 
     def allows(self, token: int) -> bool:
-        """Whether a token may come next, other than a token that ends the answer. Usually far faster than `allowed`.
+        """Whether `token` may come next, where `token` is not one that ends the answer. This is usually far faster than
+        `allowed`.
 
-        For a slow grammar the whole mask is computed, because llguidance holds the GIL for a single token, but not for
-        a mask. Raises GrammarFailed, as `allowed` does.
+        For a slow grammar the mask of all tokens is computed, because llguidance holds the GIL when it checks a single
+        token, but not when it computes a mask. Raises GrammarFailed if the grammar has become too complex, or takes too
+        much time.
         """
         if self.is_slow:
             return bool(self.allowed()[token])
@@ -121,9 +130,11 @@ class Guide:
             return self._matcher.validate_tokens([token]) == 1
 
     def forced(self) -> list[int]:
-        """Return the tokens of the text that must come next; empty if the grammar leaves a choice.
+        """Return tokens of the text that must come next because the grammar allows nothing else; empty if the grammar
+        leaves a choice.
 
-        The model itself might divide that text into other tokens. Raises GrammarFailed, as `allowed` does.
+        The model itself might divide that text into other tokens. Raises GrammarFailed if the grammar has become too
+        complex, or takes too much time.
         """
         with self._working():
             return self._matcher.compute_ff_tokens()
@@ -145,8 +156,8 @@ class Guide:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the grammar is expected to take more time for the next token than a step has for all grammars
-        together.
+        """Whether following the grammar by one more token is expected to take more processor time than a step has for
+        the grammars of all sequences together.
         """
         return self.cost > STEP_SECONDS
 
@@ -165,10 +176,8 @@ class Guide:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Context manager around a call to llguidance, which measures the time and then checks that the grammar can be
-        followed further.
-
-        Raises GrammarFailed otherwise.
+        """Context manager around a call of llguidance. It measures the processor time of the call, and raises
+        GrammarFailed afterwards if the grammar has become too complex or has taken too much time.
         """
         began = self._clock()
         yield
@@ -185,11 +194,12 @@ class Guide:
 
 
 class Guidance:
-    """Compiles grammars for the tokens of one model, and caches them. Used by the thread of the engine's loop only.
+    """Compiles grammars for the tokens of one model, and caches them. An engine creates one object when it loads the
+    model, and only the thread of its loop may use it.
 
-    If there is no tokenizer, all grammars are refused with `reason`. Each tenant (API key) has its own compiled
-    grammars, because the time of an answer shows whether its grammar was compiled before: a shared cache would reveal
-    which schemas other tenants use.
+    If there is no `tokenizer`, all grammars are refused with the text `reason`. Each tenant (API key) has its own
+    compiled grammars, because the time of an answer shows whether its grammar was compiled before: a shared cache would
+    reveal which schemas other tenants use.
     """
 
     def __init__(
@@ -212,7 +222,9 @@ class Guidance:
         return self._tokenizer is not None
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the UTF-8 text of a token, which may contain only a part of a character. Any thread may call this."""
+        """Return the UTF-8 bytes of the text of a token, which may end within a character. `has_tokenizer` must be
+        true. Any thread may call this.
+        """
         text = self._texts.get(token)
         if text is None:
             assert self._tokenizer is not None
@@ -220,9 +232,11 @@ class Guidance:
         return text
 
     def guide(self, grammar: str, *, tenant: str = "") -> Guide | None:
-        """Return a new Guide for a tenant's grammar; None if the grammar must be compiled first.
+        """Return a new Guide, which follows `grammar` for one answer; None if the grammar is not in the cache, so that
+        the caller must `compile` it first.
 
-        Raises InvalidField if the grammar is known to be invalid, or if all grammars are refused.
+        `tenant` is the tenant of the request. Raises InvalidField if compiling the grammar has failed before, or if all
+        grammars are refused because there is no tokenizer.
         """
         if self._consumer is None:
             raise InvalidField("grammar", f"cannot be followed by this model: {self._reason}")
@@ -237,12 +251,12 @@ class Guidance:
     def compile(
         self, grammar: str, done: Callable[[Compiled], None], *, tenant: str = "", low_priority: bool = False
     ) -> None:
-        """Compile a tenant's grammar in another thread, which may take a second. `done` is called there with the
-        result.
+        """Start to compile a tenant's grammar in another thread, which may take a second. `done` is called in that
+        thread with the compiled grammar, or with an error message if it is invalid.
 
-        The caller must then pass the result to `keep`. A grammar that is already being compiled for the tenant is not
-        compiled twice. Tenants take turns, no tenant waits for a single grammar of another one, and low-priority
-        grammars come last.
+        The caller must then pass this result to `keep` in the loop's thread. A grammar that is already being compiled
+        for the tenant is not compiled twice. Tenants take turns, no tenant waits for a single grammar of another one,
+        and low-priority grammars come last.
         """
         key = tenant, grammar
         if key not in self._compiling:
@@ -251,11 +265,11 @@ class Guidance:
         self._compiling[key].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled, *, tenant: str = "") -> None:
-        """Cache the result of compiling a tenant's grammar, which may be an error message.
+        """Put the result of `compile`, a compiled grammar or an error message, into the cache of the tenant's grammars.
 
-        If there are too many grammars, the least recently used one of the tenant with the most grammars is removed. If
-        they have too many characters together, the longest one of the tenant with the most characters is removed. Thus
-        no tenant displaces grammars of tenants that have fewer.
+        If the cache then has too many grammars, the least recently used grammar of the tenant with the most grammars is
+        removed. If its grammars have too many characters together, the longest grammar of the tenant with the most
+        characters is removed. Thus no tenant displaces grammars of tenants that have fewer.
         """
         newest = tenant, grammar
         self._compiling.pop(newest, None)
@@ -267,11 +281,11 @@ class Guidance:
             del self._kept[max(self._keys_of_largest_tenant(newest, _num_characters), key=_num_characters)]
 
     def _keys_of_largest_tenant(self, newest: _Key, size: Callable[[_Key], int]) -> list[_Key]:
-        """Return the keys of the cached grammars of the tenant whose grammars have the largest total `size`, the least
-        recently used first.
+        """Return the keys (tenant and grammar) of cached grammars of the tenant whose grammars have the largest sum of
+        `size`. The least recently used grammar comes first.
 
-        The grammar `newest` is counted but not returned. Among tenants with equal totals, the one of `newest` is
-        chosen, or else the one with the least recently used grammar.
+        The grammar `newest` is counted but not returned. Among tenants with equal sums, the tenant of `newest` is
+        chosen, or else the tenant with the least recently used grammar.
         """
         held: Counter[str] = Counter()
         for key in self._kept:
@@ -290,14 +304,16 @@ def _num_characters(key: _Key) -> int:
 
 
 def bytes_guidance(model: ModelInfo, clock: Clock = time.thread_time) -> Guidance:
-    """Return a Guidance for a model whose tokens are bytes. `clock` returns the calling thread's processor time."""
+    """Return a Guidance for a model whose tokens are the bytes of UTF-8 text, such as the scripted model for tests.
+    `clock` returns the calling thread's processor time in seconds.
+    """
     tokenizer = byte_tokenizer([b"<end>"] * len(model.eos_token_ids), model.eos_token_ids, model.vocab_size)
     return Guidance(tokenizer, model.vocab_size, clock=clock)
 
 
 def model_guidance(model_dir: Path, model: ModelInfo) -> Guidance:
-    """Return a Guidance for the model in a directory. If llguidance cannot use its tokenizer, the result refuses all
-    grammars.
+    """Return a Guidance for the model in the directory `model_dir`, with the tokenizer there. If llguidance cannot use
+    this tokenizer, the result refuses all grammars.
     """
     path = str(model_dir / TOKENIZER)
     try:

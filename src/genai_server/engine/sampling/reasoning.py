@@ -1,7 +1,7 @@
-"""Ends the reasoning of an answer when it has used its budget of tokens, by inserting tokens that the model has not
-chosen.
+"""Limits how many tokens a model may spend on reasoning before its answer: when the budget is used, tokens that end the
+reasoning are inserted, which the model has not chosen (`ReasoningTracker`).
 
-The beginning and the end of reasoning are found by the same markers in the text as in the answer parser
+Markers in the text, such as "</think>", show where reasoning begins and ends. They are the same as in the answer parser
 (text/answers/reasoning.py). A marker is one token in some vocabularies and several in others, of which the first and
 the last may also contain other text.
 """
@@ -22,11 +22,12 @@ _SENTENCE_END = re.compile(r"""((?<!\d)\.|[!?…。！？]|\n)["'”’»)\]*_`]
 
 
 class ReasoningTracker:
-    """Follows the reasoning of one answer, and says when tokens that end it must come next.
+    """Follows the reasoning in one answer, and says which tokens must come next to end it when its budget of tokens is
+    used. A sequence whose request may have a reasoning budget has one.
 
-    The answer's tokens begin at index `first` of the sequence; `token_bytes` returns the text of a token. Without a
-    budget, the answer is not examined. Only one thread at a time may call methods, except `end`, which any thread may
-    call.
+    `rules` has the budget, the markers, and the tokens that end the reasoning. `token_bytes` returns the UTF-8 bytes of
+    a token, and the answer's tokens begin at index `first` of the sequence. Without a budget, the answer is not
+    examined. Only one thread at a time may call methods, except `end`, which any thread may call.
     """
 
     def __init__(self, rules: ReasoningRules, token_bytes: Callable[[int], bytes], first: int = 0) -> None:
@@ -50,10 +51,12 @@ class ReasoningTracker:
         return list(self._forced)
 
     def next_token(self, tokens: Sequence[int], allows: Callable[[int], bool]) -> int | None:
-        """Return the token that must follow `tokens`, the tokens of the sequence; None if the model chooses it.
+        """Return the token that must come next in the sequence because it ends the reasoning; None if the model may
+        choose the next token. Must be called before each token of the answer.
 
-        `allows` says whether the grammar allows a token. If it does not allow the reasoning to end here, because a tool
-        call has begun within the reasoning, the reasoning ends as soon as the grammar allows it.
+        `tokens` are all tokens of the sequence so far. `allows` says whether the answer's grammar allows a token. If
+        the grammar does not allow the reasoning to end here, because a tool call has begun within the reasoning, the
+        reasoning ends as soon as the grammar allows it.
         """
         if self._budget is None:
             return None
@@ -73,9 +76,8 @@ class ReasoningTracker:
         return self._forced.popleft()
 
     def end(self) -> None:
-        """End the reasoning as soon as possible. Further reasoning in the same answer is ended at once.
-
-        Any thread may call this.
+        """End the reasoning as soon as possible, as if its budget were used. Further reasoning in this answer is then
+        ended at once, too. Any thread may call this.
         """
         self._budget = 0
 
@@ -93,7 +95,9 @@ class ReasoningTracker:
 
     @property
     def _must_close(self) -> bool:
-        """Whether the reasoning must end here. It is never ended between the tokens of one character."""
+        """Whether the budget is used, so that the reasoning must end now. In the last tenth of the budget it already
+        ends after a sentence, and it never ends between the tokens of one character.
+        """
         if not self._is_open or self._budget is None or self._characters.getstate()[0]:
             return False
         num_left = self._budget - self._num_tokens

@@ -1,10 +1,11 @@
-"""Chooses the next token from the logits, in the same way for every runner and model.
+"""Chooses the next token of a sequence from the logits by the request's sampling parameters, in the same way for every
+runner and model (`Sampler`).
 
-The order is: exclusions by the grammar, min_tokens, allowed tokens and bad words, logit bias, repetition penalty,
-frequency and presence penalty, temperature, top-k, top-p, min-p. Up to the penalties this is the order of vLLM, from
-the temperature on that of Hugging Face's generation. If the request does not require its grammar, a token is first
-drawn as if there were no grammar. If the grammar excludes the token, another one is drawn in the order above, as in
-llama.cpp. A grammar therefore has no effect as long as it excludes no drawn token.
+The parameters are applied in this order: exclusions by the grammar, min_tokens, allowed tokens and bad words; logit
+bias, repetition penalty, frequency and presence penalty; temperature, top-k, top-p, min-p. Up to the penalties this is
+the order of vLLM, from the temperature on that of Hugging Face's generation. If the request does not require its
+grammar, a token is first drawn as if there were no grammar. If the grammar excludes the token, another one is drawn in
+the order above, as in llama.cpp. A grammar therefore has no effect as long as it excludes no drawn token.
 """
 
 import math
@@ -24,9 +25,9 @@ _BAN_BIAS = 100.0
 
 
 class Bias:
-    """A request's `logit_bias`, which is added to the logits of the tokens that it names.
+    """The `logit_bias` of one request, which adds a value to the logits of the tokens that it names.
 
-    If tokens have values of 100 and more, only these tokens are allowed. Tokens with values of -100 and less are
+    If it has tokens with values of 100 and more, only these tokens are allowed. Tokens with values of -100 and less are
     excluded.
     """
 
@@ -40,10 +41,10 @@ class Bias:
         self.raises = any(bias > 0 for bias in biases.values())
 
     def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
-        """Add the bias to logits, in place. Logits of excluded tokens become minus infinity.
+        """Add the bias to `logits`, in place. Logits of excluded tokens become minus infinity.
 
-        The logits are those of all tokens [vocab_size] or, with `tokens`, those of these tokens. `tokens` may only be
-        given if no value of the bias is positive.
+        Without `tokens`, the logits are those of all tokens [vocab_size]. With `tokens`, they are the logits of the
+        tokens with these ids, in the same order, and no value of the bias may be positive.
         """
         if tokens is not None:
             logits += np.array([self._by_token.get(token, 0.0) for token in tokens.tolist()], np.float32)
@@ -56,9 +57,11 @@ class Bias:
 
 
 class Penalties:
-    """The repetition, frequency and presence penalties of one request, with the numbers of occurrences of tokens.
+    """The repetition, frequency and presence penalties of one request, with how often each token has occurred in its
+    prompt and answer.
 
-    The time for a step grows with the number of different tokens that are penalized.
+    A Sampler creates it, calls `apply` before it chooses a token, and `count` afterwards. The time that this takes
+    grows with the number of different tokens that are penalized.
     """
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
@@ -79,8 +82,8 @@ class Penalties:
         self.raises = self._repetition < 1.0 or self._frequency < 0.0 or self._presence < 0.0
 
     def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
-        """Apply the penalties, in place, to the logits of all tokens [vocab_size] or, with `tokens`, to the logits of
-        these.
+        """Apply the penalties to `logits`, in place. They are those of all tokens [vocab_size] or, with `tokens`, those
+        of the tokens with these ids, in the same order.
 
         First comes CTRL's repetition penalty (arXiv 1909.05858, section 4.1) for tokens of prompt and answer: positive
         logits are divided by it, negative ones multiplied. Then come OpenAI's penalties (API reference, "frequency and
@@ -98,7 +101,7 @@ class Penalties:
         logits[indices] = scores - penalty
 
     def count(self, token: int) -> None:
-        """Count a new token of the answer."""
+        """Count a new token of the answer, so that the following calls of `apply` penalize it."""
         entry = self._entries.setdefault(token, self._tokens.size)
         if entry == self._tokens.size:
             self._tokens = np.append(self._tokens, token)
@@ -111,8 +114,8 @@ class Penalties:
         self._answer_counts[entry] += 1
 
     def _drop_oldest(self, window: deque[tuple[int, bool]]) -> None:
-        """Stop counting the oldest of the last `repeat_last_n` tokens if there are that many, because a new token
-        replaces it.
+        """Make room for a new token in `window`, the last `repeat_last_n` tokens, each with whether it belongs to the
+        answer: if the window is full, its oldest token is no longer counted.
         """
         if len(window) == window.maxlen:
             token, is_of_answer = window[0]
@@ -123,7 +126,8 @@ class Penalties:
 
 
 class BadWords:
-    """The words that an answer must not contain (`bad_words`), as tokens, and the answer's last tokens.
+    """Excludes the words that an answer must not contain (the request's `bad_words`), each of which is given as a list
+    of tokens. It remembers the last tokens of the answer.
 
     The last token of a word is excluded if the answer ends with the word's other tokens, as in vLLM. A step takes time
     only for words whose last token but one is the answer's newest token.
@@ -139,7 +143,7 @@ class BadWords:
         self._last: deque[int] = deque(maxlen=max(map(len, words)) - 1)
 
     def banned(self) -> list[int]:
-        """Return the tokens that must not come next."""
+        """Return the tokens that must not come next, because they would complete one of the words."""
         begun = self._several.get(self._last[-1], ()) if self._last else ()
         if not begun:
             return self._single
@@ -147,7 +151,7 @@ class BadWords:
         return [*self._single, *(word[-1] for word in begun if last[1 - len(word) :] == list(word[:-1]))]
 
     def note(self, token: int) -> None:
-        """Record a new token of the answer."""
+        """Record a new token of the answer, so that `banned` knows with which tokens the answer ends."""
         self._last.append(token)
 
 
@@ -163,11 +167,12 @@ _MIN_TEMPERATURE = 1e-30
 
 
 class Sampler:
-    """Chooses the tokens of one request by its sampling parameters. Each request has a random generator of its own, so
-    that a seed gives the same tokens whatever else is in the batch.
+    """Chooses the tokens of one sequence by the sampling parameters of its request. Each sampler has a random generator
+    of its own, so that a seed gives the same tokens whatever else is in the batch.
 
-    If a device returns only the highest logits, a token is chosen from these whenever they determine it. Since a draw
-    considers the best tokens first, they do in most cases.
+    `prompt` has the token ids of the prompt, which penalties count. If a device returns only the highest logits, a
+    token is chosen from these whenever they determine it. They do in most cases, because a draw considers the best
+    tokens first.
     """
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
@@ -180,15 +185,15 @@ class Sampler:
 
     @property
     def scale(self) -> float:
-        """Factor by which a device multiplies logits before it computes a softmax (`Best.scales`), such as 1 /
-        temperature.
+        """The factor by which a device must multiply this sequence's logits before it computes the probability of the
+        best token: 1 / temperature, or 1 if that probability is not needed.
         """
         needs_no_share = self._is_greedy or 0 < self._sampling.top_k <= NUM_BEST
         return 1.0 if needs_no_share else float(np.float32(1 / self._temperature))
 
     def needs_all(self, *, is_masked: bool) -> bool:
-        """Whether the highest logits alone can never determine a token, because the request may also change other
-        logits.
+        """Whether the highest logits of the model can never determine the next token, so that all logits must be copied
+        from the device. This is so if the request changes logits in a way in which any token may become the best.
 
         `is_masked` says whether a grammar or `min_tokens` excludes tokens.
         """
@@ -199,28 +204,33 @@ class Sampler:
 
     def sample(self, scores: Scores, *, allowed: NDArray[np.bool_] | None = None, banned: Sequence[int] = ()) -> int:
         """Choose the next token by the logits at the last position of `scores`, and count it as a token of the answer.
+        Returns the token.
 
         The token is one of the mask `allowed` [vocab_size], if that is given, and none of `banned`. Raises InvalidField
-        if the request's sampling parameters exclude all of these, and RunnerFailed if the logits are not finite.
+        if the request's sampling parameters exclude all tokens that are left, and RunnerFailed if the logits are not
+        finite.
         """
         token = self._choose(scores, allowed, banned)
         self.note(token)
         return token
 
     def first(self, scores: Scores, *, banned: Sequence[int] = (), draws: bool) -> int | None:
-        """Return the token that `sample` would choose if there were no grammar; None if it is random and `draws` is
-        false.
+        """Return the token that `sample` would choose if there were no grammar, without counting it. If the caller
+        finds that the grammar allows this token, it uses the token and calls `note`; otherwise it calls `sample` with
+        the mask of allowed tokens. This saves the time for computing the mask.
 
-        The token is not counted. If the grammar allows it, the caller uses it and calls `note`; otherwise `sample` must
-        choose among the allowed tokens. If the token is greedy and allowed, it is the one that `sample` would choose as
-        well. If it is random and allowed, it has the same probability as in a draw among the allowed tokens alone,
+        If the request's tokens are drawn at random, and not greedy, the result is None unless `draws` is true. `banned`
+        has tokens that must not be chosen. A greedy token that is allowed is the one that `sample` would choose as
+        well. A random token that is allowed has the same probability as in a draw among the allowed tokens alone,
         unless top-k, top-p or min-p is set, which would keep other tokens if they were applied to the allowed tokens
-        alone.
+        alone. Raises InvalidField and RunnerFailed.
         """
         return self._choose(scores, None, banned) if self._is_greedy or draws else None
 
     def note(self, token: int) -> None:
-        """Count a token of the answer, for penalties and bad words, that was not chosen by `sample`."""
+        """Count a token of the answer that `sample` has not chosen, for penalties and bad words. `sample` counts its
+        own tokens itself.
+        """
         if self._penalties is not None:
             self._penalties.count(token)
         if self._bad_words is not None:
@@ -228,7 +238,9 @@ class Sampler:
 
     @property
     def _excluding_fields(self) -> list[str]:
-        """Names of those fields in the request that may exclude tokens."""
+        """The names of the fields that the request has set and that may exclude tokens, such as `logit_bias`, for error
+        messages.
+        """
         sampling = self._sampling
         fields = {
             "logit_bias": sampling.logit_bias,
@@ -239,12 +251,12 @@ class Sampler:
 
     @cached_property
     def _excludes(self) -> bool:
-        """Whether the request has fields that may exclude tokens."""
+        """Whether the request has set fields that may exclude tokens, such as `bad_words`."""
         return bool(self._excluding_fields)
 
     @cached_property
     def _allowed(self) -> NDArray[np.bool_]:
-        """Mask of the request's `allowed_tokens`, with at least vocab_size values. It is created when it is first
+        """The request's `allowed_tokens` as a mask with at least vocab_size values. It is created when it is first
         needed.
         """
         bits = np.frombuffer(self._sampling.allowed_tokens, np.uint8)
@@ -294,11 +306,12 @@ class Sampler:
         banned: Sequence[int],
         tokens: NDArray[np.int64] | None = None,
     ) -> Logits:
-        """Return the logits of all tokens or, with `tokens`, of these, after all changes that come before the
-        temperature.
+        """Return logits with all changes that come before the temperature: the mask `allowed` [vocab_size], the
+        exclusion of the tokens `banned`, and the request's bias and penalties. Logits of excluded tokens are minus
+        infinity.
 
-        These are the mask `allowed` [vocab_size], the exclusion of `banned`, and the request's bias and penalties.
-        Logits of excluded tokens are minus infinity.
+        `logits` are those of all tokens [vocab_size] or, with `tokens`, those of the tokens with these ids. They are
+        not changed. Raises InvalidField if the request's own fields help to exclude all tokens.
         """
         if not self._is_adjusted(allowed, banned):
             return logits
@@ -319,9 +332,11 @@ class Sampler:
     def _from_best(
         self, best: Best, allowed: NDArray[np.bool_] | None, banned: Sequence[int], share: float
     ) -> int | None:
-        """Return the token that `_from_all` would choose by all logits; None if the highest logits do not determine it.
+        """Choose a token by the highest logits alone. Returns the token that a choice by all logits would give; None if
+        the highest logits do not determine it.
 
-        `share` is the random number of the draw, from 0 to 1.
+        `best` has the highest logits from the device, `allowed` is a mask [vocab_size] or None, and `banned` has
+        excluded tokens. `share` is the random number of the draw, from 0 to 1.
         """
         logits, tokens, top_k = best.logits[-1], best.tokens[-1], self._sampling.top_k
         is_adjusted = self._is_adjusted(allowed, banned)
@@ -348,8 +363,8 @@ class Sampler:
         return None if index is None else int(tokens[index])
 
     def _from_all(self, logits: Logits, share: float) -> int:
-        """Draw a token by the logits of all tokens: the token at which the cumulative probability exceeds `share`, a
-        random number from 0 to 1.
+        """Draw a token by the logits of all tokens [vocab_size], after penalties. Returns the token at which the
+        cumulative probability exceeds `share`, a random number from 0 to 1.
 
         The best tokens come first, in descending order, then the others in the order of their ids. Most draws therefore
         need only a few tokens to be sorted.
@@ -371,13 +386,14 @@ class Sampler:
     def _index_in_tail(
         self, weights: Logits, total: float, first: NDArray[np.int64], sums: NDArray[np.float64], share: float
     ) -> int:
-        """Return the index of the drawn weight when the best weights alone do not determine it, in the order of
-        `_from_all`.
+        """Return the index of the drawn weight (probability times a factor) in `weights`, for a draw that the best
+        weights alone do not determine. The order of the draw is: the best weights first, then the others by their
+        index.
 
-        `total` is the sum of all weights, `first` has the indexes of the best ones, which are never removed, and `sums`
-        their cumulative sums. If the drawn weight is beyond the top-p nucleus (arXiv 1904.09751), it is removed
-        together with all lower weights, and the draw is repeated. The weights in the nucleus thus keep their
-        proportions, and nothing has to be sorted.
+        `total` is the sum of all weights, `first` has the indexes of the best ones, `sums` their cumulative sums, and
+        `share` is a random number from 0 to 1. If the drawn weight is beyond the top-p nucleus (arXiv 1904.09751), it
+        is removed together with all lower weights, and the draw is repeated; the best weights are never removed. The
+        weights in the nucleus thus keep their proportions, and nothing has to be sorted.
         """
         sampling = self._sampling
         lower_weights = weights.copy()
@@ -399,10 +415,11 @@ class Sampler:
         return int(first[_above(sums, share * (sums[-1] + lower_sum))])
 
     def _index(self, weights: Logits, sums: NDArray[np.float64], lower_sum: float | None, share: float) -> int | None:
-        """Return the index of the drawn weight among the best weights; None if these do not determine it.
+        """Return the index of the drawn weight (probability times a factor) among the best weights; None if a lower
+        weight may be drawn, or if the sum of the lower weights is needed and unknown.
 
-        The weights are in descending order, `sums` are their cumulative sums, and `lower_sum` is the sum of all lower
-        weights, None if it is unknown. `share` is the random number of the draw, from 0 to 1.
+        `weights` has the best weights in descending order, and `sums` their cumulative sums. `lower_sum` is the sum of
+        all lower weights, None if it is unknown. `share` is the random number of the draw, from 0 to 1.
         """
         sampling = self._sampling
         # How many pass; one more than there are here if lower ones may pass, too.
@@ -422,8 +439,8 @@ class Sampler:
         return None if value >= sums[-1] else _above(sums, value)
 
     def _weights(self, logits: Logits) -> Logits:
-        """Return the probabilities for these logits, multiplied by a common factor, in the precision of the logits.
-        Doubles would take 4 times as long.
+        """Return the probabilities of tokens with these logits at the request's temperature, all multiplied by a common
+        factor. The result has the precision of the logits, because doubles would take 4 times as long.
         """
         with np.errstate(over="ignore"):  # with a tiny temperature only the best remains: exp(-inf) is 0
             weights: Logits = logits - logits.max()
@@ -433,7 +450,8 @@ class Sampler:
 
 
 def _first_above(weights: Logits, value: float) -> int:
-    """Return the first index at which the cumulative sum of the weights exceeds a value.
+    """Return the first index at which the cumulative sum of `weights` exceeds `value`; the last index with a positive
+    weight if no sum exceeds it.
 
     The sums of blocks are compared first, and then the weights in one block, because cumulating all weights of a large
     vocabulary would take ten times as long.
@@ -447,18 +465,17 @@ def _first_above(weights: Logits, value: float) -> int:
 
 
 def _above(cumulative: NDArray[np.float64], value: float) -> int:
-    """Return the first index at which the cumulative weights exceed a value. The weight at this index is therefore
-    positive.
+    """Return the first index at which `cumulative`, the cumulative sums of weights, exceeds `value`. The weight at this
+    index is therefore positive.
 
-    If the value is not below the total, for reasons of rounding, this is the last index with a positive weight.
+    If `value` is not below the last sum, because of rounding, the result is the last index with a positive weight.
     """
     return int(cumulative.searchsorted(min(value, np.nextafter(cumulative[-1], 0.0)), side="right"))
 
 
 def _is_higher(weights: Logits, index: int) -> NDArray[np.bool_]:
-    """Return for each weight whether it comes before the weight at `index` in descending order.
-
-    Equal weights are in ascending order of their indexes.
+    """Return a mask that is true for each weight that comes before the weight at `index` in descending order. Of equal
+    weights, the one with the lower index comes first.
     """
     is_higher: NDArray[np.bool_] = weights > weights[index]
     is_higher[:index] |= weights[:index] == weights[index]
@@ -466,22 +483,24 @@ def _is_higher(weights: Logits, index: int) -> NDArray[np.bool_]:
 
 
 def top_tokens(logits: Logits, k: int) -> NDArray[np.int64]:
-    """Return the tokens with the `k` highest logits [vocab_size], the highest first; of equal ones, the lowest id
+    """Return the ids of the tokens with the `k` highest logits, the highest first; of equal logits, the lowest id comes
     first.
 
-    Excluded tokens (minus infinity) are left out, so there may be fewer than `k`.
+    `logits` are those of all tokens [vocab_size]. Excluded tokens (minus infinity) are left out, so there may be fewer
+    than `k`.
     """
     tokens = highest(logits, k)
     return tokens[np.argsort(-logits[tokens], kind="stable")]
 
 
 def highest(logits: Logits, k: int) -> NDArray[np.int64]:
-    """Return the tokens with the `k` highest logits [vocab_size], in ascending order of ids; of equal ones, those with
-    the lowest ids.
+    """Return the ids of the tokens with the `k` highest logits, in ascending order of ids; of equal logits, those with
+    the lowest ids are taken.
 
-    Excluded tokens (minus infinity) are left out, so there may be fewer than `k`. The logits are divided into groups.
-    The k-th highest maximum of a group is a lower bound for the k-th highest logit, so only logits above it are
-    compared. For 150,000 logits this takes a quarter of the time of a complete partition.
+    `logits` are those of all tokens [vocab_size]. Excluded tokens (minus infinity) are left out, so there may be fewer
+    than `k`. The logits are divided into groups. The k-th highest maximum of a group is a lower bound for the k-th
+    highest logit, so only logits above it are compared. For 150,000 logits this takes a quarter of the time of a
+    complete partition.
     """
     num_groups = logits.size // _GROUP
     bound = _LOWEST
@@ -497,7 +516,9 @@ def highest(logits: Logits, k: int) -> NDArray[np.int64]:
 
 
 def _largest_indexes(values: Logits, minimum: np.float32, number: int) -> NDArray[np.int64]:
-    """Return the indexes, in ascending order, of the `number` largest values; `minimum` is the least of these."""
+    """Return the indexes, in ascending order, of the `number` largest values. `minimum` is the smallest of these
+    values; of several values equal to it, those with the lowest indexes are taken.
+    """
     mask = values > minimum
     mask[np.flatnonzero(values == minimum)[: number - np.count_nonzero(mask)]] = True
     return np.flatnonzero(mask)
