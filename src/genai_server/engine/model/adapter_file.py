@@ -1,9 +1,9 @@
 """Reads files with LoRA adapters (`.onnx_adapter`, ONNX Runtime's AdapterFormat) and checks them against a model's
 graph.
 
-The graph of a model that takes adapters has their weights as optional inputs; the default values mean that there is no
-adapter. ONNX Runtime notices weights that do not match only when a request runs, and its message names neither the file
-nor every fault. Therefore they are checked here.
+The graph of a model that takes adapters has inputs for an adapter's weights. They are optional: their default values
+mean that there is no adapter. ONNX Runtime notices weights that do not match only when a request runs, and its message
+names neither the file nor every fault. Therefore the weights are checked here, when an adapter is loaded.
 """
 
 import shutil
@@ -29,13 +29,16 @@ _PARAMETERS, _NAME, _DIMS, _VALUES = 10, 4, 6, 10
 
 
 def optional_inputs(graph: onnx.GraphProto) -> "dict[str, onnx.TypeProto.Tensor]":
-    """Return the types of those inputs of a graph that have a default value, by name."""
+    """Return the types and shapes of a graph's optional inputs, those with a default value, by name. These are the
+    inputs for the weights of LoRA adapters.
+    """
     defaults = {tensor.name for tensor in graph.initializer}
     return {value.name: value.type.tensor_type for value in graph.input if value.name in defaults}
 
 
 def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
-    """Return the types of those inputs of a model's decoder graph that have a default value, by name.
+    """Return the types and shapes of the inputs, by name, that the decoder's graph of the model in `model_dir` has for
+    the weights of LoRA adapters. Empty if the model takes no adapters.
 
     Raises ModelDirectoryError if the graph cannot be read.
     """
@@ -47,7 +50,8 @@ def adapter_inputs(model_dir: Path) -> "dict[str, onnx.TypeProto.Tensor]":
 
 
 def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]") -> None:
-    """Check that a file is an adapter, and that each of its weights matches one of a graph's optional inputs, `inputs`.
+    """Check that the file at `path` is a LoRA adapter for a model's graph: each of its weights must have the name, type
+    and shape of one of `inputs`, which `adapter_inputs` has returned.
 
     Raises AdapterLoadFailed, whose message names the file and what does not match.
     """
@@ -69,8 +73,8 @@ def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]"
 
 
 def read_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
-    """Return the weights of an adapter file that was checked before, as 32-bit floats by name. Raises
-    AdapterLoadFailed.
+    """Return the weights in an adapter file, as arrays of 32-bit floats by name. `check_adapter_file` must have
+    accepted the file before. Raises AdapterLoadFailed if it cannot be read.
 
     The weights are copied into memory. Later changes of the file therefore have no effect, and truncating it does not
     kill the process, as it would if the file were mapped into memory.
@@ -96,11 +100,12 @@ def read_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
 
 @contextmanager
 def private_copy(path: Path) -> Iterator[Path]:
-    """Context manager that copies an adapter file to a private folder and returns the copy's path, for
-    onnxruntime-genai, which maps adapter files into memory. Raises AdapterLoadFailed.
+    """Context manager that copies an adapter file to a private folder, and gives the path of the copy.
+    onnxruntime-genai maps adapter files into memory, and no one else can change or truncate the copy. Raises
+    AdapterLoadFailed if the file cannot be copied.
 
-    No one else can change the copy. It is removed at the end; an existing mapping stays valid. On Windows the path is
-    that of the original, because a mapped file cannot be truncated or removed there.
+    The copy is removed at the end; its mapping stays valid. On Windows nothing is copied and the path is that of the
+    original, because a mapped file cannot be truncated or removed there.
     """
     if sys.platform == "win32":
         yield path

@@ -1,10 +1,10 @@
-"""Finds when each token of a transcript was spoken, from a decoder's attention to the audio (as openai/whisper,
-timing.py).
+"""Finds when each token of a transcript was spoken, from the decoder's attention to the audio (`Aligner`), as
+openai/whisper does (timing.py).
 
 The decoder's graph is reduced to the part that returns the cross-attention scores over the audio, of those attention
 heads that follow the speech (engine/graph_rewriting/cross_attention.py). This part reads a whole transcript at once,
-without a KV cache. Of all paths through the scores that never go back in time, the one with the largest sum shows where
-in the audio each token is (dynamic time warping).
+without a KV cache. Of all paths through the scores that never go back in time, the path with the largest sum shows
+where in the audio each token is (dynamic time warping).
 """
 
 from pathlib import Path
@@ -29,9 +29,11 @@ _HEADS = "alignment_heads"
 
 
 class Aligner:
-    """Computes when the tokens of a transcript were spoken. Used by the thread that encodes audio.
+    """Computes when the tokens of a transcript were spoken, for clients that ask for the times of words. It has a
+    session of ONNX Runtime for a part of the decoder. The thread that encodes audio creates and uses it.
 
-    The model directory must be one for which `why_no_times` returns "".
+    `why_no_times` must return "" for `model_dir`. `threads` is the number of threads, 0 for the usable physical cores,
+    and `options` are those of the device.
     """
 
     def __init__(self, model_dir: Path, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
@@ -47,10 +49,11 @@ class Aligner:
         self._input_ids = decoder.input_ids
 
     def times(self, alignment: Alignment, audio: EncodedAudio) -> list[float]:
-        """Return when each token of a transcript begins, in seconds from the start of the window of audio. Raises
-        RunnerFailed.
+        """Return when each token of a transcript begins, in seconds from the start of `audio`, the encoded window of
+        the recording. Raises RunnerFailed.
 
-        The first `num_before` tokens of the alignment precede the transcript and have no times.
+        `alignment` has the tokens of the transcript. Its first `num_before` tokens precede the text of the transcript
+        and have no times in the result.
         """
         inputs: dict[str, Any] = {self._input_ids: np.array([alignment.tokens], np.int32), **self._empty}
         inputs |= {
@@ -67,7 +70,9 @@ class Aligner:
 
 
 def why_no_times(model_dir: Path) -> str:
-    """The reason why the times of tokens cannot be computed for the model in a checked directory; "" if they can."""
+    """Return the reason why an Aligner cannot compute the times of tokens for the speech recognition model in
+    `model_dir`; "" if it can. `check_model_directory` must have accepted the directory.
+    """
     try:
         decoder = read_cross_decoder(model_dir)
         graph = onnx.load(str(decoder.path), load_external_data=False).graph
@@ -78,10 +83,11 @@ def why_no_times(model_dir: Path) -> str:
 
 
 def alignment_heads(model_dir: Path, decoder: DecoderGraph) -> dict[int, list[int]]:
-    """Return the cross-attention heads that follow the speech, by layer, as generation_config.json lists them.
+    """Return the numbers of the decoder's cross-attention heads that follow the speech, by layer, as the file
+    generation_config.json in `model_dir` lists them (alignment_heads).
 
-    If the file does not list them, these are all heads of the last half of the layers. Raises DoesNotFit if the decoder
-    does not have the listed heads.
+    If the file does not list any, all heads of the last half of the layers are returned. Raises DoesNotFit if the
+    decoder does not have the listed heads.
     """
     num_layers = len(decoder.past_names) // 2
     heads = read_object(model_dir / GENERATION).get(_HEADS)
@@ -107,11 +113,11 @@ _TINY = 1e-6
 
 
 def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> list[float]:
-    """Return when the tokens of a transcript begin, in seconds.
+    """Return when the tokens of a transcript begin, in seconds from the start of the audio.
 
-    `scores` [heads, tokens, frames] are attention scores before the softmax. Those of a token of the transcript were
-    computed at the token before it, because the model attends to the audio of a token when it predicts the token. Only
-    the first `num_frames` frames have audio.
+    `scores` [heads, tokens, frames] are attention scores before the softmax. The scores for a token were computed at
+    the token before it, because the model attends to the audio of a token when it predicts the token. Only the first
+    `num_frames` frames have audio, each of `seconds_per_frame` seconds.
     """
     heads = (_followed(head) for head in scores[:, :, : max(1, num_frames)])
     attention = sum(heads, np.zeros(1, np.float32))
@@ -122,11 +128,10 @@ def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> l
 
 
 def _followed(scores: Weights) -> Weights:
-    """Return the attention weights [tokens, frames] of one head, each relative to the weights of all tokens for the
-    same frame.
+    """Return the attention weights [tokens, frames] of one head, standardized: each relative to the weights of all
+    tokens for the same frame, and smoothed over the frames.
 
-    `scores` [tokens, frames] are the head's attention scores before the softmax. The weights are standardized over the
-    tokens and smoothed over the frames.
+    `scores` [tokens, frames] are the head's attention scores before the softmax.
     """
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -134,9 +139,8 @@ def _followed(scores: Weights) -> Weights:
 
 
 def _smooth(weights: Weights) -> Weights:
-    """Replace each weight [tokens, frames] with the median of the weights of its neighboring frames.
-
-    The frames at both ends are mirrored.
+    """Return weights [tokens, frames] in which each is replaced with the median of itself and the weights of the
+    neighboring frames. At both ends, the frames are mirrored.
     """
     half = _MEDIAN // 2
     num_frames = weights.shape[-1]
@@ -153,8 +157,8 @@ def _smooth(weights: Weights) -> Weights:
 
 
 def _path(costs: Weights) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows and columns of the path with the lowest sum of costs from the first to the last cell of a matrix.
-    Each step goes to the right, down, or both.
+    """Return the path with the lowest sum of costs from the first cell [0, 0] of the matrix `costs` to its last cell,
+    as the row and the column of each cell on the path. Each step goes to the next column, the next row, or both.
     """
     num_rows, num_columns = costs.shape
     total = np.empty((num_rows, num_columns))

@@ -1,4 +1,6 @@
-"""Runs the graphs that a model has in addition to its decoder: encoders of images and audio, and token embeddings."""
+"""Runs the graphs that a model has in addition to its decoder, in sessions of ONNX Runtime: encoders of images and
+audio in chats (`ImageEncoder`), of speech to transcribe (`AudioEncoder`), and token embeddings (`TokenEmbedder`).
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +25,11 @@ _IDS, _EMBEDDINGS, _LENGTHS = "input_ids", "inputs_embeds", "audio_lengths"
 
 
 def features_graph(files: VisionFiles) -> bytes:
-    """Create an encoder graph that returns its input, features [1, features, hidden_size], unchanged. Returns the
-    serialized model.
+    """Return a serialized ONNX model that stands in for the encoder of a model that reads images or audio: it returns
+    its input, features [1, features, hidden_size], unchanged.
 
-    In place of the model's own encoder, such a graph lets onnxruntime-genai accept images or audio that are encoded
-    already, without loading the encoder's weights. The shape and type of its output are those that the embedding graph
-    expects.
+    With it, onnxruntime-genai accepts images or audio that the engine has encoded already, and does not load the
+    encoder's weights. The shape and type of its output are those that the embedding graph in `files` expects.
     """
     embedding = onnx.load(str(files.embedding), load_external_data=False).graph
     wanted = next(value.type.tensor_type for value in embedding.input if value.name == files.features)
@@ -56,10 +57,12 @@ def features_graph(files: VisionFiles) -> bytes:
 
 
 class ImageEncoder:
-    """Runs a model's encoder graph for images or audio in chats.
+    """Encodes images or audio clips in chats, with the encoder graph of a model, in a session of ONNX Runtime. The
+    thread that encodes images creates it.
 
-    With `packed`, the path of the same graph with genai-server-native's matrix products and 8-bit weights, that graph
-    is run.
+    `files` describes the model's graphs. `threads` is the number of threads, 0 for the usable physical cores, and
+    `options` are those of the device. If `packed` is not None, it is the path of the same encoder with
+    genai-server-native's matrix products and 8-bit weights, which is run instead.
     """
 
     def __init__(
@@ -76,9 +79,10 @@ class ImageEncoder:
         self._inputs = {value.name: NUMPY_TYPES[value.type] for value in self._session.get_inputs()}
 
     def encode(self, tensors: Mapping[str, NDArray[Any]]) -> Features:
-        """Return the features [features, hidden_size] of one image or audio clip. Raises RunnerFailed.
+        """Return the features [features, hidden_size] of one image or audio clip, which take the place of the
+        embeddings of image or audio tokens. Raises RunnerFailed.
 
-        `tensors` are the encoder's inputs, by onnxruntime-genai's names.
+        `tensors` are the encoder's inputs for it, such as pixels, by onnxruntime-genai's names.
         """
         inputs = {self._name(name): values for name, values in tensors.items()}
         inputs = {name: inputs[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in inputs}
@@ -90,7 +94,9 @@ class ImageEncoder:
 
 
 class TokenEmbedder:
-    """Runs a model's embedding graph, which returns the embeddings of tokens."""
+    """Computes the embeddings of tokens with a model's embedding graph, for decoders that read embeddings in place of
+    token ids because prompts may have images or audio.
+    """
 
     def __init__(self, files: VisionFiles) -> None:
         self.image_token = files.image_token
@@ -110,8 +116,8 @@ class TokenEmbedder:
     def embed(self, ids: NDArray[np.int64], features: Features | None = None) -> NDArray[Any]:
         """Return the embeddings [1, tokens, hidden_size] of the tokens `ids` [1, tokens]. Raises RunnerFailed.
 
-        Image tokens get the rows of `features` [image tokens, hidden_size] instead, in order. If there are fewer rows
-        than image tokens, the last image tokens get zeros.
+        Image tokens, which stand for images or audio, get the rows of `features` [image tokens, hidden_size] instead,
+        in order. If there are fewer rows than image tokens, or `features` is None, the last image tokens get zeros.
         """
         image_features = self._no_features
         if num_images := int(np.count_nonzero(ids == self.image_token)):
@@ -131,10 +137,10 @@ class TokenEmbedder:
 
 
 def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
-    """Return audio features for a model whose encoder onnxruntime-genai will run itself. Raises RunnerFailed if they
-    are missing.
+    """Return the spectrogram of a recording as an EncodedAudio without encoder outputs. It is used in place of
+    `AudioEncoder.encode` when onnxruntime-genai runs the encoder itself.
 
-    `tensors` are the inputs of the encoder, by name.
+    `tensors` are the inputs of the encoder, by name. Raises RunnerFailed if the spectrogram is missing.
     """
     if FEATURES not in tensors:
         raise RunnerFailed(f"a sound has no {FEATURES}")
@@ -142,10 +148,12 @@ def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
 
 
 class AudioEncoder:
-    """Runs the encoder graph of a model that transcribes speech.
+    """Encodes the audio to transcribe, with the encoder graph of a speech recognition model, in a session of ONNX
+    Runtime. The thread that encodes audio creates it.
 
-    With `packed`, the path of the same graph with genai-server-native's matrix products and 8-bit weights, that graph
-    is run.
+    `files` describes the graph. `threads` is the number of threads, 0 for the usable physical cores, and `options` are
+    those of the device. If `packed` is not None, it is the path of the same encoder with genai-server-native's matrix
+    products and 8-bit weights, which is run instead.
     """
 
     def __init__(
@@ -163,8 +171,11 @@ class AudioEncoder:
         self.shape: tuple[int, ...] = tuple(features.shape[1:])
 
     def encode(self, tensors: Mapping[str, NDArray[Any]]) -> EncodedAudio:
-        """Encode the spectrogram features of one window of a recording, given as the encoder's inputs by name. Raises
-        RunnerFailed.
+        """Return the encoded audio of one window of a recording: its spectrogram, and the keys and values to which the
+        decoder attends.
+
+        `tensors` are the encoder's inputs by name, with the spectrogram [1, mels, frames] among them. Raises
+        RunnerFailed if the spectrogram is missing or has another shape, or the encoder fails.
         """
         features = tensors.get(FEATURES)
         if features is None or features.shape != (1, *self.shape):

@@ -1,8 +1,9 @@
-"""Checks the files of a model directory before a model is loaded, and reads the model's configuration.
+"""Checks the files of a model directory before a model is loaded (`check_model_directory`), and reads the model's
+configuration.
 
-A draft model for speculative decoding is checked, too: it must have the same tokens as the model for which it drafts,
-and a valid mask token if it drafts in parallel. The files in which an ONNX file's weights are stored are found without
-importing onnx, which would make each start a sixth of a second longer.
+A draft model for speculative decoding is checked, too (`check_draft_model`): it must have the same tokens as the model
+for which it drafts, and a valid mask token if it drafts all tokens of a draft in one pass. The files in which an ONNX
+file's weights are stored are found without importing onnx, which would make each start a sixth of a second longer.
 """
 
 import json
@@ -95,10 +96,11 @@ _FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, gena
 
 
 def external_files(onnx_file: Path) -> dict[str, int]:
-    """Return the names of the weight files to which an ONNX file refers, with the size in bytes that each must at least
-    have.
+    """Return the names of the separate files in which the weights of an ONNX file are stored, each with the size in
+    bytes that it must have at least. The names are relative to the folder of `onnx_file`.
 
-    Empty for a file that is no ONNX graph, because ONNX Runtime reports what is wrong with it. Raises OSError.
+    Returns an empty dictionary for a file that is no ONNX graph, because ONNX Runtime reports what is wrong with it.
+    Raises OSError if the file cannot be read.
     """
     data = onnx_file.read_bytes()
     if _LOCATION not in data:
@@ -119,10 +121,11 @@ def external_files(onnx_file: Path) -> dict[str, int]:
 
 
 def _tensors(data: bytes, message: str) -> Iterator[bytes]:
-    """Yield the serialized TensorProto of each tensor with external data in a serialized protobuf message, at any
-    depth.
+    """Yield each serialized tensor (TensorProto), at any depth of an ONNX graph, whose weights are stored in a separate
+    file.
 
-    `data` is the message, and `message` its type, such as "GraphProto".
+    `data` is a serialized protobuf message with the graph or a part of it, and `message` is the name of the message's
+    type, such as "GraphProto".
     """
     if message == _TENSOR:
         yield data
@@ -134,9 +137,8 @@ def _tensors(data: bytes, message: str) -> Iterator[bytes]:
 
 
 def _fields(data: bytes) -> list[tuple[int, Any]]:
-    """Return the number and the value, an integer or bytes, of each field in a serialized protobuf message.
-
-    Raises protobuf's DecodeError.
+    """Return the fields of the serialized protobuf message `data`, each as its number and its value, an integer or
+    bytes. Raises protobuf's DecodeError if it is no such message.
     """
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.unknown_fields import UnknownFieldSet
@@ -151,9 +153,10 @@ def _number(text: str | None) -> int:
 
 
 def check_model_directory(directory: Path) -> ModelInfo:
-    """Check that a model directory has all needed files, and return the description of its model.
+    """Check that a model directory has all files that the server needs, and that they name no files outside the
+    directory. Returns the description of the model. Called before a model is loaded; weights are not read.
 
-    Raises ModelDirectoryError, whose message names the directory and the file.
+    Raises ModelDirectoryError, whose message names the directory, the file, and often what to do.
     """
     if not directory.is_dir():
         raise ModelDirectoryError(f"model directory {directory} does not exist")
@@ -192,7 +195,9 @@ def check_model_directory(directory: Path) -> ModelInfo:
 
 
 def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
-    """Check the files of an embedding or reranking model, and return its description. Raises ModelDirectoryError."""
+    """Check the files of an embedding or reranking model in `directory`. Returns the description of the model. Raises
+    ModelDirectoryError, whose message says what is missing.
+    """
     if (directory / CONFIG).is_file():
         _check_names(directory, read_config(directory))
     for name in (model.graph, TOKENIZER, TOKENIZER_CONFIG):
@@ -223,7 +228,9 @@ def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
 
 
 def _check_external_files(directory: Path, graph: str) -> None:
-    """Check that the files with a graph's weights exist in the model directory. Raises ModelDirectoryError."""
+    """Check that the separate files with a graph's weights exist in the model directory. `graph` is the name of the
+    graph's file there. Raises ModelDirectoryError.
+    """
     for name in external_files(directory / graph):
         inner = str(PurePosixPath(graph).parent / name)
         _check_inside(directory, inner, graph)
@@ -236,13 +243,15 @@ def _check_templates(directory: Path) -> None:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Whether a checked model directory has a chat template. A model without one can only be used with raw prompts."""
+    """Whether the model directory has a chat template, which turns chat messages into a prompt. A model without one can
+    only be used with raw prompts. `check_model_directory` must have accepted the directory.
+    """
     return (directory / CHAT_TEMPLATE).is_file() or bool(_read_json(directory / TOKENIZER_CONFIG).get("chat_template"))
 
 
 def unsupported_media_message(directory: Path) -> str:
-    """Message for the operator about images or audio that the original model takes and this server does not support for
-    it; "" if there are none.
+    """Return a message for the operator if the original model takes images or audio that this server does not support
+    with the files in `directory`; otherwise "".
     """
     if task_of(directory) is not Task.GENERATE:
         return ""
@@ -255,9 +264,11 @@ def unsupported_media_message(directory: Path) -> str:
 
 
 def named_files(config: Any) -> list[str]:
-    """Return the names of all files that a configuration names at any depth, in order.
+    """Return the names of all files that a genai_config.json names at any depth, in order. `config` has the contents of
+    this file.
 
-    The default file with settings for images is included if images are supported and no other file is named.
+    The default file with settings for images is included if the model takes images and the configuration names no other
+    file for this.
     """
     names: dict[str, None] = {}
     for part in _objects(config):
@@ -270,7 +281,9 @@ def named_files(config: Any) -> list[str]:
 
 
 def remedy(directory: Path, name: str) -> str:
-    """Return what an operator can do about the file `name` of a model directory, which is missing or broken."""
+    """Return what an operator can do if the file `name` of a model directory is missing or broken, such as "copy it
+    from the original model", for error messages.
+    """
     if name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE):
         return _FROM_THE_ORIGINAL
     if name != CONFIG:
@@ -283,10 +296,11 @@ def remedy(directory: Path, name: str) -> str:
 
 
 def _nested_models(directory: Path) -> Iterator[Path]:
-    """Yield the folders below a directory that contain a model, as in repositories with several models and in caches of
-    hubs.
+    """Yield the folders below `directory` that contain a model, for advice when an operator has named a folder above
+    them. Repositories with several models, and caches of model hubs, have such folders.
 
-    At most _MAX_SEARCHED folders are searched, without hidden ones, links, and those more than _MAX_DEPTH levels deep.
+    At most _MAX_SEARCHED folders are searched, without hidden ones, links, and folders more than _MAX_DEPTH levels
+    deep.
     """
     for folder, folders, files in islice(os.walk(directory), _MAX_SEARCHED):
         depth = len(Path(folder).relative_to(directory).parts)
@@ -296,7 +310,9 @@ def _nested_models(directory: Path) -> Iterator[Path]:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether a file is only the pointer with which Git represents a large file without LFS. Raises OSError."""
+    """Whether a file is only the small pointer that Git leaves in place of a large file when Git LFS is not installed.
+    Raises OSError if the file cannot be read.
+    """
     with path.open("rb") as file:
         return file.read(len(_LFS_POINTER)) == _LFS_POINTER
 
@@ -316,8 +332,10 @@ def _check_present(directory: Path, name: str, lack: str) -> None:
 
 
 def _check_names(directory: Path, config: Any) -> None:
-    """Check the names in the configuration: files must lie in the directory, no library may be loaded, and the prefix
-    of profiles must not be a path. Raises ModelDirectoryError.
+    """Check that a genai_config.json with the contents `config` names nothing harmful: its files must lie in the model
+    directory, no library may be loaded, and the prefix for files with profiles must not be a path.
+
+    Raises ModelDirectoryError.
     """
     for key, value in (pair for part in _objects(config) for pair in part.items()):
         if isinstance(value, str) and _FILE.search(key):
@@ -332,7 +350,7 @@ def _check_names(directory: Path, config: Any) -> None:
 
 
 def _objects(config: Any) -> Iterator[dict[str, Any]]:
-    """Yield all JSON objects in a configuration, at any depth."""
+    """Yield all JSON objects in a configuration, at any depth, beginning with the configuration itself."""
     waiting = [config]
     while waiting:
         value = waiting.pop(0)
@@ -344,10 +362,10 @@ def _objects(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _check_inside(directory: Path, name: str, named_in: str) -> None:
-    """Check that a file name leads to a file inside the model directory, also through links. Raises
-    ModelDirectoryError.
+    """Check that a file name leads to a file inside the model directory, also if it is a link. Links within Hugging
+    Face's cache are allowed. The file need not exist. Raises ModelDirectoryError.
 
-    `named_in` is the file that has the name, for the message.
+    `named_in` is the file in which the name was found, for the message.
     """
     if PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or ".." in re.split(r"[/\\]", name):
         raise ModelDirectoryError(f"{directory / named_in} names a file outside the model directory: {quoted(name)}")
@@ -362,15 +380,17 @@ def _check_inside(directory: Path, name: str, named_in: str) -> None:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the contents of genai_config.json in a model directory. Raises ModelDirectoryError."""
+    """Return the contents of the file genai_config.json in a model directory. Raises ModelDirectoryError if it is
+    missing or is not a JSON object.
+    """
     return _read_json(directory / CONFIG)
 
 
 def session_profile(directory: Path) -> str:
-    """Return the file prefix with which ONNX Runtime profiles the whole session of the model, from loading to closing;
-    "" if it does not.
+    """Return the beginning of the file names for profiles, if the model's genai_config.json asks ONNX Runtime to
+    profile the whole session of the model, from loading to closing (`enable_profiling`); otherwise "".
 
-    The prefix is the value of `enable_profiling` in genai_config.json. Raises ModelDirectoryError.
+    Raises ModelDirectoryError if the file cannot be read.
     """
     if task_of(directory).pools:
         return ""
@@ -379,11 +399,11 @@ def session_profile(directory: Path) -> str:
 
 
 def model_info(config: dict[str, Any]) -> ModelInfo:
-    """Return the description of a model from the contents of its genai_config.json, with the sampling defaults in its
-    section `search`.
+    """Return the description of a model from `config`, the contents of its genai_config.json: the sizes, the
+    end-of-sequence tokens, and the default sampling parameters, which are in the section `search`.
 
-    `do_sample` false or `top_k` 1 there make greedy decoding the default; a request with a temperature is sampled
-    nevertheless. Raises KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai requires.
+    If this section has `do_sample` false or `top_k` 1, greedy decoding is the default; a request with a temperature is
+    sampled nevertheless. Raises KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai requires.
     """
     model, search = config["model"], config.get("search", {})
     eos = model["eos_token_id"]
@@ -413,8 +433,8 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
 
 
 def weight_bytes(directory: Path) -> int:
-    """Return the size in bytes of all graphs and weight files in a model directory. Raises ModelDirectoryError or
-    OSError.
+    """Return the size in bytes of all graphs and weight files in a model directory, for the report of `genai-server
+    doctor`. Raises ModelDirectoryError or OSError.
     """
     names = [graph_of(directory)] if task_of(directory).pools else named_files(read_config(directory))
     graphs = [directory / name for name in names]
@@ -439,9 +459,10 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the key-value pairs of a JSON object as a dictionary. Raises ValueError if a key is repeated.
+    """Return the key-value pairs of a JSON object as a dictionary, as a hook for Python's JSON parser. Raises
+    ValueError if a key is repeated.
 
-    Python would use the last value of a repeated key, and onnxruntime-genai would apply both.
+    Python would use the last value of a repeated key, and onnxruntime-genai would apply all of them.
     """
     unique = dict(pairs)
     if len(unique) < len(pairs):
@@ -452,12 +473,13 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_draft_model(model: Path, draft: Path) -> ModelInfo:
-    """Check the files of a draft model, and that its tokens are those of the model for which it drafts, which was
-    checked before. Returns the draft model's description.
+    """Check that the model in the directory `draft` can draft tokens for the model in the directory `model`, which was
+    checked before: its files must be complete, and both must have the same tokens. Returns the draft model's
+    description.
 
-    If the draft model drafts in parallel, its mask token must be in its vocabulary. The vocabularies may be padded to
-    different sizes, and the tokenizers may split text by different rules, because a draft model reads and writes token
-    ids only. Raises ConfigurationError, whose message begins with the path `draft` and says what differs.
+    If the draft model drafts all tokens in one pass, its mask token must be in its vocabulary. The vocabularies may be
+    padded to different sizes, and the tokenizers may split text by different rules, because a draft model reads and
+    writes token ids only. Raises ConfigurationError, whose message begins with the path `draft` and says what differs.
     """
     try:
         info = check_model_directory(draft)
@@ -482,7 +504,8 @@ def check_draft_model(model: Path, draft: Path) -> ModelInfo:
 def _first_difference(kind: str, expected: dict[int, str], actual: dict[int, str]) -> str:
     """Return a message about the lowest token id at which two vocabularies differ; "" if they are equal.
 
-    `expected` and `actual` have the texts of tokens by id. `kind` is what such a token is called in the message.
+    `expected` and `actual` have the texts of tokens by id, and `kind` is the noun for a token in the message, such as
+    "special token".
     """
     if expected == actual:
         return ""
@@ -496,9 +519,10 @@ def _first_difference(kind: str, expected: dict[int, str], actual: dict[int, str
 
 
 def _tokens(directory: Path) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the texts of all tokens by id, and those of the special tokens, from the tokenizer in a directory.
+    """Return the texts of all tokens by id, and the texts of the special tokens by id, from the tokenizer in a model
+    directory.
 
-    Raises ModelDirectoryError.
+    Raises ModelDirectoryError if the tokenizer cannot be read.
     """
     tokenizer = read_object(directory / TOKENIZER)
     try:

@@ -1,10 +1,10 @@
-"""Reads descriptions of the graphs in a model directory: the decoder that runs in the batch, and the graphs for images
-and audio.
+"""Reads descriptions of the graphs in a model directory: the decoder (`read_decoder_graph`, for speech recognition
+`read_cross_decoder`), and the graphs that encode images and audio (`read_vision_files`, `read_encoder_files`).
 
-If a decoder cannot run in the batch, DoesNotFit has the reason. The decoder of a speech recognition model is described
-as it is after engine/graph_rewriting/cross_attention.py has rewritten it. A model that reads images or audio in chats
-has a vision or speech graph, which returns features [features, hidden_size], and an embedding graph, which returns the
-embeddings of tokens with features in place of image tokens.
+A decoder must have a certain form to run in a batch; if it has not, DoesNotFit has the reason. The decoder of a speech
+recognition model is described as it is after engine/graph_rewriting/cross_attention.py has rewritten it. A model that
+reads images or audio in chats has a vision or speech graph, which returns features [features, hidden_size], and an
+embedding graph, which returns the embeddings of tokens with features in place of image tokens.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -41,10 +41,12 @@ _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np
 
 
 def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
-    """Return the description of a decoder's graph. Raises DoesNotFit if the graph cannot run in the batch.
+    """Return the description of the decoder's graph of the model in `model_dir`: the names of its inputs and outputs,
+    and the shapes of its KV cache and states. Weights are not read.
 
-    The weights are not read. `part` is the section of genai_config.json for the graph, such as that of a head for
-    multi-token prediction, which has the form of a decoder.
+    `part` is the section of genai_config.json that names the graph: that of the decoder, or that of a head for
+    multi-token prediction, which has the form of a decoder. Raises DoesNotFit, with the reason, if the graph cannot run
+    in a batch.
     """
     config = read_config(model_dir)
     decoder = config["model"][part]
@@ -115,7 +117,9 @@ def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
 
 
 def has_head(model_dir: Path) -> bool:
-    """Whether a model directory has a head for multi-token prediction (MTP), and its use is not disabled there."""
+    """Whether a model directory has a head for multi-token prediction (MTP), a layer that drafts tokens, and
+    genai_config.json does not disable it.
+    """
     if not (model_dir / CONFIG).is_file():
         return False
     head = read_config(model_dir)["model"].get(MTP) or {}
@@ -123,11 +127,11 @@ def has_head(model_dir: Path) -> bool:
 
 
 def rope_switch(model_dir: Path) -> int | None:
-    """Return the number of tokens up to which a model uses the short factors of its rope (rotary position embedding),
-    as in `DecoderGraph.switches_at`.
+    """Return the number of tokens up to which a model uses the short factors of its rope (rotary position embedding);
+    longer sequences use the long factors.
 
-    None if its rope does not have short and long factors, or the graph has another form than the model builder writes.
-    The graph need not be one that can run in the batch.
+    Returns None if the rope does not have short and long factors, or the graph has another form than the model builder
+    writes. The graph need not be one that can run in a batch.
     """
     decoder = read_config(model_dir)["model"]["decoder"]
     if "filename" not in decoder:
@@ -140,7 +144,9 @@ def rope_switch(model_dir: Path) -> int | None:
 
 
 def _some(names: list[str]) -> str:
-    """Return a text with the first names and the number of the others, because a graph may have hundreds of inputs."""
+    """Return the first of `names` as a text for messages, and how many others there are, because a graph may have
+    hundreds of inputs.
+    """
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
@@ -151,11 +157,12 @@ Pairs = tuple[tuple[str, str], ...]
 def _layer_names(
     decoder: dict[str, Any], graph_inputs: Container[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Pairs, Pairs]:
-    """Return the names of the past and of the present KV cache, and those of the states of convolutions and of linear
-    attention as pairs of past and present.
+    """Return the names of a decoder's inputs and outputs for what its layers keep between passes, in four groups: the
+    inputs of the KV cache, its outputs, and pairs of an input and an output for the states of convolutions and for the
+    states of linear attention.
 
     `decoder` is the section of genai_config.json with the patterns of these names, for which onnxruntime-genai has
-    defaults. A layer with a state among the graph's inputs, whose names are `graph_inputs`, has no KV cache.
+    defaults. A layer that has a state among `graph_inputs`, the names of the graph's inputs, has no KV cache.
     """
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
     parts = [
@@ -180,8 +187,8 @@ def _layer_names(
 
 
 def layer_states(names: Iterable[tuple[str, str]], inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
-    """Return descriptions of the states with these past and present names. `inputs` has the types of the graph's
-    inputs.
+    """Return descriptions of the states that layers keep between passes. `names` has the input and the output of each
+    state, and `inputs` has the types and shapes of the graph's inputs by name.
 
     Raises DoesNotFit unless each state has a fixed size.
     """
@@ -195,7 +202,9 @@ def layer_states(names: Iterable[tuple[str, str]], inputs: Mapping[str, Any]) ->
 
 
 def _conv_states(names: Pairs, inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
-    """Return descriptions of the states of convolutions, which are [channels, width - 1] in the graph.
+    """Return descriptions of the states of convolutions, whose shape is [channels, width - 1] in the graph and [width -
+    1, channels] in the descriptions. `names` has the input and the output of each state, and `inputs` has the types and
+    shapes of the graph's inputs by name.
 
     Raises DoesNotFit unless all convolutions have the same width.
     """
@@ -206,7 +215,8 @@ def _conv_states(names: Pairs, inputs: Mapping[str, Any]) -> tuple[LayerState, .
 
 
 def _position_axes(shape: Any) -> int:
-    """Return the first dimension of positions of the shape [axes, rows, tokens]; 0 if the shape is [rows, tokens].
+    """Return the number of axes of a graph's positions, such as time, height and width of images: the first dimension
+    of `shape` if that is [axes, rows, tokens], or 0 if it is [rows, tokens].
 
     Raises DoesNotFit for other shapes.
     """
@@ -218,8 +228,8 @@ def _position_axes(shape: Any) -> int:
 
 
 def float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:
-    """Return the numpy type of an ONNX element type. Raises DoesNotFit, with a message about the value `what`, for a
-    type that is not supported in the batch.
+    """Return the numpy type, float32 or float16, for an ONNX element type. Raises DoesNotFit for any other type; `what`
+    is the noun for the value in the message.
     """
     if element not in _CACHE_TYPES:
         raise DoesNotFit(f"its {what} is of type {onnx.TensorProto.DataType.Name(element)}")
@@ -235,7 +245,11 @@ def _check_operators(graph: onnx.GraphProto) -> None:
 
 
 def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
-    """Return the number of KV heads and the head size, which all layers must share. Otherwise raises DoesNotFit."""
+    """Return the number of key-value heads and the head size of a decoder's KV cache.
+
+    `decoder` is the section of genai_config.json, and `shapes` are the shapes of the KV cache's inputs. Raises
+    DoesNotFit if layers differ in them.
+    """
     heads = int(decoder.get("num_key_value_heads", shapes[0][1].dim_value))
     size = int(decoder.get("head_size", shapes[0][3].dim_value))
     # A named dimension has the value 0.
@@ -249,11 +263,12 @@ def _keeps_window(node: onnx.NodeProto) -> bool:
 
 
 def _switch(graph: onnx.GraphProto, attention_mask: str) -> int | None:
-    """Return the number of tokens in a row up to which the graph uses the short factors of its rope; None if it does
-    not branch.
+    """Return the number of tokens in a row up to which a graph uses the short factors of its rope (rotary position
+    embedding); None if the graph does not branch by that.
 
     For a rope with short and long factors, the model builder writes a branch by which a single long row of a batch
-    makes all rows use the long factors. Raises DoesNotFit for any other branch.
+    makes all rows use the long factors. The input `attention_mask` tells the branch how long the rows are. Raises
+    DoesNotFit for any other branch.
     """
     makers = {output: node for node in graph.node for output in node.output}
     constants = {value.name: value for value in graph.initializer}
@@ -286,8 +301,8 @@ _MERGE_SIZE = 2
 
 
 def read_vision_files(model_dir: Path) -> VisionFiles | None:
-    """Return the description of the encoder and embedding graphs in a checked model directory; None if the model reads
-    only text.
+    """Return the description of a model's graphs for images or audio in chats, the encoder and the embedding graph;
+    None if the model reads only text. `check_model_directory` must have accepted the directory.
     """
     vision_model = read_vision_model(model_dir)
     if vision_model is None:
@@ -311,8 +326,9 @@ def read_vision_files(model_dir: Path) -> VisionFiles | None:
 
 @dataclass(frozen=True)
 class EncoderFiles:
-    """Description of the graph of a speech recognition model that encodes audio into keys and values for
-    cross-attention.
+    """Description of the audio encoder of a speech recognition model: its graph's path and the names of its input and
+    outputs. The outputs are the keys and values to which the decoder's cross-attention attends. `read_encoder_files`
+    returns it.
     """
 
     path: Path
@@ -323,7 +339,9 @@ class EncoderFiles:
 
 
 def read_encoder_files(model_dir: Path) -> EncoderFiles:
-    """Return the description of the audio encoder in a checked directory of a speech recognition model."""
+    """Return the description of the audio encoder of the speech recognition model in `model_dir`, which
+    `check_model_directory` must have accepted.
+    """
     encoder = read_config(model_dir)["model"]["encoder"]
     inputs, outputs = encoder.get("inputs", {}), encoder.get("outputs", {})
     layers = range(int(read_config(model_dir)["model"]["decoder"]["num_hidden_layers"]))
@@ -333,8 +351,11 @@ def read_encoder_files(model_dir: Path) -> EncoderFiles:
 
 
 def read_cross_decoder(model_dir: Path) -> DecoderGraph:
-    """Return the description of the decoder in a checked directory of a speech recognition model, as it is after
-    `normalize_decoder` has rewritten its graph. Raises DoesNotFit if it cannot run in the batch.
+    """Return the description of the decoder of the speech recognition model in `model_dir`, which
+    `check_model_directory` must have accepted. It describes the graph that `normalize_decoder` makes of the original
+    one, so that it can run in a batch.
+
+    Raises DoesNotFit, with the reason, if the graph cannot run in a batch.
     """
     decoder = read_config(model_dir)["model"]["decoder"]
     graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph

@@ -1,7 +1,8 @@
-"""Lists the files of a model directory with what is wrong with each, and how to repair that, for `genai-server models`
-and `genai-server doctor`.
+"""Lists the files of a model directory (`inventory`), with what is wrong with each and how to repair that, for the
+commands `genai-server models` and `genai-server doctor`.
 
-`files.check_model_directory` stops at the first fault and does not read the graphs; this module checks everything.
+`files.check_model_directory`, which runs before a model is loaded, stops at the first fault and does not read the
+graphs; this module checks everything.
 """
 
 import json
@@ -30,7 +31,9 @@ from genai_server.model_files.speech_and_vision import AUDIO_PROCESSOR, GENERATI
 
 @dataclass(frozen=True)
 class Entry:
-    """A file that a model directory has or should have, with its size in bytes and what is wrong with it."""
+    """A line in the list of a model directory's files: a file that the directory has or should have, with its size in
+    bytes (0 if it is missing), what is wrong with it, and what the operator can do.
+    """
 
     name: str
     size: int
@@ -40,7 +43,9 @@ class Entry:
 
 
 def inventory(directory: Path) -> Iterator[Entry]:
-    """Yield an entry for each required file, and one for the directory itself if something else is wrong with it."""
+    """Yield an entry for each file that the model in `directory` requires, with what is wrong with the file. If all
+    files are right and the directory is not, a last entry with the name "." says why.
+    """
     entries = list(_entries(directory))
     yield from entries
     if not any(entry.fault for entry in entries):
@@ -118,7 +123,9 @@ def _json_entry(directory: Path, name: str) -> Entry:
 
 
 def _weights(directory: Path, graph: str) -> Iterator[Entry]:
-    """Yield entries for the files with a graph's weights, which must be large enough for all tensors in them."""
+    """Yield entries for the separate files with a graph's weights, which must be large enough for all tensors in them.
+    If the graph itself cannot be read, the only entry is about the graph.
+    """
     path = directory / graph
     if _entry(directory, graph).fault:
         return

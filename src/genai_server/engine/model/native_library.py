@@ -1,5 +1,5 @@
-"""Finds genai-server-native, the library of operators for CPUs, and chooses those of its kernels that this processor
-runs fastest.
+"""Finds genai-server-native, the library with this project's own ONNX operators for CPUs, and chooses the fastest of
+its kernels that work on this processor.
 """
 
 import hashlib
@@ -38,23 +38,27 @@ def _package() -> Any:
 
 
 def native_library() -> Path:
-    """Path of the shared library. Raises ImportError if the package is not installed."""
+    """Path of the shared library of the package genai-server-native, which is registered with ONNX Runtime. Raises
+    ImportError if the package is not installed.
+    """
     path: Path = _package().library()
     return path
 
 
 @cache
 def library_key() -> str:
-    """Hash of the shared library and the type of processor. While it is the same, results are bitwise the same."""
+    """Hash of the shared library of genai-server-native and the type of processor, in hexadecimal. As long as it is
+    equal, its operators compute bitwise the same results, so stored results can be used again.
+    """
     return hashlib.sha256(native_library().read_bytes() + processor().encode()).hexdigest()[:16]
 
 
 def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None:
-    """The reason why a device cannot run a batch with the operators of genai-server-native; None if it can. In that
-    case their kernels are chosen for this process.
+    """Return the reason why a device cannot run a batch with the operators of genai-server-native; None if it can. In
+    that case the kernels that this process will use have been chosen.
 
-    On the first call on a processor, the kernels are tried in a separate process. The result is stored in `cache_dir`,
-    unless that is None.
+    `options` are those of the device. At the first call on a processor, the kernels are tried in a separate process.
+    The result is stored in `cache_dir`, unless that is None.
     """
     if accelerators := [provider.name for provider in options.providers if provider.name != CPU]:
         return f"a batch on a CPU has operators of its own, and the provider {accelerators[0]} runs the graph"
@@ -68,15 +72,18 @@ def why_not_native(options: DeviceOptions, cache_dir: Path | None) -> str | None
 
 
 def multiplies_bf16(cache_dir: Path | None) -> bool:
-    """Whether the kernels for attention that were chosen for this processor can multiply bfloat16 numbers."""
+    """Whether genai-server-native's attention kernels for this processor can multiply bfloat16 numbers. `cache_dir` is
+    the folder with the stored choice of kernels, or None.
+    """
     return choose_instruction_set(cache_dir) in _WITH_BF16
 
 
 def choose_instruction_set(cache_dir: Path | None) -> str | None:
-    """Return the fastest instruction set whose kernels compute correctly on this processor; None if there is none.
+    """Return the name of the fastest instruction set for which genai-server-native has kernels that compute correctly
+    on this processor; None if there is none.
 
-    The result is stored in `cache_dir`, for this library and this processor, unless a trial could not run for lack of
-    time or memory, which may be different at the next start.
+    The result is stored in `cache_dir`, unless that is None, for this library and this processor. It is not stored if a
+    trial could not run for lack of time or memory, which may be different at the next start.
     """
     cache_file = None if cache_dir is None else cache_dir / f"native-{library_key()}.json"
     usable = _package().instruction_sets()
@@ -105,7 +112,8 @@ def choose_instruction_set(cache_dir: Path | None) -> str | None:
 
 @cache
 def _works(instruction_set: str) -> bool | None:
-    """Whether the kernels for an instruction set compute correctly; None if they could not be tried.
+    """Whether genai-server-native's kernels for an instruction set compute correctly on this processor; None if they
+    could not be tried, for instance for lack of time.
 
     They are tried in a separate process, because faulty kernels may crash it.
     """

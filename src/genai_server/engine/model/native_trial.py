@@ -1,7 +1,8 @@
-"""Tries the kernels of genai-server-native for an instruction set: `python -m … INSTRUCTION_SET`.
+"""A program that tries the kernels of genai-server-native for an instruction set on this processor: `python -m
+genai_server.engine.model.native_trial INSTRUCTION_SET`.
 
-The program ends with status 0 if matrix products, experts, attention, layers with recurrent states and adapters are
-computed correctly. It runs as a separate process, because faulty kernels may crash it.
+It ends with status 0 if matrix products, experts, attention, layers with recurrent states and adapters are computed
+correctly. It runs as a separate process, because faulty kernels may crash it.
 """
 
 import sys
@@ -39,7 +40,9 @@ _EXPERTS, _INNER, _ACTIVATIONS = 3, 70, 5
 
 
 def main(instruction_set: str) -> None:
-    """Run all kernels for an instruction set. Raises ValueError if one of them computes a wrong result."""
+    """Run all kernels of genai-server-native for an instruction set, and compare their results with numpy's. Raises
+    ValueError, which names the kernel, if a result is wrong.
+    """
     import genai_server_native
 
     genai_server_native.use(instruction_set)
@@ -105,7 +108,8 @@ def _product_of_floats(kind: Any, rows: int) -> tuple[NDArray[Any], NDArray[Any]
 
 
 def _experts(activation: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Run the operator PackedExperts on random data, and compute the same with numpy. Returns both results.
+    """Run the operator PackedExperts, a mixture-of-experts layer, on random data, and compute the same with numpy.
+    Returns the operator's result and numpy's.
 
     `activation` is the operator's number for the activation function. Every token uses all experts, weighted by the
     softmax of the router's scores.

@@ -1,9 +1,9 @@
-"""Tests which execution providers of ONNX Runtime can be loaded on this machine: `python -m
+"""A program that tests which execution providers of ONNX Runtime can be loaded on this machine: `python -m
 genai_server.engine.model.provider_trial`.
 
-ONNX Runtime may contain a provider whose own libraries are missing, which only a session shows. As a provider may crash
-the process, the test runs in a process of its own. It prints one line of JSON, which has null or the reason of the
-failure for each provider.
+ONNX Runtime may contain a provider whose own libraries are missing, which only a session shows. Since a provider may
+crash the process, the test runs in a process of its own. The program prints one JSON object, which has null for each
+provider that can be loaded, and the reason for each one that cannot.
 """
 
 import json
@@ -20,7 +20,9 @@ _IR_VERSION, _OPSET = 8, 17
 
 
 def main() -> None:
-    """Open a session for a graph of one node with each provider that ONNX Runtime contains, and print the results."""
+    """Try to load each execution provider that ONNX Runtime contains, and print the results as one line of JSON: for
+    each provider, by this server's name, null or the reason why it cannot be loaded.
+    """
     onnxruntime.set_default_logger_severity(_ERRORS)
     available = onnxruntime.get_available_providers()
     errors = {
@@ -32,7 +34,9 @@ def main() -> None:
 
 
 def load_error(provider: str) -> str | None:
-    """The reason why an execution provider, given by ONNX Runtime's name, cannot be loaded; None if it can."""
+    """Return the reason why an execution provider cannot be loaded; None if it can. `provider` is ONNX Runtime's name
+    for it, such as "CUDAExecutionProvider".
+    """
     try:
         session = onnxruntime.InferenceSession(_graph(), providers=[provider], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors have no base of their own

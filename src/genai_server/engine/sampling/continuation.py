@@ -150,8 +150,9 @@ def needs_all_logits(sequence: Sequence) -> bool:
 
 
 def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
-    """Return the log probabilities of the prompt tokens that a step has read, if the request asks for them; otherwise
-    an empty list. `scores` has the logits after each of these tokens.
+    """Return the natural log probabilities of prompt tokens, if the request asks for them, after a step that has read a
+    part of the prompt; otherwise an empty list. `scores` has the logits at the positions that the step has read, each
+    of which predicts the next token of the prompt.
 
     Each token of the prompt is returned once, even if a part of the prompt is read again.
     """
