@@ -1,7 +1,8 @@
-"""Admin calls of an API process to an engine, and the engine's replies; and the plan of a profile session, which an
-operator sends to an engine.
+"""The admin calls that an API process sends to an engine, and the engine's replies: runtime options, profile sessions,
+the prefix cache, running requests, and LoRA adapters.
 
-The field `call` is a number that the API process gives to a call, unique within its connection; the reply repeats it.
+Calls derive from `Call`, replies from `Reply`. The field `call` of both is a number that the API process gives to the
+call, unique within its connection; the reply repeats it.
 """
 
 import re
@@ -18,7 +19,11 @@ PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class SlowTokens(Struct, frozen=True):
-    """Profile the tokens that follow a slow token. Exactly one of `over_ms` and `ratio` defines what is slow."""
+    """The part of a `ProfilePlan` that limits profiling to tokens which follow a slow token.
+
+    Exactly one of `over_ms` (milliseconds) and `ratio` (a multiple of the running median) defines when a token is slow.
+    The other fields say how many tokens are then profiled, and how often that may happen in an hour.
+    """
 
     # A token is slow if it took more milliseconds than this.
     over_ms: float | None = None
@@ -31,7 +36,9 @@ class SlowTokens(Struct, frozen=True):
 
 
 class ProfilePlan(Struct, frozen=True):
-    """Which tokens a profile session records, and when the session ends."""
+    """The plan of a profile session, which an operator sends to an engine: the requests and tokens that the session
+    records, the beginning of its file names, and after how many tokens or seconds it ends.
+    """
 
     # The beginning of the files' names.
     prefix: str
@@ -50,7 +57,9 @@ class ProfilePlan(Struct, frozen=True):
 
 
 class Profiled(Struct, frozen=True):
-    """What a profile session has recorded so far."""
+    """What a profile session has recorded so far: numbers of profiled and of slow tokens, and the median duration of
+    decode steps with and without profiling, in milliseconds.
+    """
 
     # Profiled tokens.
     tokens: int = 0
@@ -75,19 +84,21 @@ R = TypeVar("R", bound="Reply")
 
 
 class Reply(Struct, frozen=True, tag=True):
-    """The base of replies. `call` is the number of the call that is answered."""
+    """The base class of an engine's replies to admin calls. `call` is the number of the call that is answered."""
 
     call: int
 
 
 class Call(Struct, Generic[R], frozen=True, tag=True):
-    """The base of calls. The engine answers a call with a message of the type R, or with `CallFailed`."""
+    """The base class of the admin calls that an API process sends to an engine. `call` is the number of the call, which
+    the reply repeats. The engine answers with a message of the type R, or with `CallFailed`.
+    """
 
     call: int
 
 
 class CallFailed(Reply, frozen=True):
-    """The reply to a call that could not be carried out, with the reason."""
+    """The engine's reply to an admin call that it could not carry out. `error` has the reason."""
 
     error: ErrorInfo
 
@@ -96,7 +107,9 @@ class CallFailed(Reply, frozen=True):
 
 
 class ProfiledRequest(Struct, frozen=True):
-    """A running request whose forward passes are being profiled."""
+    """A running request whose forward passes are being profiled: its id, and the output token with which profiling
+    began.
+    """
 
     request_id: str
     # The first output token that is profiled, counted from 0.
@@ -104,7 +117,9 @@ class ProfiledRequest(Struct, frozen=True):
 
 
 class RuntimeOptions(Struct, frozen=True):
-    """The current values of onnxruntime-genai's runtime options on a device, and the state of profiling there."""
+    """The current values of onnxruntime-genai's runtime options `terminate_session` and `enable_profiling` in one
+    engine, the requests that are being profiled, and the number and bytes of the profile files.
+    """
 
     terminate_session: str
     # "0", or the prefix of the profiles' files.
@@ -119,7 +134,9 @@ class RuntimeOptions(Struct, frozen=True):
 
 
 class RuntimeOptionsReply(Reply, frozen=True):
-    """The values of the runtime options after the call has been carried out."""
+    """The engine's reply to `SetRuntimeOption` and `GetRuntimeOptions`: the values of the runtime options after the
+    call, the requests that the call named, and the reason if nothing was done.
+    """
 
     options: RuntimeOptions
     # The sequences that the call's `name` stands for; empty without a name. If they belong to several requests, nothing
@@ -130,7 +147,9 @@ class RuntimeOptionsReply(Reply, frozen=True):
 
 
 class SetRuntimeOption(Call[RuntimeOptionsReply], frozen=True):
-    """Set one of onnxruntime-genai's runtime options, for the whole device or for the request with one id."""
+    """A call that sets one of onnxruntime-genai's runtime options (`terminate_session` or `enable_profiling`), for the
+    whole device, or only for the request that `name` identifies. The engine answers with `RuntimeOptionsReply`.
+    """
 
     option: str
     value: str
@@ -140,52 +159,64 @@ class SetRuntimeOption(Call[RuntimeOptionsReply], frozen=True):
 
 
 class GetRuntimeOptions(Call[RuntimeOptionsReply], frozen=True):
-    """Ask for the current values of the runtime options."""
+    """A call that asks an engine for the current values of onnxruntime-genai's runtime options. The engine answers with
+    `RuntimeOptionsReply`.
+    """
 
 
 # profile sessions
 
 
 class OpenProfiles(Reply, frozen=True):
-    """Profile sessions that have not ended: all of them or, in reply to `StartProfile`, only the new one."""
+    """The engine's reply to calls about profile sessions: all sessions that have not ended or, after `StartProfile`,
+    only the new session.
+    """
 
     sessions: list[ProfileState]
 
 
 class StartProfile(Call[OpenProfiles], frozen=True):
-    """Begin a profile session, which profiles what its plan selects."""
+    """A call that begins a profile session, which records the tokens that `plan` selects. The engine answers with
+    `OpenProfiles`.
+    """
 
     plan: ProfilePlan
 
 
 class EndProfile(Call[OpenProfiles], frozen=True):
-    """End the profile session with this id."""
+    """A call that ends the profile session with the given id. The engine answers with `OpenProfiles`."""
 
     id: str
 
 
 class ListProfiles(Call[OpenProfiles], frozen=True):
-    """Ask for the profile sessions that have not ended."""
+    """A call that asks an engine for the profile sessions that have not ended. The engine answers with
+    `OpenProfiles`.
+    """
 
 
 # the prefix cache
 
 
 class CacheReset(Reply, frozen=True):
-    """The prefix cache has been emptied; `slots` is the number of slots that held a cached prefix."""
+    """The engine's reply to `ResetPrefixCache`: the prefix cache is now empty. `slots` is the number of slots of the KV
+    cache that held a cached prefix.
+    """
 
     slots: int
 
 
 class ResetPrefixCache(Call[CacheReset], frozen=True):
-    """Remove all prefixes from the engine's prefix cache."""
+    """A call that removes all prefixes from the engine's prefix cache. The engine answers with `CacheReset`."""
 
 
 # running and waiting requests
 
 
 class RequestPhase(StrEnum):
-    """What a sequence is waiting for or doing."""
+    """The phase of a running or waiting request, as operators see it: it waits in the queue, its prompt is read
+    (prefill), its tokens are generated (decode), or the server runs tools for it.
+    """
 
     QUEUED = "queued"
     # The prompt is being read.
@@ -197,8 +228,8 @@ class RequestPhase(StrEnum):
 
 
 class RequestState(Struct, frozen=True):
-    """One running or waiting sequence, for operators. A request that asks for several answers has one sequence for
-    each.
+    """The state of one running or waiting sequence, for the list of requests that operators see: ids, phase, age in
+    seconds, and numbers of tokens. A request that asks for several answers has one sequence for each answer.
     """
 
     # The client's id of the request.
@@ -221,15 +252,17 @@ class RequestState(Struct, frozen=True):
 
 
 class RequestList(Reply, frozen=True):
-    """Running and waiting sequences in order of arrival: all of them, or only those that match the field `name` of the
-    call.
+    """The engine's reply to `ListRequests` and `CancelRequest`: running and waiting sequences in order of arrival,
+    either all of them or only those that match the call's field `name`.
     """
 
     requests: list[RequestState]
 
 
 class ListRequests(Call[RequestList], frozen=True):
-    """Ask for the running and waiting requests that all API processes have sent to this engine."""
+    """A call that asks an engine for its running and waiting requests, from all API processes. `name` (an id) and
+    `tenant` (an API key) restrict the list if they are given. The engine answers with `RequestList`.
+    """
 
     # Only the request with this unique id or, if there is none, all with this id.
     name: str | None = None
@@ -238,10 +271,11 @@ class ListRequests(Call[RequestList], frozen=True):
 
 
 class CancelRequest(Call[RequestList], frozen=True):
-    """End a request, whichever API process has sent it: its answers end with `Finished` and the tokens generated so
-    far.
+    """A call that ends the request with the id `name`, whichever API process has sent the request. Its answers end with
+    `Finished` and keep the tokens generated so far.
 
-    The reply lists the sequences that match `name`. If they belong to several requests, no request is ended.
+    The engine answers with a `RequestList` of the sequences that match `name`. If they belong to several requests, no
+    request is ended.
     """
 
     # The unique id of a request or, unless `is_unique`, its id if no request of the engine has this unique id.
@@ -250,8 +284,8 @@ class CancelRequest(Call[RequestList], frozen=True):
 
 
 class ReasoningEnded(Reply, frozen=True):
-    """The sequences that match the field `name` of the call, and the number of those whose reasoning may still have
-    been open.
+    """The engine's reply to `EndReasoning`: the sequences that match the call's field `name`, and the number of those
+    whose reasoning may still have been open.
     """
 
     requests: list[RequestState]
@@ -259,10 +293,10 @@ class ReasoningEnded(Reply, frozen=True):
 
 
 class EndReasoning(Call[ReasoningEnded], frozen=True):
-    """End the reasoning of a request's answers, as if the reasoning budget were used up, so that the model writes the
-    final answer.
+    """A call that ends the reasoning in the answers to the request with the id `name`, as if the reasoning budget were
+    used up, so that the model writes the final answer.
 
-    If the name matches several requests, nothing is done.
+    The engine answers with `ReasoningEnded`. If `name` matches several requests, nothing is changed.
     """
 
     # As in `CancelRequest`.
@@ -276,23 +310,25 @@ class EndReasoning(Call[ReasoningEnded], frozen=True):
 
 
 class AdapterReply(Reply, frozen=True):
-    """The adapter has been loaded or unloaded."""
+    """The engine's reply to `LoadAdapter` and `UnloadAdapter`. After `UnloadAdapter`, `request_ids` has the requests
+    that still use the adapter.
+    """
 
     # The requests that still have an unloaded adapter.
     request_ids: list[str] = []
 
 
 class LoadAdapter(Call[AdapterReply], frozen=True):
-    """Load a LoRA adapter and run it once as a test, so that requests may choose it. Does nothing if the adapter is
-    loaded.
+    """A call that loads a LoRA adapter and runs it once as a test, so that requests may choose it. An adapter that is
+    already loaded stays as it is. The engine answers with `AdapterReply`.
     """
 
     adapter: Adapter
 
 
 class UnloadAdapter(Call[AdapterReply], frozen=True):
-    """Refuse new requests that use this LoRA adapter, and free the adapter when the last running request that uses it
-    ends.
+    """A call after which the engine refuses new requests with this LoRA adapter. The adapter's memory is freed when the
+    last running request with it ends. The engine answers with `AdapterReply` at once.
     """
 
     id: str

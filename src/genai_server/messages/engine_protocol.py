@@ -1,7 +1,7 @@
-"""The protocol between an API process and an engine: requests, the tokens and results of answers, the engine's load,
-and its counters for the metrics.
+"""The protocol between an API process and an engine: requests (`Submit`), the tokens and results of answers (`Tokens`,
+`Finished`, `Failed`), the engine's load (`Load`), and its counters for the metrics (`Figures`).
 
-The messages of admin calls are in admin.py, the frames that carry all of them in frames.py.
+The messages of admin calls are in admin.py, the frames that carry all of these messages in frames.py.
 """
 
 from collections.abc import Mapping
@@ -25,13 +25,17 @@ from genai_server.messages.generation_request import (
 
 
 class Hello(Struct, frozen=True, tag=True):
-    """The first message of an API process. If the secret is wrong, the engine closes the connection."""
+    """The first message that an API process sends to an engine or to the supervisor. If the secret is wrong, the
+    receiver closes the connection.
+    """
 
     secret: str
 
 
 class Welcome(Struct, frozen=True, tag=True):
-    """The engine's answer to `Hello`: its model is loaded, and it accepts requests on this connection."""
+    """The engine's answer to `Hello`: its model is loaded, and it accepts requests on this connection. The message
+    describes the model and how the engine runs several sequences at a time.
+    """
 
     model: ModelInfo
     batching: Batching
@@ -41,7 +45,9 @@ class Welcome(Struct, frozen=True, tag=True):
 
 
 class Capacity(Struct, frozen=True):
-    """How many requests and tokens an idle device accepts, shared fairly among tenants (API keys)."""
+    """How many requests and tokens an idle engine accepts, running and waiting. The methods compute what is left for
+    one more request, so that tenants (API keys) share the engine fairly.
+    """
 
     # Maximum number of running requests.
     running: int
@@ -54,12 +60,12 @@ class Capacity(Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """How many requests may be on the device together, running or waiting."""
+        """Maximum number of requests on the device, running and waiting ones together."""
         return self.running + self.waiting
 
     def num_free(self, present: Mapping[str, int], tenant: str) -> int:
-        """How many more requests of a tenant the device accepts. `present` has the number of requests on the device by
-        tenant.
+        """Return how many more requests of `tenant` (an API key) the device accepts. `present` has the number of
+        requests now on the device by tenant.
 
         A tenant may always have an equal share of the capacity, however many requests the other tenants have.
         """
@@ -67,11 +73,11 @@ class Capacity(Struct, frozen=True):
         return max(0, self.requests - sum(present.values()), equal_share - present.get(tenant, 0))
 
     def free_tokens(self, present: Mapping[str, int], waiting_tokens: Mapping[str, int], tenant: str) -> int | None:
-        """Maximum number of prompt tokens of one more request of a tenant.
+        """Return the maximum number of prompt tokens that one more request of `tenant` (an API key) may have.
 
-        Returns None if the number is not limited, or if the request could run at once. `present` has the number of
-        requests on the device by tenant, and `waiting_tokens` the tokens of the prompts that cannot run at once, by
-        tenant. A tenant may always have an equal share of the waiting tokens.
+        The result is None if the number is not limited, or if the request could run at once. `present` has the number
+        of requests on the device by tenant, and `waiting_tokens` the number of tokens, by tenant, of the prompts that
+        must wait. A tenant may always have an equal share of the limit for waiting tokens.
         """
         if self.waiting_tokens is None:
             return None
@@ -86,10 +92,11 @@ class Capacity(Struct, frozen=True):
     def request_limit_error(
         self, device: str, present: Mapping[str, int], tenant: str, retry_after: int | None, more: str = ""
     ) -> QueueFull:
-        """The error for one more request of a tenant when the device has its maximum number of requests.
+        """Return the error for one more request of `tenant` (an API key) when the device has its maximum number of
+        requests.
 
-        `present` has the number of requests by tenant. `retry_after` is the number of seconds after which there may be
-        space; None if unknown. `more` is added to the message.
+        `device` is the device's name in the message. `present` has the number of requests by tenant. `retry_after` is
+        the number of seconds after which there may be space; None if unknown. `more` is put at the end of the message.
         """
         num_tenants = _num_tenants(present, tenant)
         tenant_note = f", {present.get(tenant, 0)} of them of this key" if num_tenants > 1 else ""
@@ -104,10 +111,11 @@ class Capacity(Struct, frozen=True):
         )
 
     def token_limit_error(self, device: str, num_tokens: int, length: int, retry_after: int | None) -> QueueFull:
-        """The error for a request whose prompt of `length` tokens may not wait, because all waiting prompts would then
-        have `num_tokens`, more than the limit.
+        """Return the error for a request whose prompt of `length` tokens may not wait, because all waiting prompts
+        together would then have `num_tokens` tokens, which is more than the limit.
 
-        `retry_after` is the number of seconds after which there may be space; None if unknown.
+        `device` is the device's name in the message. `retry_after` is the number of seconds after which there may be
+        space; None if unknown.
         """
         return QueueFull(
             f"the prompts of the requests that wait for {device} would have {num_tokens} tokens with this one's "
@@ -117,13 +125,15 @@ class Capacity(Struct, frozen=True):
 
 
 def _num_tenants(present: Mapping[str, int], tenant: str) -> int:
-    """The number of tenants that have requests on the device, counting `tenant` even if it has none yet."""
+    """Return the number of tenants (API keys) that have requests on the device, counting `tenant` even if it has none
+    yet. `present` has the number of requests by tenant.
+    """
     return len({*present, tenant})
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The number of running and waiting requests on an engine's device, and how many more it accepts. Sent to the API
-    processes whenever it changes.
+    """The number of running and waiting requests on an engine's device, and how many more requests it accepts. The
+    engine sends this message to each API process whenever the numbers change.
 
     Low-priority requests are counted only in the fields whose names begin with `low_priority`.
     """
@@ -147,15 +157,18 @@ class Load(Struct, frozen=True, tag=True):
     capacity: Capacity | None = None
 
     def is_full(self, tenant: str) -> bool:
-        """Whether the device would refuse a request of this tenant now. False while the capacity is unknown."""
+        """Return whether the device would refuse a request of `tenant` (an API key) now. False while the capacity is
+        unknown.
+        """
         return self.capacity is not None and not self.capacity.num_free(self.present, tenant)
 
 
 class CachedPrefixes(Struct, frozen=True, tag=True):
-    """The blocks that were added to and removed from the engine's prefix cache since the last message, as digests (see
-    prefix_cache.py).
+    """The engine tells an API process which blocks of tokens were added to its prefix cache and removed from it since
+    the last such message. API processes choose by this the engine that has most of a prompt cached.
 
-    Only sent by an engine whose model has other engines, too. The first message on a connection has all cached blocks.
+    Blocks are identified by digests (see prefix_cache.py). Only an engine whose model has other engines, too, sends
+    this message. The first message on a connection has all cached blocks.
     """
 
     added: list[bytes]
@@ -166,8 +179,12 @@ class CachedPrefixes(Struct, frozen=True, tag=True):
 
 
 class Submit(Struct, frozen=True, tag=True):
-    """Start a request. The engine answers with `Accepted` or `Refused`; after `Accepted`, with `Tokens` and then with
-    one `Finished` or `Failed`.
+    """An API process sends a request to an engine, to run it. `key` is the number by which all further messages name
+    the request.
+
+    The engine answers with `Accepted` or `Refused`; after `Accepted`, with `Tokens` and then with one `Finished` or
+    `Failed`. With `more`, the next message is a `Submit` for the same HTTP request, and the engine accepts all of them
+    or none.
     """
 
     # Numbers the request within its connection, here and in all messages below.
@@ -178,34 +195,38 @@ class Submit(Struct, frozen=True, tag=True):
 
 
 class Cancel(Struct, frozen=True, tag=True):
-    """End a request. The engine sends nothing more about it."""
+    """An API process ends a request whose answer nobody reads any more. The engine sends nothing more about the
+    request.
+    """
 
     key: int
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """End an answer with the tokens generated so far. The engine sends `Finished` unless the answer has already
-    ended.
+    """An API process ends an answer with the tokens generated so far. The engine sends `Finished` unless the answer has
+    already ended.
     """
 
     key: int
 
 
 class Accepted(Struct, frozen=True, tag=True):
-    """The engine has accepted the request and will end it with exactly one `Finished` or `Failed`."""
+    """The engine has accepted the request with the number `key`, and will end it with exactly one `Finished` or
+    `Failed`.
+    """
 
     key: int
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The engine has not accepted the request, for this reason."""
+    """The engine has not accepted the request with the number `key`. `error` has the reason."""
 
     key: int
     error: ErrorInfo
 
 
 class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
-    """The next tokens of an answer, with their log probabilities if the request asks for those."""
+    """The engine sends the next tokens of an answer, with their log probabilities if the request asks for these."""
 
     key: int
     # Ids of the tokens.
@@ -215,8 +236,8 @@ class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class PromptLogprobs(Struct, frozen=True, tag=True):
-    """The log probabilities of the prompt's next tokens. The prompt's first token has no log probability and is left
-    out.
+    """The engine sends the log probabilities of the next tokens of a prompt, for a request that asks for them. The
+    prompt's first token has no log probability and is left out.
     """
 
     key: int
@@ -224,7 +245,9 @@ class PromptLogprobs(Struct, frozen=True, tag=True):
 
 
 class Progress(Struct, frozen=True, tag=True):
-    """How many tokens of the prompt have been read. Sent after each chunk of the prefill if the request asks for it."""
+    """The engine tells how many tokens of a prompt it has read. It sends this message after each chunk of the prefill
+    if the request asks for progress.
+    """
 
     key: int
     # Tokens, cached ones included.
@@ -234,7 +257,9 @@ class Progress(Struct, frozen=True, tag=True):
 
 
 class Vectors(Struct, frozen=True, tag=True):
-    """The embedding vectors or scores of the next texts of a pooling request, in the order of the texts."""
+    """The engine sends the embedding vectors or scores of the next texts of a pooling request, in the order of the
+    texts, as little-endian float32 numbers.
+    """
 
     key: int
     # The same number of little-endian float32 for each text.
@@ -242,7 +267,9 @@ class Vectors(Struct, frozen=True, tag=True):
 
 
 class Finished(Struct, frozen=True, tag=True):
-    """The answer is complete; no more messages about the request follow."""
+    """The engine's last message about a request whose answer has ended without an error: the reason, the seconds spent
+    in each phase, and numbers of cached, drafted and profiled tokens.
+    """
 
     key: int
     reason: FinishReason
@@ -259,7 +286,7 @@ class Finished(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The answer has ended with an error; no more messages about the request follow."""
+    """The engine's last message about a request whose answer has ended with an error."""
 
     key: int
     error: ErrorInfo
@@ -269,7 +296,9 @@ class Failed(Struct, frozen=True, tag=True):
 
 
 class Histogram(Struct, frozen=True):
-    """How many of the observed values lie in each interval between `bounds`."""
+    """A histogram of observed values, for the metrics: `counts` has the number of values in each interval between
+    `bounds`, and `sum` is the sum of all values.
+    """
 
     bounds: list[float]
     # One more than bounds: counts[i] values are in (bounds[i - 1], bounds[i]], and the last counts those above all.
@@ -279,7 +308,9 @@ class Histogram(Struct, frozen=True):
 
 
 class DiskCacheFigures(Struct, frozen=True):
-    """The state and counters of the prefix cache on disk, as one engine sees it."""
+    """The state and counters of the prefix cache on disk, as one engine sees it, for the metrics: bytes, loaded and
+    stored prefixes, and the speed of loading in tokens per second.
+    """
 
     # Bytes of all models' files when this engine last wrote one, and their limit.
     num_bytes: int = 0
@@ -299,8 +330,8 @@ class DiskCacheFigures(Struct, frozen=True):
 
 
 class Figures(Struct, frozen=True, tag=True):
-    """An engine's counters since its start, and some current values. Sent to all API processes once a second if
-    changed.
+    """An engine's counters since its start, and some current values, from which API processes make the metrics. The
+    engine sends them to all API processes once a second if they have changed.
     """
 
     # Tokens of running sequences in the KV cache now.
@@ -357,10 +388,12 @@ ToApi = Welcome | Load | CachedPrefixes | Figures | Event | AdminReply
 
 
 def engine_decoder(max_bytes: int = MAX_FRAME_BYTES) -> FrameDecoder[ToEngine]:
-    """A decoder of the messages that an engine receives from an API process, in frames of at most `max_bytes` bytes."""
+    """Return a new decoder of the messages that an engine receives from an API process. A frame of more than
+    `max_bytes` bytes is an error.
+    """
     return FrameDecoder(msgspec.msgpack.Decoder(list[ToEngine]), max_bytes)
 
 
 def api_decoder() -> FrameDecoder[ToApi]:
-    """A decoder of the messages that an API process receives from an engine."""
+    """Return a new decoder of the messages that an API process receives from an engine."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[ToApi]))

@@ -1,7 +1,8 @@
-"""What all protocols between processes of the server share: the frames that carry messages, a socket connection that
-receives them, and the message with which a process sends an error.
+"""The base of all protocols between processes of the server: frames that carry messages (`encode_frame`,
+`FrameDecoder`), a socket connection that receives them (`connect`), and the message with which a process reports an
+error (`ErrorInfo`).
 
-A frame is a four-byte big-endian length and a MessagePack list of messages; nothing is pickled.
+A frame is a four-byte big-endian length and a MessagePack list of messages. Nothing is pickled.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ _BY_CODE = {error.code: error for error in ALL_ERRORS}
 
 
 def encode_frame(messages: Sequence[Struct]) -> bytes:
-    """Encode messages as one frame."""
+    """Return messages encoded as one frame: a four-byte big-endian length and a MessagePack list."""
     body = msgspec.msgpack.encode(messages)
     return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
@@ -29,7 +30,9 @@ M = TypeVar("M")
 
 
 class FrameDecoder(Generic[M]):
-    """Decodes a stream of frames into messages. The stream's bytes may arrive split at any point."""
+    """Decodes a stream of bytes that consists of frames into messages. The bytes may arrive split at any point: the
+    decoder keeps an incomplete frame until the rest of the frame has arrived. Each connection has its own decoder.
+    """
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[list[M]]", max_bytes: int = MAX_FRAME_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -37,9 +40,10 @@ class FrameDecoder(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterable[M]:
-        """The messages that are complete with `data`, the next bytes of the stream.
+        """Take `data`, the next bytes of the stream, and return the messages that are complete with them.
 
-        Raises msgspec.DecodeError if the bytes are no valid frame, or if a frame is longer than `max_bytes`.
+        Raises msgspec.DecodeError if the bytes are not a valid frame, or if a frame is longer than the decoder's limit
+        in bytes.
         """
         if not self._buffer and len(data) >= _PREFIX_BYTES:
             size = int.from_bytes(data[:_PREFIX_BYTES], "big")
@@ -60,8 +64,8 @@ class FrameDecoder(Generic[M]):
 
 
 class MessageConnection(asyncio.Protocol, Generic[M]):
-    """Receives frames from another process and passes each complete message to `receive` at once, without waking a
-    task.
+    """An asyncio protocol that receives frames from another process, and passes each complete message to the function
+    `receive` at once, without waking a task.
 
     The future `ended` completes when the connection has ended. It raises the error that ended the connection: an error
     of the socket, an error that `receive` raised, or msgspec.DecodeError for data that is not a frame.
@@ -96,9 +100,11 @@ class MessageConnection(asyncio.Protocol, Generic[M]):
 async def connect(
     address: str, decoder: FrameDecoder[M], receive: Callable[[M], None]
 ) -> tuple[asyncio.WriteTransport, MessageConnection[M]]:
-    """Connect to an address, which is the path of a Unix socket or host:port.
+    """Connect to another process of the server, and return the transport for writing and the connection. `address` is
+    the path of a Unix socket, or host:port.
 
-    Each received message is passed to `receive`. Raises OSError if the connection cannot be made.
+    `decoder` decodes the received bytes; each message is passed to `receive`. Raises OSError if the connection cannot
+    be made.
     """
     loop = asyncio.get_running_loop()
     if sys.platform != "win32" and "/" in address:
@@ -112,7 +118,9 @@ async def connect(
 
 
 class ErrorInfo(Struct, frozen=True):
-    """An error as one process reports it to another, in place of an exception."""
+    """An error as one process of the server reports it to another: the error's code and message, the request's field at
+    fault, and after how many seconds a retry may succeed. It takes the place of a pickled exception.
+    """
 
     # Names a class of errors.py.
     code: str
@@ -125,13 +133,13 @@ class ErrorInfo(Struct, frozen=True):
 
     @classmethod
     def from_error(cls, error: GenaiServerError) -> "ErrorInfo":
-        """The message that reports this error."""
+        """Return the message that reports the exception `error` to another process."""
         if isinstance(error, InvalidField):
             return cls(error.code, error.sentence(None, error.other, error.given), error.param)
         return cls(error.code, error.message, error.param, error.retry_after)
 
     def to_error(self) -> GenaiServerError:
-        """The reported error as an exception of the class with this code; a GenaiServerError if no class has the
+        """Return the reported error as an exception of the class with this code; a GenaiServerError if no class has the
         code.
         """
         error = _BY_CODE.get(self.code, GenaiServerError)

@@ -1,4 +1,5 @@
-"""Requests to an engine, sampling parameters and finish reasons, as all processes share them.
+"""A request to an engine (`GenerationRequest`) and its parts, such as sampling parameters, images and reasoning rules;
+the reasons why an answer ends; and what an engine reports about its model. All processes share these structs.
 
 This module imports nothing about HTTP, models or sockets.
 """
@@ -10,8 +11,8 @@ from msgspec import Struct
 
 
 class Sampling(Struct, frozen=True):
-    """The sampling parameters of a request. With the defaults, only the most likely token is chosen (greedy sampling)
-    and every filter, penalty and bias is off.
+    """The sampling parameters of a request, such as temperature, top_p, penalties and logit bias. With the defaults,
+    only the most likely token is chosen (greedy sampling) and every filter, penalty and bias is off.
     """
 
     # 0 is greedy; `top_k`, `top_p`, `min_p` and `seed` then have no effect.
@@ -41,7 +42,9 @@ class Sampling(Struct, frozen=True):
 
 
 class Adapter(Struct, frozen=True):
-    """A LoRA adapter of a model, as it is loaded."""
+    """A LoRA adapter of a model: the name by which requests choose it, its file, and an id that is new for each
+    load.
+    """
 
     # The name by which requests choose it.
     name: str
@@ -52,7 +55,9 @@ class Adapter(Struct, frozen=True):
 
 
 class PooledText(Struct, frozen=True, array_like=True):
-    """A text, or a pair of texts, for which a pooling model computes an embedding vector or a score."""
+    """One text, or a pair of texts, of a pooling request: the model computes one embedding vector or one score for it.
+    The fields say which part of the request's `prompt` it is, in tokens.
+    """
 
     num_tokens: int
     # Where the second text of a pair begins; 0 for a single text.
@@ -78,7 +83,9 @@ class Image(Struct, frozen=True):
 
 
 class AudioInput(Struct, frozen=True):
-    """A window of a recording, preprocessed for a model that transcribes audio."""
+    """A window of a recording, preprocessed for a model that transcribes audio: the file with the audio features, and a
+    digest that identifies equal windows.
+    """
 
     # Equal for equal windows. Requests with different salts have different digests.
     digest: str
@@ -87,7 +94,7 @@ class AudioInput(Struct, frozen=True):
 
 
 class Alignment(Struct, frozen=True):
-    """A known transcript of a window of audio, for which the engine computes when each token is spoken."""
+    """A request's known transcript of a window of audio, for which the engine computes when each token is spoken."""
 
     # The model's prompt for a transcript without timestamps, the text, and the end of text.
     tokens: list[int]
@@ -98,7 +105,9 @@ class Alignment(Struct, frozen=True):
 
 
 class TranscriptRules(Struct, frozen=True):
-    """Constraints on the tokens of a transcript, as in openai/whisper: SuppressTokens and ApplyTimestampRules."""
+    """Constraints on the tokens that may be chosen for a transcript: tokens that never occur, and the order of
+    timestamps. They are those of SuppressTokens and ApplyTimestampRules in openai/whisper.
+    """
 
     # Never chosen.
     suppressed: list[int]
@@ -130,8 +139,8 @@ class ReasoningRules(Struct, frozen=True):
 
 
 class GenerationRequest(Struct, frozen=True):
-    """A request to an engine: one prompt to continue, or texts for which to compute vectors or scores. All defaults of
-    the API are resolved.
+    """A request as an API process sends it to an engine: one prompt to continue, or texts for which to compute vectors
+    or scores. The API process has already put a value in place of each field that the client left out.
     """
 
     # The client's name for the request; need not be unique.
@@ -203,14 +212,14 @@ class GenerationRequest(Struct, frozen=True):
 
     @property
     def own_id(self) -> str:
-        """An id that no other request has: the server's unique id, or the client's id where the server has given
-        none.
+        """The id by which the server distinguishes the request from all others: its unique id, or the client's id if
+        the server has given it no unique id.
         """
         return self.unique_id or self.request_id
 
     def after(self, seconds: float) -> "GenerationRequest":
-        """A copy of the request for sending it again after it has waited for `seconds`: its timeout is shorter by that
-        time.
+        """Return a copy of the request to be sent again after it has waited for `seconds`: its timeout is shorter by
+        that time, but not below 0.
         """
         if self.timeout is None:
             return self
@@ -218,7 +227,9 @@ class GenerationRequest(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """A token with its log probability and the most likely alternatives."""
+    """A token's id with its log probability (natural logarithm), and the most likely other tokens at its position with
+    theirs.
+    """
 
     token: int
     # Natural logarithm, from the model's logits before sampling options, but with the rules of a transcript.
@@ -229,7 +240,9 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class FinishReason(StrEnum):
-    """Why an answer ended without an error."""
+    """The reason why an answer ended without an error, such as a stop sequence, the maximum length, a timeout, or an
+    operator who cancelled it.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -249,12 +262,16 @@ class FinishReason(StrEnum):
 
     @property
     def is_own(self) -> bool:
-        """Whether the reason exists only in this server and has no counterpart in the APIs that it implements."""
+        """Whether the reason exists only in this server, and has no counterpart in the HTTP APIs that the server
+        implements.
+        """
         return self is FinishReason.REPETITION or self.is_interruption
 
 
 class Phases(Struct, frozen=True):
-    """How many seconds a request spent in each phase in the engine: waiting, prefill and decode."""
+    """How many seconds a request spent in each phase in the engine: waiting in the queue, prefill (up to the first
+    token) and decode (up to the last token).
+    """
 
     # Waiting, before the first step.
     queue: float = 0.0
@@ -265,7 +282,9 @@ class Phases(Struct, frozen=True):
 
 
 class Batching(Struct, frozen=True):
-    """How an engine runs several sequences at a time: its scheduler, its number of slots and its abilities."""
+    """How an engine runs several sequences at a time: its scheduler, its number of slots, and abilities such as
+    speculative decoding. The engine reports it to API processes when they connect.
+    """
 
     # "batched", "generator" or, where texts are pooled, "pooled".
     scheduler: str = "generator"
@@ -290,7 +309,9 @@ CONTEXT = "the model's context"
 
 
 class ModelInfo(Struct, frozen=True):
-    """What an engine reports about its model when an API process connects."""
+    """What an engine reports about its model when an API process connects: context length, vocabulary size, tokens that
+    end an answer, default sampling parameters, and abilities.
+    """
 
     # Tokens of prompt and answer together that the model was made for.
     context_length: int

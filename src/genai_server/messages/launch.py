@@ -1,10 +1,10 @@
-"""The messages between the supervisor and an engine process, as frames (see protocol.py) on the engine's standard
-streams.
+"""The messages between the supervisor (the process that starts and monitors engines) and an engine process. They are
+sent as frames (see frames.py) on the engine's standard input and output.
 
-Standard input carries `EngineLaunch` and then commands. It stays open as long as the supervisor lives, so the engine
-exits when it ends. Standard output carries one `EngineReport` when the model is loaded or has failed to load.
-Heartbeats (`Beat`) and `RetainedOptions`, the values that a restarted engine must get again, are sent before and after
-that.
+Standard input carries `EngineLaunch` and then the commands `Resize` and `Unload`. It stays open as long as the
+supervisor lives, so the engine exits when standard input ends. Standard output carries one `EngineReport`, when the
+model is loaded or has failed to load. Before and after the report it carries heartbeats (`Beat`) and `RetainedOptions`,
+the values that a restarted engine must get again.
 """
 
 import msgspec
@@ -18,7 +18,8 @@ from genai_server.options.device import DeviceOptions
 
 
 class EngineSpec(Struct, frozen=True):
-    """The configuration of an engine process, which the supervisor derives from the settings.
+    """The configuration of one engine process: device, model directory, and the limits and options of the engine. The
+    supervisor derives it from the server's settings and sends it to the engine in `EngineLaunch`.
 
     `device` and `model_dir` come first. All other fields without a default are settings, which config/settings.py
     describes.
@@ -78,17 +79,17 @@ class EngineSpec(Struct, frozen=True):
 
     @classmethod
     def is_setting(cls, name: str) -> bool:
-        """Whether the value of the field `name` is that of the setting with the same name.
+        """Return whether the field `name` of this struct is a copy of the server's setting with the same name.
 
-        This holds for the fields without a default, except the first two.
+        This holds for the fields without a default, except `device` and `model_dir`.
         """
         num_settings = len(cls.__struct_fields__) - len(cls.__struct_defaults__)
         return name in cls.__struct_fields__[2:num_settings]
 
 
 class RetainedOptions(Struct, frozen=True, tag=True):
-    """The runtime options that an operator has set for a device, so that a restarted engine gets the values of its
-    predecessor.
+    """The runtime options that an operator has set for a device. The engine reports them to the supervisor, which
+    passes them to the next engine process after a restart, so that they stay in force.
     """
 
     terminated: bool = False
@@ -100,7 +101,9 @@ class RetainedOptions(Struct, frozen=True, tag=True):
 
 
 class EngineLaunch(Struct, frozen=True, tag=True):
-    """The first message to an engine process: its configuration, where it listens and the secret of its connections."""
+    """The supervisor's first message to an engine process: its configuration, the address on which it listens, and the
+    secret that API processes must send when they connect.
+    """
 
     spec: EngineSpec
     # A path for a Unix socket, or "" for a free TCP port on loopback.
@@ -113,20 +116,24 @@ class EngineLaunch(Struct, frozen=True, tag=True):
 
 
 class Resize(Struct, frozen=True, tag=True):
-    """Change the memory for the KV cache to this number of bytes."""
+    """The supervisor tells an engine to change the memory for its KV cache to `num_bytes` bytes."""
 
     num_bytes: int
 
 
 class Unload(Struct, frozen=True, tag=True):
-    """Unload the model and exit. The engine must not remove the supervisor's folder, since the supervisor continues."""
+    """The supervisor tells an engine to unload its model and exit. The engine must not remove the supervisor's folder,
+    since the supervisor continues.
+    """
 
 
 # from the engine
 
 
 class EngineReport(Struct, frozen=True, tag=True):
-    """An engine process has loaded its model or has failed to. Sent once to the supervisor."""
+    """An engine process tells the supervisor, once, that it has loaded its model or has failed to: where it listens, or
+    the error; the maximum length of sequences; and the range of its KV cache size in bytes.
+    """
 
     # Where it listens; "" if it could not load.
     address: str = ""
@@ -148,8 +155,8 @@ BEAT_SECONDS = 0.5
 
 
 class Beat(Struct, frozen=True, tag=True):
-    """A heartbeat of an engine: a counter and the current load. It contains no times, so that clock changes and a
-    suspended machine do not look like a hanging engine.
+    """A heartbeat that an engine sends to the supervisor: a counter, and the current numbers of tokens and requests. It
+    contains no times, so that clock changes and a suspended machine do not look like a hanging engine.
     """
 
     # Counted from 1 since the process started.
@@ -169,10 +176,10 @@ FromEngine = EngineReport | Beat | RetainedOptions
 
 
 def launch_decoder() -> FrameDecoder[FromSupervisor]:
-    """A decoder of the messages that an engine receives from the supervisor."""
+    """Return a new decoder of the messages that an engine receives from the supervisor."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[FromSupervisor]))
 
 
 def report_decoder() -> FrameDecoder[FromEngine]:
-    """A decoder of the messages that the supervisor receives from an engine."""
+    """Return a new decoder of the messages that the supervisor receives from an engine."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[FromEngine]))

@@ -1,9 +1,11 @@
-"""What an engine reports about its prefix cache: events for routers, and digests for API processes.
+"""What an engine reports about its prefix cache: KV events for external request routers, and digests by which the
+server's API processes choose an engine.
 
-The events have the format of vLLM's KV events, which routers subscribe to. Class names and fields are the wire format:
-a batch is a MessagePack array, and each event is a map whose `type` is the name of the class.
+The events (`BlockStored`, `BlockRemoved`, `AllBlocksCleared`) have the format of vLLM's KV events, which routers
+subscribe to. Class names and fields are the wire format: a batch is a MessagePack array, and each event is a map whose
+`type` is the name of the class.
 
-By the digests an API process knows which prompts an engine's prefix cache holds. A prompt is cut into blocks of
+From the digests an API process knows which prompts an engine's prefix cache holds. A prompt is cut into blocks of
 BLOCK_TOKENS tokens. The digest of a block depends on all tokens up to the end of the block, and on the cache salt and
 adapter of the request, so that equal digests mean equal prefixes. The tokens cannot be derived from a digest.
 """
@@ -21,7 +23,7 @@ BLOCK_TOKENS = 16
 
 
 class BlockStored(Struct, frozen=True, tag=True):
-    """Consecutive blocks of one prefix have been added to the prefix cache."""
+    """A KV event, in vLLM's format: consecutive blocks of one prefix have been added to the engine's prefix cache."""
 
     block_hashes: list[int]
     # The block before the first one; None at the beginning of a prompt.
@@ -38,21 +40,21 @@ class BlockStored(Struct, frozen=True, tag=True):
 
 
 class BlockRemoved(Struct, frozen=True, tag=True):
-    """The blocks with these hashes have been removed from the prefix cache."""
+    """A KV event, in vLLM's format: the blocks with these hashes have been removed from the engine's prefix cache."""
 
     block_hashes: list[int]
     medium: str = "GPU"
 
 
 class AllBlocksCleared(Struct, frozen=True, tag=True):
-    """All blocks have been removed from the prefix cache."""
+    """A KV event, in vLLM's format: all blocks have been removed from the engine's prefix cache."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KvEventBatch(Struct, frozen=True, array_like=True):
-    """The events of one scheduler step of an engine."""
+    """The KV events of one scheduler step of an engine, as the engine publishes them to routers in one message."""
 
     # Seconds since 1970.
     ts: float
@@ -62,7 +64,9 @@ class KvEventBatch(Struct, frozen=True, array_like=True):
 
 
 class KvEventTarget(Struct, frozen=True):
-    """The ZeroMQ address and topic to which an engine publishes its KV events."""
+    """The ZeroMQ address and topic to which an engine publishes its KV events, and the rank that distinguishes the
+    engine.
+    """
 
     # A ZeroMQ address: one with `*` is bound, any other is connected to.
     address: str
@@ -75,8 +79,8 @@ class KvEventTarget(Struct, frozen=True):
 def event_target(
     address: str, topic: str, status: ModelStatus, device: str, *, num_devices: int
 ) -> KvEventTarget | None:
-    """The target of the KV events of the engine that runs a model, whose status is `status`, on `device`; None if
-    `address` is empty.
+    """Return where an engine publishes its KV events; None if `address` is empty. The engine runs the model with the
+    status `status` on `device`.
 
     `address` and `topic` are the settings GENAI_KV_EVENTS and GENAI_KV_EVENTS_TOPIC. Each engine has a rank, which
     numbers the engines of all models; every model has `num_devices` engines. If the host in `address` is `*`, the
@@ -94,22 +98,22 @@ _DIGEST_BYTES = 8
 
 
 def root_digest(salt: str | None, adapter: str | None) -> bytes:
-    """The digest that takes the place of a parent for the first block of a prompt. It depends on the request's cache
-    salt and on the name of its adapter; both may be None.
+    """Return the digest that a prompt's first block uses in place of the digest of a block before it. It depends on the
+    request's cache salt and on the name of its adapter; both may be None.
     """
     return blake2b(repr((salt, adapter)).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
 def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The digest of a block of tokens. `parent` is the digest of the block before it in the prompt, or the root digest
-    for the first block.
+    """Return the digest of a block of tokens. `parent` is the digest of the block before it in the prompt, or the root
+    digest for the first block.
     """
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=_DIGEST_BYTES).digest()
 
 
 def prefix_digests(tokens: Sequence[int], salt: str | None, adapter: str | None) -> Iterator[bytes]:
-    """The digests of all full blocks of a prompt, in order. Each digest is computed only when the iterator is asked for
-    it. `salt` and `adapter` are those of the request; both may be None.
+    """Yield the digests of all full blocks of a prompt, in order. Each digest is computed only when the iterator is
+    asked for it. `salt` and `adapter` are the request's cache salt and the name of its adapter; both may be None.
     """
     digest = root_digest(salt, adapter)
     for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):

@@ -1,4 +1,6 @@
-"""The models and engines of a server, as its supervisor reports them to the API processes."""
+"""The status of all models and engines of a server, which the supervisor (the process that starts and monitors engines)
+sends to the API processes: states, addresses, restarts, errors and processor cores.
+"""
 
 from enum import StrEnum
 
@@ -13,7 +15,9 @@ ANY_NAME = "*"
 
 
 class EngineState(StrEnum):
-    """The state of the engine process of one model on one device."""
+    """The state of the engine of one model on one device, from loading to its end. A failed engine is not started
+    again.
+    """
 
     # The engine is loading its model for the first time.
     STARTING = "starting"
@@ -30,7 +34,9 @@ class EngineState(StrEnum):
 
 
 class ModelState(StrEnum):
-    """The state of a model, derived from the states of all of its engines."""
+    """The state of a model: loading, ready, unloading, unloaded or failed. It is derived from the states of all of its
+    engines.
+    """
 
     LOADING = "loading"
     # At least one engine is ready.
@@ -42,7 +48,9 @@ class ModelState(StrEnum):
 
 
 class EngineCores(Struct, frozen=True):
-    """The processor cores of an engine whose device is a CPU."""
+    """The processor cores on which an engine for a CPU runs, its number of threads, and the NUMA node if it keeps to
+    one.
+    """
 
     # Logical CPUs in the form of the kernel's lists, such as "0-31,64-95".
     cpus: str
@@ -52,7 +60,7 @@ class EngineCores(Struct, frozen=True):
     node: int | None = None
 
     def in_words(self) -> str:
-        """The cores for people, as in `32 threads on CPUs 0-31,64-95 of NUMA node 0`."""
+        """Return the cores as text for people, such as `32 threads on CPUs 0-31,64-95 of NUMA node 0`."""
         threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
         is_plural = "," in self.cpus or "-" in self.cpus
         of = "" if self.node is None else f" of NUMA node {self.node}"
@@ -60,7 +68,9 @@ class EngineCores(Struct, frozen=True):
 
 
 class EngineStatus(Struct, frozen=True):
-    """The engine of one model on one device, as the supervisor reports it."""
+    """The status of the engine of one model on one device, as the supervisor reports it: state, process id, restarts,
+    address, last error and maximum length of sequences.
+    """
 
     device: str
     state: EngineState
@@ -86,7 +96,9 @@ class EngineStatus(Struct, frozen=True):
 
 
 class ModelStatus(Struct, frozen=True):
-    """A model that the server serves. It has an engine on each of `devices` unless it is unloaded."""
+    """The status of a model that the server serves: names, directory, state, adapters and abilities, and why it is not
+    loaded. The model has an engine on each of `devices` unless it is unloaded.
+    """
 
     name: str
     path: str

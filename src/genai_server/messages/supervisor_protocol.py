@@ -1,14 +1,15 @@
-"""The protocol between an API process and the supervisor: commands about models, tasks of the worker pool, calls of
-tool servers (MCP), and the file with the supervisor's address.
+"""The protocol between an API process and the supervisor (the process that starts engines, and runs the worker pool and
+the tool servers): commands about models, tasks of the worker pool, calls of tool servers (MCP), and the file with the
+supervisor's address.
 
 Each API process has one connection, with frames as in frames.py. The API process sends `Hello` first. The supervisor
-then sends its `ServerStatus`, and again after each change. It answers each `Ask` with a `CommandReply`, after the
-status that shows the command's effect, and never waits for an engine.
+then sends its `ServerStatus`, and sends it again after each change. It answers each `Ask` with a `CommandReply`, after
+the status that shows the command's effect, and never waits for an engine.
 
-Each id in `RunTasks`, `StartProcess` and `ReserveSpace` is answered once, by `Done`, `Ended` or `Refused` of the worker
-pool. Messages about tools have ids, too: the supervisor answers with one message that repeats the id. While a tool
-runs, no engine knows the request. So the API processes also report these requests to the supervisor, which lists and
-ends them for operators.
+The worker pool answers each id in `RunTasks`, `StartProcess` and `ReserveSpace` once, with `Done`, `Ended` or
+`Refused`. Messages about tools have ids, too: the supervisor answers with one message that repeats the id. While a tool
+runs, no engine knows the request. So the API processes also report such requests to the supervisor (`HoldRequest`),
+which lists and ends them for operators.
 """
 
 import os
@@ -36,8 +37,8 @@ LOCK = "lock"
 
 
 class TaskOwner(Struct, frozen=True):
-    """The request that a task belongs to. The pool serves tenants (API keys) in turn, and a tenant's requests in
-    turn.
+    """The request that a task of the worker pool belongs to, its tenant (API key), and whether it has low priority. The
+    pool serves tenants in turn, and the requests of one tenant in turn.
     """
 
     # Stands for the request's API key; "" for all requests without one.
@@ -49,7 +50,9 @@ class TaskOwner(Struct, frozen=True):
 
 
 class Task(Struct, frozen=True):
-    """A piece of work on untrusted input, such as an image to decode, for one worker process."""
+    """A piece of work on untrusted input for one worker process, such as an image to decode: the question to the
+    process, its data, the time limit in seconds, and the size of the work.
+    """
 
     # The name of a TaskKind.
     kind: str
@@ -69,7 +72,9 @@ class Task(Struct, frozen=True):
 
 
 class RunTasks(Struct, frozen=True, tag=True):
-    """Run these tasks. The pool accepts all of them or refuses all."""
+    """An API process asks the worker pool to run tasks, whose ids are consecutive numbers from `first_id` on. The pool
+    accepts all of the tasks or refuses all, and answers each task with `Done`, `Ended` or `Refused`.
+    """
 
     # The id of the first one; those of the others follow.
     first_id: int
@@ -79,8 +84,9 @@ class RunTasks(Struct, frozen=True, tag=True):
 
 
 class StartProcess(Struct, frozen=True, tag=True):
-    """Start a worker process of this kind before its first task arrives. Nothing is started if a process of this kind
-    is idle, or if enough other processes are.
+    """An API process asks the worker pool to start a worker process for one kind of tasks before the first such task
+    arrives. Nothing is started if a process of this kind is idle, or if enough other processes are. The pool answers
+    with `Done`, or with `Refused` or `Ended` if the start fails.
     """
 
     id: int
@@ -90,7 +96,9 @@ class StartProcess(Struct, frozen=True, tag=True):
 
 
 class ReserveSpace(Struct, frozen=True, tag=True):
-    """Reserve this many bytes of the limited disk space for prepared media, as soon as they are free."""
+    """An API process asks the worker pool to reserve `num_bytes` bytes of the limited disk space for prepared media.
+    The pool answers with `Done` as soon as the bytes are free and reserved.
+    """
 
     id: int
     owner: TaskOwner
@@ -98,8 +106,8 @@ class ReserveSpace(Struct, frozen=True, tag=True):
 
 
 class ResizeSpace(Struct, frozen=True, tag=True):
-    """Reduce a reservation of disk space to this many bytes. With 0, the reservation ends, or the wait for it. The pool
-    sends no answer.
+    """An API process reduces a reservation of disk space to `num_bytes` bytes. With 0, the reservation ends, or the
+    wait for it if it was not granted yet. The pool sends no answer.
 
     Bytes into which tasks may still write are freed when those tasks have ended.
     """
@@ -109,14 +117,16 @@ class ResizeSpace(Struct, frozen=True, tag=True):
 
 
 class CancelTask(Struct, frozen=True, tag=True):
-    """The API process no longer waits for a task. The task's file is removed when the task has ended."""
+    """An API process no longer waits for the task with this id. The file that the task writes is removed when the task
+    has ended.
+    """
 
     id: int
 
 
 class Done(Struct, frozen=True, tag=True):
-    """The answer to a task. The message also confirms that a process has started or disk space is reserved; its answer
-    is then empty.
+    """The worker pool's answer to a task. The message also confirms that a worker process has started (`StartProcess`)
+    or that disk space is reserved (`ReserveSpace`); `answer` is then empty.
     """
 
     id: int
@@ -124,7 +134,9 @@ class Done(Struct, frozen=True, tag=True):
 
 
 class Ended(Struct, frozen=True, tag=True):
-    """A task failed because its worker process ended without an answer."""
+    """The worker pool reports that a task failed because its worker process died, or was ended because the task took
+    too long.
+    """
 
     id: int
     # How it ended.
@@ -134,7 +146,7 @@ class Ended(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The pool did not run a task, for this reason."""
+    """The worker pool reports that it has not run a task. `error` has the reason, such as too much waiting work."""
 
     id: int
     error: ErrorInfo
@@ -148,7 +160,9 @@ FromPool = Done | Ended | Refused
 
 
 class ServerAddress(Struct, frozen=True):
-    """The URL of a tool server that a request names. The API process has already checked that the host is allowed."""
+    """The URL, with HTTP headers, of a tool server (MCP) that a request names. The API process has already checked that
+    the host is allowed.
+    """
 
     url: str
     # Headers of all requests to the URL.
@@ -156,8 +170,8 @@ class ServerAddress(Struct, frozen=True):
 
 
 class ListTools(Struct, frozen=True, tag=True):
-    """Ask for the tools of a tool server, which is started if it does not run. Answered by `ToolList` or
-    `ToolServerFailed`.
+    """An API process asks for the tools of a tool server (MCP), which the supervisor starts if it does not run. The
+    supervisor answers with `ToolList` or `ToolServerFailed`.
     """
 
     id: int
@@ -168,7 +182,9 @@ class ListTools(Struct, frozen=True, tag=True):
 
 
 class RunTool(Struct, frozen=True, tag=True):
-    """Call a tool of a tool server. Answered by `ToolOutput`."""
+    """An API process asks the supervisor to call a tool of a tool server (MCP), for at most `seconds` seconds. The
+    supervisor answers with `ToolOutput`.
+    """
 
     id: int
     server: str
@@ -184,15 +200,17 @@ class RunTool(Struct, frozen=True, tag=True):
 
 
 class StopTool(Struct, frozen=True, tag=True):
-    """The API process no longer waits for the answer to its message with this id. The supervisor stops the tool or the
-    start of the tool server, and sends no answer.
+    """An API process no longer waits for the answer to its `ListTools` or `RunTool` with this id. The supervisor stops
+    the tool or the start of the tool server, and sends no answer.
     """
 
     id: int
 
 
 class ToolInfo(Struct, frozen=True):
-    """A tool of an MCP server, as the server describes it."""
+    """A tool of a tool server (MCP), as the server describes it: name, description, and the JSON schema of its
+    parameters.
+    """
 
     name: str
     description: str
@@ -203,14 +221,14 @@ class ToolInfo(Struct, frozen=True):
 
 
 class ToolList(Struct, frozen=True, tag=True):
-    """The tools of a tool server that requests may use."""
+    """The supervisor's answer to `ListTools`: the tools of the tool server that requests may use."""
 
     id: int
     tools: list[ToolInfo]
 
 
 class ToolOutput(Struct, frozen=True, tag=True):
-    """The text that a tool has returned, or an error message."""
+    """The supervisor's answer to `RunTool`: the text that the tool has returned, or an error message."""
 
     id: int
     text: str
@@ -218,14 +236,14 @@ class ToolOutput(Struct, frozen=True, tag=True):
 
 
 class ToolServerFailed(Struct, frozen=True, tag=True):
-    """A tool server could not list its tools."""
+    """The supervisor's answer to `ListTools` if the tool server could not be started or could not list its tools."""
 
     id: int
     reason: str
 
 
 class ToolRequest(Struct, frozen=True):
-    """A request whose tools are being run, as operators see it while no engine has it."""
+    """A request for which the server runs tools, as operators see it in the list of requests while no engine has it."""
 
     state: RequestState
     # The model of its last round, and the device; "" before its first.
@@ -234,10 +252,10 @@ class ToolRequest(Struct, frozen=True):
 
 
 class HoldRequest(Struct, frozen=True, tag=True):
-    """An API process reports to the supervisor a request of which tools run, so that operators can find and end it.
+    """An API process reports to the supervisor a request for which tools run, so that operators can find and end it.
 
-    A second message with this id replaces the first. The report holds until the API process sends `ReleaseRequest` with
-    this id. Until then the supervisor may answer with `EndRequest`, which ends the request.
+    A second message with this id replaces the first one. The report holds until the API process sends `ReleaseRequest`
+    with this id. Until then the supervisor may send `EndRequest`, upon which the API process ends the request.
     """
 
     id: int
@@ -245,15 +263,18 @@ class HoldRequest(Struct, frozen=True, tag=True):
 
 
 class ReleaseRequest(Struct, frozen=True, tag=True):
-    """The tools of the reported request with this id no longer run."""
+    """An API process withdraws its report (`HoldRequest`) of the request with this id, because no tools run for the
+    request any more.
+    """
 
     id: int
 
 
 class FindRequests(Struct, frozen=True, tag=True):
-    """Ask for the reported requests of all API processes that match all given fields, and end them if `end` is given.
+    """An API process asks the supervisor for the requests for which tools run, in any API process. Only requests that
+    match all given fields are found. If `end` is given, they are ended for that reason.
 
-    Answered by `MatchingRequests`.
+    The supervisor answers with `MatchingRequests`.
     """
 
     id: int
@@ -266,14 +287,16 @@ class FindRequests(Struct, frozen=True, tag=True):
 
 
 class MatchingRequests(Struct, frozen=True, tag=True):
-    """The requests that match a `FindRequests`."""
+    """The supervisor's answer to `FindRequests`: the requests that match it."""
 
     id: int
     requests: list[ToolRequest]
 
 
 class EndRequest(Struct, frozen=True, tag=True):
-    """An operator ends the reported request with this id, for this reason."""
+    """The supervisor tells an API process that an operator ends the request that was reported under this id
+    (`HoldRequest`), and for which reason.
+    """
 
     id: int
     reason: FinishReason
@@ -287,8 +310,8 @@ FromToolServers = ToolList | ToolOutput | ToolServerFailed | MatchingRequests | 
 
 
 class LoadModel(Struct, frozen=True, tag=True):
-    """Serve the model in the directory `path` under a name. A model that has this name and has failed or is unloaded is
-    replaced.
+    """A command to serve the model in the directory `path` under a name, with an engine on each of `devices`. If a
+    model with this name has failed or is unloaded, it is replaced.
     """
 
     name: str
@@ -304,7 +327,9 @@ class LoadModel(Struct, frozen=True, tag=True):
 
 
 class UnloadModel(Struct, frozen=True, tag=True):
-    """Stop serving a model. New requests for it are refused at once; running ones may end within `timeout` seconds."""
+    """A command to stop serving a model. New requests for it are refused at once; running ones may end within `timeout`
+    seconds.
+    """
 
     name: str
     # Maximum seconds for running requests to end.
@@ -312,7 +337,7 @@ class UnloadModel(Struct, frozen=True, tag=True):
 
 
 class SetAlias(Struct, frozen=True, tag=True):
-    """Give a model another name, or remove such a name."""
+    """A command to give the model `name` the further name `alias`; with None as `name`, to remove that alias."""
 
     alias: str
     # The model's name; None removes the alias.
@@ -320,8 +345,8 @@ class SetAlias(Struct, frozen=True, tag=True):
 
 
 class KeepModel(Struct, frozen=True, tag=True):
-    """Set for how many seconds without a request a model stays loaded. The value is forgotten when the model is
-    unloaded.
+    """A command that sets for how many seconds without a request a model stays loaded; None means no limit. The value
+    is forgotten when the model is unloaded.
     """
 
     name: str
@@ -330,30 +355,32 @@ class KeepModel(Struct, frozen=True, tag=True):
 
 
 class WantModel(Struct, frozen=True, tag=True):
-    """A request waits for a model that is not loaded. The API process repeats the command as long as the request
-    waits.
+    """A command that says that a request waits for a model which is not loaded, so that the supervisor loads the model.
+    The API process repeats the command as long as the request waits.
     """
 
     name: str
 
 
 class AddAdapter(Struct, frozen=True, tag=True):
-    """Let requests choose a LoRA adapter that all engines of its model have loaded."""
+    """A command to let requests choose a LoRA adapter. All engines of the adapter's model must have loaded it
+    before.
+    """
 
     model: str
     adapter: Adapter
 
 
 class RemoveAdapter(Struct, frozen=True, tag=True):
-    """Let no new request choose the LoRA adapter with this id."""
+    """A command to let no new request choose the LoRA adapter with this id of a model."""
 
     model: str
     id: str
 
 
 class EndServer(Struct, frozen=True, tag=True):
-    """End the engines and the supervisor as soon as the last API process has disconnected. The sender makes sure that
-    no new API process connects.
+    """A command to end the engines and the supervisor as soon as the last API process has disconnected. The sender
+    makes sure that no new API process connects.
     """
 
 
@@ -364,7 +391,9 @@ Command = LoadModel | UnloadModel | SetAlias | KeepModel | WantModel | AddAdapte
 
 
 class Ask(Struct, frozen=True, tag=True):
-    """Ask the supervisor to carry out a command."""
+    """An API process asks the supervisor to carry out a command, such as `LoadModel`. The supervisor answers with
+    `CommandReply`, which repeats the number `call`.
+    """
 
     # Numbers the call within its connection.
     call: int
@@ -372,7 +401,7 @@ class Ask(Struct, frozen=True, tag=True):
 
 
 class CommandReply(Struct, frozen=True, tag=True):
-    """The supervisor's answer to `Ask`: it has carried out the command, or reports why it could not."""
+    """The supervisor's answer to `Ask`: it has carried out the command, or `error` says why it could not."""
 
     call: int
     # Why it failed; None if it succeeded.
@@ -384,14 +413,14 @@ FromSupervisor = ServerStatus | CommandReply | FromPool | FromToolServers
 
 
 def supervisor_decoder(max_bytes: int = MAX_TASK_FRAME_BYTES) -> FrameDecoder[ToSupervisor]:
-    """A decoder of the messages that the supervisor receives from an API process, in frames of at most `max_bytes`
-    bytes.
+    """Return a new decoder of the messages that the supervisor receives from an API process. A frame of more than
+    `max_bytes` bytes is an error.
     """
     return FrameDecoder(msgspec.msgpack.Decoder(list[ToSupervisor]), max_bytes)
 
 
 def supervisor_client_decoder() -> FrameDecoder[FromSupervisor]:
-    """A decoder of the messages that an API process receives from the supervisor."""
+    """Return a new decoder of the messages that an API process receives from the supervisor."""
     return FrameDecoder(msgspec.msgpack.Decoder(list[FromSupervisor]), MAX_TASK_FRAME_BYTES)
 
 
@@ -399,7 +428,9 @@ def supervisor_client_decoder() -> FrameDecoder[FromSupervisor]:
 
 
 class SupervisorLaunch(Struct, frozen=True):
-    """The parameters with which a supervisor process is started, as JSON on its standard input."""
+    """The parameters with which a supervisor process is started, as JSON on its standard input: its folder, the
+    server's settings, and the id of the server's first process.
+    """
 
     # Where API processes look for it.
     folder: str
@@ -410,7 +441,9 @@ class SupervisorLaunch(Struct, frozen=True):
 
 
 class SupervisorAddress(Struct, frozen=True):
-    """The address and secret of a running supervisor, in a file that only the server's user can read."""
+    """The address, secret and process id of a running supervisor. They are stored in a file that only the server's user
+    can read, by which API processes find the supervisor.
+    """
 
     # A Unix socket's path, or host:port.
     address: str
@@ -421,7 +454,9 @@ class SupervisorAddress(Struct, frozen=True):
 
 
 def write_address(folder: Path, address: SupervisorAddress) -> None:
-    """Write the file with the supervisor's address into the runtime folder, atomically. Raises OSError."""
+    """Write the supervisor's address atomically to a file in `folder`, the server's runtime folder. Raises OSError if
+    the file cannot be written.
+    """
     new = folder / f"{_NAME}.new"
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(msgspec.json.encode(address))
@@ -429,7 +464,7 @@ def write_address(folder: Path, address: SupervisorAddress) -> None:
 
 
 def read_address(folder: Path) -> SupervisorAddress:
-    """Read the address of the supervisor that uses this runtime folder.
+    """Read the address of the supervisor whose runtime folder is `folder`.
 
     Raises OSError if there is no such file, and msgspec.DecodeError if the file is damaged.
     """
