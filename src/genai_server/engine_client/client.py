@@ -1,7 +1,7 @@
-"""The engines of one model as an API process sees them: connections to them, their capacity, and the choice of an
-engine for a request.
+"""An API process's connections to the engines of one model (`EngineClient`), admin calls to an engine (`EngineAdmin`),
+and the choice of an engine for a request (`Router`).
 
-The module in_flight.py has the requests on a connection, and the tokens of their answers.
+The requests on a connection, and the streams of tokens that answer them, are in in_flight.py.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ from genai_server.messages.server_status import EngineState, EngineStatus, Serve
 
 
 class EngineAdmin:
-    """Sends calls (messages/admin.py) to one engine, and passes each reply to the coroutine that waits for it.
+    """Sends admin calls (messages/admin.py) to one engine, and passes each reply to the coroutine that waits for it.
 
-    Each EngineClient has an EngineAdmin. Used by the event loop's thread only.
+    Each EngineClient has an EngineAdmin. Only the event loop's thread may use it.
     """
 
     def __init__(self, send: Callable[[Call[Any]], None]) -> None:
@@ -97,8 +97,10 @@ _OVER = (EngineState.FAILED, EngineState.STOPPED, EngineState.UNLOADING)
 
 
 class EngineClient:
-    """An API process's connection to the engine of one device, with the engine's last reports. `run` connects again
-    whenever the connection ends. Used by the event loop's thread only.
+    """An API process's connection to the engine of one device, with the engine's last reports about its load and model.
+
+    A Router creates one for each device. The coroutine `run` connects, and connects again whenever the connection ends.
+    Only the event loop's thread may use the object.
     """
 
     def __init__(self, device: str, read_status: ReadStatus, model_name: str = "", serial: int = 0) -> None:
@@ -123,12 +125,14 @@ class EngineClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether requests can be sent to the engine."""
+        """Whether there is a connection on which requests can be sent to the engine now."""
         return self._writer is not None and self.model is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine would accept requests."""
+        """Whether the engine is connected and has not been terminated by an operator. A ready engine may still
+        be full.
+        """
         return self.is_connected and not self.load.terminated
 
     @property
@@ -148,8 +152,8 @@ class EngineClient:
         return max(self.in_flight.num_low_priority, self.load.low_priority_running + self.load.low_priority_waiting)
 
     def status(self) -> EngineStatus:
-        """The engine's status as the supervisor reports it, but STARTING instead of READY while this process is not
-        connected to the engine.
+        """Return the engine's status as the supervisor (the process that starts engines) reports it, but with the state
+        STARTING instead of READY while this process is not connected to the engine.
         """
         return self._status_on(self._read_status())
 
@@ -180,7 +184,9 @@ class EngineClient:
             raise capacity.token_limit_error(f"device {self.device}", total, num_tokens, retry_after)
 
     async def run(self) -> None:
-        """Stay connected to the engine until cancelled. Then requests that wait for a restarted engine fail."""
+        """Stay connected to the engine until the coroutine is cancelled. When it is, requests that wait for a restarted
+        engine fail.
+        """
         try:
             await self._attach()
         finally:
@@ -203,8 +209,9 @@ class EngineClient:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _serve_connection(self, address: str, secret: str) -> None:
-        """Connect to the engine at `address`, and exchange messages with it until the connection ends. `secret` shows
-        the engine that this process belongs to the server.
+        """Connect to the engine at `address` (a socket's path, or host:port), and exchange messages with it until the
+        connection ends. `secret` shows the engine that this process belongs to the server. Raises OSError if the
+        connection cannot be made or breaks.
         """
         self._writer, connection = await connect(address, api_decoder(), self._receive)
         try:
@@ -270,13 +277,17 @@ class EngineClient:
 
 
 class Router:
-    """The connections of an API process to all engines of one model, by device in the order of the settings."""
+    """The connections of an API process to all engines of one model, and the choice of the engine for each request.
+
+    `engines` has an EngineClient for each device, in the order of the settings. Each model that the process serves has
+    a Router. Only the event loop's thread may use it.
+    """
 
     def __init__(self, devices: Sequence[str], read_status: ReadStatus, model_name: str = "", serial: int = 0) -> None:
         self.engines = {device: EngineClient(device, read_status, model_name, serial) for device in devices}
 
     async def run(self) -> None:
-        """Stay connected to the engines until cancelled."""
+        """Stay connected to all engines of the model until the coroutine is cancelled."""
         await asyncio.gather(*(engine.run() for engine in self.engines.values()))
 
     @property
@@ -324,8 +335,8 @@ class Router:
 
 
 def _num_cached(engines: Sequence[EngineClient], prefix: Iterable[bytes]) -> dict[EngineClient, int]:
-    """Return, for each engine, how many tokens at the beginning of a prompt its prefix cache has, counted in full
-    blocks. `prefix` are the digests of the prompt's blocks, in order.
+    """Return, for each engine, how many tokens at the beginning of a prompt are in the engine's prefix cache, counted
+    in full blocks. `prefix` has the digests of the prompt's blocks, in order.
     """
     cached = dict.fromkeys(engines, 0)
     holders = [engine for engine in engines if engine.cached_blocks]
@@ -340,12 +351,11 @@ def _num_cached(engines: Sequence[EngineClient], prefix: Iterable[bytes]) -> dic
 
 
 def _order(engine: EngineClient, num_missing: int, tenant: str, low_priority: bool) -> tuple[float, ...]:
-    """Return the sort key of an engine for a request of the API key `tenant`; the engine with the smallest key is
-    chosen.
+    """Return the sort key of an engine for one request; the engine with the smallest key is chosen.
 
     `num_missing` is the number of the prompt's tokens that another engine has in its prefix cache and this engine does
-    not. Of idle engines, the one with fewer cached blocks gets a new conversation, so that the caches of all engines
-    are used.
+    not. `tenant` is the API key of the request, and `low_priority` says whether the request has low priority. Of idle
+    engines, the one with fewer cached blocks gets a new conversation, so that the caches of all engines are used.
     """
     background = engine.low_priority_work
     work = engine.work + background if low_priority else engine.work
@@ -356,7 +366,7 @@ def _order(engine: EngineClient, num_missing: int, tenant: str, low_priority: bo
 
 
 def describe(status: EngineStatus) -> str:
-    """Return the state of an engine as text, followed by the reason in parentheses if there is one."""
+    """Return the state of an engine as text for messages, followed by its last error in parentheses if there is one."""
     return f"{status.state} ({status.error})" if status.error else status.state
 
 

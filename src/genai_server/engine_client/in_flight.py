@@ -1,5 +1,5 @@
-"""The requests of one API process that one engine works on, or that wait for its restart; and the stream in which the
-process receives the tokens of each answer.
+"""The unfinished requests that an API process has sent to one engine (`InFlight`), including those that wait for the
+engine's restart, and the stream in which the process receives the tokens of each answer (`TokenStream`).
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class TokenStream:
     """An asynchronous iterator over the tokens of one answer, and over reports of progress while the prompt is read.
 
     InFlight creates one for each answer and passes it the engine's messages; the code that answers the HTTP request
-    reads it. A reader that is slower than the engine receives several batches of tokens as one. Closing it before the
-    answer ends cancels the request in the engine. Only the first call of `finish` or `fail` has an effect. Used by the
-    event loop's thread only.
+    reads it. A reader that is slower than the engine receives several batches of tokens as one. If the reader closes
+    the stream before the answer ends, the engine cancels the request. Of `finish` and `fail`, which end the stream,
+    only the first call has an effect. Only the event loop's thread may use a stream.
     """
 
     def __init__(
@@ -122,14 +122,18 @@ class TokenStream:
         return progress
 
     def finish(self, reason: FinishReason) -> None:
-        """End the answer without an error, with the given reason."""
+        """End the answer without an error. `reason` is the reason that the client receives. Does nothing if the answer
+        has ended.
+        """
         if not self.is_ended:
             self.reason = reason
             self._files = ()
             self._wake()
 
     def fail(self, error: GenaiServerError) -> None:
-        """End the answer with an error. The reader first receives the tokens before the error."""
+        """End the answer with an error, which the reader receives after the tokens that have arrived. Does nothing if
+        the answer has ended.
+        """
         if not self.is_ended:
             self._error = error
             self._files = ()
@@ -160,7 +164,7 @@ class TokenStream:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing more will arrive."""
+        """Whether the answer has ended, with or without an error, so that no more tokens will arrive."""
         return self.reason is not None or self._error is not None
 
     # the reader's side
@@ -187,7 +191,7 @@ class TokenStream:
         return self._tokens is not None or self._progress is not None or self.is_ended
 
     async def wait(self) -> None:
-        """Wait until `has_items` is true."""
+        """Wait until there is something to `take`: tokens, progress, or the end of the answer."""
         while not self.has_items:
             await self._until_woken()
 
@@ -251,7 +255,7 @@ class SendMessages(Protocol):
 
 
 class _Sent(Struct, frozen=True):
-    """An answer that was requested from the engine and has not ended."""
+    """An answer that this process has requested from the engine and that has not ended."""
 
     # The reader's end of the answer.
     stream: TokenStream
@@ -324,7 +328,9 @@ class InFlight:
         return streams
 
     def receive(self, message: Event) -> None:
-        """Pass an event from the engine to the stream of its answer. The event is dropped if that stream was closed."""
+        """Pass an event from the engine, such as tokens or the end of an answer, to the stream of its answer. The event
+        is dropped if that stream was closed.
+        """
         sent = self._sent.get(message.key)
         if sent is None:
             return
@@ -333,9 +339,10 @@ class InFlight:
             del self._sent[message.key]
 
     def resume(self) -> None:
-        """Send the requests that wait for the restarted engine, with the rest of their timeouts.
+        """Send the requests that wait for the restarted engine, because a new connection to it exists. Their timeouts
+        are shortened by the time that they have waited.
 
-        Raises NoEngineReady if the connection ends meanwhile. Groups that were not sent go on waiting.
+        Raises NoEngineReady if the connection ends meanwhile. Requests that were not sent go on waiting.
         """
         now = self._clock()
         for _, items in groupby(list(self._waiting.items()), lambda item: item[1].group):
@@ -346,8 +353,9 @@ class InFlight:
                 self._sent[key] = _Sent(waiting.stream, waiting.group, waiting.request.low_priority)
 
     def lose(self, error: GenerationFailed) -> None:
-        """Handle the end of the connection: answers with a token fail with `error`, all others wait for the restarted
-        engine. If the model was unloaded, all answers fail.
+        """Handle the end of the connection to the engine: answers of which a token has arrived fail with `error`, and
+        all others wait for the restarted engine. If the model was unloaded (`error` is ModelUnloaded), all answers
+        fail.
         """
         lost, self._sent = self._sent, {}
         for key, sent in lost.items():
@@ -358,10 +366,11 @@ class InFlight:
                 self._waiting[key] = _Waiting(request, sent.stream, sent.group, self._clock())
 
     def give_up(self, error: GenerationFailed, *, all: bool) -> None:
-        """Fail the requests that have waited for a restarted engine for PATIENCE seconds; with `all`, every waiting
-        request.
+        """Fail with `error` the requests that have waited for a restarted engine for PATIENCE seconds; with `all`,
+        every waiting request.
 
-        Requests whose timeout has passed meanwhile end regularly, as timed out and without tokens.
+        Requests whose timeout has passed meanwhile end without an error and without tokens, with the finish reason
+        TIMEOUT.
         """
         now = self._clock()
         for key, waiting in list(self._waiting.items()):
@@ -388,16 +397,18 @@ class InFlight:
 
 
 def _submits(group: Mapping[int, GenerationRequest]) -> Iterator[Submit]:
-    """Return the messages that request the answers of one group. `group` has the requests by key."""
+    """Return the messages that request the answers of one group (the answers to one HTTP request). `group` has the
+    requests by their keys; all messages but the last say that more follow.
+    """
     last = max(group)
     return (Submit(key, request, more=key != last) for key, request in group.items())
 
 
 def error_of_loss(device: str, model: str, engines: Sequence[EngineStatus], *, is_supervised: bool) -> GenerationFailed:
-    """Return the error for requests whose engine was lost: ModelUnloaded, EngineHung or EngineDied.
+    """Return the error for requests to an engine whose connection was lost: ModelUnloaded, EngineHung or EngineDied.
 
-    `engines` are the states of the model's engines on the device, as the supervisor reports them; `is_supervised` is
-    False if the supervisor has ended.
+    `device` and `model` are names for the message. `engines` are the statuses of the model's engines on the device, as
+    the supervisor (the process that starts engines) reports them; `is_supervised` is False if the supervisor has ended.
     """
     if is_supervised and (not engines or any(status.state == EngineState.UNLOADING for status in engines)):
         return ModelUnloaded(f"the model {model} was unloaded")

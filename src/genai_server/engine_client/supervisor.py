@@ -1,5 +1,5 @@
-"""An API process's connection to the supervisor, over which it sends commands and uses the worker pool and tool
-servers.
+"""An API process's connection to the supervisor, the process that starts engines. Over the connection, the API process
+receives the server's status, sends commands such as to load a model, and uses the worker pool and the tool servers.
 """
 
 import asyncio
@@ -42,11 +42,12 @@ FindSupervisor = Callable[[], SupervisorAddress]
 
 
 class SupervisorClient:
-    """Stays connected to a supervisor, from construction to `close`, and has the last status that the supervisor
-    reported.
+    """An API process's connection to the supervisor (the process that starts engines), with the last status of models
+    and engines that the supervisor has reported. It stays connected, from construction to `close`, and connects again
+    when the connection ends.
 
-    `status` is replaced whenever the supervisor reports a change, and may be read by any thread; everything else is
-    used by the event loop's thread only.
+    `status` is replaced whenever the supervisor reports a change, and may be read by any thread; everything else may
+    only be used by the event loop's thread.
     """
 
     def __init__(self, find: FindSupervisor) -> None:
@@ -67,7 +68,9 @@ class SupervisorClient:
         self._following = asyncio.create_task(self._follow())
 
     def close(self) -> None:
-        """Disconnect from the supervisor, which then ends what its worker pool does for this process."""
+        """Disconnect from the supervisor, which then ends the tasks and tools that run for this process. Calls that
+        still wait for an answer fail.
+        """
         self._following.cancel()
         self._lose()
 
@@ -77,18 +80,20 @@ class SupervisorClient:
         return self._transport is not None and not self._transport.is_closing()
 
     async def ready(self) -> None:
-        """Wait until the first status has arrived, or the first attempt to connect has failed."""
+        """Wait until the supervisor's first status has arrived, or the first attempt to connect to the supervisor has
+        failed.
+        """
         await self._known.wait()
 
     async def changed(self) -> None:
-        """Wait for the next change of the status."""
+        """Wait until the supervisor next reports a status of the server; `status` then has it."""
         await self._change.wait()
 
     async def command(self, command: Command) -> None:
-        """Send a command to the supervisor and wait until it was carried out, at most COMMAND_TIMEOUT seconds. `status`
-        then contains the effect.
+        """Send a command, such as to load a model, to the supervisor and wait until it was carried out, at most
+        COMMAND_TIMEOUT seconds. `status` then contains the effect.
 
-        Raises the error in the supervisor's reply, and NoEngineReady if there is no reply.
+        Raises the error in the supervisor's reply, and NoEngineReady if there is no reply in time or no connection.
         """
         call = next(self._calls)
         reply = self._replies[call] = asyncio.get_running_loop().create_future()
@@ -133,8 +138,8 @@ class SupervisorClient:
             self._unsent = []
 
     async def _serve_connection(self) -> None:
-        """Find the supervisor, connect to it, and receive its messages until the connection ends. Raises OSError and
-        msgspec.DecodeError.
+        """Find the supervisor, connect to it, and receive its messages until the connection ends. Raises OSError if the
+        supervisor cannot be reached, and msgspec.DecodeError for an invalid address file or message.
         """
         address = await asyncio.to_thread(self._find)
         transport, connection = await connect(address.address, supervisor_client_decoder(), self._receive)
@@ -149,8 +154,8 @@ class SupervisorClient:
             transport.close()
 
     def _lose(self, reason: str = "") -> None:
-        """End everything that waits for the supervisor with an error. `reason` is put at the end of its message, such
-        as ": connection refused".
+        """Handle the end of the connection: all calls that wait for the supervisor fail. `reason` is put at the end of
+        the error message, such as ": connection refused".
         """
         self._transport, self._unsent = None, None
         self.workers.lose(reason)

@@ -1,4 +1,6 @@
-"""Runs one engine: starts its process, monitors it, kills it when it hangs, and restarts it when it dies."""
+"""Runs one engine: `EngineProcess` starts its process, `Watchdog` detects that it hangs, and `EngineWatch` restarts it
+when it dies, as often as `Restarts` allows.
+"""
 
 import contextlib
 import errno
@@ -49,12 +51,12 @@ _FILES_PAUSE = 0.2
 
 
 class Watchdog:
-    """Detects an engine that hangs, by the time since its last heartbeat.
+    """Detects, by the time since the last heartbeat, that an engine hangs.
 
-    The limit is the timeout plus SECONDS_PER_TOKEN for each token of the step that the last heartbeat announced (the
-    step may have begun BEAT_SECONDS later). A timeout of 0 disables the check. Each check counts as one interval,
-    whatever the clock says, so that a machine that slept or a stopped process group is not mistaken for a hanging
-    engine.
+    An engine hangs if its next heartbeat does not come within the step timeout (in seconds; 0 disables the check), plus
+    SECONDS_PER_TOKEN for each token of the step that the last heartbeat announced, plus BEAT_SECONDS. Each check counts
+    as one interval of CHECK_INTERVAL seconds, whatever the clock says, so that a machine that slept or a stopped
+    process group is not mistaken for a hanging engine.
     """
 
     def __init__(self, step_timeout: float) -> None:
@@ -89,7 +91,8 @@ class Watchdog:
 
 
 class EngineProcess:
-    """Starts and controls an engine process.
+    """One engine process, from its start by the constructor to its end: sends it commands, receives its heartbeats, and
+    kills it when it hangs. EngineWatch creates a new one for each restart.
 
     `report`, `wait` and `close` must be called in one thread; other methods are thread-safe. The constructor raises
     OSError if the process cannot be started, and ValueError for a launch message that cannot be encoded.
@@ -112,11 +115,12 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The process id of the engine process."""
         return self._process.pid
 
     def report(self, load_timeout: float) -> EngineReport:
-        """Wait for the engine's report after loading. Kills the process after `load_timeout` seconds (0: no limit).
+        """Send the launch message to the new process, wait until it has loaded its model, and return its report. The
+        process is killed if it has not reported after `load_timeout` seconds (0: no limit).
 
         If the process dies or is killed, the returned report contains the error.
         """
@@ -141,11 +145,11 @@ class EngineProcess:
         return EngineReport(error=f"the engine process ended while loading, {in_words(status)}")
 
     def wait(self, step_timeout: float, on_hang: Callable[[str], None] = lambda error: None) -> str:
-        """Wait until the process dies and return how it died. The process is killed if it hangs, that is if a step
-        takes more than `step_timeout` seconds; with 0 it never is.
+        """Wait until the engine process dies, and return how it died, as a sentence for operators. The process is
+        killed if it hangs, which means that a step takes more than `step_timeout` seconds; with 0 it is never killed.
 
-        `on_hang` is called in another thread before the kill, so that API processes learn the reason before their
-        connections break.
+        `on_hang` is called with the reason, in another thread, before the kill, so that API processes learn the reason
+        before their connections break.
         """
 
         def kill(reason: str) -> None:
@@ -178,34 +182,41 @@ class EngineProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Stop reading messages of the process. To be called in the thread of `report` and `wait`."""
+        """Stop reading messages of the engine process. Must be called in the thread that has called `report` and
+        `wait`.
+        """
         self._output.close()
 
     def leave(self) -> None:
-        """Ask the process to exit, by closing its standard input. The engine then also removes the
-        supervisor's folder.
+        """Ask the engine process to exit because the server ends, by closing its standard input. The engine then also
+        removes the supervisor's folder.
         """
         with contextlib.suppress(OSError):
             self._input.close()
 
     def resize(self, num_bytes: int) -> None:
-        """Ask the engine to change the size of its KV cache to `num_bytes`."""
+        """Ask the engine to change the maximum size of its KV cache to `num_bytes` bytes. Does not wait for it."""
         self._send(Resize(num_bytes))
 
     def unload(self) -> None:
-        """Ask only this engine to exit, without removing the supervisor's folder."""
+        """Ask the engine process to exit while the server continues: unlike with `leave`, the engine does not remove
+        the supervisor's folder. Does not wait for the exit.
+        """
         self._send(Unload())
         self.leave()
 
     def end(self) -> None:
-        """Wait until a process that was asked to exit has ended. Kills it after STOP_TIMEOUT seconds."""
+        """Wait until the engine process, which was asked to exit, has ended. After STOP_TIMEOUT seconds it is
+        killed.
+        """
         try:
             self._process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def _read(self) -> Iterator[EngineReport]:
-        """Yield the engine's reports until its standard output ends. Heartbeats and options are stored in attributes.
+        """Read the engine's messages until its standard output ends, and yield its reports. The newest heartbeat and
+        the newest runtime options are stored in the attributes `beat` and `kept`.
 
         Raises msgspec.DecodeError for an invalid message.
         """
@@ -234,9 +245,11 @@ class EngineProcess:
 
 
 class Restarts:
-    """Counts the restarts of one engine in a row. All times are in seconds.
+    """Counts how often one engine was restarted in a row, and says how long to wait before the next restart. All times
+    are in seconds.
 
-    More than `max_restarts` in a row, without RECOVERED_AFTER seconds of service in between, are a crash loop.
+    More than `max_restarts` restarts in a row, without RECOVERED_AFTER seconds of service in between, are a crash loop,
+    after which the engine is given up.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -244,12 +257,16 @@ class Restarts:
         self._max_restarts = max_restarts
 
     def served(self, seconds: float) -> None:
-        """Record that the engine served for `seconds` before it died."""
+        """Record that the engine served requests for `seconds` before it died. After more than RECOVERED_AFTER seconds,
+        the count of restarts begins again at 0.
+        """
         if seconds > RECOVERED_AFTER:
             self.in_a_row = 0
 
     def pause(self) -> float | None:
-        """Return the seconds to wait before the next start, twice the previous pause; None to give up."""
+        """Count a restart, and return the seconds to wait before it: twice the previous pause, at most MAX_PAUSE. None
+        if the engine is to be given up.
+        """
         if self.in_a_row >= self._max_restarts:
             return None
         self.in_a_row += 1
@@ -257,11 +274,12 @@ class Restarts:
 
 
 class EngineWatch:
-    """Runs one engine in a thread of its own, with restarts, from `start` to `leave` or `unload`. The supervisor
-    creates one for each model and device.
+    """Runs one engine in a thread of its own and restarts it when it dies, from `start` to `leave` or `unload`. The
+    supervisor creates one for each model and device.
 
-    `status` is replaced, never modified; `on_change` is then called, in this thread or in the watchdog's. `has_loaded`
-    says whether the engine was ever ready. Timeouts are in seconds.
+    `status` is the engine's current status. It is replaced, never modified; after each change, `on_change` is called in
+    the thread of the engine or in that of its watchdog. `has_loaded` says whether the engine was ever ready. Timeouts
+    are in seconds.
     """
 
     def __init__(
@@ -294,27 +312,33 @@ class EngineWatch:
         self._thread = threading.Thread(target=self._run, name=f"watch-{launch.spec.device}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Does not wait for the engine."""
+        """Start the thread that runs the engine. Does not wait until the engine is ready."""
         try:
             self._thread.start()
         except RuntimeError as error:  # the system gives the process no more threads
             self._fail(error)
 
     def leave(self) -> None:
-        """Ask the engine to exit because the server ends. The engine also removes the supervisor's folder."""
+        """Ask the engine to exit because the server ends. The engine also removes the supervisor's folder. Does not
+        wait; call `end` for that.
+        """
         self._stopping.set()
         if self._process is not None:
             self._process.leave()
 
     def end(self) -> None:
-        """Wait until an engine that was asked to exit has ended. Kills it if that takes too long."""
+        """Wait until the engine, which was asked to exit by `leave`, has ended. After STOP_TIMEOUT seconds it is
+        killed.
+        """
         if self._process is not None:
             self._process.end()
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT)
 
     def unload(self) -> None:
-        """End only this engine: gracefully if it responds, otherwise by force."""
+        """End only this engine, while the server continues, and wait until it has ended. It is killed if it does not
+        exit within STOP_TIMEOUT seconds.
+        """
         self._is_unloaded = True
         self._stopping.set()
         if self._process is not None:
@@ -324,7 +348,9 @@ class EngineWatch:
             Path(self._launch.address).unlink(missing_ok=True)
 
     def beat(self) -> Beat:
-        """Return the engine's newest heartbeat."""
+        """Return the engine's newest heartbeat, which has its number of requests and the size of its KV cache. Before
+        the first heartbeat, all of its values are 0.
+        """
         return self._process.beat if self._process is not None else Beat()
 
     @property
@@ -333,8 +359,8 @@ class EngineWatch:
         return self.beat().kv_bytes if self.status.state == EngineState.READY else 0
 
     def resize(self, num_bytes: int) -> None:
-        """Change the maximum size of the KV cache to `num_bytes`, at once or when the engine has loaded. It also
-        applies after restarts.
+        """Change the maximum size of the engine's KV cache to `num_bytes` bytes, at once or when the engine has loaded.
+        The size stays in force after restarts.
         """
         with self._lock:
             if num_bytes == self._launch.spec.kv_bytes:
@@ -343,21 +369,23 @@ class EngineWatch:
             self._send_size()
 
     def _send_size(self) -> None:
-        """Send the maximum size of the KV cache to an engine that has loaded. The caller must hold the lock, so that
-        sizes arrive in order.
+        """Send the configured maximum size of the KV cache to the engine if it has loaded. The caller must hold the
+        lock, so that sizes arrive in order.
         """
         if self.status.state == EngineState.READY and self._process is not None and self._launch.spec.kv_bytes:
             self._process.resize(self._launch.spec.kv_bytes)
 
     def _change_spec(self, **changes: object) -> None:
-        """Change fields of the configuration with which the next engine process starts. The caller must
-        hold the lock.
+        """Change the given fields of the EngineSpec, the configuration with which the next engine process starts. The
+        caller must hold the lock.
         """
         spec = msgspec.structs.replace(self._launch.spec, **changes)
         self._launch = msgspec.structs.replace(self._launch, spec=spec)
 
     def _run(self) -> None:
-        """Run the engine. An exception is reported as the engine's state, because nothing else would report it."""
+        """The body of the thread: run the engine until it stops for good. An exception makes the engine's state FAILED,
+        with the error, because nothing else would report it.
+        """
         try:
             self._watch()
         except BaseException as error:
@@ -373,7 +401,9 @@ class EngineWatch:
         self._set(state=EngineState.FAILED, pid=None, address="", error=f"it cannot be started: {in_one_line(error)}")
 
     def _watch(self) -> None:
-        """Run the engine until it stops for good. An engine whose first load fails is not restarted."""
+        """Start the engine, and again whenever it dies, until it is stopped or has died too often. An engine whose
+        first load fails is not restarted.
+        """
         while not self._stopping.is_set():
             report = self._start()
             if self._stopping.is_set():
@@ -413,7 +443,9 @@ class EngineWatch:
                 return
 
     def _start(self) -> EngineReport:
-        """Start the engine process and wait for its report after loading."""
+        """Start the engine process, and return its report after loading. If the process cannot be started or cannot
+        load the model, the report contains the error, and the process has ended.
+        """
         try:
             self._process = self._start_process()
         except OSError as error:
@@ -429,9 +461,9 @@ class EngineWatch:
         return report
 
     def _start_process(self) -> EngineProcess:
-        """Start the engine process. Raises OSError if it cannot be started.
+        """Start the engine process and return it. Raises OSError if it cannot be started.
 
-        Waits if there are too many open files, because that is temporary.
+        While the system has too many open files, it waits and tries again, because that is temporary.
         """
         while True:
             try:
@@ -446,7 +478,9 @@ class EngineWatch:
             self._stopping.wait(_FILES_PAUSE)
 
     def _serve_until_death(self) -> str:
-        """Wait until the engine process dies and return how it died."""
+        """Wait until the engine process dies, and return how it died, as a sentence for operators. Also remembers the
+        runtime options and the time of service for the next start.
+        """
         assert self._process is not None
         started = self._clock()
         error = self._process.wait(self._step_timeout, lambda reason: self._set(error=reason, hung=True))

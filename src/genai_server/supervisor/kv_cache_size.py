@@ -1,4 +1,5 @@
-"""Decides how large the KV cache of each engine in the host's memory is, and whether a model fits into memory at all.
+"""Decides how large the KV cache of each engine in the host's memory is (`MemoryBudget.divide`), and whether there is
+enough memory to load a model (`MemoryBudget.decide`).
 
 Half of the memory that the weights of all models leave is for KV caches. The other half remains for activations, cached
 files, prompts and the API processes. All sizes are in bytes.
@@ -29,7 +30,9 @@ _MIB = 1024 * 1024
 
 
 class MemoryEngine(Protocol):
-    """The interface of an engine for the memory budget."""
+    """What the MemoryBudget needs to know of an engine: its status, the size of its KV cache, and a way to change that
+    size. EngineWatch implements it.
+    """
 
     status: EngineStatus
     # The least and the most memory for its keys and values, as it has reported; None until it has loaded.
@@ -41,12 +44,16 @@ class MemoryEngine(Protocol):
         ...
 
     def resize(self, num_bytes: int) -> None:
-        """Change the maximum size of the KV cache to `num_bytes`. With 0, the engine chooses a size when it loads."""
+        """Change the maximum size of the engine's KV cache to `num_bytes` bytes. With 0, the engine chooses a size when
+        it loads.
+        """
         ...
 
 
 class MemoryModel(Protocol):
-    """The interface of a model, loaded or not, for the memory budget."""
+    """What the MemoryBudget needs to know of a model, whether loaded or not: its status, its state and its engines.
+    ManagedModel implements it.
+    """
 
     about: ModelStatus
 
@@ -57,7 +64,7 @@ class MemoryModel(Protocol):
 
     @property
     def state(self) -> ModelState:
-        """The current state of the model."""
+        """The current state of the model, such as loading, ready or unloaded."""
         ...
 
 
@@ -71,8 +78,8 @@ class Decision(Enum):
 
 @dataclass(frozen=True)
 class Shortage:
-    """Why there is too little memory to load a model, and whether the model would not fit even if no other model were
-    loaded.
+    """The result of `MemoryBudget.decide` if there is too little memory to load a model: the reason, as a sentence for
+    operators, and whether the model would not fit even if no other model were loaded.
     """
 
     # Names the bytes that are needed and those that are free.
@@ -82,10 +89,11 @@ class Shortage:
 
 
 class MemoryBudget:
-    """Compares the memory that models need with the free memory. The caller holds the supervisor's lock.
+    """Compares the memory that models need with the free memory, decides whether a model can be loaded, and divides the
+    memory for KV caches among engines. The supervisor has one; the caller of a method holds the supervisor's lock.
 
-    `free` returns the free memory in bytes, counting what running engines have mapped as used. `read` estimates a
-    model's memory from its directory.
+    `free` returns the free memory in bytes, counting as used the files that running engines have mapped. `read`
+    estimates a model's memory from its directory.
     """
 
     def __init__(
@@ -104,12 +112,13 @@ class MemoryBudget:
     def decide(
         self, model: MemoryModel, loaded: Collection[MemoryModel], idle: Collection[MemoryModel] = ()
     ) -> Decision | Shortage:
-        """Decide whether a model is loaded next to the loaded models, of which the `idle` ones may be unloaded to make
-        space.
+        """Decide whether the unloaded model `model` can be loaded next to the `loaded` models, of which the `idle` ones
+        may be unloaded to make space.
 
-        A model that has memory for sequences of WANTED_TOKENS is loaded. If there is memory for REQUIRED_TOKENS only,
-        idle models are unloaded if that makes space for WANTED_TOKENS; otherwise the model is loaded. If there is not
-        even that, idle models are unloaded if that makes space for REQUIRED_TOKENS; otherwise the result is a Shortage.
+        The result is LOAD if there is memory for sequences of WANTED_TOKENS. If there is memory only for sequences of
+        REQUIRED_TOKENS, the result is EVICT (unload an idle model first) if that makes space for WANTED_TOKENS,
+        otherwise LOAD. If there is not even that much, the result is EVICT if that makes space for REQUIRED_TOKENS,
+        otherwise a Shortage with the reason.
         """
         if self.fits_well(model, loaded):
             return Decision.LOAD
@@ -125,12 +134,14 @@ class MemoryBudget:
         return Shortage(self._figures(model.about, loaded), is_too_large=False)
 
     def fits_well(self, model: MemoryModel, loaded: Collection[MemoryModel]) -> bool:
-        """Whether a model fits next to the loaded models with memory for sequences of WANTED_TOKENS."""
+        """Return whether the unloaded model `model` fits next to the `loaded` models with memory for sequences of
+        WANTED_TOKENS.
+        """
         return self._fits(model, loaded, (), WANTED_TOKENS)
 
     def divide(self, loaded: Collection[MemoryModel]) -> None:
-        """Divide the memory for KV caches among the engines of the loaded models. Does nothing if no engine was added,
-        loaded or removed since the last call.
+        """Divide the memory for KV caches among the engines of the `loaded` models, by calling `resize` of each engine.
+        Does nothing if no engine was added, loaded or removed since the last call, or if the settings give a size.
         """
         engines = [(model.about, engine) for model in loaded for engine in model.engines]
         inputs = [(status.serial, engine.status.device, engine.kv_range) for status, engine in engines]
@@ -151,7 +162,9 @@ class MemoryBudget:
         return RUNTIME + self._memory(status).weights
 
     def _figures(self, status: ModelStatus, loaded: Collection[MemoryModel]) -> str:
-        """Return a sentence for operators with the memory that a model needs and the memory that is free."""
+        """Return a sentence for operators about too little memory: the memory that a model needs, and what is free next
+        to the `loaded` models.
+        """
         weights, engines = self.weights(status), self._num_host_engines(status)
         needed = engines * self._kv_needed(status, REQUIRED_TOKENS)
         next_to = ""
@@ -167,7 +180,8 @@ class MemoryBudget:
 
     def _expected_range(self, status: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:
         """Return the expected minimum and maximum KV cache size, in bytes, of an engine that has not loaded yet. Both
-        are 0 if the engine uses a device's own memory. `total` is the memory for all KV caches.
+        are 0 if the engine uses a device's own memory. `status` describes the engine's model, and `total` is the memory
+        for all KV caches in bytes.
         """
         if not _is_on_host(engine.status.device) or not self._memory(status).per_token:
             return 0, 0
@@ -176,9 +190,8 @@ class MemoryBudget:
     def _fits(
         self, model: MemoryModel, staying: Collection[MemoryModel], ended: Collection[MemoryModel], num_tokens: int
     ) -> bool:
-        """Whether a model fits next to the `staying` models when the `ended` models are unloaded.
-
-        There must be memory for sequences of `num_tokens`.
+        """Return whether a model fits, with memory for sequences of `num_tokens` tokens, next to the `staying` models
+        when the `ended` models are unloaded.
         """
         status = model.about
         available = self._available([*staying, *ended]) + sum(self.weights(other.about) for other in ended)
@@ -189,24 +202,30 @@ class MemoryBudget:
         return available >= 0 and sum(map(self._reserved, staying)) + needed <= _KV_SHARE * available
 
     def _can_run(self, status: ModelStatus, num_bytes: int) -> bool:
-        """Whether a model can run with `num_bytes` of memory, if no other model used any of it."""
+        """Return whether `num_bytes` bytes are enough to run a model with short sequences (REQUIRED_TOKENS), if no
+        other model used any of them.
+        """
         needed = self._num_host_engines(status) * self._kv_needed(status, REQUIRED_TOKENS)
         return self.weights(status) + needed <= num_bytes
 
     def _available(self, loaded: Collection[MemoryModel]) -> int:
-        """Return the bytes that can be KV caches or other models: the free memory plus the current KV caches, minus the
-        weights that models are still loading.
+        """Return the bytes that can be used for KV caches or further models: the free memory plus the current KV caches
+        of the `loaded` models, minus the weights that models are still loading.
         """
         return self._movable(loaded) - sum(
             self.weights(model.about) for model in loaded if model.state == ModelState.LOADING
         )
 
     def _movable(self, loaded: Collection[MemoryModel]) -> int:
-        """Return the bytes that are free, plus those of the loaded models' KV caches."""
+        """Return the bytes of the host's memory that are free, plus those of the current KV caches of the `loaded`
+        models.
+        """
         return self._free() + sum(engine.kv_bytes for model in loaded for engine in _host_engines(model))
 
     def _reserved(self, model: MemoryModel) -> int:
-        """Return the bytes that the KV caches of a loaded model need at least."""
+        """Return the bytes that the KV caches of a loaded model need at least, summed over its engines in the host's
+        memory.
+        """
         status = model.about
         return sum(
             engine.kv_range[0] if engine.kv_range else self._kv_needed(status, WANTED_TOKENS)
@@ -214,10 +233,10 @@ class MemoryBudget:
         )
 
     def _kv_needed(self, status: ModelStatus, num_tokens: int) -> int:
-        """Return the KV cache size, in bytes, that one engine needs at least.
+        """Return the minimum KV cache size, in bytes, of one engine of a model.
 
         That is the size in the settings if they have one, otherwise the size for a sequence of the configured maximum
-        length or, without a configured length, of `num_tokens`.
+        length or, without a configured length, for a sequence of `num_tokens` tokens.
         """
         settings = self._settings
         if settings.kv_cache_bytes:
@@ -226,18 +245,21 @@ class MemoryBudget:
         return self._memory(status).kv_cache_size(length, settings.kv_cache_type)
 
     def _memory(self, status: ModelStatus) -> ModelMemory:
-        """Return the estimated memory of a model, including its draft model."""
+        """Return the estimated memory of a model together with its draft model (speculative decoding), if it
+        has one.
+        """
         memory: ModelMemory = self._read_once(Path(status.path), status.serial)
         return memory.with_draft_model(self._read_once(Path(status.draft_model), 0)) if status.draft_model else memory
 
     @staticmethod
     def _num_host_engines(status: ModelStatus) -> int:
-        """Return how many of a model's engines use the host's memory."""
+        """Return how many of a model's engines use the host's memory instead of a device's own."""
         return sum(map(_is_on_host, status.devices))
 
 
 def divided(total: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
-    """Divide `total` into one share for each range (minimum, maximum), as equal as the ranges allow.
+    """Divide `total` bytes into one share for each range (minimum, maximum), and return the shares in the order of
+    `ranges`. The shares are as equal as the ranges allow.
 
     Each share is at least its minimum, even if the sum of the shares then exceeds the total.
     """
@@ -265,5 +287,7 @@ def _host_engines(model: MemoryModel) -> list[MemoryEngine]:
 
 
 def _is_on_host(device: str) -> bool:
-    """Whether an engine for this device uses the host's memory. True for CPUs and for scripted devices."""
+    """Return whether an engine for this device uses the host's memory. True for CPUs and for scripted devices, which
+    run no model.
+    """
     return device.partition(":")[0] in (CPU, "scripted")

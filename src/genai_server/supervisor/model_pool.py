@@ -1,7 +1,9 @@
-"""The models of a server: which are loaded, and which is unloaded to make space for another.
+"""The models of a server (`ModelPool`, `ManagedModel`), and the decision which of them are loaded and which are
+unloaded to make space.
 
-An idle model is unloaded for a model that requests wait for. If all models are in use, they take turns: the model that
-has been loaded longest is unloaded after TURN_SECONDS, if the requests have waited that long.
+An idle model is unloaded when requests wait for another model and there is no space. If all models are in use, they
+take turns: the model that has been loaded longest is unloaded after TURN_SECONDS, if the requests have waited that
+long.
 """
 
 import logging
@@ -34,9 +36,11 @@ CreateEngines = Callable[[ModelStatus], Sequence[EngineWatch]]
 
 
 class ManagedModel:
-    """One model that the supervisor manages, loaded or not. All times, also `now`, are seconds of one clock.
+    """One model that the supervisor manages, with its engines while it is loaded. It is unloaded at first;
+    `create_engines` begins to load it, `unload` and then `end` and `ended` unload it.
 
-    The caller holds the supervisor's lock, except for `end`, which waits for processes.
+    All times, including `now`, are seconds of one clock. The caller holds the supervisor's lock, except for `end`,
+    which waits for processes.
     """
 
     def __init__(self, status: ModelStatus, create: CreateEngines, now: float) -> None:
@@ -53,7 +57,7 @@ class ManagedModel:
 
     @property
     def state(self) -> ModelState:
-        """The current state of the model."""
+        """The current state of the model, derived from its engines: unloaded, loading, ready, unloading or failed."""
         if self._unloading_until is not None:
             return ModelState.UNLOADING
         if not self.engines:
@@ -65,21 +69,23 @@ class ManagedModel:
 
     @property
     def takes_memory(self) -> bool:
-        """Whether engine processes hold the model in memory, or soon will."""
+        """Whether the model's engine processes hold it in memory, or will do so soon: it is loading, ready or
+        unloading.
+        """
         return self.state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING)
 
     @property
     def num_requests(self) -> int:
-        """The number of running and waiting requests at the last call of `update_use`."""
+        """The number of running and waiting requests of the model at the last call of `update_use`."""
         return sum(requests for requests, _ in self._counts)
 
     def status(self) -> ModelStatus:
-        """Return the model's status for API processes."""
+        """Return the model's description and current state, as API processes receive them."""
         return msgspec.structs.replace(self.about, state=self.state)
 
     def engine_statuses(self) -> list[EngineStatus]:
-        """Return the status of the model's engines for API processes, including engines that could not be
-        created.
+        """Return the status of each of the model's engines, as API processes receive it. If the engines could not be
+        created, each device has the status FAILED with the error.
         """
         model_status, statuses = self.about, [engine.status for engine in self.engines]
         if not statuses and self._failed:
@@ -94,11 +100,13 @@ class ManagedModel:
         return [msgspec.structs.replace(status, state=EngineState.UNLOADING) for status in statuses]
 
     def change(self, **changes: object) -> None:
-        """Change fields of the model's status."""
+        """Replace the given fields of the model's status, such as `adapters` or `idle_unload`."""
         self.about = msgspec.structs.replace(self.about, **changes)
 
     def create_engines(self, now: float) -> None:
-        """Create the model's engines, without starting them. A failure becomes the model's state."""
+        """Create an engine for each of the model's devices, without starting any. If that fails, the error is logged
+        and the model's state becomes FAILED. `now` counts as the time of the model's last use.
+        """
         self.last_used = now
         self.change(shortage="", is_too_large=False)
         try:
@@ -108,7 +116,9 @@ class ManagedModel:
             self._failed = in_one_line(error)
 
     def update_use(self, now: float) -> None:
-        """Update the numbers of requests and the time of the last use from the engines' heartbeats."""
+        """Update the model's number of requests and the time of its last use from the newest heartbeats of its engines.
+        To be called at regular intervals; `now` is the current time.
+        """
         beats = [engine.beat() for engine in self.engines]
         counts = [(beat.requests, beat.arrived) for beat in beats]
         if counts != self._counts or self.num_requests or self.state == ModelState.LOADING:
@@ -117,15 +127,20 @@ class ManagedModel:
         self.ready_since = min(self.ready_since, now) if self.state == ModelState.READY else math.inf
 
     def has_had_turn(self, now: float) -> bool:
-        """Whether the model is ready and has been so for at least TURN_SECONDS."""
+        """Return whether the model has been ready for at least TURN_SECONDS, so that it may be unloaded for another
+        model although it is in use.
+        """
         return self.state == ModelState.READY and now - self.ready_since >= TURN_SECONDS
 
     def is_idle(self, now: float, seconds: float = SETTLED) -> bool:
-        """Whether the model is ready and has been unused for `seconds` (at least SETTLED)."""
+        """Return whether the model is ready and has had no request for `seconds` seconds, or for SETTLED seconds if
+        that is longer.
+        """
         return self.state == ModelState.READY and now - self.last_used >= max(seconds, SETTLED)
 
     def unload(self, until: float, now: float) -> None:
-        """Begin to unload the model: it accepts no more requests.
+        """Begin to unload the model: from now on it accepts no new requests. Its processes are ended later, when
+        `may_end` says so.
 
         Running requests may continue until the time `until`, or until an earlier time that a previous call has set.
         """
@@ -134,26 +149,32 @@ class ManagedModel:
         self.last_used = max(self.last_used, now)
 
     def may_end(self, now: float) -> bool:
-        """Whether the model's processes may be ended: the model is being unloaded, and no requests are left or the time
-        for them is over.
+        """Return whether the model's processes may be ended now: the model is being unloaded, and no requests are left
+        or their time is over.
         """
         if self._unloading_until is None:
             return False
         return now >= self._unloading_until or (not self.num_requests and now - self.last_used >= SETTLED)
 
     def end(self) -> None:
-        """End the engine processes. Blocks until they have ended and their memory is free."""
+        """End the model's engine processes. Blocks until they have ended and their memory is free. `ended` must be
+        called afterwards.
+        """
         for engine in self.engines:
             engine.unload()
 
     def ended(self) -> None:
-        """Forget the engine processes, which have ended, and their counts of requests."""
+        """Forget the engine processes, which have ended, and their counts of requests. The model's state is then
+        unloaded.
+        """
         self.engines, self._counts, self._unloading_until = (), [], None
 
 
 @dataclass
 class _Demand:
-    """The times at which the first and the last request waited for a model that is not loaded."""
+    """The times at which requests began to wait for a model that is not loaded, and at which a request last waited for
+    it.
+    """
 
     # When the first one came.
     first: float
@@ -162,8 +183,9 @@ class _Demand:
 
 
 def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_demand: bool = False) -> ModelStatus:
-    """Return the status of a model that is not loaded yet. `path` is its directory, and `serial` distinguishes models
-    with the same name. `on_demand` says that it is loaded when a request needs it.
+    """Return the status of a model that is not loaded yet. The model's task is read from its directory `path`;
+    `devices` are those that each get an engine. `serial` distinguishes models with the same name. `on_demand` says that
+    the model is loaded when a request needs it.
     """
     return ModelStatus(
         name,
@@ -179,12 +201,13 @@ def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_
 
 
 class ModelPool:
-    """The models of a server by name. The first model serves requests that name none.
+    """The models of a server by name, and the decision which of them are loaded. The supervisor has one, and calls
+    `update` at regular intervals. The first model serves requests that name none.
 
     At most `max_loaded` models are loaded at once (0: no limit; "auto": as many as fit into memory). Models that are
-    idle for `idle_unload` seconds are unloaded (0: never). When the turn of a model in use is over, its running answers
-    may continue for `drain` seconds. All times, also `now`, are seconds of one clock. The caller holds the supervisor's
-    lock.
+    idle for `idle_unload` seconds are unloaded (0: never). When a model that is in use must make space for another, its
+    running answers may continue for `drain` seconds. All times, including `now`, are seconds of one clock. The caller
+    holds the supervisor's lock.
     """
 
     def __init__(
@@ -202,11 +225,13 @@ class ModelPool:
         return iter(list(self._models.values()))
 
     def statuses(self) -> list[ModelStatus]:
-        """Return the status of all models for API processes."""
+        """Return the status of each model, in order, as API processes receive it."""
         return [model.status() for model in self]
 
     def find(self, name: str, *, param: str = "name") -> ManagedModel:
-        """Return the model with this name or alias. Raises ModelNotFound, which names `param`."""
+        """Return the model with this name or alias. Raises ModelNotFound if there is none or if it is being removed;
+        the error names the request's field `param`.
+        """
         wanted = self._models.get(name) or next((model for model in self if name in model.about.aliases), None)
         if wanted is None or wanted.about.leaving:
             names = ", ".join(self._models) or "none"
@@ -214,9 +239,10 @@ class ModelPool:
         return wanted
 
     def add(self, model: ManagedModel) -> None:
-        """Add a model that is not loaded, or replace one that is neither loaded nor about to be.
+        """Add a model that is not loaded. It replaces a model with the same name if that is neither loaded nor about to
+        be, and takes over its aliases.
 
-        Raises InvalidField otherwise.
+        Raises InvalidField if the other model is loaded or about to be, or if the name is an alias.
         """
         name = model.about.name
         before = self._models.get(name)
@@ -235,7 +261,11 @@ class ModelPool:
         self._models[name] = model
 
     def set_alias(self, alias: str, name: str | None) -> None:
-        """Give a model an alias; with None as name, remove the alias. Raises ModelNotFound and InvalidField."""
+        """Give the model `name` the further name `alias`, taking it from another model; with None as `name`, remove the
+        alias.
+
+        Raises ModelNotFound if there is no such model or alias, and InvalidField if the alias is the name of a model.
+        """
         if alias in self._models:
             raise InvalidField("alias", f"{quoted(alias)} is the name of a model")
         target = None if name is None else self.find(name)
@@ -246,7 +276,9 @@ class ModelPool:
             model.change(aliases=[*aliases, alias] if model is target else aliases)
 
     def add_adapter(self, name: str, adapter: Adapter) -> None:
-        """Offer an adapter of a model to requests. Raises ModelNotFound and InvalidField."""
+        """Let requests choose a LoRA adapter of the model `name`. Raises ModelNotFound if there is no such model, and
+        InvalidField if the model has an adapter of that name.
+        """
         model = self.find(name, param="model")
         if any(other.name == adapter.name for other in model.about.adapters):
             raise InvalidField(
@@ -256,30 +288,34 @@ class ModelPool:
         model.change(adapters=[*model.about.adapters, adapter])
 
     def remove_adapter(self, name: str, id: str) -> None:
-        """Stop offering the adapter with this id. Raises ModelNotFound."""
+        """Let no request choose the LoRA adapter with this id of the model `name` any more. Raises ModelNotFound if
+        there is no such model.
+        """
         model = self.find(name, param="model")
         model.change(adapters=[adapter for adapter in model.about.adapters if adapter.id != id])
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Set after how many idle seconds a loaded model is unloaded (None: never). Applies until the model is
-        unloaded.
+        """Set after how many idle seconds the model `name`, if it is loaded, is unloaded (None: never). The value
+        applies until the model is unloaded.
 
-        Raises ModelNotFound.
+        Raises ModelNotFound if there is no such model.
         """
         model = self.find(name)
         if model.takes_memory:
             model.change(idle_unload=seconds)
 
     def request_load(self, name: str, now: float) -> None:
-        """Record that a request waits for a model. Raises ModelNotFound."""
+        """Record that a request waits for the model `name` at the time `now`, so that `update` loads the model. Raises
+        ModelNotFound if there is no such model.
+        """
         model = self.find(name)
         if model.about.name not in self._wanted:
             model.change(shortage="", is_too_large=False)  # it may fit now
         self._wanted.setdefault(model.about.name, _Demand(now, now)).last = now
 
     def load_first(self, now: float) -> None:
-        """Load the first model, and as many of the others as the limit and the memory allow. The rest are loaded when
-        requests need them.
+        """Load the first model at the server's start, and as many of the others as the limit and the memory allow.
+        Models that are left out are loaded when requests need them.
         """
         first: list[ManagedModel] = []
         for model in self:
@@ -295,7 +331,9 @@ class ModelPool:
         self._start(first)
 
     def load(self, models: Sequence[ManagedModel], now: float) -> None:
-        """Create and start the engines of models, after the memory for KV caches was divided among all engines."""
+        """Create the engines of `models`, divide the memory for KV caches among all engines, and start the new engines.
+        Does not wait until they are ready.
+        """
         for model in models:
             model.create_engines(now)
         self._start(models)
@@ -307,15 +345,18 @@ class ModelPool:
                 engine.start()
 
     def unload(self, name: str, until: float, now: float) -> None:
-        """Stop serving a model. Its running requests may continue until the time `until`. Raises ModelNotFound."""
+        """Stop serving the model `name`, which is removed from the pool when it has ended. Its running requests may
+        continue until the time `until`. Raises ModelNotFound if there is no such model.
+        """
         model = self.find(name)
         model.change(leaving=True)
         model.unload(until, now)
 
     def update(self, now: float) -> list[ManagedModel]:
-        """Decide which models are loaded and unloaded.
+        """Load models that requests wait for, begin to unload idle models, and divide the memory for KV caches again if
+        necessary. To be called at regular intervals.
 
-        Returns the models whose processes the caller must end and then pass to `ended`.
+        Returns the models whose processes the caller must end (`ManagedModel.end`) and then pass to `ended`.
         """
         for model in self:
             model.update_use(now)
@@ -328,9 +369,9 @@ class ModelPool:
         return [model for model in self if model.may_end(now)]
 
     def ended(self, model: ManagedModel) -> None:
-        """Make a model unloaded, after the last of its engine processes has ended.
+        """Record that the last engine process of a model has ended, so that the model is now unloaded.
 
-        A model that is leaving the server is removed from the pool, with what requests wait for it.
+        A model that was removed by `unload` leaves the pool, and requests no longer wait for it.
         """
         model.ended()
         model.change(idle_unload=self._idle_unload)
@@ -339,10 +380,10 @@ class ModelPool:
             self._wanted.pop(model.about.name, None)
 
     def _make_space(self, now: float) -> None:
-        """Load the models that requests wait for if they fit, and start to unload others if they do not.
+        """Load the models that requests wait for if there is space, and begin to unload other models if there is not.
 
-        Idle models are unloaded first, then models in use that have had their turn, if requests have waited long
-        enough.
+        Idle models are unloaded first. Models in use follow if they have been loaded for TURN_SECONDS and the requests
+        have waited that long.
         """
         self._wanted = {name: demand for name, demand in self._wanted.items() if now - demand.last < WANT_SECONDS}
         waiting = [self._models[name] for name in self._wanted if name in self._models]
@@ -383,8 +424,8 @@ class ModelPool:
 
     @staticmethod
     def _evict(model: ManagedModel, now: float, until: float) -> None:
-        """Unload a model, which is loaded again when a request needs it. Running answers may continue until the time
-        `until`.
+        """Begin to unload a model, which stays in the pool and is loaded again when a request needs it. Running answers
+        may continue until the time `until`.
         """
         model.change(on_demand=True)
         model.unload(until, now)

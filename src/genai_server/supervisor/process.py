@@ -1,4 +1,5 @@
-"""The supervisor as a process of its own, which all API processes of a server share.
+"""The main program of the supervisor, the process that starts a server's engines and that all API processes of the
+server share.
 
 It is started by `genai-server serve`, or by the first worker of uvicorn or gunicorn, with `SupervisorLaunch` on
 standard input. It writes a line to standard output when it listens, and ends after the last API process.
@@ -32,7 +33,9 @@ _PATIENCE, _LINGER = 60.0, 1.0
 
 
 def main() -> None:
-    """Run the supervisor until no API process is left."""
+    """Run the supervisor process: read the settings from standard input, start the engines, and end the process when no
+    API process is left.
+    """
     ignore_group_signals()
     output = private_standard_output()
     content = sys.stdin.buffer.read()
@@ -52,9 +55,10 @@ def main() -> None:
 
 
 def _until_unused(supervisor: Supervisor, folder: Path, first: int) -> None:
-    """Wait until no API process is left and none is expected; then stop the supervisor and remove the folder.
+    """Wait until no API process is connected and none is expected; then stop the supervisor and remove `folder`, the
+    server's runtime folder.
 
-    `first` is the process id of the server's first process.
+    `first` is the process id of the server's first process. While that runs, a new API process is expected for longer.
     """
     timer = threading.Event()
     try:

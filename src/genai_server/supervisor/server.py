@@ -1,4 +1,5 @@
-"""The supervisor's side of its connections to the API processes (messages: messages/supervisor_protocol.py).
+"""The supervisor's side of its connections to the API processes: it publishes the server's status, and receives
+commands, tasks for the worker pool, and calls of tools. The messages are in messages/supervisor_protocol.py.
 
 A thread with an event loop serves the connections. The worker pool and the tool servers run on the same event loop.
 """
@@ -54,11 +55,13 @@ _PUBLISH_TIMEOUT = 1.0
 
 
 class SupervisorServer:
-    """Serves API processes from construction to `close`.
+    """Listens on a socket for API processes and serves them, from construction to `close`. The supervisor has one.
 
-    API processes find the socket's address in a file of `folder`, and send `secret` first. `make_pool` is called in the
-    server's thread. `execute` is called in another thread, with one command at a time; a GenaiServerError that it
-    raises is the reply. The constructor raises OSError if the socket cannot be opened.
+    API processes find the socket's address in a file of `folder`, and send `secret` first. `make_pool` creates the
+    worker pool, in the server's thread. `execute` carries out a command; it is called in another thread, for one
+    command at a time, and a GenaiServerError that it raises is the reply. `tool_servers` are the configured tool
+    servers (MCP) by name; with `takes_tool_addresses`, requests may also name tool servers by URL. The constructor
+    raises OSError if the socket cannot be opened.
     """
 
     def __init__(
@@ -95,9 +98,10 @@ class SupervisorServer:
         return len(self._connected)
 
     def publish(self, status: ServerStatus) -> None:
-        """Send the status to all API processes. Must not be called in the server's own thread.
+        """Send `status` to all connected API processes, and to those that connect later. Must not be called in the
+        server's own thread.
 
-        Returns when the status was passed to the operating system (at most after a second). So an API process learns
+        Returns when the status was passed to the operating system, but at most after a second. So an API process learns
         why an engine ends before its connection to the engine breaks.
         """
         written = threading.Event()
@@ -114,7 +118,9 @@ class SupervisorServer:
                 written.wait(_PUBLISH_TIMEOUT)
 
     def close(self) -> None:
-        """End the connections and the worker processes. Running and waiting tasks fail."""
+        """Close all connections, end the worker processes and the tool servers, and wait for the server's thread.
+        Running and waiting tasks fail.
+        """
         if self._loop is not None and self._stopping is not None and self._thread.is_alive():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopping.set)
@@ -158,21 +164,25 @@ class SupervisorServer:
     # the connections
 
     def add(self, api_process: "_ApiProcess") -> None:
-        """Add a connection whose API process has sent the secret, and send it the status."""
+        """Register the connection of an API process that has sent the secret, and send it the current status."""
         self._connected.add(api_process)
         if self._status is not NO_SERVER:
             api_process.send(self._status)
 
     def remove(self, api_process: "_ApiProcess") -> None:
-        """Remove a connection that has ended."""
+        """Forget the connection of an API process, because it has ended."""
         self._connected.discard(api_process)
 
     def is_secret(self, secret: str) -> bool:
-        """Whether a text is the secret (compared in constant time)."""
+        """Return whether the text that an API process has sent is the server's secret. The comparison takes constant
+        time.
+        """
         return hmac.compare_digest(secret.encode(), self._secret.encode())
 
     async def reply(self, ask: Ask) -> CommandReply:
-        """Execute a command of an API process and return the reply."""
+        """Carry out a command of an API process in the thread for commands, and return the reply, which contains the
+        error if the command failed.
+        """
         error = await asyncio.get_running_loop().run_in_executor(self._commands, self._error_of, ask.command)
         return CommandReply(ask.call, None if error is None else ErrorInfo.from_error(error))
 
@@ -188,7 +198,9 @@ class SupervisorServer:
 
 
 class _ApiProcess(asyncio.Protocol):
-    """The connection of one API process, as an asyncio protocol."""
+    """The supervisor's connection to one API process, as an asyncio protocol. It checks the secret in the first
+    message, and passes later messages to the worker pool, the tool servers or the supervisor.
+    """
 
     def __init__(self, server: SupervisorServer, pool: WorkerPool, tools: ToolServers, held: HeldRequests) -> None:
         self._server = server
@@ -200,7 +212,7 @@ class _ApiProcess(asyncio.Protocol):
         self._commands: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport (called by asyncio)."""
+        """Store the transport on which messages are sent. asyncio calls this method when the connection begins."""
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def abort(self) -> None:
@@ -209,7 +221,7 @@ class _ApiProcess(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Handle received messages; an invalid message ends the connection (called by asyncio)."""
+        """Decode and handle received messages. An invalid message closes the connection. Called by asyncio."""
         try:
             for message in self._decoder.feed(data):
                 self._receive(message)
@@ -218,16 +230,18 @@ class _ApiProcess(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Handle the end of the connection (called by asyncio). `error` is not used."""
+        """Cancel the tasks and tools of the API process, whose connection has ended. asyncio calls this method; `error`
+        is not used.
+        """
         self._transport = None
         self._server.remove(self)
         self._session.close()
         self._tools.close()
 
     def send(self, message: FromSupervisor) -> None:
-        """Send a message, unless the connection has ended.
+        """Send a message to the API process, unless the connection has ended.
 
-        An API process that does not read its messages is disconnected.
+        An API process that leaves too many bytes unread is disconnected.
         """
         if self._transport is None or self._transport.is_closing():
             return

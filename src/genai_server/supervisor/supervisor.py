@@ -1,5 +1,5 @@
-"""Manages the models of one server: starts and monitors their engines on processor cores of their own, and publishes
-their state.
+"""The supervisor of one server (`Supervisor`): it starts the engines of the server's models, restarts them, gives them
+processor cores of their own, and publishes their status to the API processes.
 
 The supervisor uses only threads, so that it can run in a process of its own, shared by all API processes of a server,
 or within `genai-server doctor`. API processes find its socket in a folder that only the server's user can enter.
@@ -56,13 +56,14 @@ _CHECK_INTERVAL = 0.2
 
 
 def cores_of_devices(devices: Sequence[str], nodes: Sequence[Node], quota: float = math.inf) -> dict[str, EngineCores]:
-    """Return the processor cores of those of a model's devices whose engines must keep to certain cores, by device. An
-    engine of any other device may use all cores.
+    """Return the processor cores of those devices whose engines must keep to certain cores, by device. The result has
+    no entry for other devices, whose engines may use all cores.
 
-    These devices have names `cpu:NODE`. On a machine with several NUMA nodes, NODE is the kernel's number of a node,
-    whose cores the engine gets. On a machine with one node, several such devices share the node's cores equally, if
-    there is at least one core for each. `quota` is the number of CPUs that the control groups grant to all devices
-    together. Raises ConfigurationError if this process may use no core of a node.
+    Devices with cores of their own have names `cpu:NODE`. On a machine with several NUMA nodes, NODE is the kernel's
+    number of a node, whose cores the engine gets. On a machine with one node, several such devices share the node's
+    cores equally, if there is at least one core for each. `nodes` are the machine's NUMA nodes with the cores that this
+    process may use, and `quota` is the number of CPUs that the control groups grant to all devices together. Raises
+    ConfigurationError if this process may use no core of a node.
     """
     named = [device for device in devices if device.startswith(f"{CPU}:")]
     parts: list[tuple[Core, ...]]
@@ -94,13 +95,16 @@ def cores_of_devices(devices: Sequence[str], nodes: Sequence[Node], quota: float
 
 
 def planned_cores(devices: Sequence[str]) -> dict[str, EngineCores]:
-    """Return what `cores_of_devices` returns for this machine. Raises ConfigurationError."""
+    """Return the processor cores, by device, of those devices whose engines keep to certain cores of this machine (see
+    `cores_of_devices`). Raises ConfigurationError if this process may use no core of a named NUMA node.
+    """
     return cores_of_devices(devices, numa_nodes(), cpu_quota())
 
 
 def advice_for_nodes(devices: Sequence[str], nodes: Sequence[Node], weights: int) -> str:
-    """Advice for operators of a machine with several NUMA nodes: run an engine on each node instead of one engine on
-    the cores of all. "" if the machine has one node, or if no device `cpu` uses all cores.
+    """Return advice for operators of a machine with several NUMA nodes: to run an engine on each node instead of one
+    engine on the cores of all nodes. The result is "" if the machine has one node, or if no device `cpu` uses all
+    cores.
 
     `weights` is the memory that the weights take in each engine, in bytes.
     """
@@ -116,8 +120,11 @@ def advice_for_nodes(devices: Sequence[str], nodes: Sequence[Node], weights: int
 
 
 def shortage_of_node(device: str, cores: EngineCores, nodes: Sequence[Node], needed: int) -> str:
-    """A sentence for operators if the free memory of the NUMA node of an engine is less than `needed`, the bytes that
-    the engine's weights take; "" if it suffices or is unknown.
+    """Return a warning for operators if an engine's NUMA node has too little free memory for the engine's weights; ""
+    if the memory suffices or is unknown.
+
+    `cores` are the engine's cores, with the number of the node among `nodes`. `needed` is the memory that the weights
+    take, in bytes.
     """
     free = next((node.free_memory for node in nodes if node.number == cores.node), 0)
     if cores.node is None or not free or needed <= free:
@@ -130,7 +137,7 @@ def shortage_of_node(device: str, cores: EngineCores, nodes: Sequence[Node], nee
 
 def _divided(cores: Sequence[Core], number: int) -> list[tuple[Core, ...]]:
     """Divide cores into `number` parts that are as equal as possible, both in total and for each kind of core (such as
-    fast and efficient). Cores of a part are neighbours.
+    fast and efficient), and return the parts. The cores of a part are neighbours.
     """
     parts: list[list[Core]] = [[] for _ in range(number)]
     for kind in sorted({core.kind for core in cores}):
@@ -148,11 +155,12 @@ def _divided(cores: Sequence[Core], number: int) -> list[tuple[Core, ...]]:
 
 
 class Supervisor:
-    """Owns the engine processes of one server, from `start` to `stop`. It creates `folder` for the files of the
-    server's processes.
+    """Owns the engines, the worker pool and the tool servers of one server, from `start` to `stop`: it loads and
+    unloads models, restarts engines, and carries out the commands of API processes. It creates `folder` for the files
+    of the server's processes.
 
-    The file with its address, by which API processes find it, is in the existing folder `found_in`, or else in
-    `folder`. The constructor raises ConfigurationError for invalid device options or tool server tables.
+    The file with its address, by which API processes find it, is in the existing folder `found_in`, or in `folder` if
+    that is None. The constructor raises ConfigurationError for invalid device options or tool server tables.
     """
 
     def __init__(
@@ -202,7 +210,9 @@ class Supervisor:
         self._first: list[EngineWatch] = []
 
     def start(self) -> None:
-        """Start the engines of the models that are loaded at the start. Does not wait for them."""
+        """Accept connections of API processes, and start the engines of the models that are loaded at the start. Does
+        not wait until the engines are ready.
+        """
         limits = WorkerLimits.of(self._settings)
         self._server = SupervisorServer(
             self._found_in,
@@ -222,7 +232,7 @@ class Supervisor:
             self._nothing_loaded()
 
     def stop(self) -> None:
-        """End all engines and remove the folder."""
+        """Disconnect the API processes, end all engines, wait for them, and remove `folder`."""
         self._stopping.set()
         if self._server is not None:
             self._server.close()
@@ -241,7 +251,7 @@ class Supervisor:
         return 0 if self._server is None else self._server.num_connected
 
     def status(self) -> ServerStatus:
-        """Return the status that is published to API processes."""
+        """Return the status of all models and engines, as it is published to API processes."""
         with self._lock:
             return ServerStatus(self._secret, self.statuses(), self._models.statuses(), self._no_model_loaded)
 
@@ -256,13 +266,15 @@ class Supervisor:
             return self._models.statuses()
 
     def _advise(self) -> None:
-        """Log the advice to run an engine on each NUMA node, if one engine has the cores of several nodes."""
+        """Log advice to run an engine on each NUMA node if one engine uses the cores of several nodes."""
         status = next(iter(self._models)).about
         if advice := advice_for_nodes(status.devices, numa_nodes(), self._budget.weights_of_engine(status)):
             log.info("%s", advice)
 
     def _execute(self, command: Command) -> None:
-        """Execute a command of an API process. Raises RequestError and ConfigurationError."""
+        """Carry out a command of an API process, and publish the new status. Raises RequestError if the command is not
+        possible, such as for an unknown model, and ConfigurationError for invalid options of a device.
+        """
         with self._lock:
             now = self._clock()
             match command:
