@@ -227,9 +227,8 @@ def _leave_out_citations(body: Any) -> list[str]:
 
 
 def _leave_out_callers(body: Any) -> list[str]:
-    """Remove the field `allowed_callers` from tools in which it allows other callers than the model, such as programs
-    on Anthropic's servers, in place, because here only the model calls tools. Returns the location of each removed
-    field.
+    """Remove the field `allowed_callers` from tools in which it is anything but the model alone, in place: here only
+    the model calls tools, and not programs as on Anthropic's servers. Returns the location of each removed field.
     """
     locations = []
     for path in ("tools[]", _DEFINITIONS):

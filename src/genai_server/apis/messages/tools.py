@@ -251,10 +251,11 @@ async def find_server_tools(
     """Find the tools of the MCP tool servers that a request names, and return them keyed by the name of the server.
     Servers that do not run yet are started.
 
-    Servers that the request may not use are left out and reported or, in strict mode, refused. Tools whose calls the
-    client would have to approve are always left out and reported, because Anthropic's API has no form for approvals.
-    Raises InvalidField if an entry is invalid or refused, and the errors of `tool_loop.find_tools`, which asks the
-    servers, such as ToolServerUnavailable, ModelNotFound, ClientLeft and DeadlinePassed.
+    Servers that the request may not use are left out and reported to the client or, with the setting GENAI_STRICT,
+    refused. Tools whose calls the client would have to approve are always left out and reported, because Anthropic's
+    API has no form for approvals. Raises InvalidField if an entry is invalid or refused, and the errors of
+    `tool_loop.find_tools`, which asks the servers, such as ToolServerUnavailable, ModelNotFound, ClientLeft and
+    DeadlinePassed.
     """
     usable = usable_servers(services, context)
     toolsets = {entry.mcp_server_name: entry for entry in body.mcp_toolsets or ()}

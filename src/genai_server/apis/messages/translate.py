@@ -1,4 +1,5 @@
-"""Translates requests of Anthropic's Messages API to chat parameters, with which the server generates answers.
+"""Translates requests of Anthropic's Messages API to chat parameters (ChatParameters), the form of a chat request that
+all APIs of this server share.
 
 `Translation` translates a whole body, and `Turns` its conversation: turns and their content blocks become chat messages
 in OpenAI's format.
@@ -346,13 +347,14 @@ _EFFORT, _BUDGET = "reasoning_effort", "thinking_token_budget"
 
 
 class Translation:
-    """The translation of a body of the Messages API, which happens when the object is created. Its attribute `chat` has
-    the chat parameters, `tools` the tools that this server runs, and `names` the names that fields of the chat
-    parameters have in the body, for error messages.
+    """The translation of a body of the Messages API to chat parameters, the form of a chat request that all APIs of
+    this server share. It happens when the object is created. The attribute `chat` then has the chat parameters, `tools`
+    the tools that this server runs, and `names` the names that fields of the chat parameters have in the body, for
+    error messages.
 
     `served` has the tools of the MCP tool servers that the request may use, keyed by the name of the server. Creating
-    it raises ThreadUnsupported if the request asks to store the conversation, and InvalidField for errors that concern
-    the whole conversation, such as too many turns.
+    the object raises ThreadUnsupported if the request asks to store the conversation, and InvalidField for errors that
+    concern the whole conversation, such as too many turns.
     """
 
     def __init__(self, body: CountTokensRequest, served: Mapping[str, Sequence[ServedTool]] | None = None) -> None:
@@ -461,11 +463,11 @@ def _as_tools(functions: list[JsonObject]) -> list[JsonObject]:
 
 
 def _output(body: CountTokensRequest) -> JsonObject:
-    """Return the chat parameters for the reasoning effort, the maximum number of reasoning tokens and the format of the
-    answer.
+    """Return the fields of the chat parameters for the reasoning effort, the maximum number of reasoning tokens and the
+    format of the answer.
 
-    If the request has no effort, it is "high" if thinking is enabled, as in Anthropic's API, "none" if thinking is off,
-    and otherwise None, which stands for the model's default.
+    If the request has no effort, it is "high" if thinking is enabled, as in Anthropic's API, and otherwise None, which
+    stands for the model's default. It is always "none" if thinking is off.
     """
     thinking, config = body.thinking, body.output_config
     effort: str | None = config.effort if config is not None else None

@@ -58,7 +58,8 @@ _FOREIGN_SUMMARY = "[summary of earlier turns left out: another server has encry
 
 def convert(body: Any) -> list[str]:
     """Convert content parts of unknown types in the field `input` of a Responses API body to text, except in the user's
-    last message. Changes `body` in place. Returns the location and former type of each changed part.
+    last message. Changes `body` in place. Returns the location and former type of each changed part, such as
+    `input[3].content[0] (refusal as text)`.
     """
     return _convert(body, "input")
 

@@ -80,8 +80,8 @@ class OutputItem(ABC):
         """Return the item in its current state as the JSON object that the response contains."""
 
     def opening(self) -> Iterator[NamedEvent]:
-        """Yield the stream events that announce the item, before any of its text. There are none for items that are
-        shown only when they are complete.
+        """Yield the stream events that announce the item, before any of its text. There are none for items such as
+        shell calls, of which the client may see no part before they are complete.
         """
         yield "output_item.added", {"item": self.to_json()}
 
@@ -425,11 +425,13 @@ def stream_error(error: GenaiServerError, number: int) -> JsonObject:
 
 class ResponseBuilder:
     """Builds the response object of the Responses API from the parts of a model's answer, and returns the stream events
-    for each change. There is one for each response that is being generated. It does not send anything.
+    for each change; it sends nothing itself. The route creates one for each response, from the new object that
+    `translate.new_response` has made, whose status is queued or in_progress.
 
-    `begin` gives the first events. `start` changes a queued response to in progress. `add` takes the next parts of the
-    answer. The first call of `finish`, `cancel` or `fail` ends the response; `add` must not be called after that. The
-    property `response` is the response object in its current state at any time.
+    `begin` gives the first events. `start` changes a queued response to in_progress. `add` takes the next parts of the
+    answer. The first call of `finish`, `cancel` or `fail` ends the response as completed, incomplete, cancelled or
+    failed; `add` must not be called after that. The property `response` is the response object in its current state at
+    any time.
     """
 
     def __init__(
@@ -630,8 +632,8 @@ class ResponseBuilder:
 
     def _close_called(self) -> list[JsonObject]:
         """Set the calls of MCP tools that still wait for their results to incomplete, because the response ends before
-        the results arrive. Returns the last stream events of these calls, except of one whose arguments are still
-        arriving, which `_close` ends.
+        the results arrive. Returns the last stream events of these calls, except of a call whose arguments are still
+        arriving: the method `_close` ends it.
         """
         events: list[JsonObject] = []
         for called in self._called.values():
@@ -642,9 +644,9 @@ class ResponseBuilder:
         return events
 
     def _events(self, named: Iterable[NamedEvent], item: OutputItem | None = None) -> list[JsonObject]:
-        """Complete the events that an output item has yielded: add the type, the sequence number, and the position and
-        id of the item. `named` has the name and the fields of each event. `item` is the item; None stands for the last
-        one of the response.
+        """Return complete stream events for those that an output item has yielded, in which the type, the sequence
+        number, and the position and id of the item are added. `named` has the name and the fields of each event. `item`
+        is the item; None stands for the last one of the response.
         """
         position = {"output_index": len(self._items) - 1 if item is None else self._items.index(item)}
         item = self._items[-1] if item is None else item

@@ -269,7 +269,8 @@ async def _begun(
     start: Callable[[Sequence[JsonObject]], Awaitable[Generation]], items: list[JsonObject], *, is_shortened: bool
 ) -> tuple[list[JsonObject], Generation]:
     """Start to generate the answer to a conversation, with fewer items if the prompt is too long. `start` makes a
-    prompt of the items given to it, and starts. Returns the items that are in the prompt, and the running generation.
+    prompt of the items given to it and starts the generation. Returns the items that are in the prompt, and the running
+    generation.
 
     If `is_shortened`, the oldest of `items` are dropped until the prompt is short enough. Raises PromptTooLong if
     `is_shortened` is false or no more items can be dropped, and all other errors of `start`.

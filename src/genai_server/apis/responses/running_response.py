@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class RunningResponse(Running):
-    """A response that is being generated, from its acceptance by the engine until it is stored.
+    """A response that is being generated, from its acceptance by the engine until it is stored. It is queued or
+    in_progress at first, and ends as completed, incomplete, cancelled or failed.
 
     The route creates it. It then reads `events` for a stream, or awaits `whole` for one object, or calls
     `start_in_background` to let it run without a client. In the first two cases the route or the stream must call
@@ -164,8 +165,8 @@ class RunningResponse(Running):
         return self._build.fail(error, self._generation.usage())
 
     def close(self) -> None:
-        """Release the generation when the caller needs the response no longer. A response that is still running is
-        cancelled. If it has not been stored yet, this happens in a task that the caller does not wait for.
+        """End the work for the response because the caller no longer needs it: a response that is still running is
+        cancelled. A response that has not been stored yet is stored in a task that the caller does not wait for.
         """
         self._end()
         self._generation.close()
@@ -220,7 +221,8 @@ class RunningResponse(Running):
         """Append the items of this turn, its input and the output of the response, to the conversation with the id
         `conversation`. Does nothing if the response was cancelled or has failed. `record` has the final response.
 
-        If the conversation cannot be changed, the reason is logged and becomes the value of `not_stored`.
+        If the conversation cannot be changed, the reason is logged and becomes the value of the attribute `not_stored`,
+        of which the client is told.
         """
         if record.value["status"] not in ("completed", "incomplete"):
             return
@@ -264,8 +266,8 @@ class RunningResponse(Running):
 
     async def _ended(self, ending: Ending) -> list[JsonObject]:
         """End the response object because the answer has ended, and return the last stream events. `ending` says how
-        the answer ended. A response that has been cancelled in the meantime, in this process or another one, is
-        cancelled and not incomplete.
+        the answer ended. A response that has been cancelled in the meantime, in this process or another one, has the
+        status cancelled whatever `ending` says.
         """
         was_ended_by_other_process = (
             ending.reason is FinishReason.CANCELLED
@@ -317,8 +319,8 @@ class RunningResponse(Running):
         return Record(self.response, self.items, self.owner, events)
 
     def _missing(self, last: list[JsonObject]) -> list[JsonObject]:
-        """Return the events in `last`, the last ones of the response, that have not been added to the kept stream
-        events yet. Their sequence numbers show this.
+        """Return those of the response's last events `last` that are not yet in the list of events which is kept for
+        clients that request them again. The sequence numbers show this.
         """
         num_events = len(self._events or [])
         return [event for event in last if event["sequence_number"] >= num_events]

@@ -63,8 +63,8 @@ class McpTools:
         ]
 
     def instead(self, body: ResponsesRequest) -> ResponsesRequest:
-        """Return a copy of the request in which each entry of `tools` that names an MCP tool server is replaced by the
-        functions of this server. A request without such entries is returned itself.
+        """Return a copy of the request in which each entry of `tools` that names an MCP tool server is replaced by
+        functions, one for each tool of the named server. A request without such entries is returned itself.
 
         Raises InvalidField if `tool_choice` requires a tool and no tool is left.
         """
@@ -80,8 +80,9 @@ class McpTools:
         return body.model_copy(update={"tools": tools or None})
 
     def served(self, approved: Collection[str]) -> ServedTools:
-        """Return these tools as the ones that this server runs while it generates the answer. `approved` are the ids of
-        the calls in the conversation that the client has approved, so that they are run, too.
+        """Return these tools as ServedTools, the form in which the code that generates the answer takes the tools that
+        it runs between the model's turns. `approved` are the ids of the calls in the conversation that the client has
+        approved, so that they are run, too.
         """
         return ServedTools({tool.name: tool for tool in self.tools}, frozenset(approved))
 
@@ -107,7 +108,8 @@ def _listed(tool: ServedTool) -> JsonObject:
 
 async def find_mcp_tools(body: ResponsesRequest, services: Services, context: RequestContext) -> McpTools:
     """Find the tools of the MCP tool servers that a request names in its field `tools`. Servers that do not run yet are
-    started. Servers that the request may not use are left out and reported or, in strict mode, refused.
+    started. Servers that the request may not use are left out and reported to the client or, with the setting
+    GENAI_STRICT, refused.
 
     Raises InvalidField if an entry is invalid or refused, and the errors of `tool_loop.find_tools`, which asks the
     servers, such as ToolServerUnavailable, ModelNotFound, ClientLeft and DeadlinePassed.

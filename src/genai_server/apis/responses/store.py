@@ -169,7 +169,8 @@ KeptResponse = Running | StoredResponse
 @dataclass
 class LatestResponse:
     """The latest response on a WebSocket connection, kept in memory. The next request on the same connection may
-    continue this response even if it is not stored. `record` is None if there is none.
+    continue this response even if it is not stored. `record` is None as long as the connection has no response that can
+    be continued.
     """
 
     record: Record | None = None
@@ -332,9 +333,9 @@ class ResponseStore:
         """Return a page of items: of the input items of the response with the id `id`, or of the items of the
         conversation with this id. `object` says which of the two it is, and `query` selects the page.
 
-        `owner` is the digest of the API key to which it must belong; None on a server without API keys. Raises
-        ResponseNotFound, ConversationNotFound or StoreUnavailable, and InvalidField if `query.after` is the id of no
-        item.
+        `owner` is the digest of the API key to which the response or conversation must belong; None on a server without
+        API keys. Raises ResponseNotFound, ConversationNotFound or StoreUnavailable, and InvalidField if `query.after`
+        is the id of no item.
         """
         key = Key(object, id, owner)
         running = self._running_of(key)
@@ -470,8 +471,8 @@ class ResponseStore:
         await self._delete(id, owner)
 
     async def find_items(self, ids: Iterable[str], owner: str | None = None) -> dict[str, JsonObject]:
-        """Return the items with the ids `ids`, keyed by id, from all responses of the owner, running and stored. It
-        serves requests that refer to stored items. Unknown ids are omitted.
+        """Return the items with the ids `ids`, keyed by id, from all responses and conversations of the owner, also
+        from running responses. It serves requests that refer to stored items. Unknown ids are omitted.
 
         Raises StoreUnavailable, and InvalidField if `ids` has more than 1024 ids or the items are too large for one
         request. Repeated ids count repeatedly.
@@ -524,11 +525,12 @@ class ResponseStore:
                 return
 
     async def _evict(self, owner: str | None) -> set[str]:
-        """Delete records until the store is within its limits, each in a database job of its own. Returns the ids of
-        the deleted records.
+        """Delete records until the store is within its limits of number and size: always the least recently used record
+        of the owner that takes most of the store. Each deletion is a database job of its own, so that other requests do
+        not wait long. Returns the ids of the deleted records.
 
-        `owner` is the owner of the record that was stored last; the jobs run on its behalf. Errors of the database only
-        end the deletion, which the next stored record continues.
+        `owner` is the owner of the record that was stored last; the jobs run on its behalf. An error of the database
+        only ends the deletion, which goes on when the next record is stored.
         """
         evicted = set()
         with suppress(StoreUnavailable):  # the next record continues the eviction
@@ -537,15 +539,15 @@ class ResponseStore:
         return evicted
 
     async def _end_in_other_process(self, running: StoredRecord) -> None:
-        """End the engine request that generates the response `running` for another API process. Does nothing if the
-        engine request has already ended.
+        """End the generation of the response `running`, which another API process has requested from an engine. Does
+        nothing if the generation has already ended.
         """
         if self._end_request is not None:
             with suppress(NoEngineReady, RequestNotFound):  # the request has ended, perhaps with its engine
                 await self._end_request(running.request)
 
     async def _ended(self, id: str, owner: str | None) -> KeptResponse:
-        """Wait until the other API process that generates the response with the id `id` has ended it, and return the
+        """Wait until the other API process that generates the response with the id `id` has ended it. Returns the ended
         response. Raises Unavailable if this takes more than 20 seconds, and ResponseNotFound.
         """
         try:
@@ -563,8 +565,9 @@ class ResponseStore:
         return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
 
     async def _find(self, key: Key, job: Do[T | None]) -> T:
-        """Run the database job `job`, which reads something about the record with the key `key`, and return its result.
-        Raises ResponseNotFound or ConversationNotFound if the result is None, which means that there is no such record.
+        """Run `job`, a function that reads from the database, for the record with the key `key`, and return its result.
+        Raises ResponseNotFound or ConversationNotFound if the result is None, which means that there is no such record,
+        and StoreUnavailable.
         """
         result = await self._database.read(key.owner, job)
         if result is None:
@@ -598,8 +601,8 @@ def _no_item(id: str, item: str) -> GenaiServerError:
 
 
 def _page(items: Sequence[JsonObject], query: InputItemsParameters) -> Page:
-    """Return the page of `items`, the items of a running response in order, that `query` selects. Raises InvalidField
-    if `query.after` is not the id of one of the items.
+    """Return the page that `query` selects from `items`, all input items of a running response in the order of the
+    conversation. Raises InvalidField if `query.after` is not the id of one of the items.
     """
     items = items[::-1] if query.order == "desc" else items
     start = 0
@@ -657,7 +660,8 @@ class CallerStore:
         items are replaced by these items, which must belong to the client. `field` is the request's field that has
         `items`, for error messages.
 
-        Raises InvalidField for a reference to an unknown item or an item that cannot be decoded, and StoreUnavailable.
+        Raises InvalidField for a reference to an unknown item and for encrypted content that this server has not
+        created, and StoreUnavailable.
         """
         try:
             stored = await self.store.find_items(referenced_ids(items), self.owner)

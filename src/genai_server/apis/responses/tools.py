@@ -34,8 +34,8 @@ _MAX_HEADERS = 128
 
 
 def full_name(name: str, namespace: str | None) -> str:
-    """Return the name that a tool with this name has in the prompt: NAMESPACE__NAME or, if `namespace` is None, the
-    name itself. Tools in different namespaces may have the same name.
+    """Return the name that the tool `name` has in the prompt: NAMESPACE__NAME or, if `namespace` is None, its own name.
+    Tools in different namespaces may have the same name.
     """
     return f"{namespace}__{name}" if namespace else name
 
@@ -83,8 +83,8 @@ class NamespacedTool(StrictModel):
 
     @property
     def full_description(self) -> str | None:
-        """Return the description that the tool has in the prompt: that of its namespace and then its own, as far as
-        they exist. None if there is neither.
+        """Return the description that the tool has in the prompt: the description of its namespace, a named group of
+        tools, and then its own, as far as they exist. None if there is neither.
         """
         texts = [text for text in (self.namespace_description, self.description) if text is not None]
         return "\n".join(texts) if texts else None
@@ -312,8 +312,8 @@ ItemTool = Annotated[
 
 
 def flattened(tools: "Iterable[ResponseTool | NamespaceTool]") -> Iterator[ResponseTool]:
-    """Yield the tools, with copies of the tools of a namespace, which have its name and description, in the place of
-    each namespace.
+    """Yield all tools one by one. Each namespace, which is a named group of tools, is replaced by copies of its tools,
+    to which its name and description are added.
     """
     for tool in tools:
         if isinstance(tool, NamespaceTool):

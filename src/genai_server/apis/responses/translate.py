@@ -1,5 +1,6 @@
-"""Translates requests of the Responses API to chat parameters, with which the server generates answers, creates the
-response object, and compacts and shortens conversations (https://platform.openai.com/docs/api-reference/responses).
+"""Translates requests of the Responses API to chat parameters (ChatParameters), the form of a chat request that all
+APIs of this server share, creates the response object, and compacts and shortens conversations
+(https://platform.openai.com/docs/api-reference/responses).
 
 `OfferedTools` decides which tools the prompt defines at its beginning, which ones items of the conversation introduce,
 and which ones the answer may call. A tool with `defer_loading` is not defined at the beginning, but at the item that
@@ -155,8 +156,8 @@ _NAMES = {
 
 
 def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
-    """Translate a request to chat parameters. `conversation` has all items for the prompt: those of earlier turns and
-    those of the request's own input.
+    """Translate a request to chat parameters, the form of a chat request that all APIs of this server share.
+    `conversation` has all items for the prompt: those of earlier turns and those of the request's own input.
 
     Raises InvalidField if the conversation has no message or too many, if there are too many tools, and if the output
     of an unknown tool call comes after the user's last message.
@@ -360,9 +361,9 @@ def _text_or_none(value: Any) -> str | None:
 
 
 def compacting(body: CompactRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
-    """Return the chat parameters with which the model writes a summary of the conversation: its items and then the
-    instruction to summarize. `body` is the request to compact it. Raises InvalidField for the same reasons as
-    `to_chat`.
+    """Return the chat parameters of the request with which the model is asked for a summary of a conversation: the
+    items of the conversation, and then the instruction to summarize. `body` is the client's request to compact it.
+    Raises InvalidField for the same reasons as `to_chat`.
     """
     items = [*conversation, message("user", [text_part(_COMPACT)])]
     fields = {"model": body.model, "input": "", "instructions": body.instructions}
