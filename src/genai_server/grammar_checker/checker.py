@@ -1,4 +1,6 @@
-"""Checks grammars in worker processes, so that a grammar that crashes or blocks the compiler affects nothing else."""
+"""Checks grammars in worker processes before an engine uses them, so that a grammar that crashes or blocks the compiler
+affects nothing else (`GrammarChecker`), and caches the results (`SaltedCache`).
+"""
 
 import hashlib
 from collections import OrderedDict
@@ -14,7 +16,7 @@ V = TypeVar("V")
 
 
 class SaltedCache(Generic[V]):
-    """Cached values by salt and key, with a maximum number of entries.
+    """A cache of values by salt and key, with a maximum number of entries.
 
     Response times reveal whether something is cached, so requests with different salts must share nothing. If there are
     too many entries, the least recently used entry of the salt with the most entries is dropped: no salt can evict what
@@ -30,7 +32,9 @@ class SaltedCache(Generic[V]):
         return self._num_entries
 
     def get(self, salt: str | None, key: Hashable) -> V | None:
-        """Return the cached value for a salt and key; None if there is none."""
+        """Return the cached value for a salt and key, and count it as used; None if there is no such value. The salt
+        may be None.
+        """
         entries = self._by_salt.get(salt)
         if entries is None or key not in entries:
             return None
@@ -38,7 +42,7 @@ class SaltedCache(Generic[V]):
         return entries[key]
 
     def put(self, salt: str | None, key: Hashable, value: V) -> None:
-        """Cache a value for a salt and key."""
+        """Cache a value for a salt and key. If there are then too many entries, one is dropped."""
         entries = self._by_salt.setdefault(salt, OrderedDict())
         self._num_entries += key not in entries
         entries[key] = value
@@ -76,9 +80,10 @@ class _Verdict:
 
 
 class GrammarChecker:
-    """Checks grammars and caches the results. For use in the event loop only.
+    """Checks the grammars of requests in worker processes and caches the results. Each API process has one. Only the
+    event loop may use it.
 
-    `count` is called with the result of each check, one of RESULTS.
+    `count` is called with the result of each check, one of RESULTS, for the metrics.
     """
 
     def __init__(self, workers: Workers, timeout: float, count: Callable[[str], None] = lambda result: None) -> None:
@@ -89,7 +94,8 @@ class GrammarChecker:
         self._verdicts: SaltedCache[_Verdict] = SaltedCache(_MAX_CACHED)
 
     async def complaint(self, grammar: str, requester: Requester) -> str | None:
-        """Return the error message for a grammar; None if it is valid. Raises CheckerUnavailable and QueueFull.
+        """Check a grammar, and return the error message for the client; None if the grammar is valid. Raises
+        CheckerUnavailable if no worker process can check it, and QueueFull if too many grammars wait.
 
         Equal grammars of one tenant (API key) are checked once. A check that no request waits for any more is not
         started.

@@ -1,5 +1,5 @@
-"""llguidance's grammar compiler with this server's limits, used by engines and by the worker process that compiles
-untrusted grammars, where a crash affects nothing else.
+"""llguidance's grammar compiler with this server's limits. Engines use it (`compile_grammar`), and so does the main
+program of the worker process that checks untrusted grammars, where a crash affects nothing else (`complaint`).
 
 A question to the worker process contains a grammar; the answer is the compiler's error message, or null. The module
 imports little, reads no environment variables and holds no secrets.
@@ -43,14 +43,15 @@ _MAX_ID, _MAX_NAMES = 300_000, 1_000
 
 
 def byte_tokenizer(special: Sequence[bytes], eos: Sequence[int], vocab_size: int) -> LLTokenizer:
-    """Return a tokenizer with `vocab_size` tokens: the 256 bytes, followed by the special tokens and by empty tokens.
-    `eos` are the ids of the tokens that end a text.
+    """Return a tokenizer for llguidance with `vocab_size` tokens: the 256 bytes, followed by the special tokens and by
+    empty tokens. `eos` are the ids of the tokens that end a text.
     """
     return LLTokenizer(TokenizerWrapper(_Bytes(special, eos, vocab_size)), vocab_size, list(eos))
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str:
-    """Compile a grammar. Returns the matcher, with the first token mask computed, or the reason why that is impossible.
+    """Compile a grammar for a tokenizer. Returns the matcher, with the first token mask computed, or a text with the
+    reason why that is impossible.
 
     Python's lock (GIL) is released during compilation.
     """
@@ -64,7 +65,7 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Return the reason why a matcher cannot continue."""
+    """Return llguidance's reason, shortened, why a matcher has failed and cannot continue."""
     return shortened_message(matcher.get_error())
 
 
@@ -76,10 +77,11 @@ def shortened_message(words: str) -> str:
 
 
 def complaint(grammar: str) -> str | None:
-    """Return the compiler's error message for a grammar; None if it is valid.
+    """Compile a grammar without knowing the model, and return the compiler's error message; None if the grammar is
+    valid.
 
-    Random answers of a few tokens are generated with a valid grammar, as an engine would do. Errors that depend on a
-    model's tokens are only found in the engine.
+    A valid grammar is also tried: random answers of a few tokens are generated with it, as an engine would do. Errors
+    that depend on a model's tokens are only found in the engine.
     """
     matcher = compile_grammar(_placeholder_tokenizer(grammar), grammar)
     if isinstance(matcher, LLMatcher):
@@ -95,7 +97,7 @@ def complaint(grammar: str) -> str | None:
 
 @contextmanager
 def stack(size: int) -> Iterator[None]:
-    """Set the stack size, in bytes, of threads that are started within the block."""
+    """Return a context manager: threads that are started within the `with` block have a stack of `size` bytes."""
     before = threading.stack_size(size)
     try:
         yield
@@ -113,7 +115,9 @@ def _limits() -> LLParserLimits:
 
 
 def _follow(matcher: LLMatcher) -> None:
-    """Generate a few random answers of limited length with a matcher. They are the same in each run."""
+    """Generate a few random answers of limited length with a matcher, to find errors in its grammar. The answers are
+    the same in each run.
+    """
     for seed in range(_WALKS):
         chance, answer = random.Random(seed), matcher.deep_copy()
         for _ in range(_STEPS):
@@ -140,7 +144,9 @@ def _cached_tokenizer(names: tuple[str, ...], largest: int) -> LLTokenizer:
 
 
 class _Bytes:
-    """A vocabulary of the 256 bytes and special tokens, in the form that llguidance requires of a tokenizer."""
+    """A vocabulary of the 256 bytes and of special tokens, in the form that llguidance requires of a tokenizer.
+    `byte_tokenizer` makes an LLTokenizer of it.
+    """
 
     bos_token_id = None
 
@@ -159,7 +165,7 @@ MAX_MEMORY = 512 * 1024 * 1024
 
 
 def main() -> None:
-    """Compile grammars for the parent process until that exits."""
+    """The main program of the worker process: check grammars for the parent process until that process exits."""
     with stack(CHECK_STACK):
         answer_questions(_prepare, MAX_MEMORY)
 

@@ -1,4 +1,6 @@
-"""The tool servers (MCP) as an API process uses them: through its connection to the supervisor."""
+"""The tool servers (MCP) as an API process uses them. They run in the supervisor's process (the process that starts
+engines); `ToolServerClient` calls them over the connection to the supervisor.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -31,8 +33,9 @@ _GONE = "the supervisor, which has the tool servers, cannot be reached"
 
 
 class ToolServerClient:
-    """The tool servers as an API process uses them: sends messages about tools to the supervisor with `send`, and
-    receives the answers. For use in the event loop only.
+    """Lists and calls the tools of tool servers (MCP) for an API process: sends messages to the supervisor, which runs
+    the tool servers, with the function `send`, and receives the answers. The SupervisorClient creates it. Only the
+    event loop may use it.
     """
 
     def __init__(self, send: Callable[[ToToolServers], bool]) -> None:
@@ -44,10 +47,11 @@ class ToolServerClient:
         self._held: dict[int, Callable[[FinishReason], None]] = {}
 
     async def tools(self, server: str, address: ServerAddress | None = None, *, tenant: str = "") -> list[ToolInfo]:
-        """Return the tools of a server that requests may use. Raises ToolServerUnavailable.
+        """Return those tools of the tool server `server` that requests may use. Raises ToolServerUnavailable if the
+        server cannot be started or reached.
 
-        `address` is given for a server that a request names by URL, not one of the configuration file; its host must be
-        allowed. `tenant` (an API key) has connections of its own to such a server.
+        `address` is given for a server that a request names by URL, instead of one in the configuration file; its host
+        must be allowed. `tenant` (an API key) has connections of its own to such a server.
         """
         answer = await self._ask(ListTools(next(self._ids), server, address, tenant))
         if isinstance(answer, ToolList):
@@ -65,9 +69,11 @@ class ToolServerClient:
         *,
         tenant: str,
     ) -> ToolOutput:
-        """Run a tool and return its output, or the reason of a failure. Cancelling the caller stops the tool.
+        """Call the tool `tool` of a tool server and return its output, or the reason of a failure as a ToolOutput with
+        `is_error`. Cancelling the caller stops the tool.
 
-        `arguments` is JSON, `seconds` the timeout. `address` is given for a server that a request names by URL.
+        `arguments` is a JSON object as text, and `seconds` the timeout. `address` is given for a server that a request
+        names by URL. `tenant` is the API key; tenants share the calls that may run at once.
         """
         try:
             answer = await self._ask(RunTool(next(self._ids), server, tool, arguments, seconds, tenant, address))
@@ -77,10 +83,10 @@ class ToolServerClient:
         return answer
 
     def hold(self, request: ToolRequest, end: Callable[[FinishReason], None]) -> int:
-        """Register a request whose tools are running, and which no engine knows at the moment. Operators can then find
-        it, and end it with the function `end`.
+        """Register a request for which tools run, and which no engine knows at the moment. Operators can then find the
+        request, and end it, which calls the function `end` with the reason.
 
-        Returns the number of the request for `update` and `release`. `release` must be called in the end.
+        Returns the number of the registration for `update` and `release`. `release` must be called in the end.
         """
         id = next(self._ids)
         self._held[id] = end
@@ -88,11 +94,11 @@ class ToolServerClient:
         return id
 
     def update(self, id: int, request: ToolRequest) -> None:
-        """Replace the description of a request registered with `hold`."""
+        """Replace the description of the request that `hold` has registered under the number `id`."""
         self._send(HoldRequest(id, request))
 
     def release(self, id: int) -> None:
-        """Remove a request registered with `hold`, because it has ended."""
+        """Remove the request that `hold` has registered under the number `id`, because its tools no longer run."""
         if self._held.pop(id, None) is not None:
             self._send(ReleaseRequest(id))
 
@@ -103,10 +109,12 @@ class ToolServerClient:
         model_devices: list[tuple[str, str]] | None = None,
         end: FinishReason | None = None,
     ) -> list[ToolRequest]:
-        """Return those requests of all API processes that are registered with `hold` and match the arguments, which are
-        the fields of FindRequests. If `end` is given, the requests are ended for this reason.
+        """Return the requests for which tools run, in any API process, and which match the arguments. If `end` is
+        given, these requests are ended for that reason.
 
-        Empty if the supervisor cannot be reached.
+        `name` is a request's unique id, or an id that several requests may have. `model_devices` has the pairs of model
+        and device to which the requests must belong. None of either matches all. The result is empty if the supervisor
+        cannot be reached.
         """
         try:
             answer = await self._ask(FindRequests(next(self._ids), name, model_devices, end))
@@ -116,7 +124,7 @@ class ToolServerClient:
         return answer.requests
 
     def receive(self, message: FromToolServers) -> None:
-        """Handle a message from the supervisor."""
+        """Handle a message from the supervisor: an answer to a call, or the end of a registered request."""
         if isinstance(message, EndRequest):
             if message.id in self._held:
                 self._held[message.id](message.reason)
@@ -126,8 +134,8 @@ class ToolServerClient:
             waiting.set_result(message)
 
     def lose(self, reason: str = "") -> None:
-        """Handle the end of the connection: all waiting calls raise ToolServerUnavailable, with `reason` at the end of
-        its message.
+        """Handle the end of the connection to the supervisor: all waiting calls raise ToolServerUnavailable, with
+        `reason` at the end of the message.
         """
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
@@ -150,8 +158,8 @@ class ToolServerClient:
 
 @dataclass(frozen=True)
 class Tools:
-    """What an API process needs in order to offer tools: the operator's tool servers, and the client through which it
-    uses them.
+    """What an API process needs in order to offer tools to models: the tool servers (MCP) that the operator has
+    configured, by name, and the client through which the process uses them.
     """
 
     servers: Mapping[str, ToolServer]

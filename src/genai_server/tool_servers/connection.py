@@ -1,7 +1,7 @@
-"""A connection to one tool server (MCP), from its start to its end: lists the server's tools and calls them, over the
-standard streams of a program or over HTTP.
+"""A connection to one tool server (MCP), from its start to its end (`ToolServerConnection`). It lists the server's
+tools and calls them, over the standard streams of a program (`Program`) or over HTTP (`connect_by_http`).
 
-The SDK's own transports trust the server. The transports of this module limit the size of a message and the number of
+The transports of the MCP SDK trust the server. Those of this module limit the size of a message and the number of
 messages between two requests. Beyond these limits the connection ends.
 """
 
@@ -51,14 +51,16 @@ Streams = tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObj
 
 
 def without_secrets(text: str, server: ToolServer) -> str:
-    """Replace the values of the server's environment and headers in a text by "[secret]"."""
+    """Return `text` with the values of the tool server's environment and headers replaced by "[secret]"."""
     for secret in server.secrets:
         text = text.replace(secret, "[secret]")
     return text
 
 
 class Program:
-    """A tool server that is a program: starts the program, and exchanges messages through its standard streams."""
+    """A tool server (MCP) that is a program on this machine: starts the program, and exchanges messages through its
+    standard streams. ToolServerConnection creates it.
+    """
 
     def __init__(self, server: ToolServer) -> None:
         self._server = server
@@ -72,9 +74,10 @@ class Program:
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[Streams]:
-        """Run the program during the block, and yield the two streams for reading and writing messages.
+        """Return an asynchronous context manager: the program runs during the block, which gets the two streams for
+        reading and writing messages.
 
-        Raises OSError if it cannot be started.
+        Raises OSError if the program cannot be started.
         """
         loop, limit = asyncio.get_running_loop(), self._server.max_message_bytes
         # As asyncio.create_subprocess_exec, whose process keeps the transport to itself: it must be closed, because a
@@ -112,7 +115,7 @@ class Program:
 
     @property
     def errors(self) -> str:
-        """The end of what the program has written to its standard error output, for operators."""
+        """The last text that the program has written to its standard error output, to show it to operators."""
         return self._errors.decode(errors="replace").strip()
 
     async def _read(self, process: Process, received: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
@@ -166,7 +169,9 @@ class Program:
 
 
 async def _end(process: Process, grace: float) -> None:
-    """End a program and its child processes: close its standard input, and kill it after `grace` seconds."""
+    """End a program and its child processes: close its standard input, and kill them if the program has not ended after
+    `grace` seconds.
+    """
     assert process.stdin is not None
     process.stdin.close()
     if process.returncode is None and grace:
@@ -185,7 +190,8 @@ async def _end(process: Process, grace: float) -> None:
 
 @asynccontextmanager
 async def connect_by_http(server: ToolServer, may_connect: Callable[[str], bool]) -> AsyncGenerator[Any]:
-    """Connect to the URL of a tool server during the block, and yield the two streams for reading and writing messages.
+    """Return an asynchronous context manager: during the block, a tool server's URL is connected, and the block gets
+    the two streams for reading and writing messages.
 
     `may_connect` receives each IP address to which the host name resolves, and says whether connecting to it is
     allowed.
@@ -209,7 +215,9 @@ async def connect_by_http(server: ToolServer, may_connect: Callable[[str], bool]
 
 
 class _Checked(httpx2.AsyncBaseTransport):
-    """HTTP transport that connects only to allowed IP addresses and limits the size of responses."""
+    """An HTTP transport for httpx2 that connects only to allowed IP addresses and limits the size of responses, so that
+    a tool server's URL cannot reach internal hosts.
+    """
 
     def __init__(self, max_bytes: int, may_connect: Callable[[str], bool]) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=ssl.create_default_context(), trust_env=False)
@@ -217,7 +225,9 @@ class _Checked(httpx2.AsyncBaseTransport):
         self._may_connect = may_connect
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Resolve the host, check its addresses, and send the request to one of them (called by httpx2)."""
+        """Resolve the URL's host, check its IP addresses, send the request to one of them, and return the response,
+        whose size is limited. Called by httpx2.
+        """
         host = request.url.host
         port = request.url.port or (443 if request.url.scheme == "https" else 80)
         try:
@@ -245,12 +255,14 @@ class _Checked(httpx2.AsyncBaseTransport):
         )
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all HTTP connections. Called by httpx2."""
         await self._inner.aclose()
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of an HTTP response as a stream of bytes. Reading fails if it is longer than `max_bytes`."""
+    """The body of an HTTP response as a stream of bytes. Reading it raises httpx2.ReadError if the body is longer than
+    `max_bytes` bytes.
+    """
 
     def __init__(self, stream: httpx2.AsyncByteStream, max_bytes: int) -> None:
         self._stream = stream
@@ -269,8 +281,8 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class CallSlots:
-    """Allows `number` concurrent calls; further calls wait. A tenant is an API key; requests without a key are one
-    tenant.
+    """Limits the calls of a tool server that run at once to `number`; further calls wait. A tenant is an API key;
+    requests without a key are one tenant.
 
     The next call belongs to the waiting tenant with the fewest running calls; of equal tenants, to the one that has
     waited longest. If more than one call is allowed, no tenant may use all of them, so that another tenant's call can
@@ -286,7 +298,9 @@ class CallSlots:
 
     @asynccontextmanager
     async def slot(self, tenant: str) -> AsyncGenerator[None]:
-        """Wait until a call of the tenant may run, and count it as running during the block."""
+        """Return an asynchronous context manager: it waits until a call of the tenant may run, and counts the call as
+        running during the block.
+        """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((tenant, turn))
         self._start_waiting()
@@ -334,7 +348,9 @@ _MAX_NAMED = 5
 
 
 class ToolServerConnection:
-    """The connection to one tool server, which it starts or connects to in a task. The caller must close it."""
+    """The connection to one tool server (MCP), which the constructor begins to start or connect to in a task. It is
+    usable until it is retired or closed, or the server ends or gets stuck. ToolServers creates it and must close it.
+    """
 
     def __init__(self, server: ToolServer, may_connect: Callable[[str], bool]) -> None:
         self._server = server
@@ -352,7 +368,7 @@ class ToolServerConnection:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the server is starting or running and accepts calls."""
+        """Whether the tool server is starting or running and accepts further calls."""
         return not self._is_retired and not self._task.done()
 
     @property
@@ -361,9 +377,9 @@ class ToolServerConnection:
         return self._task.done()
 
     async def tools(self) -> list[ToolInfo]:
-        """Wait until the server has started, and return the tools that requests may use.
+        """Wait until the tool server has started, and return those of its tools that requests may use.
 
-        Raises ToolServerUnavailable.
+        Raises ToolServerUnavailable if the server cannot be started or has ended.
         """
         client = await self._started()
         if self._tools is None:
@@ -376,12 +392,12 @@ class ToolServerConnection:
         return self._tools
 
     async def run(self, tool: str, arguments: bytes, seconds: float, *, tenant: str) -> tuple[str, bool]:
-        """Run a tool with `arguments`, which are JSON, for at most `seconds`. Returns the tool's output, and whether
-        the output is an error. Raises ToolServerUnavailable if the tool cannot be run.
+        """Call the tool `tool` with `arguments`, a JSON object as text, for at most `seconds` seconds. Returns the
+        tool's output, and whether the output is an error. Raises ToolServerUnavailable if the tool cannot be called.
 
-        If the server does not answer in time, or before the caller is cancelled, it may be stuck. It then gets no more
-        calls, and is ended when its running calls have ended. This does not happen if the call was still waiting for
-        other calls.
+        `tenant` is the API key whose share of the concurrent calls is used. If the server does not answer in time, or
+        before the caller is cancelled, it may be stuck. It then gets no more calls, and is ended when its running calls
+        have ended. This does not happen if the call was still waiting for other calls.
         """
         client = await self._started()
         self._num_calls += 1
@@ -423,12 +439,12 @@ class ToolServerConnection:
             self._close_unless_used()
 
     def retire(self) -> None:
-        """Accept no more calls, and end the server when its running calls have ended."""
+        """Accept no further calls, and end the tool server when its running calls have ended. Does not wait."""
         self._is_retired = True
         self._close_unless_used()
 
     async def close(self) -> None:
-        """End the server at once. Running calls fail."""
+        """End the tool server at once and wait for its end. Running calls fail."""
         self._is_retired = True
         self._closing.set()
         await asyncio.wait([self._task])
@@ -472,7 +488,7 @@ class ToolServerConnection:
         self._log_end(failure)
 
     async def _wait(self) -> None:
-        """Wait until the connection is closed or the server's program has ended."""
+        """Wait until the connection is closed or the tool server's program has ended."""
         waits = [asyncio.create_task(self._closing.wait())]
         if self._program is not None:
             waits.append(asyncio.create_task(self._program.ended.wait()))
@@ -506,7 +522,7 @@ class ToolServerConnection:
         return ToolServerUnavailable(f"tool server {self._server.name}: {in_one_line(RuntimeError(text))[:500]}")
 
     async def _notice(self, message: Any) -> None:
-        """Handle a notification from the server (called by the MCP SDK)."""
+        """Handle a notification from the tool server, such as a change of its tools. Called by the MCP SDK."""
         if isinstance(message, types.ToolListChangedNotification):
             self._tools = None
 
@@ -548,8 +564,8 @@ class ToolServerConnection:
         return list(tools.values())
 
     def _cut(self, text: str) -> str:
-        """Return the output of a tool in the form that the model reads: secrets are replaced, and text beyond the
-        maximum size is cut off.
+        """Return the output of a tool as the model is to read it: secrets are replaced, and text beyond the maximum
+        size is cut off.
         """
         data = without_secrets(text, self._server).encode(errors="replace")
         limit = self._server.max_output_bytes
@@ -560,7 +576,7 @@ class ToolServerConnection:
 
 
 def _text_of(result: types.CallToolResult) -> str:
-    """Return the text of a tool's result that the model reads. Content other than text is replaced by a note."""
+    """Return the result of a tool call as text for the model. Content other than text is replaced by a note."""
     texts = [_text_of_block(block) for block in result.content]
     if not texts and result.structured_content is not None:
         texts = [json.dumps(result.structured_content, ensure_ascii=False)]

@@ -1,4 +1,7 @@
-"""The tool servers of a supervisor, started on demand, and the sessions in which API processes use them."""
+"""The tool servers (MCP) that the supervisor runs for all API processes, started on demand (`ToolServers`); the
+supervisor's side of their use by one API process (`ToolSession`); and the list of requests for which tools run
+(`HeldRequests`).
+"""
 
 import asyncio
 import logging
@@ -60,11 +63,12 @@ def _load() -> Connect | None:
 
 
 class ToolServers:
-    """Starts each tool server for the first request that needs it, and again after it has ended. For use in one event
-    loop only. The caller must close it.
+    """Starts each tool server (MCP) for the first request that needs it, and again after it has ended. The supervisor
+    has one for all API processes, and must close it. Only one event loop may use it.
 
-    With `takes_addresses`, requests may also name servers by URL. Connections to such servers are not shared between
-    API keys. They end when they have been idle for a while, or when the key has too many of them.
+    `servers` are the tool servers in the configuration file by name. With `takes_addresses`, requests may also name
+    servers by URL. Connections to such servers are not shared between API keys. They end when they have been idle for a
+    while, or when the key has too many of them.
     """
 
     def __init__(self, servers: Mapping[str, ToolServer], *, takes_addresses: bool = False) -> None:
@@ -82,9 +86,11 @@ class ToolServers:
         self._failed: dict[str, tuple[float, ToolServerUnavailable]] = {}
 
     async def tools(self, name: str, address: ServerAddress | None = None, *, tenant: str = "") -> list[ToolInfo]:
-        """Return the tools of a tool server that requests may use. Raises ToolServerUnavailable.
+        """Return the tools of the tool server `name` that requests may use, and start the server if necessary. Raises
+        ToolServerUnavailable if that fails.
 
-        `address` is given for a server that a request names by URL, not for one of the configuration file.
+        `address` is given for a server that a request names by URL, instead of one in the configuration file. `tenant`
+        is then the API key that the connection belongs to.
         """
         if address is not None:
             return await self._visited(name, address, tenant).tools()
@@ -104,15 +110,17 @@ class ToolServers:
         *,
         tenant: str = "",
     ) -> tuple[str, bool]:
-        """Run a tool with `arguments`, which are JSON, for at most `seconds`. Returns the output of the tool, and
-        whether the output is an error. `address` is given for a server that a request names by URL. Raises
-        ToolServerUnavailable.
+        """Call the tool `tool` of the tool server `name` with `arguments`, a JSON object as text, for at most `seconds`
+        seconds. Returns the output of the tool, and whether the output is an error.
+
+        `address` is given for a server that a request names by URL. `tenant` is the API key; tenants share the calls
+        that may run at once. Raises ToolServerUnavailable if the tool cannot be called.
         """
         connection = self._listed(name) if address is None else self._visited(name, address, tenant)
         return await connection.run(tool, arguments, seconds, tenant=tenant)
 
     async def close(self) -> None:
-        """End all servers."""
+        """End all tool servers, and wait for their end for a limited time."""
         for timer in self._unused.values():
             timer.cancel()
         connections = [*self._connections.values(), *self._old]
@@ -120,7 +128,9 @@ class ToolServers:
             await asyncio.wait([asyncio.create_task(each.close()) for each in connections], timeout=_END_TIMEOUT)
 
     def _listed(self, name: str) -> "ToolServerConnection":
-        """Return the connection to a server of the configuration file, which is started if necessary."""
+        """Return the connection to the server `name` of the configuration file, which is started if necessary. Raises
+        ToolServerUnavailable if there is no such server, or if it has just failed to start.
+        """
         if (connection := self._usable(name)) is not None:
             return connection
         server = self._servers.get(name)
@@ -133,7 +143,9 @@ class ToolServers:
         return self._new(name, server)
 
     def _visited(self, name: str, address: ServerAddress, tenant: str) -> "ToolServerConnection":
-        """Return the connection of a tenant (API key) to the server at a URL, which is opened if necessary."""
+        """Return the connection of a tenant (API key) to the tool server at a URL, which is opened if necessary. The
+        tenant's least recently used connection to another URL is given up if there are too many.
+        """
         key = (tenant, name, address.url, *sorted(address.headers.items()))
         connection = self._usable(key)
         if connection is None:
@@ -151,7 +163,9 @@ class ToolServers:
         return connection
 
     def _leave(self, key: _Key) -> None:
-        """Stop using a connection to a URL. It is closed when the running calls have ended."""
+        """Stop using the connection to a URL that is stored under `key`. It is closed when its running calls have
+        ended.
+        """
         self._unused.pop(key).cancel()
         connection = self._connections.pop(key)
         connection.retire()
@@ -162,7 +176,9 @@ class ToolServers:
         return connection if connection is not None and connection.is_usable else None
 
     def _new(self, key: _Key, server: ToolServer) -> "ToolServerConnection":
-        """Open a connection and store it under `key`, in place of a former one that cannot be used."""
+        """Open a connection to a tool server, store it under `key` in place of one that cannot be used any more, and
+        return it. Raises ToolServerUnavailable if the MCP package is not installed.
+        """
         if self._connect is None:
             raise ToolServerUnavailable(f"tool server {server.name}: {_NOT_INSTALLED}")
         self._old = {each for each in self._old if not each.has_ended}
@@ -174,21 +190,26 @@ class ToolServers:
 
 
 class HeldRequests:
-    """The requests of all API processes whose tools are running, so that operators can find and end them."""
+    """The requests of all API processes for which tools run at the moment. No engine knows such a request, so the
+    supervisor keeps this list, by which operators find and end requests.
+    """
 
     def __init__(self) -> None:
         # Each with the time of its last description, keyed by what sends to its API process, and its number there.
         self._held: dict[tuple[_Send, int], tuple[ToolRequest, float]] = {}
 
     def hold(self, send: _Send, message: HoldRequest) -> None:
-        """Store the description of a request that waits for tools, or replace the stored one.
+        """Store the description in `message` of a request for which tools run, or replace the stored one with the same
+        id.
 
-        `send` sends messages to the request's API process and identifies it.
+        `send` sends messages to the request's API process, and also identifies that process.
         """
         self._held[send, message.id] = message.request, time.monotonic()
 
     def release(self, send: _Send, id: int) -> None:
-        """Remove the request with number `id` of the API process that `send` identifies."""
+        """Remove the request with the number `id` of the API process that `send` identifies, because its tools no
+        longer run.
+        """
         self._held.pop((send, id), None)
 
     def forget(self, send: _Send) -> None:
@@ -198,9 +219,10 @@ class HeldRequests:
         self._held = {key: held for key, held in self._held.items() if key[0] is not send}
 
     def find(self, question: FindRequests) -> list[ToolRequest]:
-        """Return the requests that match the fields of `question`, and end them if it has a reason to end them.
+        """Return the requests that match the fields of `question`. If `question.end` is set, their API processes are
+        told to end them for that reason.
 
-        If several requests have the name in `question`, they are returned but not ended.
+        If several requests have the id `question.name`, they are returned but not ended.
         """
         matches = {
             key: _with_age(*held)
@@ -217,8 +239,8 @@ class HeldRequests:
 
 
 def _is_at(request: ToolRequest, model_devices: list[tuple[str, str]]) -> bool:
-    """Whether a request belongs to one of the pairs of model and device. A request that no engine has had yet has no
-    device, so only its model is compared.
+    """Return whether a request belongs to one of the pairs of model and device. A request that no engine has had yet
+    has no device, so only its model is compared.
     """
     return any(model == request.model and request.device in ("", device) for model, device in model_devices)
 
@@ -229,8 +251,8 @@ def _with_age(request: ToolRequest, since: float) -> ToolRequest:
 
 
 class ToolSession:
-    """Handles the messages of one API process about tool servers, and sends the replies with `send`. For use in the
-    event loop of the tool servers only.
+    """The supervisor's side of one API process's use of tool servers: handles the messages of that process, and sends
+    the replies with the function `send`. Only the event loop of the tool servers may use it.
     """
 
     def __init__(self, servers: ToolServers, held: HeldRequests, send: Callable[[FromToolServers], None]) -> None:
@@ -240,13 +262,15 @@ class ToolSession:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def close(self) -> None:
-        """Handle the end of the API process: cancel its running calls and remove its requests."""
+        """Cancel the running calls of the API process and remove its requests from the list, because its connection has
+        ended.
+        """
         self._held.forget(self._send)
         for task in list(self._tasks.values()):
             task.cancel()
 
     def receive(self, message: ToToolServers) -> None:
-        """Handle a message from the API process."""
+        """Handle a message from the API process, such as a call of a tool."""
         match message:
             case StopTool(id):
                 if id in self._tasks:

@@ -1,4 +1,6 @@
-"""The worker pool as an API process uses it: through its connection to the supervisor."""
+"""The worker pool as an API process uses it. The pool runs in the supervisor's process (the process that starts
+engines); `WorkerClient` sends it tasks over the connection to the supervisor.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +35,8 @@ SendToPool = Callable[[ToPool], bool]
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A task or reservation that the pool has not answered yet: the future for the answer, the error to raise if the
-    connection is lost, and the file and space of the task.
+    """A task or reservation that the pool has not answered yet: the future for the answer, the class of the error if
+    the connection is lost, and the file and disk space of the task.
     """
 
     answer: "asyncio.Future[Answer]"
@@ -46,9 +48,10 @@ class _Waiting:
 
 
 class WorkerClient:
-    """Implementation of Workers that sends tasks to the pool in the supervisor's process.
+    """Implements Workers, the interface of the worker pool, in an API process: sends tasks to the pool in the
+    supervisor's process, and sets a future when an answer arrives. The SupervisorClient of the process creates it.
 
-    For use in the event loop only.
+    Only the event loop may use it.
     """
 
     def __init__(self, send: SendToPool) -> None:
@@ -74,8 +77,8 @@ class WorkerClient:
         return answers
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
-        """Ask the pool to start a worker process in advance, and return a future for the process's start (see
-        `Workers.start_process`).
+        """Ask the pool to start a worker process for tasks of this kind in advance, with the parameters `spec`. The
+        returned future is done when the process has started, and raises the kind's error if that fails.
         """
         id = next(self._ids)
         started = self._wait(id, kind.unavailable)
@@ -83,8 +86,8 @@ class WorkerClient:
         return started
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "_Space":
-        """Wait until the pool has reserved `num_bytes` of disk space, and return the space (see
-        `Workers.reserve_space`).
+        """Wait until the pool has reserved `num_bytes` bytes of disk space for the request `owner`, and return the
+        space. Raises `unavailable` if the pool cannot be reached.
         """
         id = next(self._ids)
         space = _Space(id, self._submit, self._send)
@@ -98,8 +101,8 @@ class WorkerClient:
         return space
 
     def lose(self, reason: str = "") -> None:
-        """Handle the end of the connection: all waiting futures raise the error of their kind of task, with `reason` at
-        the end of its message.
+        """Handle the end of the connection to the supervisor: each future that waits for the pool raises the error of
+        its kind of task, with `reason` at the end of the message.
         """
         waiting, self._waiting = self._waiting, {}
         for entry in waiting.values():
@@ -107,7 +110,7 @@ class WorkerClient:
                 entry.answer.set_exception(entry.unavailable(_GONE + reason))
 
     def receive(self, message: FromPool) -> None:
-        """Handle an answer from the pool."""
+        """Handle the pool's answer to a task, a start or a reservation, by setting the future that waits for it."""
         waiting = self._waiting.pop(message.id, None)
         if waiting is None:
             return
@@ -146,10 +149,10 @@ class WorkerClient:
 
 
 class _Space:
-    """Implementation of Space for WorkerClient.
+    """Disk space that WorkerClient has reserved in the pool for a request. Implements the interface Space.
 
-    Files that its tasks have written, but that no caller waits for any more, are removed before the space is given
-    back.
+    Files that the space's tasks have written, but that no caller waits for any more, are removed before the space is
+    given back.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The pool of worker processes that run the tasks of all API processes of a server, and the session of each API process
-with the pool.
+"""The pool of worker processes, which run work on untrusted input, such as decoding images, for all API processes of a
+server (`WorkerPool`); and the pool's side of its connection to each API process (`PoolSession`).
 """
 
 import asyncio
@@ -41,7 +41,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """How many tasks of the pool run at a time, how much work may wait, and how much disk space tasks may use."""
+    """The limits of a WorkerPool: how many tasks run at a time, how much work may wait for each tenant (API key), and
+    how many bytes of disk space tasks may use.
+    """
 
     # Tasks that run at a time; see TaskQueue.
     processes: int = 2
@@ -54,7 +56,7 @@ class WorkerLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Return the limits from the server's settings."""
+        """Return the limits that the server's settings give for the worker pool."""
         return cls(
             settings.preparation_processes,
             settings.max_waiting_pixels,
@@ -82,7 +84,7 @@ MakeWorkerProcess = Callable[[TaskKind, Mapping[str, Any]], AnyWorkerProcess]
 
 @dataclass(eq=False)
 class _Entry:
-    """A task in the pool, waiting or running."""
+    """A task in the pool, waiting or running, with the future for its answer and the process that works on it."""
 
     task: Task
     kind: TaskKind
@@ -95,22 +97,23 @@ class _Entry:
     process: AnyWorkerProcess | None = None
 
     def end(self) -> None:
-        """Record that the task writes nothing more, so that its disk space can be given back."""
+        """Record that the task has ended and writes nothing more, so that its disk space can be given back."""
         if self.space is not None:
             self.space.task_ended()
 
 
 @dataclass(eq=False)
 class _Idle:
-    """A worker process without a task, with the kind of tasks that it can run."""
+    """A worker process that has no task at the moment, with the sort of tasks (kind and parameters) that it can run."""
 
     process: AnyWorkerProcess
     sort: str
 
 
 class WorkerPool:
-    """Runs tasks in worker processes, which are started on demand and replaced when they die. Implements Workers. For
-    use in the event loop only. The caller must close it.
+    """Runs tasks on untrusted input in worker processes, which are started on demand and replaced when they die.
+    Implements Workers. The supervisor has one for all API processes; the owner must close it. Only the event loop may
+    use it.
 
     While tasks wait for a slot, one spare process is kept ready for a tenant (API key) without running tasks: such a
     tenant need not wait for a slot (see TaskQueue), and starting a process takes a second.
@@ -147,7 +150,9 @@ class WorkerPool:
     # see Workers
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Queue the tasks of one request, and return a future for the answer of each task (see `Workers.submit`)."""
+        """Queue the tasks of one request, and return a future for the answer of each task. If too much work of the
+        tenant already waits, all futures raise QueueFull. `Workers.submit` lists the other errors.
+        """
         return self._submit(tasks, None)
 
     def _submit(self, tasks: Sequence[Task], space: "GrantedSpace | None") -> "list[asyncio.Future[Answer]]":
@@ -166,7 +171,10 @@ class WorkerPool:
         return [entry.answer for entry in entries]
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
-        """Start a worker process in advance; see `Workers.start_process`."""
+        """Start a worker process for tasks of this kind in advance, with the parameters `spec`, unless such a process
+        is idle or enough processes are. The returned future is done when the process has started, and raises the kind's
+        error if that fails.
+        """
         sort = _sort(kind, spec)
         if self._may_keep(sort):
             return asyncio.shield(next(iter(self._starting[sort]), None) or self._start_one(kind, spec, sort))
@@ -175,7 +183,9 @@ class WorkerPool:
         return nothing
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> "GrantedSpace":
-        """Wait until `num_bytes` of disk space are reserved, and return the space (see `Workers.reserve_space`)."""
+        """Wait until `num_bytes` bytes of disk space are reserved for the request `owner`, and return the space.
+        `unavailable` is not used, because this pool can always be reached.
+        """
         space = GrantedSpace(self._space, self._space.reserve(owner, num_bytes), self._submit)
         try:
             await space.reservation.granted
@@ -185,7 +195,9 @@ class WorkerPool:
         return space
 
     def close(self) -> None:
-        """End the worker processes, and wait (blocking) until they have ended."""
+        """End the worker processes, and block until they have ended. Running and waiting tasks fail with the error of
+        their kind.
+        """
         self._is_closed = True
         for running in self._running:
             running.cancel()
@@ -203,8 +215,8 @@ class WorkerPool:
         return self._queues[entry.kind.is_long]
 
     def _refusal(self, entries: Sequence[_Entry]) -> GenaiServerError | None:
-        """Return the error if the tasks of one request may not wait because too much work of the request's tenant
-        already waits; None if they may wait.
+        """Return an error if the tasks of one request may not be queued, because the pool is closed or too much work of
+        the request's tenant (API key) already waits; None if they may.
         """
         if self._is_closed:
             return entries[0].kind.unavailable(_STOPPING) if entries else None
@@ -227,7 +239,9 @@ class WorkerPool:
         return None
 
     def _run_next(self) -> None:
-        """Start the tasks whose turn it is, and end abandoned tasks that keep others waiting."""
+        """Start the tasks whose turn it is, and end running tasks that nobody waits for any more and that keep others
+        waiting.
+        """
         for queue in self._queues.values():
             while (entry := queue.next()) is not None:
                 running = asyncio.create_task(self._run(queue, entry))
@@ -243,9 +257,9 @@ class WorkerPool:
             self._abandon(entry)
 
     def _abandon(self, entry: _Entry) -> None:
-        """Handle a task whose result nobody wants any more.
+        """Handle a task whose answer nobody waits for any more.
 
-        A waiting task is removed. A running task of a kind of tasks that may take minutes is ended together with its
+        A waiting task is removed. A running task of a kind whose tasks may take minutes is ended together with its
         process. Any other running task goes on until it keeps other tasks waiting (see `TaskQueue.overdue`).
         """
         if self._queue(entry).abandon(entry, entry.task.owner):
@@ -257,12 +271,14 @@ class WorkerPool:
         self._run_next()
 
     def _end(self, entry: _Entry) -> None:
-        """End the process that works on a task."""
+        """Kill the process that works on a task, if there is one."""
         if entry.process is not None and not entry.process.is_ended:
             entry.process.end()
 
     async def _run(self, queue: TaskQueue[_Entry], entry: _Entry) -> None:
-        """Run a task to its end, and set the future of the task to its answer or to the error."""
+        """Run a task that `queue` has given a slot, and set the task's future to the answer or to the error. Then
+        remove the task from the queue and start the next ones.
+        """
         is_used = False
         try:
             answer = await self._answer(entry)
@@ -287,9 +303,10 @@ class WorkerPool:
     # the processes
 
     async def _answer(self, entry: _Entry) -> Answer:
-        """Let an idle or new process run a task, and return the answer.
+        """Let an idle or new process run a task, and return its answer.
 
-        If the process dies, the task is tried once more in another process.
+        If the process dies, the task is tried once more in another process. Raises ProcessDied if that dies, too,
+        ProcessTimeout if the answer takes too long, and the kind's error if no process can be started.
         """
         task, kind, loop = entry.task, entry.kind, asyncio.get_running_loop()
         attempt = 1
@@ -319,8 +336,8 @@ class WorkerPool:
                 entry.process = None
 
     async def _process(self, entry: _Entry) -> AnyWorkerProcess:
-        """Wait for a process that can run a task, and return it: an idle process, a new one, or one whose task ends
-        meanwhile, whichever is free first.
+        """Return a process that can run a task: an idle process, a new one, or one whose task ends meanwhile, whichever
+        is free first. Waits until there is one, and raises the kind's error if no process can be started.
         """
         if (process := self._take_idle(entry.sort)) is not None:
             return process
@@ -358,8 +375,8 @@ class WorkerPool:
         return process
 
     def _start_spare(self) -> None:
-        """Start a spare process for waiting tasks, so that a tenant without running tasks finds one. Does nothing if
-        there is a spare process, or if more tasks run already than there are slots.
+        """Start a spare process if tasks wait, so that a tenant (API key) without running tasks finds one. Does nothing
+        if there is a spare process already, or if more tasks run than there are slots.
         """
         queue = self._queues[False]  # a long task takes far longer than the start of its process
         waiting = next(queue.waiting, None)
@@ -371,14 +388,15 @@ class WorkerPool:
             self._start_one(waiting.kind, waiting.task.spec, waiting.sort)
 
     def _may_keep(self, sort: str) -> bool:
-        """Whether a process of this sort may be started before a task needs it: if no idle process is of this sort, and
-        there are few idle processes. Processes of one sort have the same kind and specification.
+        """Return whether a process of this sort may be started before a task needs it: no idle process is of this sort,
+        and there are few idle processes. Processes of one sort have the same kind and parameters.
         """
         return len(self._idle) < _MAX_IDLE and not any(idle.sort == sort for idle in self._idle)
 
     def _start_one(self, kind: TaskKind, spec: Mapping[str, Any], sort: str) -> "asyncio.Task[Answer]":
-        """Start a process for tasks of this kind and specification, and give it to the first waiting task of this sort,
-        or keep it idle. `sort` is the text that `_sort` returns for both.
+        """Begin to start a process for tasks of this kind with the parameters `spec`, and return the asyncio task that
+        does it. The process then gets the first waiting task of its sort, or is kept idle. `sort` is the text that
+        `_sort` returns for kind and parameters.
         """
         starting = asyncio.create_task(self._start_and_keep(kind, spec, sort))
         starting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # a task may report it
@@ -401,7 +419,7 @@ class WorkerPool:
         return {}
 
     def _keep(self, kind: TaskKind, spec: Mapping[str, Any], process: AnyWorkerProcess) -> None:
-        """Give a process to the first waiting task that it can run, or keep it idle.
+        """Give a process whose task has ended to the first waiting task that it can run, or keep the process idle.
 
         If there are too many idle processes, the least recently used one is ended.
         """
@@ -424,7 +442,9 @@ class WorkerPool:
 
 
 class GrantedSpace:
-    """Disk space that a request has reserved in the worker pool of this process. Implements Space."""
+    """Disk space that a request has reserved in the WorkerPool of this process. Implements the interface Space. It is
+    given back only when no task writes into it any more.
+    """
 
     def __init__(
         self,
@@ -470,8 +490,8 @@ def remove(path: str) -> None:
 
 
 def _first(waiting: "list[asyncio.Future[AnyWorkerProcess]]") -> "asyncio.Future[AnyWorkerProcess] | None":
-    """Remove futures from the beginning of the list up to the first one that is not done, and return this one; None if
-    all are done.
+    """Remove futures from the beginning of the list `waiting` up to and including the first one that is not done, and
+    return that one; None if all are done.
     """
     while waiting:
         if not (wanted := waiting.pop(0)).done():
@@ -485,12 +505,14 @@ def _entry(task: Task, answer: "asyncio.Future[Answer]", space: GrantedSpace | N
 
 
 def _sort(kind: TaskKind, spec: Mapping[str, Any]) -> str:
-    """Return a text that is equal for processes with the same kind and specification, which can run the same tasks."""
+    """Return a text that identifies processes with this kind and these parameters. Processes with equal texts can run
+    the same tasks.
+    """
     return f"{kind.name} {json.dumps(spec, sort_keys=True)}"
 
 
 def _costs(entries: Sequence[_Entry]) -> Counter[CostUnit]:
-    """Return the total cost of tasks in each unit (such as pixels) in which the cost of their kinds is counted."""
+    """Return the total cost of tasks, by the unit (such as pixels) in which the cost of their kind is counted."""
     costs: Counter[CostUnit] = Counter()
     for entry in entries:
         if entry.kind.unit is not None:
@@ -499,8 +521,8 @@ def _costs(entries: Sequence[_Entry]) -> Counter[CostUnit]:
 
 
 class PoolSession:
-    """Passes messages of one API process to the pool, and sends answers back with `send`. For use in the pool's event
-    loop only.
+    """The pool's side of the connection to one API process: passes that process's messages to the worker pool, and
+    sends the answers back with the function `send`. Only the pool's event loop may use it.
     """
 
     def __init__(self, pool: WorkerPool, send: Callable[[FromPool], None]) -> None:
@@ -512,7 +534,7 @@ class PoolSession:
         self._taken: dict[int, GrantedSpace] = {}
 
     def close(self) -> None:
-        """Handle the end of the API process: cancel its tasks and return its disk space."""
+        """Cancel the tasks of the API process and give back its disk space, because its connection has ended."""
         for answer in list(self._answers.values()):
             answer.cancel()
         for waiting in list(self._spaces.values()):
@@ -522,7 +544,9 @@ class PoolSession:
         self._taken.clear()
 
     def receive(self, message: ToPool) -> None:
-        """Handle a message of the API process. Raises KeyError for an unknown kind of tasks or an unknown space."""
+        """Handle a message from the API process, such as tasks to run. Raises KeyError if the message names an unknown
+        kind of tasks or unknown disk space.
+        """
         match message:
             case RunTasks(first_id, tasks, space):
                 answers = self._pool.submit(tasks) if space is None else self._taken[space].submit(tasks)

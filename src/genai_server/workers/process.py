@@ -1,4 +1,5 @@
-"""A worker process as the pool handles it. The process itself runs worker_loop.py.
+"""A worker process as the pool handles it: `WorkerProcess` starts it, asks it and ends it. The process itself runs
+worker_loop.py.
 
 It runs one task at a time, so that a crash can be attributed to a task. Its answers are JSON, because unpickling what
 an untrusted process sends would be unsafe.
@@ -29,7 +30,9 @@ class ProcessTimeout(Exception):
 
 
 class AnyWorkerProcess(Protocol):
-    """The interface of a worker process for the pool. All methods may block; `end` is thread-safe."""
+    """The interface of a worker process that the pool uses. WorkerProcess implements it. All methods may block; `end`
+    is thread-safe.
+    """
 
     # Whether `end` was called.
     is_ended: bool
@@ -40,21 +43,23 @@ class AnyWorkerProcess(Protocol):
         ...
 
     def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        """Send a question with bytes and return the answer. `timeout` is in seconds.
+        """Send a question, with the bytes `data` that belong to it, to the worker process, and return the answer.
+        Blocks for at most `timeout` seconds.
 
         Raises ProcessDied or ProcessTimeout, after which the process no longer runs.
         """
         ...
 
     def end(self) -> None:
-        """Kill the process, whatever it is doing."""
+        """Kill the process, even while it works on a task."""
         ...
 
 
 class WorkerProcess:
-    """A worker process of a kind of tasks. The constructor starts it with `spec` as JSON and waits until it is ready.
+    """A worker process for tasks of one kind. The constructor starts it with the parameters `spec`, sent as JSON, and
+    waits until it is ready. The pool creates it in a thread.
 
-    The constructor raises the error of the kind if the process cannot be started.
+    The constructor raises the error class of the kind (`kind.unavailable`) if the process cannot be started.
     """
 
     def __init__(self, kind: TaskKind, spec: Mapping[str, Any]) -> None:
@@ -73,7 +78,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """The process id of the worker process."""
         return self._process.pid
 
     @property
@@ -82,8 +87,10 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        """Send a question with bytes to the worker process and return its answer, for which this waits at most
-        `timeout` seconds. Raises ProcessDied or ProcessTimeout, after which the process no longer runs.
+        """Send a question, with the bytes `data` that belong to it, to the worker process, and return its answer.
+        Blocks for at most `timeout` seconds.
+
+        Raises ProcessDied or ProcessTimeout, after which the process no longer runs.
         """
         head = json.dumps({**question, "size": len(data)}).encode()
         return self._exchange(head + b"\n" + data, timeout)
@@ -117,7 +124,7 @@ class WorkerProcess:
         raise ProcessDied(f"exit status {status}")
 
     def end(self) -> None:
-        """Kill the process, whatever it is doing."""
+        """Kill the process, even while it works on a task."""
         self.is_ended = True
         self._process.kill()
         self._process.wait()

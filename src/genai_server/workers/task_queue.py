@@ -1,5 +1,5 @@
-"""What tasks of the worker pool wait for: their turn in the queue, which decides the order of tasks, and disk space for
-decoded recordings and prepared images, which is reserved before anything is written.
+"""What tasks of the worker pool wait for: their turn, which a `TaskQueue` decides fairly among API keys, and disk space
+for decoded recordings and prepared images, which a `SpaceBudget` reserves before anything is written.
 """
 
 import asyncio
@@ -27,12 +27,14 @@ class _Running:
 
 
 class TaskQueue(Generic[T]):
-    """Orders tasks fairly; `slots` tasks run at a time.
+    """Decides the order in which the tasks of the worker pool run. `slots` tasks run at a time.
 
-    Tenants (API keys) take turns by the process time that their tasks have used, and so do the requests of a tenant
-    (see FairQueue). Tasks of one request keep their order. Low-priority tasks come after all others, and leave one slot
-    free if there are several. A tenant without running tasks need not wait for other tenants: its first task may run in
-    addition to `slots`, but only one task at a time does.
+    Tenants (API keys) take turns by the process time that their tasks have used, and so do the requests of a tenant.
+    Tasks of one request keep their order. Low-priority tasks come after all others, and leave one slot free if there
+    are several. A tenant without running tasks need not wait for other tenants: its first task may run in addition to
+    `slots`, but only one task at a time does.
+
+    `clock` returns seconds. A running task that nobody waits for any more has `grace` seconds before it may be ended.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float], grace: float) -> None:
@@ -47,19 +49,21 @@ class TaskQueue(Generic[T]):
 
     @property
     def running(self) -> Iterator[T]:
-        """The running tasks."""
+        """The tasks that run now."""
         return iter(self._running)
 
     @property
     def waiting(self) -> Iterator[T]:
-        """The waiting tasks."""
+        """The tasks that wait for their turn, those of low priority last."""
         for tenants in self._waiting.values():
             for requests in tenants.values():
                 for tasks in requests.values():
                     yield from tasks
 
     def add(self, task: T, owner: TaskOwner) -> None:
-        """Add a task, which waits for its turn."""
+        """Add a waiting task. `owner` says to which request and tenant (API key) it belongs, and whether it has low
+        priority.
+        """
         low_priority = owner.low_priority
         tenants = self._waiting[low_priority]
         if owner.tenant not in (present := self._present(low_priority=low_priority)):
@@ -70,7 +74,7 @@ class TaskQueue(Generic[T]):
         tenants.setdefault(owner.tenant, OrderedDict()).setdefault(owner.request, OrderedDict())[task] = owner
 
     def next(self) -> T | None:
-        """Return the next task and count it as running; None if none may run now."""
+        """Return the waiting task whose turn it is and count it as running; None if no task may start now."""
         for low_priority in (False, True):
             tenants = self._waiting[low_priority]
             may_run = [tenant for tenant in tenants if self._may_run(tenant, low_priority=low_priority)]
@@ -81,8 +85,8 @@ class TaskQueue(Generic[T]):
         return None
 
     def _start(self, tenant: str, *, low_priority: bool) -> T:
-        """Choose the next task of a tenant among the tenant's waiting tasks of this priority, count it as running and
-        return it.
+        """Choose the next task among the waiting tasks of `tenant` with this priority, count it as running and return
+        it.
         """
         requests, turns = self._waiting[low_priority][tenant], self._requests[low_priority, tenant]
         in_flight = self._in_flight(tenant, low_priority=low_priority)
@@ -103,8 +107,8 @@ class TaskQueue(Generic[T]):
         self._forget(ended.owner)
 
     def abandon(self, task: T, owner: TaskOwner) -> bool:
-        """Handle a task that nobody waits for any more. Returns True if it had not begun; it is then removed from the
-        queue.
+        """Handle a task that nobody waits for any more. A waiting task is removed from the queue, and True is returned;
+        otherwise False.
 
         A running task continues until it keeps others waiting (see `overdue`). Does nothing for a task that has ended.
         """
@@ -117,8 +121,8 @@ class TaskQueue(Generic[T]):
         return False
 
     def overdue(self) -> list[T]:
-        """Return the running tasks to end: nobody waits for them, other tasks wait, and their grace period is
-        over.
+        """Return the running tasks that the caller is to end: nobody waits for them, their grace period is over, and
+        other tasks wait.
         """
         if not any(self._waiting.values()):
             return []
@@ -126,7 +130,7 @@ class TaskQueue(Generic[T]):
         return [task for task, running in self._running.items() if running.is_abandoned and running.since <= until]
 
     def _may_run(self, tenant: str, *, low_priority: bool) -> bool:
-        """Whether a task of the tenant with this priority may start now."""
+        """Return whether a task of `tenant` (an API key) with this priority may start now."""
         num_running = len(self._running)
         if low_priority:
             num_low_priority = sum(running.owner.low_priority for running in self._running.values())
@@ -150,7 +154,7 @@ class TaskQueue(Generic[T]):
         )
 
     def _take(self, task: T, owner: TaskOwner) -> None:
-        """Remove a task from the waiting tasks."""
+        """Remove a task of the request `owner` from the waiting tasks."""
         tenants = self._waiting[owner.low_priority]
         requests = tenants[owner.tenant]
         del requests[owner.request][task]
@@ -160,16 +164,16 @@ class TaskQueue(Generic[T]):
             del tenants[owner.tenant]
 
     def _present(self, of_tenant: str | None = None, *, low_priority: bool) -> set[str]:
-        """Return the tenants that have waiting or running tasks of this priority; with `of_tenant`, the requests of
-        that tenant that have such tasks.
+        """Return the tenants (API keys) that have waiting or running tasks of this priority. With `of_tenant`, return
+        the ids of that tenant's requests that have such tasks.
         """
         waiting = self._waiting[low_priority]
         users = set(waiting if of_tenant is None else waiting.get(of_tenant, ()))
         return users | self._in_flight(of_tenant, low_priority=low_priority).keys()
 
     def _in_flight(self, of_tenant: str | None = None, *, low_priority: bool) -> dict[str, float]:
-        """Return the seconds for which the running tasks of this priority have run so far, summed up by tenant; with
-        `of_tenant`, only those of that tenant, by request.
+        """Return for how many seconds, in total, the running tasks of this priority have run so far, by tenant (API
+        key). With `of_tenant`, only tasks of that tenant count, and the result is by request.
         """
         now, seconds = self._clock(), dict[str, float]()
         for running in self._running.values():
@@ -196,7 +200,9 @@ class TaskQueue(Generic[T]):
 
 @dataclass(eq=False)
 class Reservation:
-    """Bytes of disk space that a request has reserved or waits for."""
+    """Bytes of disk space that a request has reserved or waits for. The future `granted` is done once they are
+    reserved. SpaceBudget creates it.
+    """
 
     owner: TaskOwner
     num_bytes: int
@@ -205,7 +211,8 @@ class Reservation:
 
 
 class SpaceBudget:
-    """Disk space, in bytes, that tenants (API keys) share. For use in the event loop only.
+    """Shares a fixed number of bytes of disk space among tenants (API keys), who reserve bytes before they write. Only
+    the event loop may use it.
 
     A tenant may hold at most as many bytes as then remain free, so that another tenant always finds space: one tenant
     can hold half of the space, two tenants a third each. The tenant with the fewest bytes comes first; while its
@@ -224,8 +231,8 @@ class SpaceBudget:
         return sum(reservation.num_bytes for reservation in self._taken)
 
     def reserve(self, owner: TaskOwner, num_bytes: int) -> Reservation:
-        """Reserve `num_bytes` bytes. The returned reservation is valid when its future `granted` is done, because it
-        may have to wait until there is space.
+        """Request `num_bytes` bytes for the request `owner`, and return the reservation at once. It is valid when its
+        future `granted` is done, because it may have to wait until there is space.
 
         To stop waiting, resize the reservation to 0.
         """
@@ -235,7 +242,9 @@ class SpaceBudget:
         return reservation
 
     def resize(self, reservation: Reservation, num_bytes: int) -> None:
-        """Reduce a reservation to `num_bytes`; 0 ends it."""
+        """Reduce a reservation to `num_bytes` bytes; 0 ends the reservation, or the wait for it. Waiting reservations
+        may then be granted.
+        """
         if reservation in self._taken:
             self._by_tenant[reservation.owner.tenant] += num_bytes - reservation.num_bytes
             reservation.num_bytes = num_bytes
@@ -247,7 +256,7 @@ class SpaceBudget:
         self._grant()
 
     def _grant(self) -> None:
-        """Grant all waiting reservations that fit and whose turn it is."""
+        """Grant all waiting reservations that fit and whose turn it is, by setting their futures."""
         free = self._total - self.num_bytes
         order = sorted(
             self._waiting, key=lambda waiting: (waiting.owner.low_priority, self._by_tenant[waiting.owner.tenant])

@@ -1,7 +1,7 @@
-"""The kinds of tasks of the worker pool, the interface of the pool for packages that prepare requests, in whichever
-process the pool runs, and calls whose result several requests share.
+"""The kinds of tasks of the worker pool, which runs work on untrusted input (`TaskKind`); the interface of the pool,
+wherever it runs (`Workers`, `Space`); and calls whose result several requests share (`SharedCalls`).
 
-The code of a task is in the module that its kind names. The module limits its process's memory; each task has its own
+The code of a task is in the module that its kind names. That module limits its process's memory; each task has its own
 time limit.
 """
 
@@ -20,8 +20,8 @@ Begin = Callable[[], Coroutine[Any, Any, T]]
 
 @dataclass(frozen=True)
 class CostUnit:
-    """A unit, such as pixels, in which the cost of waiting tasks is counted, and the setting that limits the total cost
-    per tenant (API key).
+    """A unit, such as pixels, in which the cost of waiting tasks is counted, with the setting that limits the total
+    cost for each tenant (API key).
     """
 
     # In the plural.
@@ -40,8 +40,8 @@ BYTES = CostUnit("bytes", "grammars", "waiting_bytes", "GENAI_MAX_WAITING_GRAMMA
 
 @dataclass(frozen=True)
 class TaskKind:
-    """A kind of tasks, such as preparing images: the module that its processes run, and how its waiting tasks are
-    counted. Each kind has its own processes.
+    """A kind of tasks of the worker pool, such as reading images: the module that its worker processes run, the error
+    if no process can be started, and the unit in which waiting tasks are counted. Each kind has its own processes.
     """
 
     name: str
@@ -86,8 +86,8 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Requester:
-    """The request for which an image or another input is prepared: its owner, and the cache salt that limits the
-    sharing of prepared images.
+    """The request for which an image or another input is prepared: its owner (request and API key), and its cache salt.
+    Only requests with equal salts share prepared images.
     """
 
     owner: TaskOwner
@@ -96,7 +96,9 @@ class Requester:
 
 
 class Space(Protocol):
-    """Disk space that a request has reserved. It is not returned while tasks that write into it are running."""
+    """Disk space that a request has reserved in the worker pool for the files that its tasks write. It is given back
+    only when no task writes into it any more.
+    """
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
         """Run tasks that write into this space, and return a future for the answer of each task.
@@ -115,28 +117,33 @@ class Space(Protocol):
 
 
 class Workers(Protocol):
-    """A pool of worker processes that handle untrusted input. WorkerPool is the pool itself, and WorkerClient gives
-    access to a pool in another process. For use in the event loop only.
+    """The interface of a pool of worker processes that handle untrusted input, for the packages that prepare requests.
+    WorkerPool is the pool itself, and WorkerClient gives access to a pool in another process. Only the event loop may
+    use it.
     """
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run the tasks of one request, and return a future for the answer of each task.
+        """Run the tasks of one request, and return a future for the answer of each task. Cancelling a future ends its
+        task.
 
-        All tasks are accepted, or none if too much work of the request's tenant already waits. Cancelling a future ends
-        the task. The futures raise ProcessDied if two processes died of the task, ProcessTimeout, QueueFull, and the
-        error of the kind of tasks if no process can be started.
+        All tasks are accepted, or none if too much work of the request's tenant (API key) already waits; the futures
+        then raise QueueFull. They raise ProcessDied if two processes died of the task, ProcessTimeout if the task took
+        too long, and the error of the kind of tasks if no process can be started.
         """
         ...
 
     def start_process(self, kind: TaskKind, spec: Mapping[str, Any]) -> "asyncio.Future[Answer]":
-        """Start a process in advance, unless processes of another kind or specification would have to end for it.
+        """Start a worker process for tasks of this kind, with the parameters `spec`, before a task needs it. Does
+        nothing if such a process is idle, or if there are many idle processes.
 
-        The future raises the error of the kind of tasks if the process cannot be started.
+        The returned future is done when the process has started, and raises the error of the kind if it cannot be
+        started.
         """
         ...
 
     async def reserve_space(self, owner: TaskOwner, num_bytes: int, unavailable: type[Unavailable]) -> Space:
-        """Wait for `num_bytes` of disk space and reserve it. Raises `unavailable` if the pool cannot be reached.
+        """Wait until `num_bytes` bytes of disk space are free for the request `owner`, reserve them, and return the
+        space. Raises `unavailable` if the pool cannot be reached.
 
         A request must not wait for more space while it holds some, because requests that wait for each other would
         never end.
@@ -145,10 +152,10 @@ class Workers(Protocol):
 
 
 class SharedCall(Generic[T]):
-    """Work that runs as long as at least one caller waits for it. Each caller must call `leave` in the end. SharedCalls
-    creates it.
+    """Work whose result several callers wait for. It runs as long as at least one caller waits. SharedCalls creates it;
+    each caller that has joined must call `leave` in the end.
 
-    `forget` is called when no further caller may join the work.
+    `begin` makes the coroutine that does the work. `forget` is called when no further caller may join the work.
     """
 
     def __init__(self, begin: Begin[T], forget: Callable[["SharedCall[T]"], None]) -> None:
@@ -183,21 +190,22 @@ class SharedCall(Generic[T]):
 
 
 class SharedCalls(Generic[T]):
-    """The work that requests wait for now, by key: requests that need work with the same key share one SharedCall. For
-    use in the event loop only.
+    """Work that requests wait for at the moment, by key: requests that need work with the same key at the same time
+    share one SharedCall, so that the work is done once. Only the event loop may use it.
     """
 
     def __init__(self) -> None:
         self._calls: dict[str, SharedCall[T]] = {}
 
     def __contains__(self, key: str) -> bool:
-        """Whether a call with this key is running."""
+        """Return whether work with this key is running."""
         return key in self._calls
 
     def join(self, key: str, begin: Begin[T]) -> SharedCall[T]:
-        """Join the running call with this key, or start the work that `begin` returns.
+        """Join the running work with this key, or start it with the coroutine that `begin` makes. Returns the
+        SharedCall.
 
-        The caller must `leave` the call.
+        The caller must `leave` the call in the end.
         """
 
         def forget(call: SharedCall[T]) -> None:
@@ -211,7 +219,9 @@ class SharedCalls(Generic[T]):
         return call
 
     async def run(self, key: str, begin: Begin[T]) -> T:
-        """Return the result of the running call with this key, or of the work that `begin` returns."""
+        """Wait for the running work with this key, or for the coroutine that `begin` makes if there is none, and return
+        its result. Raises the work's exception.
+        """
         call = self.join(key, begin)
         try:
             return await call.result()

@@ -1,4 +1,5 @@
-"""The main loop of a worker process for untrusted input. Its counterpart in the pool is process.py.
+"""The main loop of a worker process, which handles untrusted input for the worker pool (`answer_questions`). The pool's
+side of the exchange is in process.py.
 
 Each task is a question, which the parent sends on standard input: a line of JSON, followed by as many bytes as its
 member `size` says. Standard input stays open while the parent lives. On standard output the process writes one line of
@@ -25,11 +26,12 @@ _Questions = SimpleQueue[tuple[dict[str, Any], bytes]]
 
 
 def answer_questions(prepare: Callable[[], Answer], memory: int, *, gives_way: bool = False) -> None:
-    """Answer questions until the parent process exits.
+    """Answer questions on standard input until the parent process exits. Called by the main program of each kind of
+    worker process.
 
-    `prepare` returns the function that answers a question; if it raises, the parent receives the reason and no question
-    is answered. `memory` limits the bytes in addition to those that the process uses after `prepare`. `gives_way`
-    lowers the process's CPU priority.
+    `prepare` returns the function that answers a question; if it raises an error, the parent receives the reason and no
+    question is answered. `memory` is the number of bytes that the process may use in addition to those that it uses
+    after `prepare`. `gives_way` lowers the process's CPU priority.
     """
     answers = os.fdopen(private_standard_output(), "wb")
     ignore_group_signals()
