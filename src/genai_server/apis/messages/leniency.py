@@ -76,10 +76,9 @@ def _replace(blocks: Iterable[tuple[str, JsonObject]]) -> list[str]:
 
 def _changes_without_form(location: str, message: JsonObject) -> Iterator[tuple[str, JsonObject]]:
     """Yield the blocks of a message that are to add or remove a tool but cannot have this effect, each with its
-    location in the body.
+    location in the body: the tool exists only on Anthropic's servers, or the message does not have the role system.
 
-    They cannot if the tool exists only on Anthropic's servers, or if the message does not have the role system.
-    `location` is the location of `message`.
+    `location` is the location of `message` in the body, such as `messages[3]`.
     """
     for inner, block in objects_at(message, "content[]"):
         if block.get("type") not in _CHANGES:
@@ -144,8 +143,8 @@ _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
 def _leave_out_media(body: Any) -> Iterator[str]:
-    """Replace documents and images that this server cannot read by text blocks that say so, in place. Yields the
-    location of each change.
+    """Replace documents and images that this server cannot read by text blocks that say what was left out, in place.
+    Yields the location of each change.
     """
     for path in _MEDIA_PATHS:
         yield from replace_media(body, DOCUMENTS, "text", f"{path}.source.content[]")
@@ -185,9 +184,9 @@ def _is_readable(source: Any) -> bool:
 
 
 def _leave_out_images(body: Any) -> list[str]:
-    """Replace images that this server cannot read, such as stored files, by text blocks that say so, in place. Images
-    in the user's last message are not changed, except those in tool results. Returns the location of each changed
-    block.
+    """Replace images that this server cannot read, such as stored files, by text blocks that say that an image was left
+    out, in place. Images in the user's last message are not changed, except those in tool results. Returns the location
+    of each changed block.
     """
     locations = []
     results = {"messages": body["messages"]} if isinstance(body, dict) and "messages" in body else {}

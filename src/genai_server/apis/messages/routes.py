@@ -173,9 +173,9 @@ class MessageBuilder:
 
 
 def _tool_use_id(id: str) -> str:
-    """Return the id of a tool call of the client in Anthropic's format: `id`, an id of this server, with the prefix
-    toolu_. An id without this server's prefix is returned unchanged; some chat templates (Mistral's) require ids of
-    another format.
+    """Return the id of a tool call that the client runs in Anthropic's format: `id`, an id of this server, with the
+    prefix toolu_. An id without this server's prefix is returned unchanged; some chat templates (Mistral's) require ids
+    of another format.
     """
     return f"toolu_{id.removeprefix('call_')}" if id.startswith("call_") else id
 

@@ -487,9 +487,9 @@ class CountTokensRequest(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _separate_toolsets(cls, body: Any) -> Any:
-        """Return a copy of the body in which the entries of type `mcp_toolset` are in the field `mcp_toolsets` and not
-        in `tools`, where Anthropic's API has them. Other bodies are returned unchanged. Runs before the validation, so
-        `body` may be any value.
+        """Return a copy of the body in which the entries of type `mcp_toolset` are moved from the field `tools`, where
+        Anthropic's API has them, to the field `mcp_toolsets`. A body without such entries is returned unchanged. Runs
+        before the validation, so `body` may be any value.
         """
         tools = body.get("tools") if isinstance(body, dict) else None
         if not isinstance(tools, list):

@@ -133,7 +133,8 @@ class Turns:
 
     def _with_notes(self, blocks: Sequence[_Located]) -> list[_Located]:
         """Return the blocks of an assistant's turn, in which calls of tools on MCP tool servers that the request does
-        not use, and the results of such calls, are replaced by text blocks that describe them.
+        not use, and the results of such calls, are replaced by text blocks that describe them. Their locations are
+        added to the attribute `converted`, for the report to the client.
         """
         noted: list[_Located] = []
         call_ids: set[str] = set()
@@ -193,7 +194,7 @@ class Turns:
     def _result_without_call(self, located: _Located) -> list[TextBlock | ImageBlock]:
         """Return the texts and images that the model reads for a `tool_result` block whose call is not in the
         conversation, for example because the client has cut off the beginning. A first text says that it is the result
-        of a tool.
+        of a tool. The location of the block is added to the attribute `converted`, for the report to the client.
         """
         block = located.block
         assert isinstance(block, ToolResultBlock)
@@ -205,7 +206,8 @@ class Turns:
 
     def _flat(self, location: str, parts: Sequence[_Part]) -> list[TextBlock | ImageBlock]:
         """Return the texts and images for the content `parts` of a tool result. `location` is the location of the
-        result in the body. Adjacent references to tools become one text that defines these tools.
+        result in the body. Adjacent references to tools become one text that defines these tools; their locations are
+        added to the attribute `converted`, for the report to the client.
         """
         flat: list[TextBlock | ImageBlock] = []
         located = [(f"{location}.content[{index}]", part) for index, part in enumerate(parts)]
@@ -226,7 +228,8 @@ class Turns:
     def _simple(self, location: str, block: _Part) -> list[TextBlock | ImageBlock]:
         """Return the texts and images that the model reads for a content block that is not a tool result. The list is
         empty for blocks without texts, such as thinking and tool calls. `location` is the location of the block in the
-        body.
+        body; it is added to the attribute `converted`, for the report to the client, if the block becomes another kind
+        of text.
         """
         match block:
             case TextBlock() | ImageBlock():
@@ -271,9 +274,9 @@ def _function_name(call: ToolUseBlock | McpToolUseBlock) -> str:
 
 
 def _shown_messages(body: CountTokensRequest) -> Iterator[tuple[str, AnthropicMessage]]:
-    """Yield the system prompt, as a message, and the messages of a body that the model reads, each with its path in the
-    body. Left out are empty system messages, and messages with `clear_at` that are removed once the user has sent
-    another message.
+    """Yield the messages that the model reads, each with its path in the body: the system prompt as a message of the
+    role system, and then the messages of the body. Empty system messages are left out, and so are messages that their
+    field `clear_at` removes because the user has sent another message after them.
     """
     if body.system:
         content: str | list[Block] = body.system if isinstance(body.system, str) else [*body.system]

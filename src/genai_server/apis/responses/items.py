@@ -111,10 +111,11 @@ def reasoning_text(text: str) -> JsonObject:
 
 
 def encrypted(text: str) -> str:
-    """Return `text` in the form of the field `encrypted_content`, for clients that keep only this field of a reasoning
-    item and send it back.
+    """Return `text`, the text of a reasoning item or the summary in a compaction item, in the form of the field
+    `encrypted_content`. Clients may keep only this field of an item and send it back.
 
-    The text is only encoded (as base64), not encrypted, because the item contains it in plain text as well.
+    The text is only encoded (as base64), not encrypted, because it is no secret: a reasoning item contains it in plain
+    text as well.
     """
     return base64.b64encode(text.encode()).decode()
 

@@ -66,7 +66,8 @@ def convert(body: Any) -> list[str]:
 
 def convert_items(body: Any) -> list[str]:
     """Convert content parts of unknown types in the field `items` of a Conversations API body to text. Changes `body`
-    in place. Returns the location and former type of each changed part.
+    in place. Returns the location and former type of each changed part, such as `items[3].content[0] (refusal as
+    text)`.
     """
     return _convert(body, "items")
 
@@ -159,9 +160,9 @@ def _with_parts(body: Any, field: str) -> JsonObject:
 
 
 def _leave_out_encrypted(body: Any, field: str) -> Iterator[str]:
-    """Remove encrypted content that another server has created from the items in the list `field`, in place: reasoning
-    items lose the field `encrypted_content`, and compaction items, which consist of it, become a message that says so.
-    Yields the location of each removed field.
+    """Remove encrypted content that another server has created from the items in the list `field`, in place. Reasoning
+    items lose the field `encrypted_content`. Compaction items, summaries that consist of this field, become a message
+    that says that a summary was left out. Yields the location of each removed field.
     """
     for location, item in objects_at(body, f"{field}[]"):
         kind, content = item.get("type"), item.get("encrypted_content")
