@@ -402,7 +402,9 @@ def _add_middleware(
 
 
 def _media_limit(app: FastAPI, settings: Settings) -> int:
-    """The maximum size in bytes of a body that may contain images or audio; 0 while no served model takes them."""
+    """Return the maximum size in bytes of a request body that may contain images or audio; 0 as long as no served model
+    takes images or audio.
+    """
     models = app.state.services.models.statuses()
     return settings.max_media_body_bytes if any(status.medium is not None for status in models) else 0
 

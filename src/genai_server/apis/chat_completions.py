@@ -273,7 +273,9 @@ class ChatCompletionBuilder(ChoicesBuilder):
         self._held: dict[tuple[int, int], WholeToolCall] = {}
 
     def first(self, num_answers: int) -> list[JsonObject]:
-        """The first chunk of each of `num_answers` answers, which contains only the role."""
+        """Return the first chunk of each of `num_answers` answers. It contains only the role of the
+        message, "assistant".
+        """
         return [self._delta(index, {"role": "assistant", "content": ""}, []) for index in range(num_answers)]
 
     def text(self, index: int, text: str) -> bytes:
@@ -368,8 +370,8 @@ class ChatCompletionBuilder(ChoicesBuilder):
         return self._places.setdefault((answer, index), before)
 
     def _with_calls(self, fields: JsonObject) -> JsonObject:
-        """Convert the field `tool_calls` of `fields`, which is a message or a delta, to the format that the client
-        uses. This class returns `fields` unchanged.
+        """Convert the tool calls in `fields`, which is a message or the delta of a chunk, to the format that the client
+        uses. This class returns `fields` unchanged; a subclass changes the field `tool_calls` to OpenAI's older format.
         """
         return fields
 
@@ -567,7 +569,9 @@ RunTools = Annotated[
 async def create_chat_completion(
     body: ChatCompletionRequest, services: ServicesDep, context: RequestContextDep, run_tools: RunTools = None
 ) -> Response:
-    """Create a chat completion, as one object or as a stream of chunks."""
+    """Create a chat completion: generate the assistant's next message in a conversation, as one object or as a stream
+    of chunks. `run_tools` are the names of tool servers, separated by commas, whose tools this server runs itself.
+    """
     body, tools = await find_run_tools(run_tools, body, services, context)
     kind = ChatCompletionBuilder if body.functions is None else FunctionCallBuilder
     builder = partial(kind, custom_tools=body.custom_names, served=tools)

@@ -667,7 +667,9 @@ router = VersionedRouter(BodyRoute, "openai", codes=(504,))
 
 @router.post("/v1/decisions", response_model=DecisionResponse | SglangDecisionResponse)
 async def create_decision(body: AnyDecisionRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Answer questions about an input by the probabilities of their options, without generating text."""
+    """Answer questions about an input, such as a text, by the probabilities of each question's options, without
+    generating text. Returns the answers in OpenAI's or SGLang's format, depending on the format of the body.
+    """
     if isinstance(body, SglangDecisionRequest):
         request = validated(_OPENAI_FORM, body.openai_form(compact))
         decided = await decide(services, request, context)

@@ -142,7 +142,9 @@ class RerankRequest(PooledFields):
 
     @property
     def texts(self) -> list[str]:
-        """The text of each document."""
+        """The text of each document, in the order of the request, whether the document is given as a text or as an
+        object.
+        """
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 
@@ -388,7 +390,10 @@ async def score(
 
 @dataclass(frozen=True)
 class _PooledRequest:
-    """Runs one request for embeddings or scores, from the choice of the model to the result."""
+    """Runs one request for embeddings or scores, from the choice of the model to the result. `embed` and `score` create
+    one for each request and call `run`. `task` says which kind of model is needed, and `param` is the field with the
+    texts, for error messages.
+    """
 
     services: Services
     context: RequestContext
@@ -480,7 +485,9 @@ class _PooledRequest:
 
 
 def _vectors(data: bytes, count: int) -> list["array[float]"]:
-    """Split little-endian float32 data into `count` vectors of equal length."""
+    """Split `data`, the bytes of little-endian float32 numbers, into `count` vectors of equal
+    length, and return them.
+    """
     size = len(data) // count
     vectors = []
     for start in range(0, len(data), size):

@@ -180,13 +180,15 @@ async def list_files(query: Annotated[ListParameters, Query()], files: FilesDep)
 
 @router.get(PATH + "/{file_id}", response_model=FileObject, response_model_exclude_none=True)
 async def get_file(file_id: str, files: FilesDep) -> dict[str, Any]:
-    """Get the properties of a file."""
+    """Get the properties of a file, such as its name and size in bytes. Raises StoredFileNotFound if the client's API
+    key has no file with this id.
+    """
     return (await files.store.get(file_id, files.owner)).to_json()
 
 
 @router.get(PATH + "/{file_id}/content", response_class=FileResponse, responses=_CONTENT)
 async def get_file_content(file_id: str, files: FilesDep) -> FileResponse:
-    """Download the content of a file."""
+    """Download the content of a file. Raises StoredFileNotFound if the client's API key has no file with this id."""
     file = await files.store.get(file_id, files.owner)
     path = files.store.content(file.id)
     if not path.is_file():
@@ -196,6 +198,8 @@ async def get_file_content(file_id: str, files: FilesDep) -> FileResponse:
 
 @router.delete(PATH + "/{file_id}", response_model=DeletedFile)
 async def delete_file(file_id: str, files: FilesDep) -> DeletedFile:
-    """Delete a file."""
+    """Delete a file and its content. Raises StoredFileNotFound if the client's API key has no file with this id, and
+    InvalidField while the file is the input of a batch that has not ended.
+    """
     await files.store.delete(file_id, files.owner)
     return DeletedFile(id=file_id)

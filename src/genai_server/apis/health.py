@@ -31,11 +31,11 @@ router = APIRouter(tags=["status"])
 
 @router.get("/healthz")
 async def healthz(request: Request, services: ServicesDep) -> dict[str, Any]:
-    """Report the state of each model and device. The status is 200 as long as the API process is alive.
+    """Report the state of each model and device. The HTTP status is 200 as long as the API process is alive.
 
-    `status` is `ok`, `degraded` if devices have died, failed or been terminated, or `failed` if in addition no other
-    device works or loads. `devices` and `model_dir` are those of the first model. Without an API key, only `status` and
-    the states of these devices are shown.
+    The field `status` is `ok`; `degraded` if devices have died, failed or been terminated by an operator; or `failed`
+    if in addition no other device works or loads. `devices` and `model_dir` are those of the first model. Without an
+    API key, only `status` and the states of the first model's devices are shown.
     """
     settings, models = services.settings, services.models
     statuses = models.statuses()

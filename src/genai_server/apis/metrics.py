@@ -1,12 +1,12 @@
 """The Prometheus metrics of a server. The endpoint /metrics serves two groups: what each API process counts itself
-(requests, answers, batches, grammar checks, images and recordings), and the metrics of engines and supervisor, which
-are the same in each API process. /metrics/history has the load of each device in the last five minutes.
+(requests, answers, batches, grammar checks, images and recordings), and the metrics of the engines and of the
+supervisor, the process that starts them. The endpoint /metrics/history has the load of each device in the last five
+minutes, for the charts of the web page; longer histories are left to Prometheus.
 
 Names and meanings are vLLM's where vLLM has the metric, with another prefix
 (https://docs.vllm.ai/en/stable/usage/metrics/). The metrics follow the protocol for model servers of the Gateway API
 Inference Extension (https://gateway-api-inference-extension.sigs.k8s.io), which routers read: running and waiting
-requests, use and size of the KV cache, and adapters. The history is for the charts of the web page; longer histories
-are left to Prometheus.
+requests, use and size of the KV cache, and adapters.
 """
 
 import asyncio

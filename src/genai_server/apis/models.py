@@ -1,8 +1,10 @@
 """The lists of models: the endpoints /v1/models and /v1/models/{id}, in OpenAI's or Anthropic's format, and LM Studio's
 /api/v0/models and /api/v1/models (https://lmstudio.ai/docs/developer/rest), in which clients read a model's state and
-context length. `ModelFiles` reads what a model's directory says about the model without loading it.
+context length. `model_entry` creates the entry for a model, also for other endpoints. `read_files` reads what a model's
+directory says about the model without loading it.
 
-LM Studio's v0 endpoints for generation and embeddings are aliases of OpenAI's and are defined where those are.
+LM Studio's v0 endpoints for generation and embeddings are aliases of OpenAI's endpoints and are defined in their
+modules.
 """
 
 import asyncio
@@ -269,7 +271,9 @@ _TYPES_V1 = {Task.GENERATE: "llm", Task.EMBED: "embedding"}
 
 @lm_studio_router.get("/api/v0/models")
 async def list_models_v0(services: ServicesDep) -> dict[str, Any]:
-    """List models, loaded or not, with their aliases and adapters, in the format of LM Studio's v0 API."""
+    """List the models that generate text or compute embeddings, whether they are loaded or not, in the format of LM
+    Studio's v0 API, with an entry for each alias and LoRA adapter. Models that failed to load are left out.
+    """
     return {"object": "list", "data": await _listed(services, _in_v0)}
 
 
@@ -282,7 +286,9 @@ async def get_model_v0(model: str, services: ServicesDep) -> dict[str, Any]:
 
 @lm_studio_router.get("/api/v1/models")
 async def list_models_v1(services: ServicesDep) -> dict[str, Any]:
-    """List models, loaded or not, with their aliases and adapters, in the format of LM Studio's v1 API."""
+    """List the models that generate text or compute embeddings, whether they are loaded or not, in the format of LM
+    Studio's v1 API, with an entry for each alias and LoRA adapter. Models that failed to load are left out.
+    """
     return {"models": await _listed(services, _in_v1)}
 
 
@@ -290,8 +296,8 @@ async def _listed(
     services: Services, entry: Callable[[Services, str, ModelStatus, ModelFiles], JsonObject]
 ) -> list[JsonObject]:
     """Return the entries of all models in LM Studio's lists, with one entry for each name of a model, including aliases
-    and LoRA adapters. `entry` is a function that creates the entry for one name. Reranking models are left out, because
-    LM Studio has no type for them.
+    and LoRA adapters. `entry` is a function that creates the entry for one name. Models that neither generate text nor
+    compute embeddings, such as reranking models, are left out, because LM Studio has no type for them.
     """
     entries = []
     for status in services.models.usable():

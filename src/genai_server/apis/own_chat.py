@@ -94,11 +94,11 @@ class ChatBuilder:
         }
 
     def part(self, parts: list[Part], tokens: list[ScoredToken]) -> JsonObject:
-        """Return the event with the next parts of the answer, and with the log probabilities of `tokens`, the tokens of
-        these parts, if the request asked for them.
+        """Return the event of a stream with the next parts of the answer, and with the log probabilities of `tokens`,
+        the tokens of these parts, if the request asked for them.
 
-        The text is in the field `token`, "" without text. Reasoning and tool calls have fields of their own, which are
-        left out when empty.
+        The field `token` has the text, or "" if there is none. Reasoning and tool calls have fields of their own, which
+        are left out when empty.
         """
         event: JsonObject = {"token": ""}
         for part in parts:
@@ -144,7 +144,9 @@ def _reason(ending: Ending) -> str:
 
 @router.post("/v1/chat", response_model=ChatResponse)
 async def chat(body: ChatRequest, services: ServicesDep, context: RequestContextDep) -> Response:
-    """Generate an answer and return it as one object."""
+    """Generate the answer to a conversation with this server's own chat API, and return it as one object with text,
+    finish reason and metrics.
+    """
     if body.stream:
         raise InvalidField("stream", "must be false; POST /v1/chat/stream streams the answer")
     with context.leniency.with_names(FieldNames(body.thinking_names)):
@@ -159,7 +161,9 @@ async def chat(body: ChatRequest, services: ServicesDep, context: RequestContext
 
 @router.post("/v1/chat/stream", response_class=EventStream, status_code=200, responses=STREAMS)
 async def chat_stream(body: ChatRequest, services: ServicesDep, context: RequestContextDep) -> EventStream:
-    """Generate an answer and stream it token by token."""
+    """Generate the answer to a conversation with this server's own chat API, and stream it as server-sent events, token
+    by token. The last event has the finish reason and metrics.
+    """
     if body.stream is False:
         raise InvalidField("stream", "must be true; POST /v1/chat returns the complete answer")
     with context.leniency.with_names(FieldNames(body.thinking_names)):

@@ -75,7 +75,9 @@ class TokenizeRequest(NullFields):
 
 
 class RenderedPrompt(BaseModel):
-    """The tokens of a prompt, as /v1/chat/completions/render and /v1/completions/render return them."""
+    """The token ids of a prompt. /v1/chat/completions/render responds with one such object, /v1/completions/render with
+    a list of them, one for each prompt.
+    """
 
     token_ids: list[int]
 
@@ -172,7 +174,9 @@ async def detokenize(body: DetokenizeRequest, services: ServicesDep) -> Response
 @router.get("/tokenizer_info", response_model=TokenizerInfo)
 @router.get("/v1/tokenizer_info", response_model=TokenizerInfo)
 async def tokenizer_info(services: ServicesDep, model: str | None = None) -> TokenizerInfo:
-    """Get the special tokens and the chat template of a model, by default of the first one."""
+    """Get the special tokens and the chat template of the model with the name `model`, or of the first model if no name
+    is given.
+    """
     codec = (await services.served(model)).codec
     named = {name: codec.named_tokens.get(name) for name in TokenizerInfo.model_fields}
     return TokenizerInfo(**{**named, "chat_template": codec.writer.source or None})

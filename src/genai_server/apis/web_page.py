@@ -71,7 +71,7 @@ async def about(request: Request, services: ServicesDep) -> Response:
 
 @router.get("/docs", include_in_schema=False)
 async def api_docs() -> Response:
-    """The API documentation as a web page."""
+    """Get the page with the API documentation, which shows /openapi.json in a browser."""
     return _page(API_DOCS / "index.html", content_security_policy())
 
 

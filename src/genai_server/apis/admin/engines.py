@@ -48,9 +48,10 @@ _MAX_REQUESTS_SHOWN = 20
 
 
 def admin_router(*codes: int) -> APIRouter:
-    """A router for admin endpoints, which only operators may use.
+    """Create a FastAPI router for admin endpoints, which only operators may use: other clients get the error 403.
 
-    `codes` are the HTTP statuses of errors to document besides those that all admin endpoints have.
+    `codes` are the HTTP statuses of errors to document in addition to 400, 403, 404 and 503, which all admin endpoints
+    have.
     """
     return APIRouter(
         tags=["admin"], dependencies=[Depends(require_admin)], responses=error_responses(400, 403, 404, *codes, 503)
@@ -140,10 +141,11 @@ def _only_request(name: str, replies: Sequence[tuple[EngineClient, Named]]) -> R
 
 
 def _only(present: Sequence[tuple[str, RequestState]], name: str) -> RequestState:
-    """The request whose unique id is `name`, or else the only request whose id is `name`.
+    """Choose a request by its name: return the request whose unique id is `name`, or, if there is none, the only
+    request whose ordinary id is `name`.
 
-    `present` are the requests to choose from, each after the name of its device. Raises RequestNotFound, and
-    AmbiguousRequest if several requests have the id.
+    `present` are the requests to choose from, each after the name of its device. Raises RequestNotFound if no request
+    matches, and AmbiguousRequest if several requests have this ordinary id.
     """
     matches = {state.unique_id: (device, state) for device, state in present if state.unique_id == name}
     matches = matches or {state.unique_id: (device, state) for device, state in present if state.request_id == name}

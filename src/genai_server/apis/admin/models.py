@@ -99,9 +99,11 @@ async def set_alias(body: AliasRequest, services: ServicesDep) -> dict[str, Any]
 
 @router.post("/v1/admin/adapters/load")
 async def load_adapter(body: LoadAdapterRequest, services: ServicesDep) -> dict[str, Any]:
-    """Load a LoRA adapter from a file on the server; responds when all devices have loaded it.
+    """Load a LoRA adapter from a file on the server; responds when all devices have loaded it. Returns the adapter's
+    entry in the list of models.
 
-    If the model is loaded on demand, it is loaded first, because only its engines can check whether the adapter fits.
+    If the model to which the adapter belongs is loaded on demand, the model is loaded first, because only its engines
+    can check whether the adapter fits.
     """
     models = services.models
     status = models.find(body.model)

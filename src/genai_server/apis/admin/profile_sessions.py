@@ -122,7 +122,9 @@ async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileS
 
 @router.get("/v1/admin/profiles")
 def list_profiles(root: Annotated[Path, Depends(_profile_dir)], open_sessions: OpenSessions) -> dict[str, Any]:
-    """List the profile sessions of all devices, oldest first."""
+    """List the profile sessions of all devices, open and ended ones, oldest first, each with its plan, state, and
+    number and size of files.
+    """
     try:
         manifests = find_manifests(root)
     except OSError:  # nothing has been profiled yet
@@ -164,7 +166,7 @@ def trace_of_profile(manifest: FoundManifest) -> Response:
 
 @router.get("/v1/admin/profiles/{session_id}/files")
 def download_profile(manifest: FoundManifest) -> Response:
-    """Download all files of a session and its manifest as a zip archive."""
+    """Download all profile files of a session, and the manifest that lists them, as a zip archive."""
 
     def write(out: IO[bytes]) -> None:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -177,7 +179,9 @@ def download_profile(manifest: FoundManifest) -> Response:
 
 @router.get("/v1/admin/profiles/{session_id}/files/{name}")
 def download_file(manifest: FoundManifest, name: str) -> Response:
-    """Download one of a session's profile files, as ONNX Runtime has written it."""
+    """Download one of a session's profile files, as ONNX Runtime has written it. `name` is the file's name. Raises
+    ProfileNotFound if the session has no such file.
+    """
     path = next((path for path in manifest.files if path.name == name), None)
     if path is None or not path.is_file():
         raise ProfileNotFound(f"no file {quoted(name)} is in session {quoted(manifest.session.id)}", param="name")
@@ -186,7 +190,9 @@ def download_file(manifest: FoundManifest, name: str) -> Response:
 
 @router.delete("/v1/admin/profiles/{session_id}")
 async def delete_profile(manifest: FoundManifest, open_sessions: OpenSessions, services: ServicesDep) -> dict[str, Any]:
-    """End a session that is still open, or remove an ended session with its files."""
+    """End a profile session that is still open, or remove an ended session with its files. The field `deleted` of the
+    response says whether the session was removed.
+    """
     session = manifest.session
     if session.id in open_sessions:
         for engine in services.models.engines(device=session.device):

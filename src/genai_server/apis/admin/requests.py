@@ -37,7 +37,9 @@ _DAYS = 31
 
 @router.get("/v1/requests", response_model=RequestsResponse)
 async def list_requests(services: ServicesDep) -> dict[str, Any]:
-    """List the running and waiting requests of all devices and API processes, with an entry for each answer."""
+    """List the running and waiting requests of all devices and API processes, including those for which the server runs
+    a tool now. A request for several answers has an entry for each answer.
+    """
     replies = await ask(services.models.engines(), ListRequests)
     entries = [_entry(state, engine.model_name, engine.device) for engine, reply in replies for state in reply.requests]
     # Engines first: a request that is between a tool and an engine meanwhile is listed all the same.

@@ -56,8 +56,8 @@ class _Tokens:
     reasoning: int = 0
 
     def add(self, line: bytes) -> None:
-        """Add the token counts in a result, which is a line of a result file. A result without token counts adds
-        nothing.
+        """Add the token counts of one result to the sums. `line` is the result's line in a result file. A result
+        without token counts adds nothing.
         """
         try:
             response = msgspec.json.decode(line, type=_Line).response

@@ -139,21 +139,24 @@ async def create_batch(body: BatchRequest, files: FilesDep, batches: BatchesDep)
 async def list_batches(
     query: Annotated[BatchListParameters, Query()], files: FilesDep, batches: BatchesDep
 ) -> dict[str, Any]:
-    """List the caller's batches page by page, newest first."""
+    """List the batches of the client's API key page by page, newest first."""
     page, has_more = await batches.store.page(files.owner, after=query.after, limit=query.limit)
     return page_json(page, has_more=has_more)
 
 
 @router.get(PATH + "/{batch_id}", response_model=Batch)
 async def get_batch(batch_id: str, files: FilesDep, batches: BatchesDep) -> dict[str, Any]:
-    """Get the current state of a batch."""
+    """Get the current state of a batch: its status, its result files, and how many requests have been answered. Raises
+    BatchNotFound if the client's API key has no batch with this id.
+    """
     return await batches.store.get(batch_id, files.owner)
 
 
 @router.post(PATH + "/{batch_id}/cancel", response_model=Batch)
 async def cancel_batch(batch_id: str, files: FilesDep, batches: BatchesDep) -> dict[str, Any]:
     """Cancel a batch: requests that have no result yet are not answered. The results written so far are kept. Returns
-    the batch.
+    the batch. Raises BatchNotFound if the client's API key has no batch with this id, and InvalidField if the batch is
+    in a state in which it cannot be cancelled.
     """
     return await batches.store.cancel(batch_id, files.owner)
 

@@ -81,7 +81,7 @@ class Stop:
         self.event.set()
 
     def is_set(self) -> bool:
-        """Whether the stop has been ordered."""
+        """Return whether the stop of the batch has been ordered."""
         return self.event.is_set()
 
     async def within(self, seconds: float) -> bool:

@@ -88,8 +88,8 @@ async def list_models(services: ServicesDep) -> dict[str, Any]:
 
 @models_router.get("/api/ps")
 async def list_running(services: ServicesDep) -> dict[str, Any]:
-    """List the loaded models. `expires_at` is the time at which a model is unloaded if no more requests for it
-    arrive.
+    """List the loaded models in Ollama's format. `expires_at` is the time at which a model is unloaded if no more
+    requests for it arrive.
     """
     models = []
     for status in services.models.statuses():
@@ -431,7 +431,9 @@ def _ending(generation: Generation, context: RequestContext) -> JsonObject:
 async def embed_texts(
     body: EmbedRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Compute embeddings. A request without a text only loads the model, or unloads it if `keep_alive` is 0."""
+    """Compute the embeddings of one or more texts: for each text, a vector that represents its meaning. A request
+    without a text only loads the model, or unloads it if `keep_alive` is 0.
+    """
     truncates, dimensions = body.truncate is not False, body.dimensions or None
     pooled = await _embeddings(body, body.texts, request, services, context, truncates=truncates, dimensions=dimensions)
     vectors = [] if pooled is None else pooled.vectors
@@ -453,7 +455,9 @@ async def embed_texts(
 async def embed_text(
     body: EmbeddingsRequest, request: Request, services: ServicesDep, context: RequestContextDep
 ) -> Response:
-    """Compute the embedding of one text. This is Ollama's older version of /api/embed."""
+    """Compute the embedding of one text, a vector that represents its meaning. This is Ollama's older version of
+    /api/embed.
+    """
     texts = [body.prompt] if body.prompt else []
     pooled = await _embeddings(body, texts, request, services, context)
     return await built_response(lambda: {"embedding": [] if pooled is None else list(pooled.vectors[0])}, is_long=False)

@@ -343,7 +343,7 @@ class EmbedRequest(KeepAliveFields):
 
     @property
     def texts(self) -> list[str]:
-        """The texts to embed; empty for a request that only loads or unloads the model."""
+        """The texts to embed as a list; empty for a request that only loads or unloads the model."""
         return [self.input] if isinstance(self.input, str) and self.input else list(self.input or [])
 
 

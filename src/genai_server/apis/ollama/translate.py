@@ -1,5 +1,6 @@
-"""Translates between Ollama's API and this server: requests to chat or text completion parameters, and answers and
-errors to Ollama's objects, complete and as the lines of a stream (https://docs.ollama.com/api/chat).
+"""Translates between Ollama's API (https://docs.ollama.com/api/chat) and this server. `Translation` converts a request
+body to the parameters of a chat or text completion; `AnswerBuilder` and `ending` convert answers to Ollama's response
+objects, complete or as the lines of a stream; `OLLAMA` has the format and words of Ollama's errors.
 """
 
 import re

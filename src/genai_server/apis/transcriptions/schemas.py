@@ -335,7 +335,7 @@ class Transcript:
 
     @property
     def logprobs(self) -> Iterable[TokenLogprob]:
-        """The log probabilities of all tokens of the text, in order."""
+        """The log probabilities of all tokens of the text, in order, as far as the segments have them."""
         return (logprob for segment in self.segments for logprob in segment.logprobs)
 
 

@@ -264,8 +264,8 @@ class WindowTranscript:
 
     @property
     def is_good(self) -> bool:
-        """Whether the text can be used, by Whisper's thresholds: it does not repeat itself, and its average log
-        probability is not too low.
+        """Whether the text can be used, by Whisper's thresholds: it does not repeat itself (compression ratio), and its
+        mean log probability is not too low. Otherwise the window is transcribed again with a higher temperature.
         """
         return self.compression_ratio <= _MAX_COMPRESSION and self.avg_logprob >= _MIN_LOGPROB
 
