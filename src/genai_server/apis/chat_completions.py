@@ -229,7 +229,9 @@ class RoundTexts:
         self._is_next = False
 
     def end_round(self) -> None:
-        """Note that a round of generation has ended, so that the next text begins after a blank line."""
+        """Note that a round of generation has ended, because the server ran a tool, so that the next text begins after
+        a blank line.
+        """
         self._is_next = bool(self._end)
 
     def text(self, text: str) -> str:

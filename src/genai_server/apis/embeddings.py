@@ -225,8 +225,8 @@ class EmbeddingResponse(BaseModel):
 
 
 class RerankResult(BaseModel):
-    """A result of /v1/rerank: the index of a document in the request and its relevance score. `document`, the
-    document's text, is present only if the request asks for it.
+    """A result of a rerank request: the index of a document in the request and its relevance score. /v1/rerank includes
+    the document's text as `document` unless the request declines it, /v2/rerank only if the request asks for it.
     """
 
     index: int

@@ -287,7 +287,9 @@ class EngineMetrics(Collector):
         yield info
 
     def _of_server(self) -> Iterator[Metric]:
-        """Yield the metrics without labels, which describe the server as a whole and which routers read."""
+        """Yield the metrics about the server as a whole, which routers read to choose a server: running and waiting
+        sequences and the use of the KV cache on all devices together, and the ids of the loaded LoRA adapters.
+        """
         engines = self._connected
         used = sum(engine.figures.kv_tokens for engine in engines.values() if engine.figures is not None)
         capacity = sum(map(self._capacity, engines))

@@ -25,7 +25,9 @@ class ListedToolServer(BaseModel):
 
 
 class ToolServerList(BaseModel):
-    """Response of /v1/tool_servers: the tool servers that the client may use."""
+    """Response of /v1/tool_servers: the tool servers, programs of the operator that offer tools,
+    that the client may use.
+    """
 
     object: Literal["list"] = "list"
     data: list[ListedToolServer]
@@ -33,7 +35,9 @@ class ToolServerList(BaseModel):
 
 @router.get("/v1/tool_servers", response_model=ToolServerList)
 async def list_tool_servers(services: ServicesDep, context: RequestContextDep) -> ToolServerList:
-    """List the tool servers whose tools this server runs for requests with the client's API key."""
+    """List the tool servers, programs of the operator that offer tools, whose tools this server runs for requests with
+    the client's API key.
+    """
     servers = services.tools.servers
     return ToolServerList(
         data=[

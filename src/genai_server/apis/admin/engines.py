@@ -238,7 +238,8 @@ async def get_runtime_options(services: ServicesDep) -> dict[str, Any]:
 @router.post("/v1/admin/runtime_options")
 async def set_runtime_options(body: RuntimeOptionsRequest, services: ServicesDep) -> dict[str, Any]:
     """Set onnxruntime-genai's runtime options `terminate_session`, `enable_profiling` or both: on all devices, on one
-    device, or for one request. Returns the values of the options on each device afterwards.
+    device, or for one request. Returns the values of the options on each device afterwards. Raises InvalidField for
+    options that are missing, contradict each other or are refused by an engine.
     """
     options = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
     if not options:

@@ -1,5 +1,5 @@
-"""Endpoints about requests: list the running, waiting and ended ones, cancel one, end the reasoning of one, and report
-requests and tokens by day, API key and model.
+"""Endpoints about requests: list the running, waiting and ended requests, cancel a request, end the reasoning of a
+request so that its model answers, and report requests and tokens by day, API key and model.
 """
 
 import asyncio

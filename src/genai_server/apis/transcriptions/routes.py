@@ -138,10 +138,11 @@ class Transcription:
         self._first: asyncio.Future[list[Segment] | None] | None = None
 
     async def wait_until_accepted(self) -> None:
-        """Start the transcription, and wait until an engine has accepted the first window or the transcription has
-        ended. So errors are known before a streamed response begins.
+        """Start the transcription, and wait until an engine has accepted its first part or the transcription has ended,
+        so that most errors are known before a streamed response begins.
 
-        Raises the same errors as `windows`. What has been started must be ended with `close`.
+        Raises the errors with which engines refuse or fail a request, InvalidField if the recording cannot be read, and
+        AudioReaderUnavailable. What has been started must be ended with `close`.
         """
         first = self._first = asyncio.ensure_future(anext(self._transcribed, None))
         first.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
@@ -200,8 +201,9 @@ class Transcription:
         self._requests.finish()
 
     async def _with_words(self, segments: list[Segment], window: Window, task: TranscriptTask) -> list[Segment]:
-        """Return the segments of a window with the times of their words. To find the times, the model reads the window
-        and its text once more. `task` is how the window was transcribed.
+        """Return the segments of a window, a part of the recording that the model reads at once, with the times of
+        their words. To find the times, the model reads the window and its text once more. `task` says how the window
+        was transcribed. The given segments are not changed.
         """
         texts = [[token for token in segment.tokens if self._transcriber.is_text(token)] for segment in segments]
         times = await self._transcriber.token_times(window, list(chain(*texts)), task)

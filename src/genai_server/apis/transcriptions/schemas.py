@@ -350,8 +350,8 @@ class TextDeltas:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """Return the delta to send for the text of the next segment. It may be empty: white space at the end is held
-        back until more text follows.
+        """Return the delta to send for `text`, the text of the next segment of the transcript. It may be empty: white
+        space at the end is held back until more text follows.
         """
         pending = self._held + text if self.text else text.lstrip()
         delta = pending.rstrip()
