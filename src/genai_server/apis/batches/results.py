@@ -94,8 +94,9 @@ class _File:
 
 
 class Results:
-    """Writes the results of one batch to its two files, and knows which requests have a result. It is created by
-    `open`, and whoever opens it must close it. It may be used in the event loop only.
+    """Writes the results of one batch to its two files, one for requests that succeeded and one for those that failed,
+    and knows which requests have a result. It is created by `open`, and whoever opens it must close it. It may be used
+    in the event loop only.
     """
 
     def __init__(self, succeeded: ResultFile, failed: ResultFile) -> None:
@@ -148,8 +149,8 @@ class Results:
 
     async def add(self, lines: Sequence[tuple[str, bytes]], *, succeeded: bool) -> None:
         """Write results to the file for succeeded or for failed requests, and wait until they are on the disk. Each
-        result is the custom id of its request and the line to write. If the disk is full, this waits until there is
-        room.
+        result is a pair of the request's custom id (the id that the client has given to it) and the line to write. If
+        the disk is full, this waits until there is room.
         """
         file = self._files[not succeeded]
         done = [asyncio.get_running_loop().create_future() for _ in lines]

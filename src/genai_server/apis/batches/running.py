@@ -74,8 +74,8 @@ class Stop:
         self.reason = ""
 
     def __call__(self, reason: str) -> None:
-        """Order the batch to stop. `reason` is kept as the reason, unless the stop has already been ordered for another
-        one.
+        """Order the batch to stop, for the reason `reason`. If the stop has already been ordered, the first reason is
+        kept.
         """
         self.reason = self.reason or reason
         self.event.set()
@@ -198,9 +198,9 @@ class BatchLimits:
 
 
 class BatchRun:
-    """Runs one batch to its end: checks the input file, answers its requests and writes the result files. Batches, the
-    object that starts batches, creates one for each batch while it holds the batch's file lock, so that no other
-    process runs the batch at the same time. Ordering its attribute `stop` stops it.
+    """Runs one batch to its end: checks the input file, answers its requests and writes the result files. `Batches`,
+    the object that starts batches, creates one BatchRun for each batch while it holds the batch's file lock, so that no
+    other process runs the batch at the same time. Calling the attribute `stop` with a reason stops the run.
     """
 
     def __init__(
@@ -404,8 +404,9 @@ _RETRY_SECONDS = 10.0
 
 
 class Batches:
-    """Runs the batches that no other API process of the server runs. Each API process has one such object;
-    `files_and_batches` creates it. It may be used in the event loop only.
+    """Decides which batches this API process runs, and runs them in the background: at most one for each owner (an API
+    key), and none that another process of the server runs. Each API process has one such object; `files_and_batches`
+    creates it. It may be used in the event loop only.
     """
 
     def __init__(
