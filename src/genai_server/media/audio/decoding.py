@@ -1,7 +1,8 @@
-"""Decodes untrusted recordings into files of PCM samples. Must only run in a worker process, which may crash or be
-killed without harm.
+"""Decodes untrusted recordings into files of PCM samples (`decode`), and is the main program of a worker process. It
+must only run in such a process, which may crash or be killed without harm to the server.
 
-The process's argument is a specification in JSON. A question names the recording's file, the file to write and the
+The process's argument is a specification in JSON: the longest recording in seconds, and whether the process gives way
+to others. Questions and answers are JSON objects. A question names the recording's file, the file to write and the
 maximum seconds to write. The answer is the number of samples and their peak amplitude, or that the recording is longer,
 or the reason why the recording is refused or the samples cannot be written. The process reads no environment variables
 and holds no secrets.
@@ -37,24 +38,27 @@ _BUFFER = 256 * 1024
 
 
 class UnusableRecording(Exception):
-    """The recording cannot be used.
+    """Error: a recording cannot be used, for example because it is damaged or too long.
 
     The message says why, as the rest of a sentence that begins with "the recording".
     """
 
 
 class LongerRecording(Exception):
-    """The recording is longer than the number of seconds that may be decoded in this attempt."""
+    """Error: a recording is longer than may be decoded in this attempt, and may be decoded again with a higher
+    limit.
+    """
 
 
 def decode(
     source: BinaryIO, target: BinaryIO, num_bytes: int, max_seconds: int, seconds: int | None = None
 ) -> tuple[int, int]:
-    """Write a recording as mono PCM of 16 bits at 16 kHz. Returns the number of samples and their peak amplitude.
+    """Decode the recording `source`, of `num_bytes` bytes, and write it to `target` as mono PCM of 16 bits at 16 kHz.
 
-    `num_bytes` is the size of the source. Both files are processed in parts, never held in memory as a whole. Damaged
-    parts are left out. Raises UnusableRecording, also for more than `max_seconds`, LongerRecording for more than
-    `seconds`, and OSError if the target cannot be written.
+    Returns the number of samples and their peak amplitude (at most 32768). Both files are processed in parts, never
+    held in memory as a whole. Damaged parts are left out. Raises UnusableRecording if there is no audio that can be
+    decoded, or more than `max_seconds` of it; LongerRecording if there is more than `seconds` of it (None for no such
+    limit); and OSError if the target cannot be written.
     """
     if not num_bytes:
         raise UnusableRecording("is an empty file")
@@ -101,13 +105,17 @@ def _open(source: BinaryIO) -> Any:
 
 
 def _open_nothing(*_: Any) -> NoReturn:
-    """Refuse to open further files or connections, which a recording may refer to."""
+    """Raise PermissionError. FFmpeg calls this function to open further files or connections, to which a recording may
+    refer.
+    """
     raise PermissionError
 
 
 def _audio_stream(container: Any) -> Any:
-    """The audio stream of the container that FFmpeg considers the best. Raises UnusableRecording if there is none, or
-    if its codec is not one that this server decodes.
+    """Return the audio stream of a recording that FFmpeg considers the best.
+
+    `container` is the opened file. Raises UnusableRecording if it has no audio, or audio in a codec that this server
+    does not decode.
     """
     stream = container.streams.best("audio")
     if stream is None:
@@ -121,7 +129,7 @@ def _audio_stream(container: Any) -> Any:
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:
-    """Yield all frames of an audio stream that can be decoded. Damaged packets are skipped."""
+    """Yield all decoded frames of an audio stream. Damaged packets are skipped."""
     packets = container.demux(stream)
     while True:
         try:
@@ -158,7 +166,11 @@ def _raise_for_memory(error: Exception) -> None:
 
 
 class _Writer:
-    """Writes samples to the target and enforces the limits of length, sample rate and channels."""
+    """Writes the samples of one recording to a file and enforces the limits of length, sample rate and channels.
+
+    `max_seconds` is the maximum length of any recording, and `seconds` the maximum length of this attempt.
+    `num_samples` and `peak` are the number and the peak amplitude of the samples so far.
+    """
 
     def __init__(self, target: BinaryIO, max_seconds: int, seconds: int) -> None:
         self.num_samples = 0
@@ -169,7 +181,7 @@ class _Writer:
         self._seconds = seconds
 
     def check(self, frame: Any) -> None:
-        """Check a frame before it is resampled. Raises UnusableRecording if it exceeds a limit."""
+        """Check a decoded frame of audio before it is resampled. Raises UnusableRecording if it exceeds a limit."""
         if not _MIN_RATE <= frame.sample_rate <= _MAX_RATE:
             raise UnusableRecording(
                 f"must have a sample rate between {_MIN_RATE} and {_MAX_RATE} Hz, given {frame.sample_rate}"
@@ -180,7 +192,11 @@ class _Writer:
             self.refuse(None)
 
     def write(self, frames: list[Any]) -> None:
-        """Write resampled frames. Raises UnusableRecording or LongerRecording beyond the maximum length."""
+        """Write resampled frames of audio to the file.
+
+        Raises UnusableRecording above the maximum length of a recording, and LongerRecording above that of this
+        attempt.
+        """
         for frame in frames:
             samples = np.frombuffer(frame.planes[0], np.int16, frame.samples)
             self.peak = max(self.peak, int(samples.max(initial=0)), -int(samples.min(initial=0)))
@@ -192,8 +208,9 @@ class _Writer:
             self._target.write(samples.data)
 
     def refuse(self, seconds: float | None) -> NoReturn:
-        """Raise UnusableRecording because the recording is too long. `seconds` is its length if the file declares it,
-        otherwise None.
+        """Raise UnusableRecording because the recording is too long.
+
+        `seconds` is its length as the file declares it; None if the length is not known.
         """
         length = "more" if seconds is None else f"{seconds:.0f} s"
         raise UnusableRecording(f"may be at most {self._max_seconds} s long (GENAI_MAX_AUDIO_SECONDS), given {length}")
@@ -206,7 +223,7 @@ _MEMORY_PER_SECOND = 8 * 1024
 
 
 def main() -> None:
-    """Decode recordings for the parent process until that exits."""
+    """Main program of the worker process: decode recordings, as the parent process asks, until the parent exits."""
     spec = json.loads(sys.argv[1])
     max_seconds = spec["max_seconds"]
 

@@ -1,5 +1,5 @@
-"""Computes spectrograms with onnxruntime-genai's audio processor for one model directory, without loading the
-weights.
+"""Computes the spectrograms that a speech model takes as input, with onnxruntime-genai's audio processor and without
+loading the model's weights.
 """
 
 import io
@@ -21,10 +21,10 @@ _MIN_SAMPLES = 400
 
 
 class SpeechFeatures:
-    """onnxruntime-genai's audio processor for a model directory.
+    """Computes spectrograms for the speech model in the folder `model_dir`, with onnxruntime-genai's audio processor.
 
-    `folder` must be empty, and its contents must not be changed or removed while the object is used. The constructor
-    raises the library's own exceptions if the files of the model cannot be used.
+    `folder` must be empty; the files that the library needs are written there, and must not be changed or removed while
+    the object is used. The constructor raises the library's own exceptions if the files of the model cannot be used.
     """
 
     def __init__(self, model_dir: Path, folder: Path) -> None:
@@ -35,9 +35,9 @@ class SpeechFeatures:
         self._processor = self._library.Model(str(folder)).create_multimodal_processor()
 
     def compute(self, samples: npt.NDArray[np.int16]) -> npt.NDArray[np.float32]:
-        """Return the log-mel spectrogram of a window, [1, mels, frames], padded or cut to the model's length.
+        """Return the log-mel spectrogram of a window of a recording, with shape [1, mels, frames].
 
-        `samples` are mono samples at 16 kHz.
+        `samples` are mono samples at 16 kHz. The spectrogram is padded or cut to the model's length.
         """
         if len(samples) < _MIN_SAMPLES:
             samples = np.pad(samples, (0, _MIN_SAMPLES - len(samples)))
@@ -49,7 +49,7 @@ class SpeechFeatures:
 
 
 def wav_file(pcm: bytes) -> bytes:
-    """The content of a WAV file with mono samples of 16 bits at 16 kHz."""
+    """Return the content of a WAV file with the samples `pcm`, which are mono, of 16 bits and at 16 kHz."""
     written = io.BytesIO()
     with wave.open(written, "wb") as file:
         file.setnchannels(1)

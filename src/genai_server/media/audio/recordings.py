@@ -1,7 +1,8 @@
-"""The recordings of requests for speech models. Worker processes decode a recording once, and then read it window by
-window.
+"""The recordings of requests for speech models. `Recordings.open` has a worker process decode a recording once, and
+`Recording.window` then reads it part by part: a window has at most the length of the model's input.
 
-FFmpeg's libraries, which decode, are an optional extra because of their size.
+Worker processes do the work because a damaged recording may crash them. FFmpeg's libraries, which decode, are an
+optional extra because of their size.
 """
 
 import asyncio
@@ -31,12 +32,14 @@ EXTRA = "audio"
 
 @cache
 def is_installed() -> bool:
-    """Whether FFmpeg's libraries (the extra `audio`) are installed."""
+    """Whether FFmpeg's libraries, which decode recordings, are installed (with this package's extra `audio`)."""
     return importlib.util.find_spec("av") is not None
 
 
 def require_decoder(param: str) -> None:
-    """Raise TaskUnsupported, which names `param`, if FFmpeg's libraries are not installed."""
+    """Raise TaskUnsupported, which names the field `param`, if FFmpeg's libraries, which decode recordings, are not
+    installed.
+    """
     if not is_installed():
         raise TaskUnsupported(
             param,
@@ -57,8 +60,10 @@ _CRASHES = "crashes the process that decodes recordings, or exceeds its memory l
 
 @dataclass(frozen=True)
 class Decoded:
-    """A decoded recording: a file of mono PCM with 16 bits at 16 kHz. The file occupies `space` until it is
-    closed.
+    """A decoded recording: the file `path` with mono PCM of 16 bits at 16 kHz. Decoder creates it.
+
+    `num_samples` is the number of samples, and `peak` their peak amplitude (at most 32768). The file occupies the
+    reserved disk space `space` until the object is closed.
     """
 
     path: Path
@@ -68,14 +73,18 @@ class Decoded:
     space: Space
 
     def close(self) -> None:
-        """Remove the file and return the disk space."""
+        """Remove the file and give the disk space back."""
         remove(str(self.path))
         self.space.release()
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result of decoding a recording: the decoded recording, or the reason why it cannot be used."""
+    """The result of decoding a recording: the decoded recording, or the reason why it cannot be used.
+
+    `result` is one of RESULTS, `reason` the end of a sentence that begins with "the recording", and `decoded` is None
+    if the recording cannot be used.
+    """
 
     # One of RESULTS.
     result: str
@@ -85,9 +94,9 @@ class _Outcome:
 
 
 class Decoder:
-    """Decodes the recordings for all models of this API process. For use in the event loop only.
+    """Decodes the recordings of all requests to this API process, in worker processes. For use in the event loop only.
 
-    `count` is called with the result of each recording, one of RESULTS.
+    `workers` is the pool of worker processes. `count` is called with the result of each recording, one of RESULTS.
     """
 
     def __init__(
@@ -98,10 +107,12 @@ class Decoder:
         self._count = count
 
     async def decode(self, file: Path, target: Path, requester: Requester, *, param: str) -> Decoded:
-        """Decode a recording into the file `target`, and remove the recording's own file.
+        """Decode the recording in `file` into the new file `target`. `file` is removed, also in case of an error.
 
-        Waits until there is disk space for the samples. Cancelling the caller ends the worker process. Raises
-        InvalidField, which names `param`, AudioReaderUnavailable, and QueueFull if too many recordings wait.
+        `requester` is the request, whose API key takes its turn in the queue of worker processes. Waits until there is
+        disk space for the samples. Cancelling the caller ends the worker process. Raises InvalidField, which names the
+        field `param`, if the recording cannot be used, AudioReaderUnavailable if no worker process can be started or
+        the disk is full, and QueueFull if too many recordings wait.
         """
         max_seconds = self._settings.max_audio_seconds
         try:
@@ -120,9 +131,12 @@ class Decoder:
     async def _decode(
         self, kind: TaskKind, file: Path, target: Path, requester: Requester, size: int, seconds: int
     ) -> _Outcome | None:
-        """Decode at most `seconds` of a recording whose file has `size` bytes, in a worker process.
+        """Decode at most `seconds` of the recording `file`, of `size` bytes, into the file `target`, in a worker
+        process.
 
-        None if the recording is longer, or if decoding takes too long although `seconds` is less than the maximum.
+        `kind` is the kind of the task: for short or for long recordings. Returns None if a longer attempt is needed:
+        the recording is longer, or decoding takes too long although `seconds` is less than the maximum. Raises
+        AudioReaderUnavailable and QueueFull.
         """
         settings, is_whole = self._settings, seconds == self._settings.max_audio_seconds
         timeout = float(settings.audio_timeout)
@@ -169,7 +183,12 @@ class Decoder:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """A part of a recording, prepared for a model. Its file is removed when the object is garbage-collected."""
+    """A part of a recording, prepared as input of a speech model. `Recording.window` returns it.
+
+    `start` and `end` are seconds in the recording. `path` is a file with the spectrogram, which is removed when the
+    object is garbage-collected. `digest` identifies samples and model, and `is_cut` says that the window ends within
+    speech.
+    """
 
     # Seconds in the recording.
     start: float
@@ -186,9 +205,9 @@ class Window:
 
 
 class WindowReader:
-    """Reads windows of recordings for all models. For use in the event loop only.
+    """Prepares windows of recordings for all speech models, in worker processes. For use in the event loop only.
 
-    `folder` is for temporary files of the worker processes.
+    `workers` is the pool of worker processes, which may write temporary files to `folder`.
     """
 
     def __init__(self, workers: Workers, settings: Settings, folder: Path) -> None:
@@ -199,11 +218,12 @@ class WindowReader:
     async def read(
         self, model: SpeechModel, question: dict[str, Any], requester: Requester, *, param: str
     ) -> Window | int:
-        """Return the next window with speech, which a worker process prepares. If a long stretch has no speech, return
-        the index of the sample at which the stretch ends.
+        """Have a worker process find and prepare the next window with speech, and return the window.
 
-        `question` is what the worker process receives (see window_process.py). Raises InvalidField, which names
-        `param`, and AudioReaderUnavailable.
+        If a long stretch of the recording has no speech, the index of the sample at which the stretch ends is returned
+        instead. `question` is what the worker process receives (see window_process.py), and `requester` the request.
+        Raises InvalidField, which names the field `param`, if the recording cannot be read in time or crashes the
+        process, and AudioReaderUnavailable if no process can be started or its file cannot be read or written.
         """
         timeout, target = self._settings.audio_timeout, Path(question["target"])
         spec = {
@@ -242,8 +262,11 @@ _DETECTION = Detection()
 
 
 class Recording:
-    """A decoded recording, which is read window by window. Its file exists until `close`. `Recordings.open` creates it.
-    For use in the event loop only.
+    """A decoded recording, which is read window by window. `Recordings.open` creates it. For use in the event loop
+    only.
+
+    Its file exists until `close`; the object is also a context manager, which closes it. `param` is the recording's
+    field in the request, for error messages.
     """
 
     def __init__(
@@ -271,8 +294,8 @@ class Recording:
         """Return the next part of the recording with speech, from `start` seconds on; None if no speech follows.
 
         The window is at most as long as the model's input. It begins shortly before the first speech, and ends in a
-        pause if there is one near the maximum length. Raises InvalidField, which names the recording's field, and
-        AudioReaderUnavailable.
+        pause if there is one near the maximum length. Raises InvalidField, which names the recording's field, if the
+        recording cannot be read, and AudioReaderUnavailable if no worker process can be started or the disk is full.
         """
         sample = max(0, round(start * SAMPLE_RATE))
         while sample < self._decoded.num_samples:
@@ -285,7 +308,7 @@ class Recording:
         return None
 
     def close(self) -> None:
-        """Remove the decoded recording. Files of windows are not removed."""
+        """Remove the file of the decoded recording. Windows keep their own files."""
         self._decoded.close()
 
     def __enter__(self) -> Self:
@@ -296,11 +319,11 @@ class Recording:
 
 
 class Recordings:
-    """Opens and reads the recordings of all requests of this API process. For use in the event loop only. The app
-    closes it.
+    """Opens and reads the recordings of all requests to this API process, in worker processes. For use in the event
+    loop only. The app creates it and closes it.
 
-    Decoded recordings and windows are files in a folder of this process below `folder`. `count` is called with the
-    result of decoding each recording, one of `RESULTS`.
+    `workers` is the pool of worker processes. Decoded recordings and windows are files in a folder of this process
+    below `folder`. `count` is called with the result of decoding each recording, one of RESULTS.
     """
 
     def __init__(
@@ -318,10 +341,11 @@ class Recordings:
     async def open(
         self, model: SpeechModel, file: Path, requester: Requester, *, param: str, detection: Detection = _DETECTION
     ) -> Recording:
-        """Decode a recording for a model. The file `file` is removed, also if it cannot be used. `detection` are the
-        options for finding speech in the recording.
+        """Decode the recording in `file` for a model and return it, to be read window by window.
 
-        Raises InvalidField, which names `param`, if the file has no audio that can be decoded or is longer than
+        The file is removed, also if it cannot be used. `detection` are the options for finding speech in it.
+        `requester` is the request, whose API key takes its turn in the queue of worker processes. Raises InvalidField,
+        which names the field `param`, if the file has no audio that can be decoded or is longer than
         GENAI_MAX_AUDIO_SECONDS; AudioReaderUnavailable if no worker process can be started or the disk is full; and
         QueueFull if too many recordings wait.
         """
@@ -338,10 +362,12 @@ class Recordings:
         *,
         param: str,
     ) -> Window | int:
-        """Return the next window from sample `start` on. If there is no speech in the samples that were searched,
-        return the index of the first sample after them.
+        """Return the next window of a decoded recording, from the sample with index `start` on. `Recording.window`
+        calls it.
 
-        Raises the same errors as `Recording.window`.
+        If there is no speech in the samples that were searched, the index of the first sample after them is returned
+        instead. Raises InvalidField, which names the field `param`, and AudioReaderUnavailable, like
+        `Recording.window`.
         """
         question = {
             "pcm": str(decoded.path),
@@ -353,10 +379,12 @@ class Recordings:
         return await self._windows.read(model, question, requester, param=param)
 
     def close(self) -> None:
-        """Remove the folder with all files."""
+        """Remove the folder with the files of all recordings and windows."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self, ending: str) -> Path:
-        """Return the path for a new file in the folder."""
+        """Return the path for a new file in the folder of this process. `ending` is the ending of its name, without a
+        dot.
+        """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         return self._folder / f"{next(self._serials)}.{ending}"

@@ -1,4 +1,8 @@
-"""Finds speech in a recording with Silero's voice activity detector, and chooses windows accordingly."""
+"""Finds the parts of a recording in which somebody speaks (`find_speech`), with Silero's voice activity detection model
+(`Detector`).
+
+Speech models transcribe these parts, and are spared silence. Samples are mono, of 16 bits and at 16 kHz.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +41,11 @@ Probabilities = npt.NDArray[np.float32]
 
 
 class Speech(NamedTuple):
-    """A part of a recording in which somebody speaks, from the sample with index `begin` to the one before `end`."""
+    """A part of a recording in which somebody speaks: from the sample with index `begin` up to, but not including,
+    `end`.
+
+    `is_cut` says that it ends within speech, because there is no pause near its end.
+    """
 
     begin: int
     end: int
@@ -46,27 +54,29 @@ class Speech(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """The result of a search for speech that found none: the recording is silent up to the sample with index
-    `end`.
-    """
+    """The result of a search for speech that found none, from where it began up to the sample with index `end`."""
 
     end: int
 
 
 class FrameScorer(Protocol):
-    """Computes the probability of speech for consecutive parts of a recording."""
+    """Computes the probability of speech for consecutive parts of one recording. It may keep state from part to part.
+
+    DetectorState implements this interface with a model.
+    """
 
     def probabilities(self, samples: Samples) -> Probabilities:
-        """Return the probability of speech for each of the next frames of 512 samples.
+        """Return the probability of speech for each frame of 512 samples in the next part of the recording, `samples`.
 
-        The last frame is padded with silence.
+        The last frame is padded with silence if it is shorter.
         """
         ...
 
 
 class Detector:
-    """Silero's voice activity detection model, loaded with ONNX Runtime. `start` returns a frame scorer for each
-    search.
+    """Silero's voice activity detection model, loaded with ONNX Runtime. One object serves all searches.
+
+    `start` returns the object that computes the probabilities of speech for one search.
     """
 
     def __init__(self) -> None:
@@ -77,18 +87,19 @@ class Detector:
         self._session = onnxruntime.InferenceSession(str(_MODEL), options, providers=["CPUExecutionProvider"])
 
     def start(self, peak: int) -> "DetectorState":
-        """Return a frame scorer for a part of a recording. `peak` is the peak amplitude of the whole recording (of
-        32768); quiet recordings are amplified accordingly.
+        """Return a new object that computes the probabilities of speech for one search in a recording.
+
+        `peak` is the peak amplitude of the whole recording (at most 32768); quiet recordings are amplified accordingly.
         """
         gain = min(max(_LOUDNESS * 32768 / max(peak, 1), 1.0), _MAX_GAIN)
         return DetectorState(self._session.run, gain / 32768)
 
 
 class DetectorState:
-    """Implementation of FrameScorer by Silero's model, whose recurrent state it holds between two calls.
-    `Detector.start` creates it.
+    """Computes the probabilities of speech for one search in a recording, with Silero's model, whose recurrent state it
+    keeps from call to call. `Detector.start` creates it.
 
-    `run` runs the model, and `scale` is the factor by which samples are multiplied.
+    `run` runs the model, and `scale` is the factor by which samples are multiplied before.
     """
 
     def __init__(self, run: Callable[..., list[npt.NDArray[np.float32]]], scale: float) -> None:
@@ -99,9 +110,9 @@ class DetectorState:
         self._before = np.zeros(_CONTEXT, np.float32)
 
     def probabilities(self, samples: Samples) -> Probabilities:
-        """Return the probability of speech for each of the next frames of 512 samples.
+        """Return the probability of speech for each frame of 512 samples in the next part of the recording, `samples`.
 
-        The last frame is padded with silence.
+        The last frame is padded with silence if it is shorter.
         """
         frames = np.zeros((-(-len(samples) // _FRAME), _CONTEXT + _FRAME), np.float32)
         new_samples = np.zeros((len(frames), _FRAME), np.float32)
@@ -124,10 +135,12 @@ def find_speech(
     max_silence: int,
     detection: Detection = _DEFAULT,
 ) -> Speech | Silence:
-    """Return the next part of a recording with speech, from the sample `start` on. `samples` is the whole recording.
+    """Return the next part of a recording with speech, from the sample with index `start` on.
 
-    The part is at most `limit` samples long, begins shortly before the first speech, and ends in a pause if there is
-    one near the limit. Silence is returned after about `max_silence` samples without speech, or at the recording's end.
+    `samples` are those of the whole recording, and `scorer` computes the probabilities of speech. The part is at most
+    `limit` samples long, begins shortly before the first speech, and ends in a pause if there is one near the limit.
+    Silence is returned after about `max_silence` samples without speech, or at the recording's end. `detection` has
+    further options.
     """
     origin = max(0, start - _WARM_UP_FRAMES * _FRAME)
     first_frame = (start - origin) // _FRAME
@@ -154,8 +167,10 @@ def find_speech(
 
 
 def _first_speech(scores: Probabilities, threshold: float) -> int | None:
-    """Return the index of the first frame with speech; None if there is none. `scores` are the frames' probabilities of
-    speech. Several frames in a row must reach `threshold`, or one frame a higher probability.
+    """Return the index of the first frame with speech; None if there is none.
+
+    `scores` are the probabilities of speech of consecutive frames. Several frames in a row must reach `threshold`, or
+    one frame a higher probability.
     """
     for first, end in _runs(scores >= threshold):
         if end - first >= _FRAMES_OF_SPEECH or scores[first:end].max() >= max(_SURE, threshold):
@@ -164,12 +179,12 @@ def _first_speech(scores: Probabilities, threshold: float) -> int | None:
 
 
 def _end(pauses: list[tuple[int, int]], start: int, end: int, num_samples: int, min_pause: int) -> tuple[int, bool]:
-    """Return the index of the sample at which to end a part of a recording, and whether the part then ends within
-    speech.
+    """Choose where a part of a recording with speech ends, preferably in a pause.
 
-    The part may extend from sample `start` to `end` of `num_samples`, and contains `pauses` (pairs of first and last
-    sample). A pause of at least `min_pause` samples can end the part; if `min_pause` is 0, longer pauses are preferred
-    to shorter ones.
+    Returns the index of the sample after its end, and whether it then ends within speech. The part begins at sample
+    `start` and may extend to `end`; the recording has `num_samples` samples. `pauses` are the pauses in the part, each
+    as its first sample and the one after its last. A pause must have at least `min_pause` samples; if `min_pause` is 0,
+    longer pauses are preferred to shorter ones.
     """
     if pauses and pauses[-1][1] >= end:
         silent_from = pauses[-1][0]
@@ -187,6 +202,6 @@ def _end(pauses: list[tuple[int, int]], start: int, end: int, num_samples: int, 
 
 
 def _runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the begin and end index of each run of true values."""
+    """Return the runs of true values in a mask, each as the index of its first value and the index after its last."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

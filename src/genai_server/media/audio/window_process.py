@@ -1,6 +1,8 @@
-"""Worker process that finds speech in decoded recordings and computes the spectrograms of windows for one speech model.
+"""Main program of a worker process that finds speech in decoded recordings and computes the spectrograms of windows
+(parts of a recording that fit the model's input) for one speech model.
 
-The argument is a specification in JSON. A question names a file of PCM samples, the sample to start at and the file to
+The process's argument is a specification in JSON: the model's folder, the length of a window and further limits.
+Questions and answers are JSON objects. A question names a file of PCM samples, the sample to start at and the file to
 write. The answer is the begin, end and digest of the window and whether it ends within speech, or the sample at which
 silence ends. The process reads no environment variables and holds no secrets.
 """
@@ -28,7 +30,9 @@ _MAX_SILENCE = 120 * SAMPLE_RATE
 
 
 def main() -> None:
-    """Prepare windows of recordings for the parent process until that exits."""
+    """Main program of the worker process: prepare windows of recordings, as the parent process asks, until the parent
+    exits.
+    """
     spec = json.loads(sys.argv[1])
 
     def prepare() -> Answer:
@@ -46,7 +50,11 @@ def _answer(reader: "WindowReader", question: dict[str, Any]) -> dict[str, Any]:
 
 
 class WindowReader:
-    """Reads windows of recordings for the model in a directory. `folder` is for temporary files."""
+    """Finds windows with speech in recordings and computes their spectrograms, for the speech model in the folder
+    `model_dir`.
+
+    `window_samples` is the maximum number of samples of a window. `folder` is for temporary files.
+    """
 
     def __init__(self, model_dir: Path, window_samples: int, folder: Path) -> None:
         self._model_dir = str(model_dir)
@@ -60,12 +68,13 @@ class WindowReader:
         self._features.compute(silence)
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Find the next window with speech, and write its spectrogram to a file, as a question of the parent process
-        says. Returns the window's position and digest, or the sample at which silence ends.
+        """Answer a question of the parent process: find the next window with speech, and write its spectrogram to a
+        file.
 
         `question` has the path `pcm` of the recording's samples, their `peak` amplitude, the index `start` of the first
-        sample to search, the options `detection` and the path `target` of the file to write. Raises OSError if a file
-        cannot be read or written.
+        sample to search, the options `detection` and the path `target` of the file to write. Returns the window's
+        `begin` and `end` in samples, its `digest` and `is_cut` (it ends within speech), or only `silent_until`, the
+        sample at which silence ends. Raises OSError if a file cannot be read or written.
         """
         samples: Samples = np.memmap(question["pcm"], np.int16, "r")
         scorer = self._detector.start(question["peak"])

@@ -1,4 +1,6 @@
-"""Prepares audio clips of chats with onnxruntime-genai's audio processor, without loading the model's weights."""
+"""Prepares audio clips of chats as input of a model, with onnxruntime-genai's audio processor and without loading the
+model's weights. It runs in a worker process (process.py).
+"""
 
 import io
 from pathlib import Path
@@ -18,10 +20,10 @@ _SILENCE = bytes(SAMPLE_RATE)
 
 
 class AudioProcessor:
-    """onnxruntime-genai's audio processor for a model directory.
+    """Prepares audio clips for the model in the folder `model_dir`, with onnxruntime-genai's audio processor.
 
-    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises the
-    library's own exceptions if the files of the model cannot be used.
+    `folder` must be empty; the files that the library needs are written there, and must not be changed while the object
+    is used. The constructor raises the library's own exceptions if the files of the model cannot be used.
     """
 
     def __init__(self, model: VisionModel, model_dir: Path, folder: Path) -> None:
@@ -34,7 +36,10 @@ class AudioProcessor:
         self.process_pcm(_SILENCE)  # one-time work is done before the first clip is timed
 
     def process(self, data: bytes, max_seconds: int) -> ProcessedImage:
-        """Decode and prepare an audio file of at most `max_seconds`. Raises UnusableImage if it cannot be used."""
+        """Decode an audio file and return the model's inputs for it.
+
+        Raises UnusableImage if the file cannot be decoded, is longer than `max_seconds` or cannot be used by the model.
+        """
         pcm = io.BytesIO()
         try:
             decode(io.BytesIO(data), pcm, len(data), max_seconds)
@@ -43,7 +48,10 @@ class AudioProcessor:
         return self.process_pcm(pcm.getvalue())
 
     def process_pcm(self, pcm: bytes) -> ProcessedImage:
-        """Prepare mono samples of 16 bits at 16 kHz. Raises UnusableImage if the model's processor refuses them."""
+        """Return the model's inputs for the samples `pcm`, which are mono, of 16 bits and at 16 kHz.
+
+        Raises UnusableImage if the model's processor refuses them.
+        """
         try:
             named = self._processor(_MARKER, audios=self._library.Audios.open_bytes(wav_file(pcm)))
             tensors = {name: named[name].as_numpy() for name in named.keys()}  # noqa: SIM118

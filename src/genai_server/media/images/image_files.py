@@ -1,4 +1,8 @@
-"""Prepared images as files, which engines read, and the disk space that the files occupy."""
+"""Cache of prepared images (`ImageFiles`), which are files that engines read, and the disk space that requests reserve
+for them (`RequestSpace`).
+
+A prepared image has the tensors that a vision model takes as input. Prepared audio clips of chats are treated alike.
+"""
 
 import contextlib
 import shutil
@@ -13,7 +17,13 @@ from genai_server.workers.tasks import Space
 
 @dataclass(frozen=True, eq=False)
 class PreparedImage:
-    """An image prepared for a vision model. Its file exists at least as long as this object."""
+    """An image, or audio clip, prepared as input of a model. The file `path` with its tensors exists at least as long
+    as this object.
+
+    `digest` identifies what the image was made from: bytes, detail and model. `expansion` are the tokens that replace
+    the placeholder in the prompt, `grid` is the number of frames, rows and columns in tokens (None for models without
+    positions in three dimensions), and `num_bytes` the size of the file.
+    """
 
     # SHA-256 in hex of what the image was made from: the bytes, the detail and the model.
     digest: str
@@ -28,11 +38,11 @@ class PreparedImage:
 
 
 class RequestSpace:
-    """The disk space that a request has reserved for its prepared images. For use in the event loop only. The request
-    must close it.
+    """The disk space `space` that one request has reserved for its prepared images, and how much of it is in use. For
+    use in the event loop only. The request must close it.
 
-    Each file occupies a part of the space until no request uses the file. The unused rest is given back when the
-    request has closed the space and none of its images is being prepared.
+    A file occupies a part of the space until no request uses the file any more. The space that no file occupies is
+    given back when the request has closed the object and none of its images is being prepared.
     """
 
     def __init__(self, space: Space) -> None:
@@ -46,8 +56,9 @@ class RequestSpace:
         self._num_preparing += 1
 
     def end(self) -> None:
-        """Record that one image fewer is being prepared. After the last one, the unused space is given back if the
-        request has closed it.
+        """Record that one image fewer is being prepared, whether or not it could be.
+
+        If it was the last one and the request has closed the space, the unused space is given back.
         """
         self._num_preparing -= 1
         self._release_unused()
@@ -57,12 +68,16 @@ class RequestSpace:
         self._num_bytes += num_bytes
 
     def remove(self, num_bytes: int) -> None:
-        """Record that a file of `num_bytes` bytes no longer occupies a part of the space."""
+        """Record that a file of `num_bytes` bytes no longer occupies a part of the space, which is given back if it is
+        closed.
+        """
         self._num_bytes -= num_bytes
         self._release_unused()
 
     def close(self) -> None:
-        """Record that the request will prepare no more images, so that the unused space can be given back."""
+        """Record that the request will prepare no more images. The unused space is given back as soon as none is being
+        prepared.
+        """
         self._is_closed = True
         self._release_unused()
 
@@ -73,7 +88,11 @@ class RequestSpace:
 
 @dataclass
 class _CachedFile:
-    """A cached file of a prepared image."""
+    """A file in the cache of prepared images.
+
+    `image` describes it. `reference` refers weakly to the copy of `image` that requests hold while they use the file.
+    `space` is the disk space of the request that prepared it; None once it has been used by no request.
+    """
 
     # Describes the file; this object is never handed out.
     image: PreparedImage
@@ -84,12 +103,12 @@ class _CachedFile:
 
 
 class ImageFiles:
-    """Cache of prepared images: files in a folder that only this user can enter. For use in the event loop only. The
-    owner must close it.
+    """Cache of prepared images: files in a folder that only this user can enter, keyed by digest. For use in the event
+    loop only. Images creates it and must close it.
 
-    A file first occupies space of the request that prepared it. When no request uses the file, it counts toward
-    `max_bytes`, the limit for files that are cached for later requests. Beyond the limit, the least recently used files
-    are removed, but none that is in use.
+    A file first occupies disk space of the request that prepared it. When no request uses the file any more, it counts
+    toward `max_bytes`, the limit for files that are cached for later requests. Beyond the limit, the least recently
+    used files are removed, but none that is in use.
 
     `run_soon` schedules a function on the event loop. It must be thread-safe, because objects may be garbage-collected
     in any thread.
@@ -113,15 +132,15 @@ class ImageFiles:
         return digest in self._files
 
     def create(self) -> None:
-        """Create the folder if it does not exist."""
+        """Create the cache's folder if it does not exist."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def path(self, digest: str) -> Path:
-        """Return the path of the file for a prepared image."""
+        """Return the path of the file for the prepared image with this digest, whether or not it exists."""
         return self.folder / f"{digest}.npz"
 
     def get(self, digest: str) -> PreparedImage | None:
-        """Return the prepared image with this digest; None if it is not cached."""
+        """Return the prepared image with this digest, and mark it as used last; None if it is not cached."""
         file = self._files.get(digest)
         if file is None:
             return None
@@ -129,7 +148,7 @@ class ImageFiles:
         return self._handle(file)
 
     def add(self, image: PreparedImage, space: RequestSpace) -> PreparedImage:
-        """Cache an image whose file was written into the space of a request.
+        """Add to the cache a prepared image whose file was written into the disk space of a request.
 
         Returns the object that requests must keep as long as they use the file.
         """
@@ -145,7 +164,7 @@ class ImageFiles:
         return handle
 
     def close(self) -> None:
-        """Remove the folder with all files."""
+        """Remove the folder with all files of the cache."""
         shutil.rmtree(self.folder, ignore_errors=True)
         for file in self._files.values():
             self._leave_space(file)
@@ -159,7 +178,7 @@ class ImageFiles:
         return image
 
     def _new_handle(self, image: PreparedImage) -> PreparedImage:
-        """Return a copy of an image object for requests. The file counts as unused when this copy is freed."""
+        """Return a copy of `image` for requests. When the copy is garbage-collected, the file counts as unused."""
         handle = replace(image)
         weakref.finalize(handle, self._image_ended, image.digest).atexit = False
         return handle
@@ -170,8 +189,8 @@ class ImageFiles:
             self._run_soon(self._evict_unused)
 
     def _evict_unused(self) -> None:
-        """Count files that no request uses any more as cached files, and remove cached files beyond the limit of the
-        cache.
+        """Count the files that no request uses any more toward the cache's limit, and remove the least recently used
+        beyond it.
         """
         while self._ended:
             file = self._files.get(self._ended.popleft())
@@ -186,8 +205,8 @@ class ImageFiles:
                 file.image.path.unlink(missing_ok=True)
 
     def _leave_space(self, file: _CachedFile) -> None:
-        """Count a file that no request uses any more as a cached file, and no longer as part of the space of the
-        request that prepared it.
+        """Count a file that no request uses any more toward the cache's limit, instead of the space of the request that
+        prepared it.
         """
         if file.space is not None:
             space, file.space = file.space, None

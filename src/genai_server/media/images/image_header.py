@@ -1,8 +1,8 @@
-"""Reads the format and the size of an image from the header of the file. The size, in pixels, is the cost of
-preparing the image.
+"""Reads the media type and the size in pixels of an image from the header of its file. The number of pixels is what
+preparing the image costs.
 
-This runs in the API process, so only bytes at fixed positions are read and no decoder. The decoder in the worker
-process checks the actual size later.
+This runs in the API process, so only bytes at fixed positions are read and no decoder runs on untrusted files. The
+decoder in the worker process checks the actual size later.
 """
 
 import re
@@ -27,12 +27,17 @@ _START_OF_SCAN, _END = 0xDA, 0xD9
 
 
 def image_type(data: bytes | bytearray) -> str | None:
-    """Return the media type of a file, such as `image/png`; None if it is no image of a supported format."""
+    """Return the media type of a file, such as `image/png`, by its first bytes; None if it is no image of a supported
+    format.
+    """
     return next((name for name, beginning in _TYPES.items() if beginning.match(data)), None)
 
 
 def declared_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height from the header of a file; None if it has none or is of an unknown format."""
+    """Return the width and height in pixels that the header of an image file declares.
+
+    None if the header has no size, is cut off, or is of an unknown format. Of a JPEG file, the largest size counts.
+    """
     try:
         match image_type(data):
             case "image/png" if data[12:16] == b"IHDR":
@@ -54,7 +59,7 @@ def declared_size(data: bytes) -> tuple[int, int] | None:
 
 
 def webp_size(data: bytes) -> tuple[int, int] | None:
-    """Return width and height from the header of a WebP file; None for other files."""
+    """Return the width and height in pixels from the header of a WebP file; None for other files."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return None
     if data[12:16] == b"VP8X":
@@ -66,7 +71,10 @@ def webp_size(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_frames(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield width and height of each frame header before the first scan."""
+    """Yield the width and height in pixels of each frame header in a JPEG file, up to the first scan.
+
+    Raises struct.error if the file ends within a header.
+    """
     offset = 2
     while (offset := data.find(b"\xff", offset)) >= 0 and offset + 1 < len(data):
         marker = data[offset + 1]

@@ -1,10 +1,11 @@
-"""Worker process that decodes untrusted images or audio clips of chats and prepares them for a model.
+"""Main program of a worker process that decodes untrusted images or audio clips of chats and prepares them as input of
+a model. The process may crash or be killed without harm to the server.
 
-The argument is a specification in JSON. A question comes with the bytes of the image or clip, and names the file to
-which the model's inputs are written. The answer has the tokens that stand for the image in a prompt, and its grid:
-frames, rows and columns in tokens. Otherwise the answer says why the image is refused, how many pixels or bytes it has
-if these exceed the limits of the question, or why the file cannot be written. The process reads no environment
-variables and holds no secrets.
+The process's argument is a specification in JSON: the model's folder and limits. A question, a JSON object, comes with
+the bytes of the image or clip, and names the file to which the model's inputs are written. The answer has the tokens
+that stand for the image in a prompt, and its grid: frames, rows and columns in tokens. Otherwise the answer says why
+the image is refused, how many pixels or bytes it has if these exceed the limits of the question, or why the file cannot
+be written. The process reads no environment variables and holds no secrets.
 """
 
 import json
@@ -43,7 +44,9 @@ _Process = Callable[[bytes, bool, int], ProcessedImage]
 
 
 def main() -> None:
-    """Prepare images, or audio clips, for the parent process until that exits."""
+    """Main program of the worker process: prepare images or audio clips, as the parent process asks, until the parent
+    exits.
+    """
     spec = json.loads(sys.argv[1])
 
     def prepare() -> Answer:

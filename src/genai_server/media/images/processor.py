@@ -1,5 +1,7 @@
-"""Decodes untrusted images, and prepares them with onnxruntime-genai's image processor for one model directory, without
-loading the weights. Must only run in a worker process, which may crash or be killed without harm.
+"""Decodes untrusted images (`decode`), and prepares them as input of a vision model with onnxruntime-genai's image
+processor (`ImageProcessor`), without loading the model's weights.
+
+This must only run in a worker process (process.py), which may crash or be killed without harm to the server.
 """
 
 import struct
@@ -38,11 +40,16 @@ _TRANSPOSED = {
 
 
 class UnusableImage(Exception):
-    """The image cannot be used. The message says why, as the rest of a sentence that begins with "the image"."""
+    """Error: an image or audio clip cannot be used. The message says why, as the rest of a sentence that begins with
+    "the image".
+    """
 
 
 class MorePixelsThanDeclared(Exception):
-    """The image has more pixels than the request was charged for, because the header of the file declares fewer."""
+    """Error: an image has more pixels than the request was charged for, because the header of its file declares fewer.
+
+    `pixels` is the actual number.
+    """
 
     def __init__(self, pixels: int) -> None:
         super().__init__(pixels)
@@ -50,19 +57,22 @@ class MorePixelsThanDeclared(Exception):
 
 
 def decode(data: bytes, max_pixels: int, *, low_detail: bool = False, paid_pixels: int | None = None) -> Image.Image:
-    """Return an image as RGB without an alpha channel, turned upright; of an animation, the first frame.
+    """Decode an image file and return it as RGB without an alpha channel, turned upright; of an animation, the first
+    frame.
 
-    `low_detail` reduces the image. The size is checked before the pixels are decoded. Raises UnusableImage, also for
-    more than `max_pixels`, and MorePixelsThanDeclared for more than `paid_pixels`, the number that the request was
-    charged for.
+    Very large images are reduced, and with `low_detail` all images to a small size. The number of pixels is checked
+    before they are decoded. Raises UnusableImage if the file cannot be decoded or has more than `max_pixels` pixels,
+    and MorePixelsThanDeclared if it has more than `paid_pixels`, the number that the request was charged for (None for
+    no such limit).
     """
     with warnings.catch_warnings(action="ignore"):  # of odd metadata
         return _decode(data, max_pixels, max_pixels if paid_pixels is None else paid_pixels, low_detail=low_detail)
 
 
 def png(image: Image.Image) -> bytes:
-    """Return an RGB image as a PNG file, without metadata and uncompressed because it is read once in the same
-    process.
+    """Return an RGB image as the bytes of a PNG file, which onnxruntime-genai reads.
+
+    It has no metadata and is not compressed, because it is read once in the same process.
     """
     pixels = np.asarray(image)
     height, width, _ = pixels.shape
@@ -114,7 +124,10 @@ def _decode(data: bytes, max_pixels: int, paid_pixels: int, *, low_detail: bool)
 
 
 def _largest_size(image: Image.Image, *, low_detail: bool) -> tuple[int, int] | None:
-    """Return the width and height to which an image must be reduced; None if it is small enough."""
+    """Return the width and height in pixels to which an image must be reduced; None if it is small enough.
+
+    With `low_detail`, the limit is smaller.
+    """
     width, height = image.size
     if low_detail:
         return (_LOW_DETAIL, _LOW_DETAIL) if max(width, height) > _LOW_DETAIL else None
@@ -143,7 +156,8 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _rgb(image: Image.Image, largest: tuple[int, int] | None) -> Image.Image:
-    """Convert an image to RGB, on a white background where it is transparent, and reduce it to the size `largest`.
+    """Return an image as RGB, on a white background where it is transparent, reduced to the size `largest` (None:
+    unchanged).
 
     It is reduced as early as its color mode allows, because each conversion of a large image takes as long as decoding.
     """
@@ -175,7 +189,11 @@ _MERGE_SIZE = 2
 
 
 class ProcessedImage(NamedTuple):
-    """The inputs of a vision model for one image, or of an audio model for one clip."""
+    """The inputs of a vision model for one image, or of an audio model for one clip.
+
+    `expansion` are the tokens that replace the placeholder in the prompt. `grid` is the number of frames, rows and
+    columns in tokens; None for models without a grid. `tensors` are the input tensors, by onnxruntime-genai's names.
+    """
 
     # The tokens that replace the placeholder in the prompt.
     expansion: list[int]
@@ -186,10 +204,11 @@ class ProcessedImage(NamedTuple):
 
 
 class ImageProcessor:
-    """onnxruntime-genai's image processor for a model directory.
+    """Prepares images for the vision model in the folder `model_dir`, with onnxruntime-genai's image processor.
 
-    `folder` must be empty, and its contents must not be changed while the object is used. The constructor raises the
-    library's own exceptions if the files of the model cannot be used.
+    `folder` must be empty; the files that the library needs are written there, and must not be changed while the object
+    is used. The constructor raises the library's own exceptions if the files of the model cannot be used, and
+    ValueError if the model's placeholder is not a token.
     """
 
     def __init__(self, model: VisionModel, model_dir: Path, folder: Path) -> None:
@@ -212,7 +231,10 @@ class ImageProcessor:
         self._after = len(marker) - self._before - 1
 
     def process(self, png: bytes) -> ProcessedImage:
-        """Prepare an image, given as a PNG file without an alpha channel. Raises UnusableImage."""
+        """Return the model's inputs for an image, given as a PNG file without an alpha channel.
+
+        Raises UnusableImage if the model's processor refuses the image or it is too small.
+        """
         try:
             named = self._processor(self._model.marker, images=self._library.Images.open_bytes(png))
             tensors = {name: named[name].as_numpy() for name in named.keys()}  # noqa: SIM118
@@ -226,9 +248,10 @@ class ImageProcessor:
         return ProcessedImage(expansion, self._flatten(tensors), tensors)
 
     def _flatten(self, tensors: dict[str, npt.NDArray[Any]]) -> tuple[int, int, int] | None:
-        """Reshape Qwen's patches to two dimensions without padding, in place, and return the grid in tokens.
+        """Reshape the patches of Qwen's models in `tensors` to two dimensions without padding, and return their grid.
 
-        None for models without a grid.
+        `tensors` is changed. The grid is the number of frames, rows and columns in tokens; None for models without a
+        grid, whose tensors stay unchanged.
         """
         if _GRID not in tensors:
             return None

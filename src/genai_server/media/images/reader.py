@@ -1,4 +1,6 @@
-"""Prepares the images and audio clips of chats in worker processes, where a crash does no harm."""
+"""Prepares the images and audio clips of chats as input of vision and audio models (`Images`): loads or fetches their
+files, and has worker processes decode them, where a crash does no harm.
+"""
 
 import asyncio
 import hashlib
@@ -45,7 +47,11 @@ _Key = tuple[str, bool]
 
 
 class ImageSource(NamedTuple):
-    """An image or audio clip of a request, not loaded yet."""
+    """Where an image or audio clip of a request comes from. The API's code creates it, and `Images.read` loads it.
+
+    `url` is a data URL, or an http or https URL of an allowed host. `low_detail` says that a small version of the image
+    is enough. `param` is the field of the request, such as `messages[0].content[1].image_url.url`.
+    """
 
     # A data URL, or an http or https URL of an allowed host.
     url: str
@@ -56,13 +62,18 @@ class ImageSource(NamedTuple):
 
     @property
     def key(self) -> _Key:
-        """What the prepared image depends on: two images of a request with equal keys are equal when prepared."""
+        """What identifies the image within its request: two sources with equal keys give the same prepared image."""
         return self.url, self.low_detail
 
 
 @dataclass(frozen=True)
 class _LoadedImage:
-    """The contents of an image or audio file, and what preparing it costs."""
+    """An image or audio file that has been loaded but not prepared.
+
+    `data` are its bytes, and `digest` identifies them with everything else that the result depends on, such as the
+    model and the cache salt. `cost` is the number of pixels by the file's header, or the maximum seconds of an audio
+    file of this size.
+    """
 
     source: ImageSource
     data: bytes
@@ -74,8 +85,12 @@ class _LoadedImage:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result of preparing an image: the prepared image, the reason why the image cannot be used, or the bytes of
-    disk space that it needs if it had too few.
+    """The result of preparing an image: the prepared image, the reason why it cannot be used, or how much more space it
+    needs.
+
+    `result` is one of RESULTS, or "" if the image has to be prepared again with more disk space. `reason` says why it
+    cannot be used, `image` is None unless it has been prepared, and `num_bytes` is the disk space that it needs if that
+    is more than it was given, else 0.
     """
 
     # One of RESULTS; "" if it has not become anything yet.
@@ -89,22 +104,24 @@ class _Outcome:
 
 
 class _Call(NamedTuple):
-    """An image of one request, and the work of preparing it, which several requests may share."""
+    """An image of one request, `source`, and the work of preparing it, `shared`, which several requests may wait
+    for.
+    """
 
     source: ImageSource
     shared: SharedCall[_Outcome]
 
 
 class Images:
-    """Prepares the images and audio clips of all requests of this API process, in worker processes. For use in the
-    event loop only. The app closes it.
+    """Prepares the images and audio clips of all requests to this API process, in worker processes. For use in the
+    event loop only. The app creates it and closes it.
 
     Prepared images are cached as files in a folder of this process below `folder`, and shared by requests with the same
     cache salt. A request reserves disk space for all of its images before any is prepared, so no request holds space
     while it waits for more.
 
-    `count` is called with the result of each image that was not cached, one of RESULTS. `may_connect` decides whether
-    images may be fetched from an IP address.
+    `workers` is the pool of worker processes. `count` is called with the result of each image that was not cached, one
+    of RESULTS. `may_connect` gets an IP address and says whether images may be fetched from it.
     """
 
     def __init__(
@@ -131,11 +148,12 @@ class Images:
     async def read(
         self, model: VisionModel, sources: Sequence[ImageSource], requester: Requester
     ) -> list[PreparedImage]:
-        """Prepare the images of a request and return them in order. Equal sources are prepared once.
+        """Load and prepare the images of a request for a model, and return them in the order of `sources`.
 
-        Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded or exceeds a
-        limit, ImageReaderUnavailable if no worker process can be started or the disk is full, and QueueFull if too many
-        images wait.
+        Sources with the same URL and detail are prepared once. `requester` is the request, whose API key takes its turn
+        in the queue of worker processes. Raises InvalidField, which names the source's field, if an image cannot be
+        fetched or decoded or exceeds a limit, ImageReaderUnavailable if no worker process can be started or the disk is
+        full, and QueueFull if too many images wait.
         """
         limit = self._settings.max_media
         if len(sources) > limit:
@@ -165,10 +183,10 @@ class Images:
     async def _read(
         self, model: VisionModel, sources: Sequence[ImageSource], sizes: Mapping[_Key, int], requester: Requester
     ) -> dict[_Key, PreparedImage | int]:
-        """Prepare images with different keys. Returns for each key the image, or the bytes that the image needs if the
-        space reserved for it did not suffice.
+        """Try to prepare the images of a request, whose keys (`ImageSource.key`) all differ.
 
-        `sizes` holds the bytes of images that are known from an earlier attempt.
+        Returns for each key the prepared image or, if the disk space reserved for the image did not suffice, the bytes
+        that it needs. `sizes` has the sizes in bytes that an earlier attempt has found. Raises the errors of `read`.
         """
         inline_sources = [source for source in sources if is_data_url(source.url)]
         pixels = _PixelBudget(self._settings.max_request_pixels, model.medium)
@@ -199,10 +217,10 @@ class Images:
     def _parts(
         self, medium: Medium, sources: Sequence[ImageSource], loaded: Sequence[_LoadedImage], sizes: Mapping[_Key, int]
     ) -> dict[_Key, int]:
-        """Return the bytes of disk space to reserve for each image by its key: the known size or an estimate.
+        """Return how many bytes of disk space to reserve for each image, by its key: its known size or an estimate.
 
-        `loaded` are the images whose files have been loaded already, and `sizes` the sizes that an earlier attempt has
-        found. Estimates are scaled down if the total would exceed the limit of a request.
+        `loaded` are the images whose files have been loaded already, and `sizes` has the sizes in bytes that an earlier
+        attempt has found. Estimates are scaled down if the total would exceed the limit of a request.
         """
         expected = {source.key: _FETCHED_BYTES for source in sources}
         expected |= {image.source.key: _expected_bytes(medium, image.cost) for image in loaded}
@@ -218,7 +236,10 @@ class Images:
         return known_sizes | unknown
 
     async def _take(self, num_bytes: int, requester: Requester) -> RequestSpace | None:
-        """Wait for disk space and return it; None if `num_bytes` is 0."""
+        """Reserve `num_bytes` bytes of disk space for the images of a request, and wait until they are available.
+
+        Returns None if `num_bytes` is 0. Raises ImageReaderUnavailable if the space cannot be reserved.
+        """
         if not num_bytes:
             return None
         return RequestSpace(await self._workers.reserve_space(requester.owner, num_bytes, ImageReaderUnavailable))
@@ -241,9 +262,10 @@ class Images:
     async def _load(
         self, model: VisionModel, source: ImageSource, pixels: "_PixelBudget", requester: Requester
     ) -> _LoadedImage:
-        """Load the file of an image, compute its digest, and count its cost.
+        """Load the file of an image from its URL, compute its digest, and count its cost toward the request's budget
+        `pixels`.
 
-        Raises InvalidField if it exceeds a limit.
+        Raises InvalidField, which names the source's field, if the file cannot be loaded or exceeds a limit.
         """
         data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
         settings, identity = self._settings, [str(model.directory), model.kind, source.low_detail, requester.cache_salt]
@@ -274,10 +296,11 @@ class Images:
         parts: Mapping[_Key, int],
         space: RequestSpace | None,
     ) -> PreparedImage | int:
-        """Fetch an image from a URL and prepare it.
+        """Fetch an image from an http or https URL and prepare it.
 
-        Returns the image, or the bytes that the image needs if its part of the reserved space, given in `parts`, did
-        not suffice.
+        `pixels` is the request's budget of pixels, `space` the disk space that it has reserved, and `parts` has each
+        image's part of it in bytes. Returns the prepared image or, if its part did not suffice, the bytes that it
+        needs. Raises the errors of `read`.
         """
         async with self._fetches:
             loaded = await self._load(model, source, pixels, requester)
@@ -296,10 +319,12 @@ class Images:
         parts: Mapping[_Key, int],
         space: RequestSpace | None,
     ) -> list[_Call]:
-        """Begin to prepare images: all of them, or none if the queue is full. Cached images, and images that are
-        already being prepared, are not prepared again.
+        """Begin to prepare loaded images: all of them, or none if the queue of the worker processes is full
+        (QueueFull).
 
-        Each new image may use its part of the reserved space, given in `parts`.
+        Images that are cached or already being prepared are not prepared again. `pixels` is the request's budget of
+        pixels, `space` the disk space that it has reserved, and `parts` has each image's part of it in bytes. Returns
+        one call for each image, in order; `_image` waits for its result.
         """
         cached = {image.digest: self._files.get(image.digest) for image in images}
         new = {
@@ -355,9 +380,11 @@ class Images:
         answer: "asyncio.Future[Answer]",
         space: RequestSpace,
     ) -> _Outcome:
-        """Return the result of an image's task.
+        """Wait until a worker process has prepared an image, and return the result.
 
-        If the image costs more than its file's header declares, the task is queued again with the actual cost.
+        `task` is the work, and `answer` the worker's answer to it. If the image has more pixels than its file's header
+        declares, the task is queued once more with the actual cost, which is counted toward the budget `pixels`.
+        `space` is the disk space that the request has reserved. Raises ImageReaderUnavailable and InvalidField.
         """
         timeout = self._settings.media_timeout
         try:
@@ -392,7 +419,8 @@ class Images:
         return _Outcome("read", image=self._files.add(read_image, space))
 
     async def _image(self, call: _Call, medium: Medium) -> PreparedImage | int:
-        """Wait for a prepared image and return it, or the bytes that it needs if its space did not suffice.
+        """Wait for an image that is being prepared, and return it or, if its disk space did not suffice, the bytes that
+        it needs.
 
         Raises InvalidField, which names the image's field, if the image cannot be used.
         """
@@ -404,7 +432,9 @@ class Images:
         return outcome.image
 
     def _spec(self, model: VisionModel) -> dict[str, Any]:
-        """Return the specification with which a worker process for a model is started."""
+        """Return the specification with which a worker process for a model is started: the model's folder, and
+        limits.
+        """
         settings = self._settings
         return {
             "model_dir": str(model.directory),
@@ -443,7 +473,7 @@ class Images:
 
 
 class _PixelBudget:
-    """Counts the pixels of a request's images and enforces their limit. Audio clips are not limited."""
+    """Counts the pixels of one request's images and enforces the limit of their total. Audio clips are not limited."""
 
     def __init__(self, limit: int, medium: Medium) -> None:
         self._limit = limit
@@ -451,7 +481,9 @@ class _PixelBudget:
         self._total = 0
 
     def add(self, pixels: int, param: str) -> None:
-        """Count the pixels of one more image. Raises InvalidField, which names `param`, beyond the limit."""
+        """Count the pixels of one more image. Raises InvalidField, which names the field `param`, if the total is too
+        large.
+        """
         self._total += pixels
         if self._is_limited and self._total > self._limit:
             raise InvalidField(
@@ -464,22 +496,27 @@ class _PixelBudget:
 
 
 def _expected_bytes(medium: Medium, cost: int) -> int:
-    """Estimate the bytes of a prepared image or audio clip. `cost` is in pixels or seconds."""
+    """Return an estimate of the size in bytes of a prepared image or audio clip.
+
+    `cost` is the number of pixels of an image, or of seconds of a clip.
+    """
     if medium is Medium.AUDIO:
         return _AUDIO_BYTES + _SECOND_BYTES * cost
     return _IMAGE_BYTES + _PIXEL_BYTES * min(cost, MAX_KEPT_PIXELS)
 
 
 def _num_bytes(image: PreparedImage | int) -> int:
-    """Return the bytes of a prepared image. For an image whose space did not suffice, the argument already is the
-    number of bytes that it needs.
+    """Return the size in bytes of a prepared image, given as the image or, if it has not been prepared, as the size
+    itself.
     """
     return image if isinstance(image, int) else image.num_bytes
 
 
 def _drop(task: Task, answer: "asyncio.Future[Answer]", space: RequestSpace, _: object) -> None:
-    """Cancel a task that nobody waits for, and record in `space` that its image is not being prepared any more. The
-    file that the task was to write is removed, unless the file belongs to a prepared image.
+    """Clean up after a task whose answer nobody waits for any more: cancel it and remove the file that it was to write.
+
+    Also records in `space` that its image is not being prepared any more. Once an image has been prepared, its file has
+    another name and is kept.
     """
     answer.cancel()
     remove(task.target)

@@ -1,8 +1,8 @@
-"""Loads the images of requests from data URLs, and from hosts that the operator allows.
+"""Loads the images of requests (`load_image`) from data URLs, and from hosts that the operator allows.
 
-A request chooses an address that this machine connects to. So the IP address is checked after the host name is
-resolved, and the connection goes to the checked IP address: a name that resolves to another address a moment later has
-no effect.
+A URL in a request makes this machine connect to an address that the client chooses. So the IP address is checked after
+the host name is resolved, and the connection goes to the checked IP address: it has no effect if the name resolves to
+another address a moment later.
 """
 
 import asyncio
@@ -38,8 +38,10 @@ _LONG = 256 * 1024
 
 @dataclass(frozen=True)
 class SourceLimits:
-    """Limits for loading images: the hosts from which images may be fetched, the maximum size of a file and the maximum
-    time.
+    """Limits for loading images, from the server's settings.
+
+    `hosts` are the hosts from which images may be fetched, each with a port unless it is the scheme's own. `max_bytes`
+    is the maximum size of an image file, and `timeout` the maximum number of seconds for fetching it.
     """
 
     # Host names, each with a port if it is not the scheme's own.
@@ -51,16 +53,17 @@ class SourceLimits:
 
 
 def is_data_url(url: str) -> bool:
-    """Whether a URL contains the image itself (`data:`)."""
+    """Whether a URL contains the content itself (`data:…`), so that nothing has to be fetched."""
     return url[:5].lower() == "data:"
 
 
 async def load_image(
     url: str, limits: SourceLimits, *, param: str, may_connect: Callable[[str], bool] = is_public
 ) -> bytes:
-    """Return the bytes of an image. Raises InvalidField, which names `param`, if it cannot be loaded.
+    """Return the bytes of an image file from a data URL, or from an http or https URL of an allowed host.
 
-    `may_connect` receives each IP address of the host and says whether it is allowed.
+    `may_connect` receives each IP address of the host and says whether this server may connect to it. Raises
+    InvalidField, which names the field `param`, if the image cannot be loaded or exceeds a limit.
     """
     scheme = url[:8].partition(":")[0].lower()
     if is_data_url(url):
@@ -103,7 +106,7 @@ def _too_large(size: str, max_bytes: int, param: str) -> InvalidField:
 
 
 class _Target(NamedTuple):
-    """The parts of a URL from which to fetch an image."""
+    """The parts of a checked http or https URL from which to fetch an image. `path` includes the query."""
 
     scheme: str
     host: str
@@ -113,7 +116,10 @@ class _Target(NamedTuple):
 
 
 def _target(url: str, hosts: Collection[str], param: str) -> _Target:
-    """Check a URL against the allowed hosts and return its parts. Raises InvalidField if it is not allowed."""
+    """Check a URL against the allowed hosts `hosts`, and return its parts.
+
+    Raises InvalidField, which names the field `param`, if the URL is invalid or its host is not allowed.
+    """
     if len(url) > MAX_URL:
         raise InvalidField(
             param, "cannot be used: a URL may have at most", limit=f"{MAX_URL} characters", given=len(url)
@@ -161,8 +167,10 @@ async def _fetch(url: str, limits: SourceLimits, param: str, may_connect: Callab
 
 
 def _redirected(url: str, location: str, host: str, param: str) -> str:
-    """Return the URL to which the response of `host` to a request for `url` redirects. Raises InvalidField, which names
-    `param`, if `location` is not a valid URL.
+    """Return the URL to which a host redirects a request.
+
+    `url` is the URL of the request, and `location` the one in the response of `host`, which may be relative. Raises
+    InvalidField, which names the field `param`, if `location` is not a valid URL.
     """
     try:
         return urljoin(url, location)
@@ -174,7 +182,11 @@ def _redirected(url: str, location: str, host: str, param: str) -> str:
 
 
 class _Response(NamedTuple):
-    """The response of a host to a request for an image."""
+    """The response of a host to a request for an image.
+
+    `location` is where it redirects to; "" if it does not. `too_large` describes a size above the limit, in which case
+    the body is incomplete; otherwise it is "".
+    """
 
     status: int
     # Where it redirects to; empty if it does not.
@@ -204,8 +216,10 @@ async def _get(target: _Target, max_bytes: int, param: str, may_connect: Callabl
 
 
 async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, max_bytes: int) -> _Response:
-    """Request an image from one of a host's IP addresses, and read at most `max_bytes` bytes of it. TLS certificates
-    are checked against the host's name.
+    """Request an image from one of a host's IP addresses, `address`, and return the response.
+
+    At most `max_bytes` bytes of the body are accepted; larger bodies are cut off and marked. TLS certificates are
+    checked against the host's name. Raises httpx.HTTPError if the host cannot be reached or does not answer properly.
     """
     name = f"[{target.host}]" if ":" in target.host else target.host
     is_default_port = target.port == DEFAULT_PORTS[target.scheme]
@@ -235,13 +249,17 @@ async def _get_from(client: "httpx.AsyncClient", address: str, target: _Target, 
 
 @cache
 def _secure() -> ssl.SSLContext:
-    """Return the TLS context that checks certificates. It is cached because making it takes tens of milliseconds."""
+    """Return the TLS settings with which certificates are checked. They are cached because making them takes tens of
+    milliseconds.
+    """
     return ssl.create_default_context()
 
 
 async def _addresses(target: _Target, param: str, may_connect: Callable[[str], bool]) -> list[str]:
-    """Return the IP addresses to which the host of `target` resolves. Raises InvalidField, which names `param`, if
-    `may_connect` refuses any of them.
+    """Return the IP addresses to which the host of `target` resolves.
+
+    Raises InvalidField, which names the field `param`, if `may_connect` refuses any of them, and OSError if the name
+    cannot be resolved.
     """
     loop = asyncio.get_running_loop()
     infos = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)

@@ -1,5 +1,6 @@
-"""All formats of tool calls, and how a model writes reasoning and tool calls (`Dialect`), which its chat template
-shows.
+"""All formats in which models write tool calls, by name (`TOOL_FORMATS`), and the formats of one model (`Dialect`).
+
+`read_dialect` detects from a model's chat template how the model writes reasoning and tool calls.
 """
 
 from dataclasses import dataclass
@@ -54,7 +55,10 @@ _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
 
 
 def detect_tool_format(template_source: str) -> str | None:
-    """Return the name of the tool call format that a chat template uses, or None if it uses no supported format."""
+    """Return the name of the tool call format that a chat template uses; None if it uses no supported format.
+
+    `template_source` is the source of the template.
+    """
     return next((name for words, name in _SIGNS if all(word in template_source for word in words)), None)
 
 
@@ -63,9 +67,9 @@ AUTOMATIC, NO_TOOLS = "auto", "none"
 
 @dataclass(frozen=True)
 class Dialect:
-    """The reasoning and tool call formats that a model was trained on.
+    """The formats in which a model writes tool calls (`tool_format`) and reasoning (`reasoning`), as it was trained to.
 
-    A field is None if the model has no such format.
+    A field is None if the model writes none. `read_dialect` creates it.
     """
 
     tool_format: ToolFormat | None = None
@@ -76,10 +80,10 @@ PLAIN = Dialect()
 
 
 def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
-    """Detect the reasoning and tool call formats from the source of a chat template.
+    """Detect from the source of a chat template in which formats its model writes reasoning and tool calls.
 
-    `tool_parser` is the name of the tool call format; with "auto" the format is detected, and with "none" there is no
-    tool call format. Raises ConfigurationError for an unknown name.
+    `tool_parser` is the name of the tool call format; "auto" detects it, and "none" stands for a model without tool
+    calls. Raises ConfigurationError for an unknown name.
     """
     if tool_parser not in (AUTOMATIC, NO_TOOLS, *TOOL_FORMATS):
         names = ", ".join((AUTOMATIC, NO_TOOLS, *TOOL_FORMATS))

@@ -44,7 +44,10 @@ _HALF_HEADER = re.compile(
 
 
 class Header(NamedTuple):
-    """The header of a message in the Harmony format: channel and recipient."""
+    """The header of one message of an answer in the Harmony format.
+
+    `channel` is the message's channel, such as "final", or None; `recipient` is to whom it goes, None for the user.
+    """
 
     # None without a channel.
     channel: str | None
@@ -53,7 +56,7 @@ class Header(NamedTuple):
 
     @property
     def function(self) -> str | None:
-        """The name of the function that the message calls; None if it is no call."""
+        """The name of the function that the message calls; None if the message is not a tool call."""
         if self.recipient is None or not self.recipient.startswith(_NAMESPACE):
             return None
         return self.recipient.removeprefix(_NAMESPACE)
@@ -92,10 +95,11 @@ class Harmony(ToolFormat):
         return f"called: {any_of(f'{quoted(tool.name)} {head} {fits(tool.schema)}' for tool in tools)}"
 
     def lark_answer(self, calls: str, opaque_tokens: Mapping[str, int]) -> str:
-        """Return Lark rules that start with `answer`: a message for the user, or a call that an announcement may
-        precede.
+        """Return Lark rules of a grammar, whose first rule `answer` matches an answer without reasoning.
 
-        `calls` are the rules that the method `lark` returns.
+        This is a message for the user, or tool calls, before which another message may announce them. `calls` are the
+        rules for tool calls that the method `lark` returns. `opaque_tokens` maps the texts of special tokens, which no
+        literal matches, to token ids.
         """
         announcement = spelled(f"{CHANNEL}commentary{MESSAGE}", opaque_tokens)
         rules = [
@@ -116,7 +120,10 @@ class Harmony(ToolFormat):
 
 
 def _read_header(text: Lookahead) -> Reader[Header | None]:
-    """Read a message's header and the marker before its content. Returns None if the header is invalid."""
+    """Read the header of a message and the marker before the message's content.
+
+    Result of this generator, which yields while it needs more text: the header; None if it is invalid.
+    """
     words, channel, in_channel = "", "", False
     while True:
         words_read = yield from text.take_all(_WORDS)
@@ -141,10 +148,11 @@ def read_messages(
     read_calls: Callable[[], Reader[bool]],
     emit: Callable[[str, bool], None],
 ) -> Reader[None]:
-    """Read all messages of an answer. With `inside`, the answer begins inside reasoning, otherwise with a header.
+    """Read all messages of an answer in the Harmony format, and emit their content.
 
-    `read_calls` reads a call and emits it to `calls`; it returns whether the call is complete. `emit` receives a text
-    and whether the text is reasoning.
+    `inside` says that the answer begins inside reasoning; otherwise it begins with a header. `read_calls` is a reader
+    that reads a tool call and emits it to `calls`; its result says whether the call is complete. `emit` receives the
+    text of other messages in pieces, and whether it is reasoning. This generator yields whenever it needs more text.
     """
     messages = _Messages(text, emit)
     if inside:
@@ -170,7 +178,10 @@ def read_messages(
 
 
 class _Messages:
-    """Reads those messages of an answer that are not tool calls."""
+    """Reads the messages of one answer in the Harmony format that are not tool calls, and emits their text.
+
+    `emit` receives the text in pieces, and whether it is reasoning. `read_messages` creates the object.
+    """
 
     def __init__(self, text: Lookahead, emit: Callable[[str, bool], None]) -> None:
         self._text = text
@@ -179,7 +190,11 @@ class _Messages:
         self._had = {True: False, False: False}
 
     def read_message(self) -> Reader[None]:
-        """Read a message with its header, or text that only begins like a header."""
+        """Read one message with its header and emit its content. Text that only begins like a header is emitted as
+        content.
+
+        This generator yields whenever it needs more text.
+        """
         text = self._text
         start = text.kept_from = text.at
         header = yield from _read_header(text)
@@ -195,10 +210,12 @@ class _Messages:
         yield from self.read_content(is_reasoning=is_reasoning, written=written)
 
     def read_content(self, *, is_reasoning: bool, written: str = "", continues: bool = False) -> Reader[None]:
-        """Read the content of a message up to the end marker, and emit it as reasoning or content.
+        """Read the content of a message up to its end marker, and emit it: as reasoning if `is_reasoning`, else as text
+        for the user.
 
-        `written` is the part of the content that was read before. With `continues`, a part of the message has already
-        been emitted.
+        `written` is the part of the content that has been read already. `continues` says that a part of the message has
+        been emitted already, so that no empty line separates it from the message before. This generator yields whenever
+        it needs more text.
         """
         text = self._text
         between = _BETWEEN if self._had[is_reasoning] and not continues else ""

@@ -1,5 +1,5 @@
-"""Tool calls as JSON objects, `{"name": …, "arguments": {…}}`, which most formats share, and the formats that have such
-objects after a marker, as Hermes, Qwen, Granite, Phi and Mistral's models write them.
+"""Tool calls as JSON objects, `{"name": …, "arguments": {…}}`: functions to read, write and constrain them, and the
+formats of Hermes and Qwen (`Hermes`), Granite, Phi and Nemotron (`JsonList`) and Mistral's models (`Mistral`).
 
 Llama writes "parameters" for "arguments". Both keys are accepted, before or after the name, and so are "type" and "id",
 which are ignored. Arguments after the name are emitted as they arrive. Missing arguments and null are emitted as {}.
@@ -31,8 +31,9 @@ CALL_KEYS = ("name", *_ARGUMENTS, *_IGNORED)
 
 
 def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read at least one call in a JSON array, or one call without array. Returns whether the text was a list of
-    calls.
+    """Read tool calls in a JSON array, at least one, or one call without an array, and emit them to `calls`.
+
+    Result of this generator, which yields while it needs more text: whether the text had this form.
     """
     if (yield from text.skip_space()) != "[":
         return (yield from read_call_object(text, calls))
@@ -40,9 +41,9 @@ def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read one tool call, a JSON object with the function's name and arguments, and emit it.
+    """Read one tool call, a JSON object with the function's name and arguments, and emit it to `calls`.
 
-    Returns whether the text was such a call.
+    Result of this generator, which yields while it needs more text: whether the text was such a call.
     """
     yield from text.skip_space()
     if not (yield from text.take("{")):
@@ -62,7 +63,9 @@ def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 class _Call:
-    """Reads the members of a JSON object that is a tool call."""
+    """Reads the members of one JSON object that is a tool call, in any order, and emits the call. `read_call_object`
+    creates it.
+    """
 
     def __init__(self, text: Lookahead, calls: Calls) -> None:
         self._text = text
@@ -73,10 +76,9 @@ class _Call:
         self._is_emitted = False
 
     def read_member(self, key: str) -> Reader[bool]:
-        """Read the value of the object's member `key`, and emit the arguments if this is their value and the name is
-        known.
+        """Read the value of the object's member `key`. If it is the arguments, and the name is known, emit them.
 
-        Returns whether the object can still be a call.
+        Result of this generator, which yields while it needs more text: whether the object can still be a call.
         """
         if key == "name" and not self._named:
             name = yield from _read_text(self._text)
@@ -90,8 +92,10 @@ class _Call:
         return key in _IGNORED and (yield from read_value(self._text))
 
     def finish(self) -> bool:
-        """Handle the end of the object: emit arguments that have not been emitted. Returns whether the object was a
-        call.
+        """Complete the call at the end of the object, and emit the arguments that have been held back, {} if there are
+        none.
+
+        Returns whether the object was a call, which requires a name.
         """
         if not self._named:
             return False
@@ -114,9 +118,9 @@ class _Call:
 
 
 def read_arguments(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read the arguments of the open call, a JSON object, emit them and end the call.
+    """Read the arguments of the call that has been started in `calls`, a JSON object, emit them and end the call.
 
-    Returns whether the text was a JSON object.
+    Result of this generator, which yields while it needs more text: whether the text was a JSON object.
     """
     if (yield from text.skip_space()) != "{" or not (yield from _emit_value(text, calls)):
         return False
@@ -125,9 +129,10 @@ def read_arguments(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 def _emit_value(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read a JSON object and emit its text as arguments as it arrives, without the last brace.
+    """Read a JSON object and emit its text as arguments as it arrives, without the last brace, which the end of the
+    call adds.
 
-    Returns whether it is valid.
+    Result of this generator, which yields while it needs more text: whether the object is valid JSON.
     """
     start, reader = text.at, read_value(text)
     while True:
@@ -144,7 +149,11 @@ def _emit_value(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 def _read_text(text: Lookahead) -> Reader[str | None]:
-    """Read a JSON string and return its content; None if there is no valid string."""
+    """Read a JSON string after optional whitespace.
+
+    Result of this generator, which yields while it needs more text: the string's content; None if there is no valid
+    string.
+    """
     yield from text.skip_space()
     start = text.at
     if not (yield from read_string(text)):
@@ -154,10 +163,10 @@ def _read_text(text: Lookahead) -> Reader[str | None]:
 
 
 def _object_text(value: str) -> str | None:
-    """Return the arguments of a call as the text of a JSON object.
+    """Return the arguments of a call as the text of a JSON object; None if they are a string that contains no object.
 
-    `value` is valid JSON: an object, null (no arguments), or a string that contains an object. None if the string
-    contains no object.
+    `value` is the valid JSON that the model has written: an object, null (no arguments), or a string with an object in
+    it.
     """
     if value == "null":
         return "{}"
@@ -168,12 +177,16 @@ def _object_text(value: str) -> str | None:
 
 
 def write_call_object(call: Call, *, key: str = "arguments") -> str:
-    """Return one call as JSON. `key` is the name of the arguments' member."""
+    """Return one tool call as JSON, as models write it. `key` is the name of the member with the arguments."""
     return write_json({"name": call.name, key: call.arguments})
 
 
 def lark_object(tools: Sequence[Tool], *, key: str = "arguments") -> str:
-    """Return the Lark rule `called`: one call as a JSON object whose arguments match the tool's parameters."""
+    """Return the Lark rule `called` of a grammar, which matches one tool call as a JSON object.
+
+    The call is to one of `tools`, and its arguments match the tool's parameters. `key` is the name of the member with
+    the arguments. Raises InvalidField for parameters that cannot be enforced.
+    """
     heads = [quoted(f'{{"name": {json.dumps(tool.name)}, "{key}": ') for tool in tools]
     calls = [f"{head} {fits(tool.schema)} {quoted('}')}" for head, tool in zip(heads, tools, strict=True)]
     return f"called: {any_of(calls)}"
@@ -187,8 +200,8 @@ _ID_LENGTH = 9
 
 
 class Hermes(ToolFormat):
-    """One JSON object in `<tool_call>` tags per call, each part on a line of its own. Written by Hermes and Qwen 2.5
-    and 3.
+    """The tool call format of Hermes, Qwen 2.5 and Qwen 3: one JSON object in `<tool_call>` tags per call, each part on
+    a line of its own.
 
         <tool_call>
         {"name": "get_weather", "arguments": {"city": "Oslo"}}
@@ -222,7 +235,13 @@ class Hermes(ToolFormat):
 
 @dataclass(frozen=True)
 class JsonList(ToolFormat):
-    """A format with a JSON array of calls between two markers. One object instead of the array is also accepted."""
+    """A tool call format with a JSON array of calls between two markers, such as those of Granite 3, Phi-4-mini and
+    Nemotron.
+
+    `opening` and `closing` are the markers; without a closing marker, `closing` is "". `other_opening` is a marker that
+    the models write now and then instead, and `other_beginning` the expression that recognizes it; both are "" if there
+    is none. `result_role` is the role of results in prompts. One object instead of the array is also accepted.
+    """
 
     name: str
     opening: str

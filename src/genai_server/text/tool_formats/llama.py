@@ -1,4 +1,4 @@
-"""Tool calls of Llama 3.1 to 4, in JSON and in Python.
+"""Tool call formats of Llama 3.1 to 4: JSON (`Llama3Json`) and Python (`Pythonic`).
 
 Calls begin a line, or stand after `<|python_tag|>` or between `<|python_start|>` and `<|python_end|>`.
 """
@@ -17,14 +17,15 @@ _PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
 
 
 class _Llama(ToolFormat):
-    """Base of Llama's formats: calls without a marker, or after one of Llama's Python tags."""
+    """Base class of Llama's tool call formats: calls stand without a marker, or after one of Llama's Python tags."""
 
     opening = None
     shown_tokens = (_PYTHON_TAG, _PYTHON_START, _PYTHON_END)
 
 
 class Llama3Json(_Llama):
-    """Calls as JSON objects with the members "name" and "parameters", separated by `;`.
+    """The tool call format of Llama 3.1 and later: JSON objects with the members "name" and "parameters", separated by
+    `;`.
 
         <|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo"}}
 
@@ -61,7 +62,7 @@ class Llama3Json(_Llama):
 
 
 class Pythonic(_Llama):
-    """Calls as a Python list of function calls, whose keyword arguments are Python literals.
+    """The tool call format of Llama 3.2 and 4: a Python list of function calls, whose keyword arguments are literals.
 
         [get_weather(city="Oslo"), add(a=1, b=2)]
 
@@ -95,7 +96,10 @@ class Pythonic(_Llama):
 
 
 def _read_python_tag(text: Lookahead) -> Reader[bool]:
-    """Read a tag that may precede calls, and the whitespace after it. Returns whether there was a tag."""
+    """Consume a Python tag, such as `<|python_tag|>`, which may precede calls, and the whitespace after it.
+
+    Result of this generator, which yields while it needs more text: whether there was a tag.
+    """
     if not (yield from text.take_any(_PYTHON_TAG, _PYTHON_START)):
         return False
     yield from text.skip_space()
@@ -103,13 +107,18 @@ def _read_python_tag(text: Lookahead) -> Reader[bool]:
 
 
 def _lark_python_tag(opaque_tokens: Mapping[str, int]) -> str:
-    """Return the Lark expression for the optional tag before calls."""
+    """Return the Lark expression for the optional tag `<|python_tag|>` before calls; "" if the tokenizer does not have
+    it.
+
+    `opaque_tokens` maps the texts of special tokens, which no literal matches, to token ids.
+    """
     return f"{marker(_PYTHON_TAG, opaque_tokens)}?" if _PYTHON_TAG in opaque_tokens else ""
 
 
 def _lark_line_or_tag(beginning: str) -> str:
-    """Return a regular expression for text that ends with a tag before calls, or with `beginning` at the start of
-    a line.
+    """Return a regular expression for all text up to the beginning of a tool call.
+
+    The text ends with one of Llama's Python tags, or with a match of the expression `beginning` at the start of a line.
     """
     tags = "|".join(map(re.escape, (_PYTHON_TAG, _PYTHON_START)))
     return rf"({ANYTHING}({tags})|({ANYTHING}\n)?{SPACES}{beginning})"

@@ -1,5 +1,5 @@
-"""Tool calls written as Python calls with literals as keyword arguments, and the formats with such calls between
-markers.
+"""Tool calls in Python notation, `get_weather(city="Oslo")`: functions to read, write and constrain them, and the
+formats with such calls between markers (`MarkedPython`), which LFM2 and OLMo 3 use.
 """
 
 import json
@@ -30,8 +30,10 @@ _STARS = "**"
 
 @dataclass(frozen=True)
 class MarkedPython(ToolFormat):
-    """A format with Python calls between two markers: a list in brackets or, without brackets, one call on each
-    line.
+    """A tool call format with Python calls between the markers `opening` and `closing`, as LFM2 and OLMo 3 write them.
+
+    With `has_brackets`, the calls are a list in brackets; otherwise each call has a line. `result_role` is the role of
+    results in prompts.
     """
 
     name: str
@@ -60,7 +62,7 @@ class MarkedPython(ToolFormat):
 
     @property
     def _punctuation(self) -> tuple[str, str, str]:
-        """The texts before, between and after the calls."""
+        """The texts before, between and after the calls, within the markers."""
         return ("[", ", ", "]") if self.has_brackets else ("", "\n", "")
 
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
@@ -78,9 +80,10 @@ class MarkedPython(ToolFormat):
 
 
 def read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Read one tool call in Python notation and emit each argument when it is complete.
+    """Read one tool call in Python notation, `name(key=literal, …)`, and emit each argument to `calls` when it is
+    complete.
 
-    Returns whether the text was such a call.
+    Result of this generator, which yields while it needs more text: whether the text was such a call.
     """
     yield from text.skip_space()
     name = yield from text.take_all(_NAME)
@@ -116,14 +119,19 @@ def _start(name: str, read_to: int, calls: Calls) -> None:
 
 
 def write_call(call: Call) -> str:
-    """Return the text of one call in Python notation."""
+    """Return the text of one tool call in Python notation, as models write it. Argument names that are not valid in
+    Python need the form `name(**{…})`.
+    """
     if not all(map(_KEY.fullmatch, call.arguments)):
         return f"{call.name}({_STARS}{write_json(call.arguments)})"
     return f"{call.name}({', '.join(f'{key}={write_json(value)}' for key, value in call.arguments.items())})"
 
 
 def _read_keyword(text: Lookahead) -> Reader[str]:
-    """Read `name=` or `**`. Returns the name, "**", or "" for neither."""
+    """Read what precedes a value in a Python call: `name=`, or `**` before a dictionary.
+
+    Result of this generator, which yields while it needs more text: the name, "**", or "" for neither.
+    """
     yield from text.skip_space()
     if (yield from text.take(_STARS)):
         return _STARS
@@ -133,9 +141,10 @@ def _read_keyword(text: Lookahead) -> Reader[str]:
 
 
 def _member(key: str, literal: str) -> str | None:
-    """Return the JSON of a keyword argument, or of the members of a dictionary after `**`.
+    """Return a keyword argument of a Python call as the text of a JSON member, `"KEY": VALUE`.
 
-    None if the literal is invalid.
+    If `key` is "**", the literal is a dictionary, and its members are returned without braces. None if `literal` is not
+    a Python literal with an equivalent in JSON.
     """
     value = to_json(literal)
     if value is None or key != _STARS:
@@ -144,9 +153,10 @@ def _member(key: str, literal: str) -> str | None:
 
 
 def lark_python_calls(tools: Sequence[Tool], *, before_first: str = "") -> str:
-    """Return the Lark rules `called` (one call) and `first_called` (one call after the text `before_first`).
+    """Return Lark rules of a grammar that match one call to one of `tools` in Python notation.
 
-    The rules for the arguments are included.
+    They are `called`, `first_called` (a call after the text `before_first`), and the rules for the arguments, which
+    match the tools' parameters. Raises InvalidField for parameters that cannot be enforced.
     """
     rules = []
     for rule, before in (("called", ""), ("first_called", before_first)):
@@ -158,12 +168,12 @@ def lark_python_calls(tools: Sequence[Tool], *, before_first: str = "") -> str:
 
 
 def _lark_arguments(number: int, schema: Mapping[str, Any]) -> list[str]:
-    """Return the Lark rule `call_NUMBER`, for the rest of a call after its opening parenthesis, with the rules that it
-    uses.
+    """Return the Lark rule `call_NUMBER`, which matches a Python call after its opening parenthesis, and the rules that
+    it uses. NUMBER is `number`, and `schema` the schema of the arguments.
 
-    Arguments appear in the order of the schema's properties. `first_NUMBER_I` matches what may follow from the argument
-    with index I on if no argument came before, `rest_NUMBER_I` if one did. If the schema cannot be split by properties,
-    the arguments are a dictionary after `**`.
+    Arguments appear in the order of the schema's properties. The rule `first_NUMBER_I` matches what may follow from the
+    argument with index I on if no argument came before, and `rest_NUMBER_I` if one did. If the schema cannot be split
+    by properties, the arguments are a dictionary after `**`.
     """
     head = f"call_{number}:"
     if schema == ANY_OBJECT:

@@ -1,4 +1,6 @@
-"""Tool calls in a section of the answer between special tokens, as DeepSeek's models and Kimi K2 write them."""
+"""Tool call formats with a section of the answer for calls, between special tokens: those of DeepSeek's models
+(`DeepSeek`) and Kimi K2 (`Kimi`).
+"""
 
 import re
 from abc import abstractmethod
@@ -20,9 +22,10 @@ _KIMI_COUNTED = re.compile(r"functions\..+:\d+")
 
 
 class Sections(ToolFormat):
-    """Base of the formats with a section of calls.
+    """Base class of the tool call formats in which all calls stand in one section of the answer.
 
-    Each call has a head with the function's name, and arguments in JSON.
+    Subclasses set the markers around the section, `opening` and `closing`, and around each call, `call_begin` and
+    `call_end`. A call has a head with the function's name, and then arguments in JSON.
     """
 
     opening: str
@@ -33,7 +36,7 @@ class Sections(ToolFormat):
 
     @property
     def between(self) -> str:
-        """The text between two calls."""
+        """The text that the model writes between two calls of a section."""
         return ""
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
@@ -63,27 +66,28 @@ class Sections(ToolFormat):
 
     @abstractmethod
     def read_head(self, text: Lookahead, calls: Calls) -> Reader[str | None]:
-        """Read the head of a call and start the call.
+        """Read the head of a call, which is the text before its arguments, and start the call in `calls`.
 
-        Returns the marker that closes the code fence around the arguments, "" if there is no fence, and None if the
-        text is not a call.
+        Result of this generator, which yields while it needs more text: the marker that closes the code fence around
+        the arguments, "" if there is no fence, and None if the text is not a call.
         """
 
     @abstractmethod
     def head(self, name: str, number: int) -> str:
-        """Return the text of a call before its arguments.
+        """Return the text of a call to the function `name` before its arguments, as the model writes it.
 
         `number` is the index of the call among the answer's calls.
         """
 
     @property
     def tail(self) -> str:
-        """The text of a call after its arguments."""
+        """The text of a call after its arguments, as the model writes it."""
         return self.call_end
 
     def lark_head(self, name: str, opaque_tokens: Mapping[str, int]) -> str:
-        """Return the Lark expression for the text before the arguments of a call to the function `name` (see
-        `head`).
+        """Return the Lark expression for the text of a call to the function `name` before its arguments.
+
+        `opaque_tokens` maps the texts of special tokens, which no literal matches, to token ids.
         """
         return spelled(self.head(name, 0), opaque_tokens)
 
@@ -106,7 +110,9 @@ class Sections(ToolFormat):
 
 @dataclass(frozen=True)
 class DeepSeek(Sections):
-    """The format of DeepSeek's models: V3.1 and later write the name and JSON; V3 and R1 write a type and fenced JSON.
+    """The tool call format of DeepSeek's models, in a section between special tokens.
+
+    Models from V3.1 on write the function's name and JSON; V3 and R1 write a type, the name, and JSON in a code fence.
 
         <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
@@ -115,8 +121,8 @@ class DeepSeek(Sections):
         {"city": "Oslo"}
         ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-    Both forms are read; `is_fenced` says which one is written. Sources: model cards and chat templates of
-    DeepSeek-V3-0324, R1 and V3.1.
+    Both forms are read; `is_fenced` says that the form with the fence is written. Sources: model cards and chat
+    templates of DeepSeek-V3-0324, R1 and V3.1.
     """
 
     name: str
@@ -156,7 +162,7 @@ class DeepSeek(Sections):
 
 
 class Kimi(Sections):
-    """The format of Kimi K2. Each call has an id that the model writes.
+    """The tool call format of Kimi K2, in a section between special tokens. Each call has an id that the model writes.
 
         <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city":
         "Oslo"}<|tool_call_end|><|tool_calls_section_end|>

@@ -1,5 +1,5 @@
-"""Tool calls with a tag for each argument, as several model families write them. The formats are at the end of the
-module.
+"""Tool call formats with a tag for each argument (`Tagged`), as several model families write them: GLM, MiniMax and
+Qwen3-Coder. The formats are at the end of the module.
 
 Values between tags are unquoted, and converted to JSON according to the parameter's schema. Where the schema allows
 strings, a text stays a string, unless it is JSON of another type that the schema also allows: with the types
@@ -49,7 +49,11 @@ _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$c
 
 
 def meant(text: str, schema: Any, root: Mapping[str, Any]) -> str:
-    """Convert an unquoted text to the JSON text of a value of `schema`, which is a part of the schema `root`."""
+    """Return the JSON text of the value that a model means by the unquoted text of an argument, such as `5` or `Oslo`.
+
+    `schema` is the schema of the argument, which says what types it may have; it is a part of the schema `root`, to
+    which its references lead.
+    """
     types = types_of(schema, root)
     if types == {TEXT}:
         return write_json(text)
@@ -62,15 +66,19 @@ def meant(text: str, schema: Any, root: Mapping[str, Any]) -> str:
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """Return the JSON types that values of `schema`, a part of the schema `root`, may have."""
+    """Return the JSON types, such as "string", that values of `schema` may have.
+
+    `schema` is a part of the schema `root`, to which its references lead.
+    """
     return _types_of(schema, root, {}, _DEPTH)
 
 
 def _types_of(schema: Any, root: Mapping[str, Any], resolved: dict[str, frozenset[str]], depth: int) -> frozenset[str]:
-    """Return the JSON types that values of `schema` may have.
+    """Return the JSON types, such as "string", that values of `schema` may have.
 
-    `resolved` holds the types of references that have been followed, so that each is followed once. At `depth` 0, all
-    types are returned.
+    References lead to parts of the schema `root`. `resolved` holds the types of references that have been followed, so
+    that each is followed once; it is changed. `depth` is how deep the schema is still examined: at 0, all types are
+    returned.
     """
     if not isinstance(schema, Mapping) or not depth:
         return _TYPES
@@ -97,15 +105,18 @@ def _types_of(schema: Any, root: Mapping[str, Any], resolved: dict[str, frozense
 
 
 def is_any_text(schema: Any) -> bool:
-    """Whether every unquoted text, converted by `meant`, matches this schema. The schema must allow strings."""
+    """Whether every text that a model writes without quotes is a valid value of this schema. The schema must allow
+    strings.
+    """
     if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS - {"type", "anyOf"}:
         return schema is True
     return all(map(is_any_text, schema.get("anyOf", [])))
 
 
 def texts_of(schema: Any) -> list[str] | None:
-    """Return the values of a schema that enumerates them, as models write them without quotes; None for other
-    schemas.
+    """Return the values that a schema enumerates, as models write them without quotes.
+
+    None for a schema that enumerates none or has other keywords besides.
     """
     if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS - {"type", "enum", "const"}:
         return None
@@ -116,18 +127,18 @@ def texts_of(schema: Any) -> list[str] | None:
 
 
 def bare(value: Any) -> str:
-    """Return a value as models write it: a string without quotes, any other value as JSON."""
+    """Return an argument's value as models write it between tags: a string without quotes, any other value as JSON."""
     return value if isinstance(value, str) else write_json(value)
 
 
 def _type_of(value: str) -> str:
-    """Return the JSON type (such as `integer` or `object`) of a value that is given as JSON text."""
+    """Return the JSON type (such as "integer" or "object") of a value that is given as JSON text."""
     number = "number" if any(char in value for char in ".eE") else "integer"
     return _TYPE_BY_FIRST_CHARACTER.get(value[0], number)
 
 
 def _joined(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """Return the intersection of two sets of JSON types. Every integer is also a number."""
+    """Return the JSON types that are in both sets. Every integer is also a number."""
     both = one & other
     if any("integer" in a and "number" in b for a, b in ((one, other), (other, one))):
         both |= {"integer"}
@@ -142,9 +153,13 @@ _ANY_KEY = r"/[A-Za-z_][0-9A-Za-z_.-]*/"
 
 @dataclass(frozen=True)
 class Tagged(ToolFormat):
-    """A format with a tag for each argument, described by its tags.
+    """A tool call format with a tag for each argument, as GLM, MiniMax and Qwen3-Coder write it. Its fields are the
+    tags.
 
-    Line breaks in the tags are those that models write. When calls are read, whitespace between tags may differ.
+    The call as a whole is between `opening` and `closing`; with `is_shared`, several calls stand between them. The
+    other tags stand before and after the function's name, each parameter's name (key) and each value, and `end` after
+    the arguments. `may_be_bare` says that calls may lack the opening tag. Line breaks in the tags are those that models
+    write; when calls are read, whitespace between tags may differ.
     """
 
     name: str
@@ -212,9 +227,10 @@ class Tagged(ToolFormat):
         return True
 
     def _read_argument(self, text: Lookahead, parameters: Mapping[str, Any]) -> Reader[str | None]:
-        """Read an argument and return it as the text of a JSON member, `"NAME": VALUE`; None if there is no argument.
+        """Read one argument of a call with its tags. `parameters` is the JSON schema of all arguments.
 
-        `parameters` is the JSON schema of all arguments, which determines the type of the value.
+        Result of this generator, which yields while it needs more text: the argument as the text of a JSON member,
+        `"NAME": VALUE`, with the type that the schema says; None if there is no argument.
         """
         if not (yield from text.take(self.before_key.strip())):
             return None
@@ -235,10 +251,11 @@ class Tagged(ToolFormat):
         return f"{write_json(key.strip())}: {meant(value, schema, parameters)}"
 
     def _read_value(self, text: Lookahead) -> Reader[str | None]:
-        """Read a value and its closing tag, and return the value. None if the closing tag is missing.
+        """Read the value of an argument and its closing tag.
 
         A closing tag ends the value only if another tag of the call, or the end of the answer, follows. Otherwise it
-        belongs to the value.
+        belongs to the value. Result of this generator, which yields while it needs more text: the value; None if the
+        closing tag is missing.
         """
         start, tag = text.at, self.after_value.strip()
         while (yield from text.take_until(tag)) is not None:
@@ -269,7 +286,12 @@ class Tagged(ToolFormat):
         return "\n".join([*rules, *self._lark_values(opaque_tokens)])
 
     def _lark_values(self, opaque_tokens: Mapping[str, int]) -> list[str]:
-        """Return Lark rules that start with `value`: a text and its closing tag, as `_read_value` reads them."""
+        """Return Lark rules of a grammar whose first rule `value` matches any text as an argument's value, and its
+        closing tag.
+
+        The text may contain closing tags that do not end the value, as `_read_value` reads it. `opaque_tokens` maps the
+        texts of special tokens, which no literal matches, to token ids.
+        """
         tag = self.after_value.strip()
         follows = f"{SPACES}({'|'.join(map(re.escape, self._tags_after_values))}){ANYTHING}"
         text = f"/{ANYTHING}/ & ~{expression(f'{ANYTHING}{re.escape(tag)}{follows}')}"
@@ -293,10 +315,11 @@ class Tagged(ToolFormat):
         return [f"call_{number}: {head} {quoted(tool.name)} {after} {parts} {end}", *rules]
 
     def _lark_arguments(self, number: int, tool: Tool, opaque_tokens: Mapping[str, int]) -> tuple[str, list[str]]:
-        """Return the Lark expression for the arguments of a call, in the order of the schema's properties, and the
-        rules that the expression uses.
+        """Return the Lark expression for the arguments of a call to `tool`, and the rules that the expression uses.
 
-        The names of the rules contain `number`. Raises InvalidField if the schema cannot be enforced.
+        The arguments are in the order of the schema's properties. The names of the rules contain `number`.
+        `opaque_tokens` maps the texts of special tokens, which no literal matches, to token ids. Raises InvalidField if
+        the schema cannot be enforced.
         """
         schema = tool.schema
         fits(schema)  # refuses most of what is no schema
@@ -361,7 +384,11 @@ class Tagged(ToolFormat):
 
 
 def _refused(tool: Tool, reason: str) -> InvalidField:
-    """Return the error for a tool with strict arguments that this format cannot enforce."""
+    """Return the error for a request whose tool wants arguments that match its schema strictly, which this format
+    cannot enforce.
+
+    `reason` says why, as the end of a sentence.
+    """
     return InvalidField(
         "tools", f"must be ones that this model's format of calls can follow strictly; {tool.name} is not: {reason}"
     )

@@ -1,4 +1,8 @@
-"""The interface of tool call formats, and what the formats share."""
+"""The interface of the formats in which models write tool calls (`ToolFormat`), and what the formats share.
+
+A format reads calls from an answer and emits them to `Calls`, returns the rules of grammars for calls, and writes calls
+into prompts. `Tool` is a function that the model may call, and `Call` a call.
+"""
 
 import json
 import re
@@ -24,7 +28,11 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that the model may call."""
+    """A function of a request that the model may call.
+
+    `parameters` is the JSON schema of its arguments; None for no arguments. `is_promised` says that the arguments must
+    match the entire schema, as with OpenAI's `strict`; otherwise, what cannot be enforced may be left out.
+    """
 
     name: str
     # The JSON schema of its arguments; None for no arguments.
@@ -34,7 +42,7 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema that the model's arguments must match: always an object.
+        """The JSON schema that the model's arguments must match; it always describes an object.
 
         Unless `parameters` says otherwise, only the listed properties are allowed, because most functions refuse other
         properties and models invent some.
@@ -47,14 +55,14 @@ class Tool:
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call that the model has made."""
+    """A tool call that the model made earlier in the conversation: the function's name, and its arguments by name."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
 def lists_its_properties(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema lists the properties of its objects, including all required ones."""
+    """Whether the schema of an object lists its properties, including all required ones."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return False
@@ -62,7 +70,11 @@ def lists_its_properties(schema: Mapping[str, Any]) -> bool:
 
 
 def can_be_split(schema: Mapping[str, Any]) -> bool:
-    """Whether the schema of an object can be split into one schema for each property, with shared `$defs`."""
+    """Whether a schema can be split into one schema for each property of its objects, with shared definitions
+    (`$defs`).
+
+    Formats that write arguments one by one need this.
+    """
     return (
         schema.keys() <= _SPLITTABLE
         and lists_its_properties(schema)
@@ -72,7 +84,12 @@ def can_be_split(schema: Mapping[str, Any]) -> bool:
 
 
 class ToolFormat(ABC):
-    """Base class of the tool call formats: how the models of one family write tool calls."""
+    """Base class of the tool call formats. A format says how the models of one family write tool calls.
+
+    It reads calls from answers, writes calls into prompts, and returns the rules of grammars for calls. `name` is its
+    name in settings, `opening` the marker that begins calls anywhere in an answer (None if calls are recognized without
+    one), and `result_role` the role of a call's result in prompts.
+    """
 
     # The format's name in settings.
     name: str
@@ -84,71 +101,79 @@ class ToolFormat(ABC):
     @property
     @abstractmethod
     def shown_tokens(self) -> tuple[str, ...]:
-        """The special tokens that the decoder must convert to text, because `read_calls` needs them."""
+        """The texts of the special tokens that the decoder must keep in the answer's text, because `read_calls` needs
+        them.
+        """
 
     @property
     def beginnings(self) -> str:
-        """The characters with which a tool call may begin."""
+        """The characters with which a tool call may begin, as one string. Other text need not be examined."""
         return (self.opening or "")[:1]
 
     @abstractmethod
     def read_calls(self, text: Lookahead, calls: "Calls", *, new_line: bool) -> Reader[bool]:
-        """Read one or several calls at `text.at` and emit them to `calls`.
+        """Read one or several tool calls at the current position of `text`, and emit them to `calls`.
 
-        `new_line` says whether the position is at the beginning of a line or directly after other calls. Returns False
-        if the text is not a call, or turns out not to be one; the text after `calls.emitted_to` is then something else.
+        `new_line` says whether the position is at the beginning of a line or directly after other calls. Result of this
+        generator, which yields while it needs more text: False if the text is not a call, or turns out not to be one;
+        the text after `calls.emitted_to` is then not a call.
         """
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        """Return llguidance Lark rules that start with `calls`: one call or, if `parallel`, one or more calls of the
-        given tools.
+        """Return rules of a grammar in llguidance's dialect of Lark, whose first rule `calls` matches tool calls.
 
-        The rules are those of `lark_calls` and `lark_called`.
+        These are one call or, if `parallel`, one or more calls of the given tools. The rules are those of `lark_calls`
+        and `lark_called` together. `opaque_tokens` maps the texts of special tokens, which no literal matches, to token
+        ids. Raises InvalidField for parameters of a tool that cannot be enforced.
         """
         calls = self.lark_calls(parallel=parallel, opaque_tokens=opaque_tokens)
         return f"{calls}\n{self.lark_called(tools, opaque_tokens)}"
 
     @abstractmethod
     def lark_calls(self, *, parallel: bool, opaque_tokens: Mapping[str, int], suffix: str = "") -> str:
-        """Return Lark rules that start with `calls`, which matches the rule `called` once or, if `parallel`, one or
-        more times.
+        """Return Lark rules whose first rule `calls` matches one call or, if `parallel`, one or more calls.
 
-        If the format has an `opening`, the rules begin with the rule `opening`, which the caller must add. All names of
-        these rules except `called` end with `suffix`. `opaque_tokens` maps the texts of tokens that literals never
-        match to ids.
+        For each call, they use the rule `called` of `lark_called`. If the format has an `opening`, calls begin with the
+        rule `opening`, which the caller must add. `suffix` is appended to all names of these rules except `called`.
+        `opaque_tokens` maps the texts of special tokens, which no literal matches, to token ids.
         """
 
     @abstractmethod
     def lark_called(self, tools: Sequence[Tool], opaque_tokens: Mapping[str, int]) -> str:
-        """Return Lark rules that start with `called`: the name and the arguments of one call to one of `tools`.
-        `opaque_tokens` maps the texts of tokens that literals never match to ids.
+        """Return Lark rules whose first rule `called` matches the name and the arguments of one call to one of `tools`.
+
+        `opaque_tokens` maps the texts of special tokens, which no literal matches, to token ids. Raises InvalidField
+        for parameters of a tool that cannot be enforced.
         """
 
     def lark_beginning(self, names: Sequence[str], *, before: str = ANYTHING) -> str:
         """Return a regular expression (Rust) for text up to and including what `read_calls` takes for the beginning of
         a call.
 
-        The match ends no later than the first lexeme of the rule `calls`. Otherwise free text, which must not match,
-        could continue past the end of this lexeme, and llguidance, which takes the longest lexeme, would not recognize
-        the call. `names` are the names of the functions. `before` is the expression for text before a marker, in
-        formats with a marker.
+        Grammars use it for free text, which must not match. The match ends no later than the first lexeme of the rule
+        `calls`. Otherwise free text could continue past the end of this lexeme, and llguidance, which takes the longest
+        lexeme, would not recognize the call. `names` are the names of the functions. `before` is the expression for
+        text before a marker, in formats with a marker.
         """
         return f"{before}{re.escape(self.opening or '')}"
 
     @abstractmethod
     def write_calls(self, calls: Sequence[Call]) -> str:
-        """Return the text of these calls as the model would write it, so that `read_calls` can read it."""
+        """Return the text of these calls as the model would write it, for prompts. `read_calls` can read this text."""
 
     def new_id(self) -> str:
-        """Return a new id for a call, in a form that the model's chat template accepts."""
+        """Return a new id for a tool call, in a form that the model's chat template accepts."""
         return random_id()
 
 
 class Calls:
-    """Emits the tool calls of one answer as parts, and records up to which position the text has been emitted.
+    """Receives the tool calls of one answer from a format's reader and emits them as parts of the answer, with `emit`.
 
     A call is emitted from the opening brace of its arguments on or, with `only_complete`, when the call is complete.
-    Before that, the text may still turn out to be something else.
+    Before that, the text may still turn out to be something else. The answer's parser creates it. `parameters` maps the
+    names of the functions to the JSON schemas of their arguments, and `new_id` returns an id for a call. The attribute
+    `emitted_to` is the position in the text before which everything has been emitted, and `is_open` says that a call
+    has been started and neither completed nor abandoned.
     """
 
     def __init__(
@@ -180,12 +205,16 @@ class Calls:
         self._held = ""
 
     def start(self, name: str, *, id: str | None = None) -> None:
-        """Start a call. `id` is the id that the model wrote; the call gets it unless another call already has it."""
+        """Start a call to the function `name`.
+
+        `id` is the id that the model wrote. The call gets it unless another call already has it; without it, the call
+        gets a new id.
+        """
         self._name, self._id, self._held = name, id, ""
         self.is_open, self._is_emitted = True, False
 
     def arguments(self, fragment: str, read_to: int) -> None:
-        """Add a fragment of the open call's arguments, which ends at text position `read_to`.
+        """Add a fragment of JSON to the arguments of the open call. The fragment ends at the text position `read_to`.
 
         The fragments must not include the closing brace of all arguments.
         """
@@ -194,20 +223,28 @@ class Calls:
             self._release(read_to)
 
     def end(self, read_to: int) -> None:
-        """Complete the open call, whose text ends at position `read_to`. Adds the closing brace of the arguments."""
+        """Complete the open call, whose text ends at position `read_to`. The closing brace of the arguments is added
+        here.
+        """
         self._held += "}"
         self._release(read_to)
         self._end(is_complete=True)
 
     def abandon(self) -> bool:
-        """Give up the open call, which will not be completed. Returns whether a part of it has been emitted."""
+        """Give up the open call, which will not be completed. Returns whether a part of it has been emitted.
+
+        If so, its end is emitted, and the call is marked as incomplete.
+        """
         if self._is_emitted:
             self._end(is_complete=False)
         self.is_open = False
         return self._is_emitted
 
     def _release(self, read_to: int) -> None:
-        """Emit the held arguments of the open call. All text before position `read_to` has then been emitted."""
+        """Emit the open call's arguments that are held back, and before the first of them the beginning of the call.
+
+        All text before position `read_to` then counts as emitted.
+        """
         if not self._is_emitted:
             self._is_emitted = True
             self._index += 1
@@ -223,14 +260,15 @@ class Calls:
 
 
 def write_json(value: Any) -> str:
-    """Return a value as JSON on one line, with the separators that grammars require."""
+    """Return a value as JSON on one line, with the separators ", " and ": ", which the server's grammars require."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def read_list(text: Lookahead, calls: Calls, read_call: Callable[[Lookahead, Calls], Reader[bool]]) -> Reader[bool]:
-    """Read at least one call in brackets, separated by commas. `read_call` reads and emits one call.
+    """Read at least one call in brackets, separated by commas. `read_call` is a reader that reads one call and emits it
+    to `calls`.
 
-    Returns whether the text was such a list.
+    Result of this generator, which yields while it needs more text: whether the text was such a list.
     """
     if not (yield from text.take("[")):
         return False
@@ -244,7 +282,11 @@ def read_list(text: Lookahead, calls: Calls, read_call: Callable[[Lookahead, Cal
 
 
 def read_closing(text: Lookahead, marker: str) -> Reader[None]:
-    """Consume whitespace and the closing marker of calls, if the marker is present. Models sometimes omit it."""
+    """Consume whitespace and the closing marker of calls. If the marker is missing, nothing is consumed: some models
+    omit it.
+
+    This generator yields whenever it needs more text.
+    """
     start = text.at
     yield from text.skip_space()
     if not (yield from text.take_last(marker)):
@@ -252,5 +294,5 @@ def read_closing(text: Lookahead, marker: str) -> Reader[None]:
 
 
 def random_id(prefix: str = "call_", length: int = 24) -> str:
-    """Return a new id: the prefix and `length` random letters and digits."""
+    """Return a new random id for a tool call: the prefix, and `length` random letters and digits."""
     return prefix + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
