@@ -1,5 +1,6 @@
-"""Replaces operators of a decoder's graph with others that ONNX Runtime computes faster on CPUs, and makes a graph that
-computes in 16 bits compute in 32, as genai-server-native does.
+"""Replaces operators of a decoder's graph with others that ONNX Runtime computes faster on CPUs (`use_fast_operators`),
+and changes a graph that computes in 16 bits to compute in 32 bits (`widen`), because genai-server-native's operators do
+that.
 
 Weight matrices keep 16 bits, and so do inputs of the graph such as the embeddings of images.
 """
@@ -32,13 +33,16 @@ _WIDE, _HALF = ".wide", ".half"
 
 
 def use_fast_operators(graph: onnx.GraphProto) -> None:
-    """Replace slow operators of a graph, in place, by faster ones. A second call changes nothing."""
+    """Replace operators of a graph that are slow on CPUs with faster ones, in place. Results change at most by
+    rounding. Calling it again changes nothing.
+    """
     _quantize_expert_activations(graph)
     _split_gated_norms(graph)
 
 
 def _quantize_expert_activations(graph: onnx.GraphProto) -> None:
-    """Make mixture-of-experts layers quantize activations to 8 bits if all other quantized products of the graph do.
+    """Make the mixture-of-experts layers of a graph quantize activations to 8 bits, in place, if all other quantized
+    products of the graph do so.
 
     The model builder sets `accuracy_level` only for the other products, so the experts would compute with 32-bit
     activations. With 8-bit activations, a step of LFM2-8B-A1B takes half the time on a CPU with AVX2, for 1 row and for
@@ -57,7 +61,8 @@ def _level(node: onnx.NodeProto) -> int | None:
 
 
 def _split_gated_norms(graph: onnx.GraphProto) -> None:
-    """Replace each gated RMS norm with a norm, an activation and a product.
+    """Replace each gated RMS norm of a graph, in place, with separate operators for the norm, the activation and the
+    product.
 
     The fused operator of ONNX Runtime 1.32 takes 20 times as long, which was a third of the time for a prompt of Qwen
     3.5.
@@ -76,7 +81,9 @@ def _split_gated_norms(graph: onnx.GraphProto) -> None:
 
 
 def _split_gated_norm(node: onnx.NodeProto, graph: onnx.GraphProto, size: int) -> list[onnx.NodeProto]:
-    """Return nodes that replace a gated norm over groups of `size` channels. Their constants are added to `graph`."""
+    """Return nodes that compute the same as `node`, a gated RMS norm over groups of `size` channels. The constants that
+    they need are added to `graph`.
+    """
     (values, weight, gate), out = node.input[:3], node.output[0]
     attributes = _GATED_NORM_DEFAULTS | {a.name: helper.get_attribute_value(a) for a in node.attribute}
     groups = f"genai_server.norm.{size}"
@@ -99,12 +106,17 @@ def _split_gated_norm(node: onnx.NodeProto, graph: onnx.GraphProto, size: int) -
 
 
 def computes_in_16_bits(graph: onnx.GraphProto) -> bool:
-    """Whether the logits, the KV cache or the recurrent states of a graph have 16 bits."""
+    """Whether a graph computes in 16 bits, that is, one of its outputs (logits, KV cache or recurrent states) has 16
+    bits.
+    """
     return any(value.type.tensor_type.elem_type in _HALVES for value in graph.output)
 
 
 def widen(graph: onnx.GraphProto, weights: Weights) -> None:
-    """Rewrite a graph, in place, so that it computes in 32 bits. `weights` reads the constants that are converted."""
+    """Rewrite a graph that computes in 16 bits, in place, so that it computes in 32 bits. Other graphs are not changed.
+
+    `weights` reads the constants that are converted. Weight matrices keep 16 bits.
+    """
     if not computes_in_16_bits(graph):
         return
     matrices = _matrices(graph)
@@ -128,7 +140,9 @@ def widen(graph: onnx.GraphProto, weights: Weights) -> None:
 
 
 def _widen_inputs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Change those inputs that are KV cache or states to 32 bits. Returns nodes that cast the other 16-bit inputs."""
+    """Change 16-bit inputs of a graph that are KV cache or recurrent states to 32 bits, in place. Other 16-bit inputs
+    keep their type: nodes read them through casts to 32 bits, which are returned and must be added to the graph.
+    """
     halves = [value for value in graph.input if value.type.tensor_type.elem_type in _HALVES]
     readers: dict[str, set[str]] = {value.name: set() for value in halves}
     for node in graph.node:
@@ -144,9 +158,9 @@ def _widen_inputs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _matrices(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of those 16-bit initializers, and of results of transposing them, that can keep 16 bits.
+    """Return the names of the 16-bit weights in a graph that can keep 16 bits, and of their transposed forms.
 
-    Only matrix products and lookups, which accept weights of 16 bits, read these values.
+    They can keep 16 bits if only matrix products and lookups read them, which accept weights of 16 bits.
     """
     halves = {tensor.name for tensor in graph.initializer if tensor.data_type in _HALVES}
     turned: dict[str, str] = {}
@@ -169,9 +183,8 @@ def _widen_tensor(tensor: TensorProto) -> None:
 
 
 def _widen_attributes(node: onnx.NodeProto) -> None:
-    """Convert the constants in a node's attributes to 32 bits, and the target type of a Cast.
-
-    Nodes in the subgraphs of branches are converted, too.
+    """Convert 16-bit constants in the attributes of a node to 32 bits, in place, and 16 bits as the target type of a
+    Cast. Nodes in the subgraphs of branches are converted, too.
     """
     for attribute in node.attribute:
         if attribute.HasField("t") and attribute.t.data_type in _HALVES:

@@ -1,13 +1,14 @@
-"""Rewrites decoders with cross-attention to audio, as onnxruntime-genai's model builder writes them for Whisper.
+"""Rewrites decoders with cross-attention to audio, as onnxruntime-genai's model builder writes them for Whisper: for
+decoding in a batch (`normalize_decoder`), and to find when tokens were spoken (`score_heads`).
 
 Each layer has self-attention, as in other decoders, and cross-attention over the keys and values of the encoded audio.
 The builder writes both as MultiHeadAttention, with positions that are the same for all rows of a batch. For decoding in
-a batch (`normalize_decoder`), self-attention becomes GroupQueryAttention, positions become an input, and the keys and
-values of the audio become states of each row that are only read.
+a batch, self-attention becomes GroupQueryAttention, positions become an input, and the keys and values of the audio
+become states of each row that are only read.
 
-To find when tokens were spoken (`score_heads`), the graph is rewritten to return its cross-attention scores, which are
-products of queries and keys. It then ends with the last layer of which a head is needed, so neither later layers nor
-the output head are loaded.
+To find when tokens were spoken, the graph is rewritten to return its cross-attention scores, which are products of
+queries and keys. It then ends with the last layer of which a head is needed, so neither later layers nor the output
+head are loaded.
 """
 
 from typing import Any
@@ -28,7 +29,8 @@ POSITIONS = "genai_server.positions"
 
 
 def normalize_decoder(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Rewrite a graph with cross-attention, in place, to the form that `read_cross_decoder` describes.
+    """Rewrite the decoder's graph of a speech recognition model, in place, to a form that other modules can change to
+    read several sequences in a pass. `decoder` describes this form.
 
     Self-attention becomes GroupQueryAttention, and the positions of tokens become an input of the graph. Raises
     DoesNotFit if the graph has another form than the model builder writes.
@@ -72,7 +74,9 @@ def normalize_decoder(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def find_positions(graph: onnx.GraphProto) -> onnx.NodeProto:
-    """Return the node that looks up position embeddings in a table. Raises DoesNotFit unless there is exactly one."""
+    """Return the node of a speech decoder's graph that looks up position embeddings in a table. Raises DoesNotFit
+    unless there is exactly one.
+    """
     tables = {value.name for value in graph.initializer if len(value.dims) == 2}
     lookups = [node for node in graph.node if node.op_type == "Slice" and node.input[0] in tables]
     if len(lookups) != 1:
@@ -87,10 +91,11 @@ _QUERIES, _KEYS = 0, 1
 
 
 def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, list[int]]) -> list[str]:
-    """Rewrite a graph, in place, so that it returns only cross-attention scores, float32 [1, heads, tokens, frames].
+    """Rewrite the decoder's graph of a speech recognition model, in place, so that it returns only the cross-attention
+    scores (before the softmax) of some heads. They show which audio each token attends to.
 
-    `heads` has the numbers of the wanted heads by layer. Returns the names of the outputs, one for each layer. Raises
-    DoesNotFit if the graph has another form than the model builder writes.
+    `heads` has the numbers of the wanted heads by layer. Returns the names of the new outputs, one for each layer,
+    float32 [1, heads, tokens, frames]. Raises DoesNotFit if the graph has another form than the model builder writes.
     """
     keys = {state.past: layer for layer, state in enumerate(decoder.cross_states[::2])}
     score_nodes: dict[int, list[onnx.NodeProto]] = {}
@@ -113,11 +118,12 @@ def score_heads(graph: onnx.GraphProto, decoder: DecoderGraph, heads: dict[int, 
 def _scores(
     graph: onnx.GraphProto, node: onnx.NodeProto, layer: int, heads: list[int], head_size: int
 ) -> list[onnx.NodeProto]:
-    """Return nodes that compute the cross-attention scores of some heads, which are scaled products of queries and
-    keys.
+    """Return nodes that compute the cross-attention scores of the `heads` of one layer: scaled products of queries and
+    keys, before the softmax.
 
     `node` is the cross-attention of the layer, with queries [1, tokens, width] and keys [1, heads, frames, head_size].
-    The output of the last node is [1, wanted heads, tokens, frames], and its name ends with the number of the layer.
+    The output of the last returned node is [1, wanted heads, tokens, frames], and its name ends with the number of the
+    layer. Constants are added to `graph`.
     """
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     name = f"{_PREFIX}{layer}"

@@ -1,10 +1,10 @@
-"""Rewrites the parts of a decoder's graph that apply LoRA adapters, so that one pass can have rows with different
-adapters.
+"""Rewrites the parts of a decoder's graph that apply LoRA adapters, so that one pass can read rows (sequences) with
+different adapters.
 
-In such a graph, some large matrices have a parallel path of two small ones, A and B, which are inputs. By default their
-rank is 0, which means no adapter. After the rewriting, the path x·A·B takes the matrices of several adapters,
-concatenated along the rank, and the operator RaggedLowRank (native/README.md) multiplies each row with the ranks of the
-row's own adapter.
+In such a graph, some large matrices have a parallel path of two small matrices, A and B, which are inputs. By default
+their rank is 0, which means no adapter. `find_paths` finds these paths, and `stack_ranks` rewrites them: the path x·A·B
+then takes the matrices of several adapters, concatenated along the rank, and the operator RaggedLowRank
+(native/README.md) multiplies each row with the ranks of the row's own adapter.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,9 +22,11 @@ RANKS, NUM_RANKS = "genai_server.ranks", "genai_server.num_ranks"
 
 
 def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRankPath, ...]:
-    """Return the LoRA paths of a graph. `optional` are the names of its inputs that have a default value.
+    """Return the LoRA paths of a graph: for each large matrix that adapters change, the names and sizes of the inputs
+    for the small matrices A and B. `optional` has the names of the graph's inputs with a default value.
 
-    Empty if one of these inputs is not part of a LoRA path.
+    Returns an empty tuple if one of these inputs is not part of a LoRA path, so that the server does not know its
+    meaning.
     """
     if not optional:
         return ()
@@ -59,8 +61,10 @@ def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRa
 
 
 def _only_reader(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> onnx.NodeProto | None:
-    """Return the node that reads the output of `node`, if both are MatMul nodes and no other node reads this output;
-    otherwise None.
+    """Return the MatMul node that reads the output of the MatMul node `node`, if no other node reads it; otherwise
+    None.
+
+    `readers` has the nodes that read a value, by the value's name.
     """
     reading = readers.get(node.output[0], []) if node.op_type == "MatMul" else []
     if len(reading) != 1 or reading[0].op_type != "MatMul" or reading[0].input[0] != node.output[0]:
@@ -69,10 +73,12 @@ def _only_reader(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]])
 
 
 def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
-    """Rewrite a graph, in place, so that its LoRA paths take several adapters, concatenated along the rank.
+    """Rewrite a graph, in place, so that its LoRA paths take the matrices of several adapters, concatenated along the
+    rank. `paths` are those that `find_paths` has returned.
 
-    A gets the shape [ranks, num_inputs], and B has [ranks, num_outputs]. A is transposed so that another adapter can be
-    appended to both matrices without moving the others.
+    The input for A gets the shape [ranks, num_inputs], and the one for B [ranks, num_outputs]. A is transposed so that
+    another adapter can be appended to both matrices without moving the others. New inputs RANKS and NUM_RANKS say which
+    ranks belong to the adapter of each row.
     """
     if not paths:
         return

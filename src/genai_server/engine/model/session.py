@@ -1,10 +1,10 @@
-"""Opens the ONNX Runtime session that runs a decoder's graph for the batch, and makes ONNX Runtime profile a single
-pass of a session.
+"""Opens the ONNX Runtime session that runs a decoder's graph for the batch (`open_session`), and makes ONNX Runtime
+profile a single pass of a session (`profile_pass`).
 
 ONNX Runtime's Python package can only profile whole sessions. The C API has a function for single passes,
 RunOptionsEnableProfiling, which onnxruntime-genai uses as well. The Python package contains a library with the C API,
 built from the same source as its Python module, so the function is called on the C++ object inside Python's RunOptions.
-Before, it is tested whether the C API reads numbers from this object that Python has set.
+Before that, a test shows whether the C API reads numbers from this object that Python has set.
 """
 
 import ctypes
@@ -50,13 +50,13 @@ def open_session(
     options: DeviceOptions = DEFAULT_OPTIONS,
     profile_prefix: str = "",
 ) -> Any:
-    """Open an ONNX Runtime session for a decoder, with the options of its device.
+    """Open the ONNX Runtime session that runs a decoder's graph for the batch, and return it.
 
-    The graph is rewritten so that one pass can read tokens of several sequences (engine/graph_rewriting/ragged.py) and,
-    with `offers_best`, so that a pass can return the highest logits instead of all
-    (engine/graph_rewriting/ragged.py). `threads` is the number of threads, 0 for one on each physical core that
-    the process may use. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose paths begin
-    with it. Raises DoesNotFit if the session cannot run a batch, and ConfigurationError for options that name something
+    The graph is rewritten so that one pass can read tokens of several sequences and, with `offers_best`, so that a pass
+    can return the highest logits instead of all (engine/graph_rewriting/ragged.py). `threads` is the number of threads,
+    0 for one on each physical core that the process may use, and `options` are those of the device. With a
+    `profile_prefix`, ONNX Runtime profiles the whole session into files whose paths begin with it. Raises DoesNotFit if
+    the graph or the installed ONNX Runtime cannot run a batch, and ConfigurationError for options that name something
     missing.
     """
     minimum = _MIN_PAGED if graph.block_tokens else _MIN_VERSION
@@ -91,8 +91,9 @@ def _make_ragged(model: onnx.ModelProto, graph: DecoderGraph) -> None:
 
 
 def open_state_operators(graph: DecoderGraph, complete: Any) -> Any:
-    """Open a session that has only a decoder's operators with recurrent states; None if the decoder has none. It brings
-    the states up to date after a part of a draft was accepted.
+    """Open and return a session that has only those operators of a decoder that have recurrent states; None if the
+    decoder has none. It advances the states by the accepted tokens of a draft, which a pass of the whole decoder has
+    not done.
 
     `complete` is the session of the whole decoder. The threads of the new session do not spin, because spinning would
     take the cores from the threads of the decoder.
@@ -112,7 +113,8 @@ def open_state_operators(graph: DecoderGraph, complete: Any) -> Any:
 
 
 def profile_pass(options: onnxruntime.RunOptions, prefix: str) -> None:
-    """Set run options so that a pass with them is profiled, into a file whose path begins with `prefix`.
+    """Change run options of ONNX Runtime, in place, so that a pass with them is profiled. The profile is written to a
+    file whose path begins with `prefix`.
 
     Raises RunnerFailed if the installed ONNX Runtime cannot profile a single pass.
     """
@@ -129,9 +131,9 @@ def check_pass_profiles() -> None:
 
 @cache
 def _functions() -> ctypes.Array[ctypes.c_size_t]:
-    """Return the table of the functions of ONNX Runtime's C API.
+    """Return the addresses of the functions of ONNX Runtime's C API, as a table in the order of the C API.
 
-    Raises RunnerFailed if the C API cannot use the objects of the Python package.
+    Raises RunnerFailed if the library with the C API is missing, or cannot use the objects of the Python package.
     """
     folder = Path(onnxruntime.__file__).parent / "capi"
     libraries = [path for name in _LIBRARIES for path in sorted(folder.glob(name))]
@@ -157,7 +159,7 @@ def _functions() -> ctypes.Array[ctypes.c_size_t]:
 
 
 def _address(options: onnxruntime.RunOptions) -> int:
-    """Return the address of the C++ object of some run options, which is the first value that pybind11 stores in the
-    Python object.
+    """Return the address of the C++ object inside Python's RunOptions object `options`. It is the first value that
+    pybind11 stores in the Python object.
     """
     return ctypes.c_size_t.from_address(id(options) + object.__basicsize__).value

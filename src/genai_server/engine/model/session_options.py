@@ -1,4 +1,5 @@
-"""Passes the options of a device to ONNX Runtime, as SessionOptions, and to onnxruntime-genai, as configuration.
+"""Passes the options of a device to ONNX Runtime, as SessionOptions (`session_options`), and to onnxruntime-genai, as
+configuration (`genai_overlay`, `configure_providers`); and opens sessions with them (`open_with`).
 
 Each of the two libraries contains its own copy of ONNX Runtime. They share no thread pool, and the library of an
 execution provider must be registered with both. Errors about a missing provider say what to install.
@@ -55,8 +56,8 @@ _UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 
 def config_entries(options: DeviceOptions, threads: int) -> dict[str, str]:
-    """Return the session configuration entries by name: those in the device's options, and the server's defaults for
-    others.
+    """Return ONNX Runtime's session configuration entries, by name: those in the device's options, and the server's
+    defaults for other entries.
 
     `threads` is the configured number of threads, 0 for the usable physical cores.
     """
@@ -68,18 +69,18 @@ def config_entries(options: DeviceOptions, threads: int) -> dict[str, str]:
 
 
 def num_threads(options: DeviceOptions, threads: int) -> int:
-    """Return the number of threads with which an operator runs: the number in the device's options, else `threads`, or
-    the number of usable physical cores if both are 0.
+    """Return the number of threads with which ONNX Runtime runs an operator: the number in the device's options if that
+    has one; otherwise `threads`; or, if that is 0, the number of usable physical cores.
     """
     return int(options.session.get(session.THREADS, "0")) or threads or usable_cores()
 
 
 def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptions:
-    """Return the options with absolute paths of custom operator libraries. Raises ConfigurationError if one does not
-    exist.
+    """Return a copy of a device's options in which the libraries of custom operators have absolute paths. Raises
+    ConfigurationError if one does not exist.
 
-    Relative paths are searched in the model directory and then in the working directory. Otherwise each of the two
-    copies of ONNX Runtime would search other folders.
+    Relative paths are searched in the model directory and then in the working directory, because each of the two copies
+    of ONNX Runtime would search other folders.
     """
     paths = []
     for name in options.custom_op_libraries:
@@ -94,7 +95,8 @@ def with_found_libraries(options: DeviceOptions, model_dir: Path) -> DeviceOptio
 
 
 def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
-    """Return a JSON overlay for the decoder's section of genai_config.json that applies the device's options.
+    """Return changes of the decoder's section in genai_config.json, as a JSON object, with which onnxruntime-genai
+    applies the device's options.
 
     `threads` is the configured number of threads, 0 for the usable physical cores. Raises ConfigurationError for
     options that onnxruntime-genai cannot apply.
@@ -118,10 +120,10 @@ def genai_overlay(options: DeviceOptions, threads: int) -> dict[str, Any]:
 
 
 def configure_providers(library: Any, config: Any, options: DeviceOptions) -> None:
-    """Set the execution providers of a device, with their options, in a configuration of onnxruntime-genai in place of
-    those that it has. `library` is the module onnxruntime_genai.
+    """Replace the execution providers in `config`, a configuration of onnxruntime-genai, with those of a device and
+    their options.
 
-    Raises ConfigurationError if the library of a provider cannot be loaded.
+    `library` is the module onnxruntime_genai. Raises ConfigurationError if the library of a provider cannot be loaded.
     """
     config.clear_providers()
     for ep in options.providers:
@@ -134,9 +136,10 @@ def configure_providers(library: Any, config: Any, options: DeviceOptions) -> No
 
 
 def register(library: Any, ep: ProviderOptions) -> None:
-    """Register an execution provider with a module, onnxruntime or onnxruntime_genai.
+    """Make an execution provider known to `library`, the module onnxruntime or onnxruntime_genai, if the provider comes
+    in a library of its own. Does nothing for a provider that is built in or already registered.
 
-    Does nothing for a provider that is built in. Raises ConfigurationError if the provider's library cannot be loaded.
+    Raises ConfigurationError if the provider's library cannot be loaded.
     """
     where = library_of(ep)
     if where is None:
@@ -149,9 +152,10 @@ def register(library: Any, ep: ProviderOptions) -> None:
 
 
 def library_of(ep: ProviderOptions) -> str | None:
-    """Return the path of the library of a provider; None if the provider is built in.
+    """Return the absolute path of the library that contains an execution provider; None if the provider is built into
+    ONNX Runtime.
 
-    Raises ConfigurationError if the library or its Python package is missing.
+    Raises ConfigurationError if the library, or the Python package that brings it, is missing.
     """
     if ep.package:
         try:
@@ -166,9 +170,10 @@ def library_of(ep: ProviderOptions) -> str | None:
 
 
 def missing_device(options: DeviceOptions) -> str | None:
-    """Return a message about the first provider that finds no device on this machine; None if each finds one.
+    """Return a message about the first execution provider in the options that finds no suitable device on this machine;
+    None if there is no such provider. Only providers with a library of their own are examined.
 
-    Raises ConfigurationError for a provider that ONNX Runtime cannot load.
+    Raises ConfigurationError for a provider whose library ONNX Runtime cannot load.
     """
     for ep in options.providers:
         if ep.package or ep.library:
@@ -184,11 +189,12 @@ def _devices_of(ep: ProviderOptions) -> list[Any]:
 
 
 def session_options(options: DeviceOptions, threads: int, *, profile_prefix: str = "") -> Any:
-    """Return ONNX Runtime's SessionOptions for a device.
+    """Return ONNX Runtime's SessionOptions for a session on a device. They do not have the execution providers, which
+    `open_with` adds.
 
     `threads` is the configured number of threads, 0 for the usable physical cores. With a `profile_prefix`, ONNX
     Runtime profiles the whole session into files whose paths begin with it. Raises ConfigurationError if a library of
-    operators cannot be loaded.
+    custom operators cannot be loaded.
     """
     ort_options, configured = onnxruntime.SessionOptions(), options.session
     level = configured.get(session.LEVEL, "all")
@@ -218,8 +224,8 @@ def session_options(options: DeviceOptions, threads: int, *, profile_prefix: str
 
 
 def use_global_pool(options: DeviceOptions, threads: int) -> None:
-    """Create the thread pool that all sessions of the process share, if the options ask for one. `threads` is the
-    number of its threads, 0 for the usable physical cores.
+    """Create the thread pool that all ONNX Runtime sessions of the process share, if the device's options ask for one;
+    otherwise do nothing. `threads` is the number of its threads, 0 for the usable physical cores.
 
     Must be called before the first session is opened.
     """
@@ -229,20 +235,20 @@ def use_global_pool(options: DeviceOptions, threads: int) -> None:
 
 
 def preload_cuda(options: DeviceOptions) -> None:
-    """Load the CUDA libraries in the installed nvidia-* packages if one of the providers needs them.
+    """Load the CUDA libraries in the installed nvidia-* packages if one of the device's execution providers needs them.
 
-    The operating system does not look for libraries in the folders of these packages.
+    This is necessary because the operating system does not look for libraries in the folders of these packages.
     """
     if any(ep.name in _ON_CUDA for ep in options.providers):
         onnxruntime.preload_dlls(cuda=True, cudnn=True)
 
 
 def open_with(model: Path | bytes, ort_options: Any, options: DeviceOptions) -> Any:
-    """Open a session for a model, which is a path or a serialized model. The device's providers get the nodes of its
-    graph in their order, and the CPU gets the rest.
+    """Open and return an ONNX Runtime session for a model, given as a path or serialized. The nodes of its graph are
+    assigned to the device's execution providers in their order, and the CPU gets the remaining ones.
 
-    `ort_options` are the SessionOptions. Raises ConfigurationError for a provider that ONNX Runtime does not contain,
-    and errors of the providers.
+    `ort_options` are the SessionOptions, to which the providers of `options` may be added. Raises ConfigurationError
+    for a provider that ONNX Runtime does not contain, and the providers' own errors.
     """
     given_model = model if isinstance(model, bytes) else str(model)
     ort_options.add_session_config_entry(_RECORD_ASSIGNMENT, "1")
@@ -276,11 +282,12 @@ def open_with(model: Path | bytes, ort_options: Any, options: DeviceOptions) -> 
 def open_encoder(
     model: Path | bytes, threads: int, options: DeviceOptions, *, is_packed: bool = False, folder: Path | None = None
 ) -> Any:
-    """Open a session for an encoder, which is a path or a serialized model. Its threads do not spin while they are
-    idle, because the decoder's passes run at the same time.
+    """Open and return an ONNX Runtime session for an encoder, given as a path or serialized. Its threads do not spin
+    while they are idle, because the decoder's passes run at the same time.
 
-    With `is_packed`, the graph has operators of genai-server-native. `folder` has the weights of a serialized model.
-    Raises ConfigurationError for a provider that ONNX Runtime does not contain, and errors of the providers.
+    `threads` is the number of threads, 0 for the usable physical cores. `is_packed` says that the graph has operators
+    of genai-server-native. `folder` is the folder with the weight files of a serialized model. Raises
+    ConfigurationError for a provider that ONNX Runtime does not contain, and the providers' own errors.
     """
     ort_options = session_options(options, threads)
     if is_packed:
@@ -292,8 +299,8 @@ def open_encoder(
 
 
 def node_shares(opened: Any) -> dict[str, int]:
-    """Return how many nodes of a session's graph run on each execution provider, by this server's names of the
-    providers.
+    """Return how many nodes of the graph of `opened`, a session of ONNX Runtime, run on each execution provider. The
+    keys are this server's names of the providers, such as "cuda", the provider with the most nodes first.
     """
     server_names = {definition.onnxruntime: name for name, definition in PROVIDERS.items()}
     counts: Counter[str] = Counter()
@@ -307,7 +314,9 @@ _OLD_DIRECTML = "onnxruntime-genai-directml"
 
 
 def how_to_get(name: str) -> str:
-    """Return the end of an error message about a missing provider: what to install. "" if that is not known."""
+    """Return advice on what to install to get a missing execution provider, to be appended to an error message; "" if
+    none is known. `name` is this server's name of the provider.
+    """
     definition = provider(name)
     if definition.package:
         package = definition.package.replace("_", "-")
@@ -320,8 +329,8 @@ def how_to_get(name: str) -> str:
 
 
 def newer_directml() -> str:
-    """Return the end of an error message about a model that cannot be loaded: advice to replace an outdated DirectML
-    package; "" if that package is not installed.
+    """Return advice to replace an outdated DirectML package, to be appended to an error message about a model that
+    cannot be loaded; "" if the outdated package is not installed.
     """
     version = _version(_OLD_DIRECTML)
     if version is None:

@@ -1,10 +1,11 @@
-"""Stores a model's weights in the form that the kernels need, so that all processes that run the model share them.
+"""Stores a model's weights in the form that the kernels need ("packed"), so that all processes that run the model share
+them: packed by ONNX Runtime (`prepacked_model`), or for genai-server-native (`native_model`, `packed_encoder`).
 
-The kernels need weights in another order than ONNX files have ("packed"). A session of ONNX Runtime usually packs them
-in private memory. If packed weights were saved together with the optimized graph, the file is mapped into memory
-instead, and the engines of a host share its pages (session options
-`session.save_external_prepacked_constant_initializers` and `session.optimized_model_external_initializers_file_name`).
-The name of a folder with packed weights depends on the model, the versions and the processor.
+The kernels need weights in another order than ONNX files have. A session of ONNX Runtime usually packs them in private
+memory. If packed weights were saved together with the optimized graph, the file is mapped into memory instead, and the
+engines of a host share its pages (session options `session.save_external_prepacked_constant_initializers` and
+`session.optimized_model_external_initializers_file_name`). The name of a folder with packed weights depends on the
+model, the versions and the processor.
 """
 
 import hashlib
@@ -42,21 +43,22 @@ _FORMAT = 5
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
-    """Return a directory like `model_dir` whose decoder's weights ONNX Runtime has packed; `model_dir` itself if this
-    is impossible.
+    """Return a copy of the model directory in which ONNX Runtime has packed the decoder's weights for its kernels on
+    this processor; `model_dir` itself if this is impossible.
 
-    The weights are packed for the kernels of this processor and the session options in `options`. The directory is
-    stored below `cache_dir` and used again at later starts. Nothing is written to `model_dir`.
+    `options` has the session options on which the packed weights depend. The copy is stored below `cache_dir` at the
+    first call, and used again at later starts. It is impossible if `cache_dir` is None or cannot be written, or with
+    other providers than the CPU.
     """
     return _packed(model_dir, cache_dir, options, _Products.LIBRARY) or model_dir
 
 
 def native_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
-    """Return a directory like `model_dir` in which genai-server-native's operators compute the decoder's matrix
-    products.
+    """Return a copy of the model directory in which operators of genai-server-native, this project's library for CPUs,
+    compute the decoder's matrix products with packed weights.
 
-    Returns `model_dir` itself if some products cannot be replaced, or the packed weights cannot be stored below
-    `cache_dir`.
+    The copy is stored below `cache_dir` at the first call, and used again at later starts. Returns `model_dir` itself
+    if some products cannot be replaced, or the copy cannot be stored.
     """
     path = model_dir / read_config(model_dir)["model"][DECODER]["filename"]
     if why := why_not_packed(onnx.load(str(path), load_external_data=False).graph):
@@ -66,11 +68,12 @@ def native_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions
 
 
 def packed_encoder(model_dir: Path, cache_dir: Path, options: DeviceOptions, part: str) -> Path | None:
-    """Return the path of an encoder's graph for images or audio in which genai-server-native's operators compute the
-    matrix products. Weights of 16 and 32 bits are rounded to 8.
+    """Return the path of a copy of an encoder's graph, for images or audio, in which operators of genai-server-native
+    compute the matrix products with packed weights. Weights of 16 and 32 bits are rounded to 8.
 
-    `part` is the section of genai_config.json that names the encoder. Returns None if some products cannot be replaced,
-    or the packed weights cannot be stored below `cache_dir`.
+    `part` is the section of genai_config.json that names the encoder. The copy is stored below `cache_dir` at the first
+    call, and used again at later starts. Returns None if some products cannot be replaced, or the copy cannot be
+    stored.
     """
     name = str(read_config(model_dir)["model"][part]["filename"])
     if why := why_not_packed(onnx.load(str(model_dir / name), load_external_data=False).graph):
@@ -81,7 +84,7 @@ def packed_encoder(model_dir: Path, cache_dir: Path, options: DeviceOptions, par
 
 
 class _Products(Enum):
-    """Which library computes the matrix products of a graph with packed weights."""
+    """Which library computes the matrix products of a graph with packed weights, and whether weights are rounded."""
 
     # ONNX Runtime, with the weights that its kernels pack.
     LIBRARY = ""
@@ -93,10 +96,11 @@ class _Products(Enum):
 def _packed(
     model_dir: Path, cache_dir: Path | None, options: DeviceOptions, products: _Products, part: str = DECODER
 ) -> Path | None:
-    """Return a directory like `model_dir` with packed weights of the graph that the section `part` of genai_config.json
-    names.
+    """Return a copy of the model directory with packed weights of the graph that the section `part` of
+    genai_config.json names; None if this is impossible. `products` says for which library the weights are packed.
 
-    It is created below `cache_dir` if it does not exist there. None if this is impossible.
+    The copy is created below `cache_dir` if it does not exist there or is damaged. It is impossible if `cache_dir` is
+    None or cannot be written, or the options have other providers than the CPU or libraries of custom operators.
     """
     has_others = any(provider.name != CPU for provider in options.providers)
     if cache_dir is None or has_others or options.custom_op_libraries:
@@ -116,7 +120,12 @@ def _packed(
 
 
 def _write(model_dir: Path, target: Path, device_options: DeviceOptions, products: _Products, part: str) -> None:
-    """Pack a graph's weights in a folder next to `target`, and rename the folder to `target` when it is complete."""
+    """Create the folder `target` with a copy of the model in which the graph of the section `part` has packed weights.
+    The copy is made in another folder next to `target`, which is renamed when it is complete. `products` says for which
+    library the weights are packed.
+
+    Raises OSError, DoesNotFit, and ONNX Runtime's own errors.
+    """
     config = read_config(model_dir)
     graph = str(config["model"][part]["filename"])
     log.info("packing the weights of %s once, into %s", model_dir / graph, target)
@@ -148,7 +157,9 @@ def _write(model_dir: Path, target: Path, device_options: DeviceOptions, product
 
 
 def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
-    """Return the paths of a graph and of the files with its weights; empty if `graph` is None or empty."""
+    """Return the path of the graph named `graph` in a model directory, and the paths of the files with its weights; an
+    empty set if `graph` is None or empty.
+    """
     if not graph:
         return set()
     path = model_dir / graph
@@ -157,7 +168,7 @@ def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
 
 def _optimize(source: Path, target: Path, device_options: DeviceOptions) -> None:
     """Let ONNX Runtime optimize the graph at `source` for this processor and pack its weights, and write the result to
-    `target`.
+    `target`, with the weights in a file next to it.
     """
     options = session_options(device_options, 0)
     options.log_severity_level = _ERRORS  # it would warn that the graph is for this processor only, which is intended
@@ -175,7 +186,9 @@ def _optimize(source: Path, target: Path, device_options: DeviceOptions) -> None
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether a folder with packed weights is complete, by the sizes of its files and samples of their contents."""
+    """Whether a folder with packed weights is complete and undamaged. The sizes of its files and samples of their
+    contents are compared with those that were recorded when it was written.
+    """
     try:
         written = json.loads((target / _MANIFEST).read_text(encoding="utf-8"))
         return bool(written == _fingerprints(target))
@@ -189,8 +202,8 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 
 
 def _fingerprint(file: Path) -> str:
-    """Return a hash of a file's size and of samples of its contents. Reading the whole file would take as long as
-    loading it.
+    """Return a hash, in hexadecimal, of a file's size and of samples of its contents. Hashing the whole file would take
+    as long as loading it.
     """
     size = file.stat().st_size
     digest = hashlib.sha256(str(size).encode())
@@ -202,7 +215,7 @@ def _fingerprint(file: Path) -> str:
 
 
 def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]) -> str:
-    """Return the name of the folder for a model's packed weights, which has a hash of everything on which the weights
+    """Return the name of the folder for a model's packed weights. It has a hash of everything on which the weights
     depend: the model's files, the processor, the version of ONNX Runtime, the session options, and the values in
     `what_else`.
     """
@@ -216,9 +229,8 @@ def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """Return the files of a model without its adapters, which may be in the same directory and change.
-
-    These are the files directly in the model directory and in the folders of files that the configuration names.
+    """Return the paths of a model's files: those directly in the model directory, and those in the folders of files
+    that genai_config.json names. LoRA adapters are left out, which may be in the same directory and change.
     """
     named = [Path(name) for name in named_files(read_config(model_dir))]
     folders = {model_dir, *(model_dir / path.parent for path in named if ".." not in path.parts)}
@@ -227,7 +239,9 @@ def _files(model_dir: Path) -> list[Path]:
 
 
 def _packing(options: DeviceOptions) -> dict[str, str]:
-    """Return those session options by name on which packed weights depend: all but those for threads and memory."""
+    """Return the session options, by name, on which ONNX Runtime's packed weights depend: all options but those for
+    threads and memory.
+    """
     level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
     return level | {
         name: value for name, value in config_entries(options, 0).items() if not name.startswith(_THREAD_OPTIONS)
