@@ -1,10 +1,10 @@
-"""The attention operator of genai-server-native, for a decoder's graph that reads tokens of many rows in one pass on a
-CPU.
+"""Replaces the attention of a decoder's graph with RaggedAttention, the operator of genai-server-native for CPUs
+(`to_native`, `to_native_cross`). The graph then reads tokens of many rows (sequences) in one pass.
 
-The operator RaggedAttention (native/README.md) reads the flat tokens of all rows, rotates queries and keys, writes the
-tokens' keys and values into the rows' KV cache slots, and attends. A token's result is bitwise the same, whatever other
-tokens are in the pass and however its prompt is divided into passes. The KV cache of all slots is an input of the graph
-to which the operator also writes, so the memory that is bound as this input is the cache itself.
+RaggedAttention (native/README.md) reads the tokens of all rows, concatenated ("flat"), rotates queries and keys, writes
+the tokens' keys and values into the rows' KV cache slots, and attends. A token's result is bitwise the same, whatever
+other tokens are in the pass and however its prompt is divided into passes. The KV cache of all slots is an input of the
+graph to which the operator also writes, so the memory that is bound as this input is the cache itself.
 
 The decoder of a speech recognition model also attends to the keys and values of the encoded audio. In that case the
 operator reads all frames of a slot, and writes nothing.
@@ -39,11 +39,12 @@ _QUERIES, _AUDIO = 0, slice(1, 3)
 
 
 def native_inputs() -> list[onnx.ValueInfoProto]:
-    """Return the int32 inputs that a graph with native attention has in addition to the KV cache.
+    """Return descriptions of the int32 inputs that say which tokens of a pass belong to which row (sequence), for
+    graphs whose attention is RaggedAttention. The KV cache is not among them.
 
-    STARTS has the index of each row's first token among the flat tokens, and the end of the last row. The others have a
-    number for each row: PASTS its cached tokens, SLOTS its slot, and COMMITTED its tokens in this pass that are not
-    draft tokens.
+    STARTS has the index of each row's first token among the concatenated tokens of all rows, and the end of the last
+    row. The others have a number for each row: PASTS is the number of its cached tokens, SLOTS its KV cache slot, and
+    COMMITTED the number of its tokens in this pass that are not draft tokens.
     """
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
@@ -52,17 +53,19 @@ def native_inputs() -> list[onnx.ValueInfoProto]:
 
 
 def cache(value: onnx.ValueInfoProto, kind: int, decoder: DecoderGraph) -> onnx.ValueInfoProto:
-    """Return the graph input for the keys or the values of one layer in all slots: [slots, kv_heads, length,
-    cache_width].
+    """Return the description of the graph input for one layer's keys, or values, in all KV cache slots, of the shape
+    [slots, kv_heads, length, cache_width].
 
-    `kind` is the ONNX element type.
+    `value` is the original input for one sequence, and `kind` is the ONNX element type of the KV cache. `decoder` has
+    the sizes.
     """
     shape: list[str | int] = ["slots", decoder.num_kv_heads, "slot_length", decoder.cache_width]
     return helper.make_tensor_value_info(NATIVE + value.name, kind, shape)
 
 
 def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
-    """Return the RaggedAttention that replaces a GroupQueryAttention over flat tokens [1, tokens, …].
+    """Return the RaggedAttention node that replaces `node`, a GroupQueryAttention of a decoder, whose tokens are the
+    concatenated tokens of all rows, [1, tokens, …].
 
     Raises DoesNotFit if RaggedAttention cannot compute the same.
     """
@@ -83,7 +86,8 @@ def to_native(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
 
 
 def to_native_cross(node: onnx.NodeProto, decoder: DecoderGraph) -> onnx.NodeProto:
-    """Return the RaggedAttention that replaces a MultiHeadAttention over encoded audio.
+    """Return the RaggedAttention node that replaces `node`, a MultiHeadAttention with which a speech decoder attends to
+    encoded audio.
 
     Raises DoesNotFit if RaggedAttention cannot compute the same.
     """

@@ -21,14 +21,18 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def replace(field: Any, values: Iterable[Any]) -> None:
-    """Replace all values of a repeated field of a protobuf message."""
+    """Replace the contents of a repeated field of a protobuf message, such as the nodes of a graph, with `values`, in
+    place.
+    """
     values = list(values)
     del field[:]
     field.extend(values)
 
 
 def remove_unused_nodes(graph: onnx.GraphProto) -> None:
-    """Remove all nodes whose outputs are read neither by a remaining node nor as an output of the graph."""
+    """Remove all nodes from a graph, in place, whose results are neither outputs of the graph nor read by a remaining
+    node.
+    """
     wanted = {value.name for value in graph.output}
     remaining = []
     for node in reversed(graph.node):  # in a graph each node follows the nodes that it reads
@@ -40,21 +44,26 @@ def remove_unused_nodes(graph: onnx.GraphProto) -> None:
 
 
 class Weights:
-    """The initializers of a graph by name, which are read from their files one at a time."""
+    """Reads the initializers (weights) of an ONNX graph by name, one at a time, so that not all of them are in memory
+    at once. `folder` is the folder with the separate files in which weights are stored.
+    """
 
     def __init__(self, graph: onnx.GraphProto, folder: Path) -> None:
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
         self._folder = folder
 
     def load(self, tensor: TensorProto) -> None:
-        """Read the values of a tensor from its external file, if it has one, into the tensor itself."""
+        """Read the values of a tensor from its separate file into the tensor itself, in place. Does nothing if its
+        values are in the graph. Raises OSError, and ValueError if the file is too short.
+        """
         if uses_external_data(tensor):
             tensor.raw_data = self._external(tensor)
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
 
     def _external(self, tensor: TensorProto) -> bytes:
-        """Return the values of a tensor from its external file.
+        """Return the values of a tensor, as bytes, from the separate file in which they are stored. Raises OSError, and
+        ValueError if the file is too short.
 
         The file is in the model directory, or linked from there. onnx itself refuses hard and symbolic links, of which
         the caches of model hubs consist; engine/model/files.py has checked where they lead.
@@ -69,7 +78,9 @@ class Weights:
         return values
 
     def array(self, name: str) -> NDArray[Any] | None:
-        """Return the values of the initializer with this name; None if there is none."""
+        """Return the values of the initializer with this name as an array; None if the graph has no
+        such initializer.
+        """
         if name not in self._tensors:
             return None
         tensor = TensorProto()
@@ -83,7 +94,9 @@ _MIN_EXTERNAL = 1024
 
 
 class DataFile:
-    """An external file with weights of a new graph. `tensors` are the tensors that `add` has created."""
+    """Stores weights of a new ONNX graph in a separate file, which ONNX Runtime maps into memory. `file` is open for
+    writing, and `name` is its name in the graph. `tensors` are the tensors that `add` has created, for the new graph.
+    """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self.tensors: list[TensorProto] = []
@@ -91,7 +104,9 @@ class DataFile:
         self._name = name
 
     def add(self, arrays: dict[str, NDArray[Any]]) -> list[str]:
-        """Write arrays to the file, as tensors with the given names. Returns the names."""
+        """Write arrays to the file, and append a tensor for each to `tensors`, which refers to the file. Small arrays
+        are stored in the tensor itself. `arrays` has the arrays by the names of the tensors. Returns the names.
+        """
         for name, array in arrays.items():
             tensor = numpy_helper.from_array(array, name)
             self.move(tensor)
@@ -99,7 +114,9 @@ class DataFile:
         return list(arrays)
 
     def move(self, tensor: TensorProto) -> None:
-        """Write the values of a tensor to the file, to which the tensor then refers. Small tensors do not change."""
+        """Write the values of a tensor to the file, and change the tensor to refer to the file. Tensors of less than
+        1024 bytes are not changed.
+        """
         if len(tensor.raw_data) < _MIN_EXTERNAL:
             return
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
@@ -109,19 +126,24 @@ class DataFile:
 
 
 class InlineData:
-    """Weights of a new graph that are stored in the graph itself. `tensors` are the tensors that `add` has created."""
+    """Stores weights of a new ONNX graph in the graph itself, in place of a DataFile. `tensors` are the tensors that
+    `add` has created, for the new graph.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[TensorProto] = []
 
     def add(self, arrays: dict[str, NDArray[Any]]) -> list[str]:
-        """Add arrays as tensors with the given names. Returns the names."""
+        """Append a tensor for each array to `tensors`. `arrays` has the arrays by the names of the tensors. Returns the
+        names.
+        """
         self.tensors += [numpy_helper.from_array(array, name) for name, array in arrays.items()]
         return list(arrays)
 
 
 class Constants:
-    """Finds out which values of a graph are constant.
+    """Finds out which values of an ONNX graph are constant, and reads them. Constants are the initializers, and the
+    results of nodes that read only constants.
 
     An initializer that is also an input of the graph does not count as constant, because a caller may replace it.
     """
@@ -139,25 +161,29 @@ class Constants:
                 self._makers.update(dict.fromkeys(node.output, node))
 
     def is_constant(self, name: str) -> bool:
-        """Whether the value with this name is the same in every pass."""
+        """Whether the value with this name in the graph is the same in every pass, because it depends on no input."""
         return name in self._tensors or name in self._makers
 
     def kind(self, name: str) -> int | None:
-        """ONNX element type of the constant initializer with this name; None if there is none."""
+        """ONNX element type of the initializer with this name; None if the graph has no constant initializer of this
+        name.
+        """
         return self._tensors[name].data_type if name in self._tensors else None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Dimensions of the constant initializer with this name; None if there is none."""
+        """Dimensions of the initializer with this name; None if the graph has no constant initializer of this name."""
         return tuple(self._tensors[name].dims) if name in self._tensors else None
 
     def size(self, name: str) -> int | None:
-        """Number of values in the constant initializer with this name; None if there is none."""
+        """Number of values in the initializer with this name; None if the graph has no constant initializer of this
+        name.
+        """
         shape = self.shape(name)
         return None if shape is None else math.prod(shape)
 
     def num_bytes(self, name: str) -> int:
-        """Size in bytes of the initializer with this name, or of the initializer from which the constant with this name
-        is computed by transposing or casting; 0 if there is neither.
+        """Size in bytes of the initializer with this name or, if a node computes this constant from an initializer by
+        transposing or casting, of that initializer; 0 if there is neither.
         """
         source = self._source(name)
         if source is None:
@@ -165,8 +191,8 @@ class Constants:
         return int(math.prod(source.dims) * helper.tensor_dtype_to_np_dtype(source.data_type).itemsize)
 
     def matrix(self, name: str) -> TensorProto | None:
-        """Return the initializer from which the constant with this name is computed by transposing it or casting it to
-        32 bits, or which it is itself; None if that is no matrix of floats.
+        """Return the matrix of floats with this name if it is an initializer; or, if nodes compute it from an
+        initializer by transposing it or casting it to 32 bits, that initializer. Returns None for all other values.
         """
         source: TensorProto | None = self._source(name)
         if source is None or source.data_type not in FLOATS or len(source.dims) != 2:
@@ -174,7 +200,9 @@ class Constants:
         return source
 
     def matrix_shape(self, name: str) -> tuple[int, ...]:
-        """Dimensions of the constant with this name, for which `matrix` must return an initializer."""
+        """Dimensions of the constant matrix with this name, after any transposing. `matrix` must return an initializer
+        for it.
+        """
         if name in self._tensors:
             return tuple(self._tensors[name].dims)
         node = self._makers[name]
@@ -182,8 +210,8 @@ class Constants:
         return shape[::-1] if node.op_type == "Transpose" else shape
 
     def values(self, name: str, weights: Weights) -> NDArray[Any]:
-        """Return the values of a constant that is an initializer or is computed from one by transposing, reshaping or
-        casting.
+        """Return the values of the constant with this name, which is an initializer or is computed from one by
+        transposing, reshaping or casting. `weights` reads the initializer.
 
         Values with 16 bits are returned as they are, even if the graph casts them to 32 bits.
         """
@@ -199,7 +227,9 @@ class Constants:
         return values
 
     def is_layout(self, node: onnx.NodeProto) -> bool:
-        """Whether a node transposes or reshapes a large initializer."""
+        """Whether a node only transposes or reshapes a large initializer, so that its result can be stored in place of
+        the node.
+        """
         if node.op_type not in ("Transpose", "Reshape") or node.input[0] not in self._tensors:
             return False
         if math.prod(self._tensors[node.input[0]].dims) < _MIN_LAYOUT:
@@ -210,8 +240,8 @@ class Constants:
         )
 
     def _source(self, name: str) -> TensorProto | None:
-        """Return the initializer from which a constant is computed by transposing it or casting it to 32 bits, or which
-        it is itself; None if there is none.
+        """Return the initializer with this name; or, if nodes compute the constant with this name from an initializer
+        by transposing it or casting it to 32 bits, that initializer. Returns None if there is neither.
         """
         if name in self._tensors:
             return self._tensors[name]

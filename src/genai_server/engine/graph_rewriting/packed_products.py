@@ -1,11 +1,12 @@
-"""Replaces a decoder's matrix products, and its mixture-of-experts layers, with operators of genai-server-native, which
-read packed weights.
+"""Replaces the matrix products and mixture-of-experts layers of a model's graph with operators of genai-server-native,
+this project's library for CPUs, which read packed weights: weights in the order in which its kernels need them.
+`write_packed_model` writes such a graph to a file, and `pack_products` changes a model in memory.
 
 The operators PackedMatMul and PackedExperts (native/README.md) compute each row bitwise the same, whatever other rows
 are in the pass. In products with accuracy level 4, activations are rounded to 8 bits for each row and block of inputs,
-as in ONNX Runtime; in others they remain floats. Packed weights are ordinary tensors, in the order in which the kernels
-read them, so ONNX Runtime maps them from their file into memory and has nothing to pack when a model is loaded. Weights
-with 16 bits keep 16 bits. PackedExperts replaces ONNX Runtime's operators MoE and QMoE.
+as in ONNX Runtime; in others they remain floats. Packed weights are ordinary tensors, so ONNX Runtime maps them from
+their file into memory and has nothing to pack when a model is loaded. Weights with 16 bits keep 16 bits. PackedExperts
+replaces ONNX Runtime's operators MoE and QMoE.
 """
 
 import math
@@ -64,8 +65,8 @@ _MAX_INLINE = 1024**3
 
 
 class _Part(NamedTuple):
-    """Names of the tensors for one of the matrix products in the experts; "" for tensors that the product does not
-    have.
+    """The names of the tensors that one of the matrix products in a mixture-of-experts layer reads; "" for tensors that
+    it does not have, such as scales if its weights are not quantized.
     """
 
     weights: str
@@ -75,10 +76,12 @@ class _Part(NamedTuple):
 
 
 class _Experts(NamedTuple):
-    """Attributes and inputs of a MoE or QMoE node of an ONNX graph.
+    """The attributes and inputs of a mixture-of-experts layer, a MoE or QMoE node of an ONNX graph, as `_read` returns
+    them.
 
-    `first`, `second` and `third` are the matrix products fc1, fc2 and fc3. If gates and gated values are separate
-    products, `first` computes the gates and `third` the values. Otherwise the names in `third` are "".
+    `first`, `second` and `third` are the matrix products fc1, fc2 and fc3 of ONNX Runtime's operators. If the experts
+    have gates, and gates and gated values are computed by separate products, `first` computes the gates and `third` the
+    values. Otherwise the names in `third` are "".
     """
 
     given: dict[str, Any]
@@ -106,7 +109,9 @@ class _Experts(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Number of consecutive inputs whose weights for one output share a scale; 0 if all inputs share one."""
+        """Number of consecutive inputs whose quantized weights for one output share a scale; 0 if the weights for all
+        inputs share one scale.
+        """
         return int(self.given.get("block_size", 0))
 
 
@@ -125,7 +130,9 @@ def _read(node: onnx.NodeProto) -> _Experts:
 
 
 def why_not_experts(node: onnx.NodeProto, constants: Constants) -> str | None:
-    """The reason why genai-server-native cannot compute a MoE or QMoE node; None if it can."""
+    """Return the reason why genai-server-native cannot compute a mixture-of-experts layer, the MoE or QMoE node `node`;
+    None if it can. `constants` are those of the node's graph.
+    """
     experts = _read(node)
     supported = FLOATS if node.op_type == _FLOAT_EXPERTS else (TensorProto.UINT8,)
     for part in (experts.first, experts.second, *([experts.third] if experts.third.weights else [])):
@@ -153,7 +160,9 @@ def why_not_experts(node: onnx.NodeProto, constants: Constants) -> str | None:
 
 
 class _Tensors(NamedTuple):
-    """The weights of one matrix product for all experts, as arrays [experts, outputs, …]."""
+    """The weights of one matrix product of a mixture-of-experts layer, for all experts, read into memory. Each array
+    has the dimensions [experts, outputs, …].
+    """
 
     weights: NDArray[Any]
     # float32 [experts, outputs, blocks]: scales of quantized weights, and zero points if they have any.
@@ -196,10 +205,10 @@ def _load(part: _Part, weights: Weights, bits: int, block: int) -> _Tensors:
 def pack_experts(
     node: onnx.NodeProto, weights: Weights, data: DataFile | InlineData
 ) -> tuple[list[str], dict[str, Any]]:
-    """Pack the weights of a MoE or QMoE node and add them to `data`. Returns the inputs and attributes of the
-    PackedExperts node that replaces it.
+    """Pack the weights of a mixture-of-experts layer, the MoE or QMoE node `node`, and add them to `data`. Returns the
+    inputs and the attributes of the PackedExperts node that replaces it.
 
-    The node must be one for which `why_not_experts` returns None. `weights` reads the tensors of the graph.
+    `why_not_experts` must return None for the node. `weights` reads the tensors of the graph.
     """
     experts = _read(node)
     node_attributes, bits = experts.given, min(experts.bits)
@@ -239,11 +248,12 @@ def pack_experts(
 
 
 def _first_layer(experts: _Experts, weights: Weights, bits: int) -> tuple[list[Matrix], NDArray[Any] | None]:
-    """Return the matrix of the first layer for each expert, and the biases [experts, outputs] or None.
+    """Return the matrix of the first layer of each expert, ready to be packed, and the biases [experts, outputs], or
+    None if there are none.
 
     If the experts have gates, groups of 64 outputs of the gate projection and of the up projection alternate in a
     matrix. The outputs of each projection are padded with zeros to a multiple of 64, the number that the kernel
-    computes at once.
+    computes at once. `weights` reads the tensors of the graph, and `bits` is the number of bits of a quantized weight.
     """
     first = _load(experts.first, weights, bits, experts.block)
     indices = range(len(first.weights))
@@ -274,17 +284,19 @@ def _first_layer(experts: _Experts, weights: Weights, bits: int) -> tuple[list[M
 
 
 def _panels(values: NDArray[Any]) -> NDArray[Any]:
-    """Pad values [outputs] with zeros to a multiple of 64 outputs, the number that the kernel computes at once."""
+    """Return `values` [outputs] padded with zeros to a multiple of 64 outputs, the number that the kernel computes at
+    once.
+    """
     padded = padded_to_panels(FloatMatrix(values[:, np.newaxis])).weights
     column: NDArray[Any] = padded[:, 0]
     return column
 
 
 def _add(name: str, packed: PackedWeights, bias: NDArray[Any] | None, data: DataFile | InlineData) -> list[str]:
-    """Add the tensors of a packed layer to `data`. Returns the tensors' names, "" for tensors that the layer does not
-    have.
+    """Add the packed weights of a layer to `data`, and its biases if it has any. Returns the names of the tensors for
+    weights, scales, offsets and biases; "" for tensors that the layer does not have.
 
-    `name` is the beginning of these names.
+    `name` is the beginning of the tensors' names.
     """
     arrays = {"packed": packed.weights.reshape(-1), "packed_scales": packed.scales, "packed_offsets": packed.offsets}
     if bias is not None:
@@ -294,7 +306,9 @@ def _add(name: str, packed: PackedWeights, bias: NDArray[Any] | None, data: Data
 
 
 class _Product(NamedTuple):
-    """A node that multiplies activations with a constant matrix."""
+    """A product of activations with a constant matrix, which is to be computed by PackedMatMul. It describes a node of
+    the original graph.
+    """
 
     activations: str
     matrix: Matrix
@@ -308,8 +322,8 @@ class _Product(NamedTuple):
 
 
 def why_not_packed(graph: onnx.GraphProto) -> str | None:
-    """The reason why some products of activations and weights in a graph cannot be replaced with packed ones; None if
-    all can.
+    """Return the reason why genai-server-native cannot compute all products of activations and weights in a graph; None
+    if it can.
     """
     constants = Constants(graph)
     return next((why for node in graph.node if (why := _why_not(node, constants)) is not None), None)
@@ -359,8 +373,8 @@ def _why_not_float(node: onnx.NodeProto, constants: Constants) -> str | None:
 
 
 def _is_outer(node: onnx.NodeProto, constants: Constants) -> bool:
-    """Whether a MatMul is an outer product, which sums nothing, such as that of positions and the frequencies of a
-    rope.
+    """Whether a MatMul node is an outer product, such as that of positions and the frequencies of a rope. It sums
+    nothing, so it is exact and need not be replaced.
     """
     left, right = (constants.shape(name) for name in node.input[:2])
     return node.op_type == "MatMul" and ((left or (0,))[-1] == 1 or (len(right or ()) > 1 and (right or ())[-2] == 1))
@@ -372,10 +386,11 @@ def _padded(node: onnx.NodeProto, number: int) -> list[str]:
 
 
 class PackedProducts:
-    """Replaces a graph's products of activations and weights with operators that read packed weights.
+    """Replaces the products of activations and weights in an ONNX graph with operators of genai-server-native that read
+    packed weights.
 
-    The packed weights are written to `data`, one matrix after the other. With `rounds_floats`, weights with 16 and 32
-    bits are rounded to 8 bits.
+    `weights` reads the weights of the graph. Packed weights are written to `data`, one matrix after the other. With
+    `rounds_floats`, weights with 16 and 32 bits are rounded to 8 bits.
     """
 
     def __init__(
@@ -387,16 +402,17 @@ class PackedProducts:
         self._data = data
 
     def is_product(self, node: onnx.NodeProto) -> bool:
-        """Whether a node multiplies activations with weights of the graph."""
+        """Whether a node multiplies activations with weights of the graph, so that `replaced` would replace it."""
         if node.op_type in _FLOAT:
             return self._constants.is_constant(node.input[1]) and not _is_outer(node, self._constants)
         return node.op_type == _QUANTIZED or node.op_type in EXPERTS
 
     def replaced(self, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """Return the nodes of a graph with packed products in place of others. Raises DoesNotFit if a product cannot be
-        packed.
+        """Return `nodes`, those of a graph, with operators that read packed weights in place of products. The weights
+        are packed and added to the data. Raises DoesNotFit if a product cannot be packed.
 
-        In feed-forward layers with SiLU, the products for the gate and for the values become one operator.
+        In feed-forward layers with the activation SiLU, the products for the gate and for the values become one
+        operator.
         """
         nodes = list(nodes)
         gated = self._find_gated(nodes)
@@ -502,8 +518,8 @@ class PackedProducts:
         return helper.make_node(PACKED, inputs, [output], name, domain=DOMAIN, **attributes)
 
     def _find_gated(self, nodes: list[onnx.NodeProto]) -> Mapping[int, "_Gated"]:
-        """Return the nodes of each gated feed-forward layer with SiLU, by `id(node)` of its last node, which multiplies
-        gate and values.
+        """Find the feed-forward layers in which values are gated with SiLU, that is, gate * sigmoid(gate) * values.
+        Returns the nodes of each layer by `id(node)` of its last node, which multiplies with the values.
 
         A layer is left out if other nodes read one of its inner values.
         """
@@ -535,7 +551,10 @@ class PackedProducts:
 
 
 class _Gated(NamedTuple):
-    """The products and the activation of a feed-forward layer with SiLU, that is, gate * sigmoid(gate) * values."""
+    """The nodes of a feed-forward layer gated with SiLU, gate * sigmoid(gate) * values, except the last one, which
+    multiplies with the values: the product for the gate, the sigmoid, the multiplication of both, and the product for
+    the values.
+    """
 
     gate: onnx.NodeProto
     sigmoid: onnx.NodeProto
@@ -544,7 +563,8 @@ class _Gated(NamedTuple):
 
 
 def write_packed_model(source: Path, target: Path, *, rounds_floats: bool = False) -> None:
-    """Write the graph at `source` with packed products to `target`, and its weights to a file next to `target`.
+    """Read the ONNX graph at `source`, and write it to `target` with operators of genai-server-native in place of
+    matrix products. Their packed weights are written to a file next to `target`.
 
     With `rounds_floats`, weights with 16 and 32 bits are rounded to 8 bits. Only one matrix is in memory at a time.
     Raises OSError, and DoesNotFit if a product cannot be packed.
@@ -561,10 +581,11 @@ def write_packed_model(source: Path, target: Path, *, rounds_floats: bool = Fals
 
 
 def pack_products(model: onnx.ModelProto, folder: Path) -> None:
-    """Replace the products of a model with packed ones, in place, and store their weights in the model itself.
+    """Replace the matrix products of a model in memory, in place, with operators of genai-server-native, and store
+    their packed weights in the model itself.
 
     Products that are packed already do not change. `folder` has the files with the model's weights. Raises DoesNotFit
-    if a product cannot be packed, or the weights are more than a model in memory can contain.
+    if a product cannot be packed, or the weights are larger than 1 GiB.
     """
     weights, data = Weights(model.graph, folder), InlineData()
     products = PackedProducts(model.graph, weights, data)
@@ -581,9 +602,12 @@ def pack_products(model: onnx.ModelProto, folder: Path) -> None:
 def _pack_products(
     model: onnx.ModelProto, weights: Weights, data: DataFile | InlineData, *, rounds_floats: bool = False
 ) -> list[TensorProto]:
-    """Replace the products of a model with packed ones, in place, and add their weights to `data`.
+    """Replace the matrix products of a model, in place, with operators of genai-server-native, and add their packed
+    weights to `data`. A graph that computes in 16 bits then computes in 32 bits.
 
-    Returns the initializers of the original model that the new graph still reads.
+    `weights` reads the model's weights. With `rounds_floats`, weights with 16 and 32 bits are rounded to 8 bits.
+    Returns the initializers of the original model that the new graph still reads. Raises DoesNotFit if a product cannot
+    be packed.
     """
     graph = model.graph
     use_fast_operators(graph)
@@ -616,11 +640,11 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 def _without_constant_layouts(
     graph: onnx.GraphProto, nodes: list[onnx.NodeProto], weights: Weights, data: DataFile | InlineData
 ) -> list[onnx.NodeProto]:
-    """Return the nodes without those that transpose or reshape a constant matrix, such as an embedding that is also the
-    output head. The results of the removed nodes are added to `data`.
+    """Return `nodes` without those that only transpose or reshape a constant matrix, such as an embedding that is also
+    the output head. Their results are added to `data` as weights.
 
-    ONNX Runtime would compute them when a model is loaded, in memory that processes do not share. In a file that is
-    mapped into memory, only those parts of an embedding take memory that have been looked up.
+    ONNX Runtime would compute these nodes when a model is loaded, in memory that processes do not share. In a file that
+    is mapped into memory, only those parts of an embedding take memory that have been looked up.
     """
     constants = Constants(graph)
     read_names = {name for node in nodes for name in _reads(node)}

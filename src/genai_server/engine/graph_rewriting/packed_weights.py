@@ -1,4 +1,5 @@
-"""Packs weights into panels: the order in which the kernels of genai-server-native read them.
+"""Packs weight matrices into panels, the order in which the kernels of genai-server-native, this project's library for
+CPUs, read them (`pack`); and reads or makes quantized matrices (`quantized_matrix`, `rounded`).
 
 A panel has the weights of 64 consecutive outputs of a matrix, which the kernels compute together.
 """
@@ -19,11 +20,11 @@ _PANELS_AT_ONCE = 8
 
 
 class QuantizedMatrix(NamedTuple):
-    """Quantized weights [outputs, inputs] of a matrix. A stored number stands for the weight scale * (number - middle)
-    + offset.
+    """A matrix [outputs, inputs] of quantized weights that have not been packed yet. A stored number stands for the
+    weight scale * (number - middle) + offset.
 
     The middle is 8 for numbers of 4 bits, and 128 for numbers of 8 bits. Each block of `block` inputs of an output has
-    its own scale and offset.
+    its own scale and offset; `offsets` is None if all are 0.
     """
 
     # Unsigned, uint8 [outputs, blocks * block].
@@ -37,7 +38,7 @@ class QuantizedMatrix(NamedTuple):
 
 
 class FloatMatrix(NamedTuple):
-    """Weights [outputs, inputs] of a matrix, as floats of 32 or 16 bits."""
+    """A matrix [outputs, inputs] of weights that are floats of 32 or 16 bits and have not been packed yet."""
 
     # float32, float16 or bfloat16 [outputs, inputs].
     weights: NDArray[Any]
@@ -47,7 +48,9 @@ Matrix = QuantizedMatrix | FloatMatrix
 
 
 class PackedWeights(NamedTuple):
-    """Weights of one or several matrices in panels of 64 outputs. Each matrix is padded with zeros to whole panels."""
+    """The weights of one or several matrices in panels of 64 outputs, with their scales and offsets, as the kernels of
+    genai-server-native read them. Each matrix is padded with zeros to whole panels. `pack` and `several` create it.
+    """
 
     # uint8, [panels, inputs / 8, 64, 4] with 4 bits and [panels, inputs / 4, 64, 4] with 8; or floats of 32 or 16 bits,
     # [panels, inputs, 64].
@@ -59,7 +62,7 @@ class PackedWeights(NamedTuple):
 
 
 def pack(matrix: Matrix) -> PackedWeights:
-    """Return the weights of a matrix in panels of 64 outputs."""
+    """Return the weights of a matrix in panels of 64 outputs, as the kernels of genai-server-native read them."""
     if isinstance(matrix, FloatMatrix):
         return PackedWeights(by_panel(matrix.weights), None, None)
     num_outputs, num_padded = matrix.weights.shape
@@ -101,11 +104,13 @@ def quantized_matrix(
     num_inputs: int,
     block: int,
 ) -> QuantizedMatrix:
-    """Return the quantized weights of a MatMulNBits node, or of one expert of a QMoE node, as a QuantizedMatrix.
+    """Return a QuantizedMatrix with the quantized weights of a MatMulNBits node of ONNX Runtime, or of one expert of a
+    QMoE node.
 
-    `rows` [outputs, bytes] has numbers of `bits` bits, and `scales` [outputs, blocks] a scale for each `block` inputs,
-    which is a multiple of 16. `zeros` has the zero points of the blocks, as floats or as integers that are packed like
-    the rows; None stands for the middle of the range. Numbers of 2 bits are converted to 4 bits.
+    `rows` [outputs, bytes] has numbers of `bits` bits (2, 4 or 8), and `num_inputs` of them are weights of an output.
+    `scales` [outputs, blocks] has a scale for each `block` inputs, which is a multiple of 16. `zeros` has the zero
+    points of the blocks, as floats or as integers that are packed like the rows; None stands for the middle of the
+    range. Numbers of 2 bits are converted to 4 bits.
     """
     num_outputs, blocks = scales.shape
     weights, middle = unpacked(rows, bits), 1 << (bits - 1)
@@ -123,7 +128,9 @@ def quantized_matrix(
 
 
 def rounded(weights: NDArray[Any]) -> QuantizedMatrix:
-    """Return weights [outputs, inputs] rounded to 8 bits, with one scale for each block of 32 inputs of an output."""
+    """Return a QuantizedMatrix with `weights`, floats [outputs, inputs], rounded to 8 bits. Each block of 32 inputs of
+    an output has its own scale.
+    """
     num_outputs, num_inputs = weights.shape
     padded = np.pad(weights.astype(np.float32, copy=False), ((0, 0), (0, -num_inputs % _ROUNDED_BLOCK)))
     blocks = padded.reshape(num_outputs, -1, _ROUNDED_BLOCK)
@@ -133,8 +140,8 @@ def rounded(weights: NDArray[Any]) -> QuantizedMatrix:
 
 
 def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Return the numbers of `bits` bits in bytes [rows, bytes], as [rows, bytes * 8 / bits]. The lowest bits of a byte
-    are its first number.
+    """Return the numbers of `bits` bits (2, 4 or 8) that are stored in the bytes `rows` [rows, bytes], one number in
+    each byte, as [rows, bytes * 8 / bits]. The lowest bits of a stored byte are its first number.
     """
     if bits == 8:
         return rows
@@ -146,7 +153,8 @@ def unpacked(rows: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def alternating(gate: Matrix, values: Matrix) -> Matrix:
-    """Return one matrix in which groups of 64 outputs of the gate and of the values alternate.
+    """Return one matrix with the outputs of `gate` and of `values`, in which groups of 64 outputs of both alternate,
+    beginning with the gate. A kernel can then compute a gated layer in one product.
 
     Both matrices must have the same shape, data type and quantization, and a multiple of 64 outputs.
     """
@@ -164,7 +172,7 @@ def alternating(gate: Matrix, values: Matrix) -> Matrix:
 
 
 def has_same_format(first: Matrix, second: Matrix) -> bool:
-    """Whether two matrices have the same shape, data type and quantization."""
+    """Whether two matrices have the same shape, data type and quantization, so that they can be combined in one."""
     if first.weights.shape != second.weights.shape or first.weights.dtype != second.weights.dtype:
         return False
     if isinstance(first, FloatMatrix) or isinstance(second, FloatMatrix):
@@ -173,15 +181,17 @@ def has_same_format(first: Matrix, second: Matrix) -> bool:
 
 
 def alternate(gate: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """Return one array in which groups of 64 outputs of the gate and of the values alternate. Both arrays are [outputs,
-    …].
+    """Return one array with the outputs of `gate` and of `values`, in which groups of 64 outputs of both alternate,
+    beginning with the gate. Both arrays are [outputs, …], of the same shape, with a multiple of 64 outputs.
     """
     panels = [array.reshape(-1, PANEL, *array.shape[1:]) for array in (gate, values)]
     return np.stack(panels, 1).reshape(-1, *gate.shape[1:])
 
 
 def padded_to_panels(matrix: Matrix) -> Matrix:
-    """Return the matrix with a multiple of 64 outputs. The weights of added outputs are zero."""
+    """Return the matrix padded to a multiple of 64 outputs, the size of a panel. The weights of the added outputs are
+    zero.
+    """
     missing = -len(matrix.weights) % PANEL
     if not missing:
         return matrix
@@ -199,7 +209,9 @@ def padded_to_panels(matrix: Matrix) -> Matrix:
 
 
 def several(matrices: Sequence[Matrix]) -> PackedWeights:
-    """Pack several matrices of the same shape, data type and quantization, and concatenate their panels."""
+    """Pack several matrices of the same shape, data type and quantization, such as those of the experts of a layer.
+    Returns their panels, concatenated.
+    """
     packed = [pack(matrix) for matrix in matrices]
     scales = [part.scales for part in packed if part.scales is not None]
     offsets: NDArray[np.float32] | None = None

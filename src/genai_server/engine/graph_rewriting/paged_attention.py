@@ -1,8 +1,9 @@
-"""Paged attention for a decoder's graph that reads tokens of many rows in one pass, on a device with memory of its own.
+"""Replaces the attention of a decoder's graph with paged attention (`to_paged`), so that the graph reads tokens of many
+rows (sequences) in one pass, on a GPU.
 
-ONNX Runtime's operator com.microsoft.PagedAttention reads the tokens of all rows in one flat row. The KV cache of all
-rows is in one pool of blocks, and a table has the numbers of the blocks of each row. The operator has kernels for CUDA
-only, and needs keys and values of 16 bits.
+ONNX Runtime's operator com.microsoft.PagedAttention reads the concatenated tokens of all rows. The KV cache of all rows
+is in one pool of blocks, and a table has the numbers of the blocks of each row. The operator has kernels for CUDA only,
+and needs keys and values of 16 bits.
 """
 
 import onnx
@@ -35,10 +36,12 @@ _SAME = {"smooth_softmax": (-1, 0), "causal": (1,), "unidirectional": (1,)}
 
 
 def paged_inputs() -> list[onnx.ValueInfoProto]:
-    """Return the int32 inputs that a graph with paged attention has in addition to the pools of the KV cache.
+    """Return descriptions of the int32 inputs that say which tokens and which blocks of the KV cache belong to which
+    row (sequence), for graphs with paged attention. The pools of the KV cache are not among them.
 
-    STARTS has the index of each row's first token among the flat tokens, and the end of the last row; PASTS the number
-    of cached tokens of each row, BLOCKS the block numbers of each row, and BOUNDS the lengths of the longest row.
+    STARTS has the index of each row's first token among the concatenated tokens of all rows, and the end of the last
+    row. PASTS has the number of cached tokens of each row, BLOCKS the block numbers of each row, and BOUNDS the lengths
+    of the longest row.
     """
     return [
         helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
@@ -49,16 +52,18 @@ def paged_inputs() -> list[onnx.ValueInfoProto]:
 
 
 def pool(value: onnx.ValueInfoProto, kind: int, num_kv_heads: int, head_size: int) -> onnx.ValueInfoProto:
-    """Return the graph input or output for one layer's keys or values: [blocks, BLOCK_TOKENS, kv_heads, head_size].
+    """Return the description of a graph input or output for the pool with one layer's keys or values, of the shape
+    [blocks, BLOCK_TOKENS, kv_heads, head_size].
 
-    `kind` is the ONNX element type.
+    `value` is the original input or output for one sequence, and `kind` is the ONNX element type of the KV cache.
     """
     shape: list[str | int] = ["blocks", "block_tokens", num_kv_heads, head_size]
     return helper.make_tensor_value_info(PAGED + value.name, kind, shape)
 
 
 def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return nodes with PagedAttention that replace a GroupQueryAttention over flat tokens [1, tokens, …].
+    """Return nodes with PagedAttention that replace `node`, a GroupQueryAttention, whose tokens are the concatenated
+    tokens of all rows, [1, tokens, …].
 
     Raises DoesNotFit if PagedAttention cannot compute the same.
     """
@@ -84,7 +89,8 @@ def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def shared_attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
-    """Return those attributes of a GroupQueryAttention that the attention operators for flat tokens have as well.
+    """Return those attributes of a GroupQueryAttention node that operators for the concatenated tokens of many rows
+    have as well: PagedAttention and RaggedAttention.
 
     Raises DoesNotFit if the node has other attributes or inputs that affect its result.
     """

@@ -1,9 +1,10 @@
-"""Rewrites a decoder's graph so that one pass reads any number of tokens of each of several rows (a ragged batch).
+"""Rewrites a decoder's graph so that one pass reads any number of tokens of each of several rows, a ragged batch
+(`make_ragged`), and returns only the logits that are needed (`read_last`, `offer_best`).
 
-A row is a sequence in the pass. The tokens of all rows are concatenated to one flat row [1, tokens], so each matrix is
-read once for all of them. Only attention, and layers with recurrent states, have to distinguish the rows. On CPUs they
-become operators of genai-server-native, whose inputs say where each row's tokens begin and which KV cache slot the row
-has (native_attention.py, lora.py). On a device with memory of its own, paged attention replaces attention
+A row is a sequence in the pass. The tokens of all rows are concatenated to one flat row [1, tokens], so each weight
+matrix is read once for all of them. Only attention, and layers with recurrent states, have to distinguish the rows. On
+CPUs they become operators of genai-server-native, whose inputs say where each row's tokens begin and which KV cache
+slot the row has (native_attention.py, lora.py). On a device with memory of its own, paged attention replaces attention
 (paged_attention.py).
 
 The output head computes logits from the hidden states of the last layer. In a small model with a large vocabulary, it
@@ -102,7 +103,8 @@ _FLOATS = (0, 1, 2, 7, 8, 11, 14, 15)
 
 @dataclass(frozen=True)
 class Head:
-    """The output head of a graph: the nodes that compute logits from hidden states [rows, positions, hidden_size].
+    """The output head of a graph, the nodes that compute logits from hidden states [rows, positions, hidden_size], as
+    `find_head` returns it. With it, a graph can be changed to compute fewer logits.
 
     `states` is the name of the hidden states, and `reader` the node that multiplies them with the head's weights.
     """
@@ -112,7 +114,8 @@ class Head:
     reader: onnx.NodeProto
 
     def insert_selection(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
-        """Insert the node `selection` between the hidden states and the head's matrix product.
+        """Insert the node `selection` into `graph`, in place, between the hidden states and the head's matrix product,
+        which then computes logits only of the hidden states that the node selects.
 
         Other nodes that read the hidden states are not changed.
         """
@@ -124,10 +127,10 @@ class Head:
 
 
 def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
-    """Return the output head that computes the graph output `logits`.
+    """Return the output head of a graph, which computes the output with the name `logits` from hidden states.
 
-    None if the graph has no such head, or if a value between the head's matrix product and the logits is also read by
-    other nodes.
+    Returns None if the graph has no such head, or if other nodes also read a value between the head's matrix product
+    and the logits.
     """
     makers: dict[str, onnx.NodeProto] = {output: node for node in graph.node for output in node.output}
     read_names = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
@@ -142,10 +145,11 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
 
 
 def read_last(graph: onnx.GraphProto, logits: str) -> bool:
-    """Make the output head compute the logits of only one position of each row, [rows, 1, vocab_size], in place.
+    """Change a graph, in place, so that its output `logits` has only one position of each row, [rows, 1, vocab_size].
+    The output head then computes less.
 
     The new input LAST_POSITIONS, int64 [rows, 1, 2], has for each row its number and the index of this position.
-    Returns False, and changes nothing, if the graph has no output head that can be changed.
+    Returns whether the graph was changed; it is not if it has no output head that can be changed.
     """
     head = find_head(graph, logits)
     if head is None:
@@ -156,7 +160,8 @@ def read_last(graph: onnx.GraphProto, logits: str) -> bool:
 
 
 def offer_best(graph: onnx.GraphProto, logits: str, excluded: int | None = None) -> None:
-    """Add outputs with the NUM_BEST highest logits of each position, which a device computes from the output `logits`.
+    """Add outputs to a graph, in place, with the NUM_BEST highest logits of each position, so that a device need not
+    copy all logits of the output `logits` to the host.
 
     BEST_LOGITS and BEST_TOKENS are [rows, positions, NUM_BEST], the highest logit first. SHARES, [rows, positions, 1],
     is the probability of the best token: the softmax of the logits multiplied by the new input SCALES, [positions, 1].
@@ -191,7 +196,12 @@ def offer_best(graph: onnx.GraphProto, logits: str, excluded: int | None = None)
 
 
 class StateLayers:
-    """Rewrites the layers with recurrent states in a decoder's graph."""
+    """Rewrites the layers with recurrent states (convolutions and linear attention) in a decoder's graph, so that they
+    read tokens of many rows. `make_ragged` creates it for a graph on a CPU.
+
+    `inputs` describes the new inputs of the graph, the states of all slots. `read` has the names of the values that the
+    new operators read for each token.
+    """
 
     def __init__(self, graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         self._graph, self._folder = graph, decoder.path.parent
@@ -213,8 +223,8 @@ class StateLayers:
         self.read: dict[str, None] = {}
 
     def replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Return the nodes that replace a node: the node itself if it has no state, or none if another new operator
-        includes it.
+        """Return the nodes that take the place of a node: operators of genai-server-native for an operator with
+        recurrent states, none if one of these includes the node, and otherwise the node itself.
 
         Raises DoesNotFit if an operator with a state has an unknown form.
         """
@@ -297,15 +307,15 @@ class StateLayers:
         return [operator]
 
     def _operator(self, node: onnx.NodeProto, tokens: tuple[int, ...]) -> onnx.NodeProto:
-        """Add the names of those inputs of a new operator that are tokens, at the indexes `tokens`, to `read`. Returns
-        the operator.
+        """Record which values for each token a new operator reads: the names of its inputs at the indexes `tokens` are
+        added to `read`. Returns the operator `node`.
         """
         self.read |= dict.fromkeys(name for index, name in enumerate(node.input) if name and index in tokens)
         return node
 
 
 def _constant(values: NDArray[Any], name: str) -> TensorProto:
-    """Return values as a constant tensor in 32 bits."""
+    """Return an initializer (a constant tensor of a graph) with the given name and the values as 32-bit floats."""
     return numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
 
 
@@ -314,10 +324,11 @@ def _is_swap(node: onnx.NodeProto) -> bool:
 
 
 def state_operators(model: onnx.ModelProto, decoder: DecoderGraph) -> onnx.ModelProto:
-    """Return a model that has only the operators with recurrent states of a rewritten model.
+    """Return a new model that has only the operators with recurrent states of `model`, a model that `make_ragged` has
+    rewritten. It advances the states by accepted draft tokens.
 
-    Its inputs are the states, STARTS, SLOTS and COMMITTED, and the values that the operators read for each token. A
-    pass of the whole model returns these values under the same names.
+    Its inputs are the states, STARTS, SLOTS and COMMITTED, which describe the rows, and the values that the operators
+    read for each token. A pass of the whole model returns these values under the same names.
     """
     nodes = [node for node in model.graph.node if node.op_type in (_NATIVE_CONVOLUTION, _NATIVE_RECURRENCE)]
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -336,8 +347,8 @@ def state_operators(model: onnx.ModelProto, decoder: DecoderGraph) -> onnx.Model
 
 
 def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Rewrite a decoder's graph, in place, so that it reads the flat tokens of many rows, with a KV cache of the data
-    type in `decoder`.
+    """Rewrite a decoder's graph, in place, so that one pass reads the concatenated tokens of many rows (sequences). The
+    KV cache gets the data type that `decoder`, the description of the graph, says.
 
     Raises DoesNotFit if that is impossible; the graph is then partly changed and must not be used.
     """
@@ -387,9 +398,10 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto]:
-    """Return the nodes of a graph, with PagedAttention in place of GroupQueryAttention.
+    """Return the nodes of a graph, with ONNX Runtime's PagedAttention for GPUs in place of GroupQueryAttention.
 
-    With `halves`, attention computes in 16 bits: its inputs are cast to 16 bits, and its result is cast to 32 bits.
+    With `halves`, a graph of 32 bits computes attention in 16 bits: its inputs are cast to 16 bits, and its result is
+    cast to 32 bits. Raises DoesNotFit if PagedAttention cannot compute the same.
     """
     nodes: list[onnx.NodeProto] = []
     casts: dict[str, str] = {}
@@ -406,8 +418,8 @@ def _paged_nodes(graph: onnx.GraphProto, *, halves: bool) -> list[onnx.NodeProto
 
 
 def _native_nodes(graph: onnx.GraphProto, decoder: DecoderGraph, states: StateLayers) -> list[onnx.NodeProto]:
-    """Return the nodes of a graph, with genai-server-native's operators for attention and for layers with recurrent
-    states.
+    """Return the nodes of a graph, with genai-server-native's operators for CPUs in place of attention and of layers
+    with recurrent states, which `states` rewrites. Raises DoesNotFit if they cannot compute the same.
     """
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -421,8 +433,8 @@ def _native_nodes(graph: onnx.GraphProto, decoder: DecoderGraph, states: StateLa
 
 
 def _all_slots(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProto]:
-    """Return graph inputs for the encoded audio of all slots, [slots, heads, frames, size]. `values` are the graph's
-    inputs for the audio of one row.
+    """Return descriptions of graph inputs for the encoded audio of all KV cache slots, [slots, heads, frames, size].
+    `values` are the graph's original inputs for the audio of one row.
     """
     inputs = []
     for value in values:
@@ -435,10 +447,11 @@ def _all_slots(values: Iterable[onnx.ValueInfoProto]) -> list[onnx.ValueInfoProt
 
 
 def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Change a graph, in place, so that it computes logits only for the flat positions in the new input WANTED: [1,
-    wanted, vocab_size].
+    """Change a graph, in place, so that it computes logits only for some of the concatenated tokens of a pass: those at
+    the positions in the new input WANTED. The logits are then [1, wanted, vocab_size].
 
-    Raises DoesNotFit if the graph returns only the logits of the last token, and its hidden states are not found.
+    Raises DoesNotFit if the graph returns only the logits of the last token, and the hidden states of all tokens are
+    not found in it.
     """
     head = find_head(graph, decoder.logits)
     if head is not None and decoder.gives_last_logits_only:
@@ -462,8 +475,8 @@ def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _all_states(graph: onnx.GraphProto, last: str) -> str:
-    """Return the name of the hidden states of all tokens. `last` is the name of those of the last token, which the
-    graph selects from them.
+    """Return the name of the hidden states of all tokens in a graph that selects those of the last token from them.
+    `last` is the name of the hidden states of the last token.
 
     Raises DoesNotFit if no such selection is found.
     """
@@ -477,11 +490,12 @@ def _all_states(graph: onnx.GraphProto, last: str) -> str:
 
 
 def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Replace the branch between short and long factors of the rope (rotary position embedding) with one table that has
-    the cosines and sines for both, in place.
+    """Change a graph, in place, that uses other rope (rotary position embedding) factors for long sequences than for
+    short ones: its branch between the two becomes one table with the cosines and sines of both. A pass can then have
+    short and long rows.
 
-    A pass can then have rows with short and rows with long factors. Raises DoesNotFit if attention does not read its
-    cosines and sines from this branch.
+    Graphs without such a branch are not changed. Raises DoesNotFit if attention does not read its cosines and sines
+    from this branch, or on a device with paged attention.
     """
     if decoder.switches_at is None:
         return
@@ -502,7 +516,8 @@ def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
 
 
 def _set_rope_positions(node: onnx.NodeProto) -> None:
-    """Make an attention node read its cosines and sines at the positions in the graph input ROPE_POSITIONS.
+    """Change an attention node, in place, so that it reads its cosines and sines of the rope (rotary position
+    embedding) at the positions in the graph input ROPE_POSITIONS.
 
     A node without cosines and sines is not changed, because other nodes have rotated its queries and keys.
     """
@@ -512,7 +527,7 @@ def _set_rope_positions(node: onnx.NodeProto) -> None:
 
 
 def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
-    """Return the values of the outputs of a graph that has nothing but constants, in order.
+    """Return the values of the outputs, in order, of a graph that consists of constants, such as one side of a branch.
 
     `folder` has the files in which constants are stored outside of the graph.
     """
@@ -522,10 +537,11 @@ def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
 
 
 def _cast_to_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:
-    """Change an attention node, in place, so that it computes in 16 bits. Returns new nodes that cast its inputs.
+    """Change an attention node, in place, so that it computes in 16 bits. Returns new nodes that cast its inputs to 16
+    bits, which must be added to the graph.
 
-    `halved` has the names of the cast values by those of the inputs. Inputs in it are not cast again, and new ones are
-    added.
+    `halved` maps the names of values that are cast already to the names of the results; these values are not cast
+    again. The function adds the newly cast values to it.
     """
     casts = []
     for position in _FLOATS:
