@@ -1,4 +1,6 @@
-"""The command line `genai-server`. commands.py has the table of its commands."""
+"""The command line `genai-server`: `main` parses the arguments and runs a command. The table of all commands is in
+commands.py.
+"""
 
 import sys
 
@@ -13,7 +15,7 @@ _INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command that the arguments name and return the exit status.
+    """Run the command that `arguments` name, by default those of this process, and return the exit status.
 
     The status is 2 for a wrong setting, 1 for a later failure and 130 after Ctrl-C. It is 141 if the reader of the
     output has exited, as in `genai-server doctor | head -1`.

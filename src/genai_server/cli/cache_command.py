@@ -16,7 +16,9 @@ _DAY = 24 * 3600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's subcommands."""
+    """Add the subcommands `list` and `clear` of `genai-server cache` to `parser`, each with the function that executes
+    it.
+    """
     parser.set_defaults(run=run_list)
     commands = parser.add_subparsers(metavar="COMMAND")
     commands.add_parser("list", help="each model with the size of its prefixes").set_defaults(run=run_list)
@@ -26,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_list(_: argparse.Namespace) -> int:
-    """Print a line for each model with a prefix cache on disk; returns the exit status."""
+    """Execute `genai-server cache list`: print for each model how many bytes and files of its prefix cache are on disk,
+    and when they were last used. Returns the exit status.
+    """
     root = load_settings().prefix_cache_path
     models = stored_models(root)
     width = max((len(model.name) for model in models), default=0)
@@ -39,9 +43,10 @@ def run_list(_: argparse.Namespace) -> int:
 
 
 def run_clear(arguments: argparse.Namespace) -> int:
-    """Remove the prefix cache of one or all models; returns the exit status.
+    """Execute `genai-server cache clear`: remove the prefix cache on disk of the model that `arguments` name, or of all
+    models. Returns the exit status.
 
-    Raises ConfigurationError for an unknown model.
+    Raises ConfigurationError if the named model has no prefix cache.
     """
     root = load_settings().prefix_cache_path
     models = [model for model in stored_models(root) if arguments.model in (None, model.name)]

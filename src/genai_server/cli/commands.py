@@ -1,4 +1,6 @@
-"""The commands of `genai-server`. A new command is a module with `add_arguments`, and a line in this table."""
+"""The table of the commands of `genai-server` (`GROUPS`), and `add_commands`, which adds them to the parser of the
+command line. A new command is a module with `add_arguments`, and a line in this table.
+"""
 
 import argparse
 import gc
@@ -40,7 +42,8 @@ COMMANDS = {command: about for commands in GROUPS.values() for command, about in
 
 
 def add_commands(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Add all commands to the parser, but only the arguments of the command that is named in `arguments`.
+    """Add all commands to `parser`, but the options of only that command which is named in `arguments`, the words of
+    the command line. Only the module of this command is imported.
 
     Importing the modules of all commands would take most of a second.
     """
@@ -61,6 +64,8 @@ def add_commands(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
 
 
 def _description(text: str) -> str:
-    """Return a module's docstring without the command with which it begins, as the description in --help."""
+    """Return the description that --help shows for a command: the docstring of its module, `text`, without the
+    command's name with which it begins.
+    """
     command, mark, description = text.partition("`: ")
     return description[:1].upper() + description[1:] if mark and command.startswith("`genai-server") else text

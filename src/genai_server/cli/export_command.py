@@ -41,7 +41,9 @@ _EXTRA_HELP = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server export` to `parser`, and set `run` as the function that executes
+    the command.
+    """
     parser.add_argument(
         "source",
         metavar="REPO|DIR|FILE",
@@ -107,7 +109,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build a model directory; returns the exit status. Raises ConfigurationError, PullFailed and ExportFailed."""
+    """Execute `genai-server export`: build a model directory from a directory, a GGUF file or a repository on a hub.
+    `arguments` are the parsed command line. Returns the exit status.
+
+    Raises ConfigurationError for arguments that do not fit the model, PullFailed if a download fails, and ExportFailed
+    if the build fails.
+    """
     if wrong := [option for option in arguments.extra if "=" not in option]:
         raise ConfigurationError(f"--extra {wrong[0]}: an option is NAME=VALUE")
     _prepare_environment(arguments)  # before anything is fetched
@@ -164,7 +171,7 @@ def _agrees(question: str) -> bool:
 
 
 def _print_cost(order: Build) -> None:
-    """Print an estimate of the time and memory that a build takes, if there is one."""
+    """Print an estimate of the time and memory that a build takes, or that it is not known for this kind of model."""
     if (cost := cost_of(order)) is None:
         say("how long this takes is not known for this kind of model")
         return
@@ -182,9 +189,11 @@ def _minutes(seconds: float) -> str:
 
 
 def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
-    """Return the directory to build, after a check that the model can be built. Raises ConfigurationError.
+    """Check that a model can be built as the parsed command line says, print what this costs, and return the path of
+    the directory to build. Raises ConfigurationError if the model cannot be built or the directory exists.
 
-    `source` needs to contain only the files that describe the model.
+    `name` is the model's name, and `source` its directory, which needs to contain only the files that describe the
+    model, not its weights.
     """
     order = _chosen(arguments, _order(arguments, source, source))
     if order.is_encoder:
@@ -195,8 +204,9 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
 
 
 def _directory(arguments: argparse.Namespace, name: str, precision: str) -> Path:
-    """Return the directory to build: the argument --to, or one in the folder of models that is named after the model,
-    the precision and the device. Raises ConfigurationError if it exists.
+    """Return the path of the directory to build: the argument --to, or a directory in the folder of models that is
+    named after the model (`name`), the precision and the device. Raises ConfigurationError if the directory already
+    exists.
     """
     default = store.place_of(load_settings().models_path, f"{name}-{precision}-{arguments.device}")
     directory = absolute(arguments.to or default)
@@ -206,8 +216,11 @@ def _directory(arguments: argparse.Namespace, name: str, precision: str) -> Path
 
 
 def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
-    """Download the original model from the hub, build from it, and remove the download. Returns the built
-    directory.
+    """Download the repository `name` from the hub, build a model directory from it, and remove the download. Returns
+    the path of the built directory. `arguments` are the parsed command line.
+
+    Raises ConfigurationError if the model cannot be built, PullFailed if the download fails, and ExportFailed if the
+    build fails.
     """
     hub = Hub(arguments.token)
     repository = hub.repository(name, arguments.revision)
@@ -235,9 +248,10 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
 
 
 def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
-    """Check that a GGUF file can be built, and return the precision of the build. The file's weights may be zeros.
+    """Check that a model can be built from the GGUF file at `path`, print what this costs, and return the precision of
+    the build. The file's weights are not needed: they may be zeros.
 
-    Raises ConfigurationError and ExportFailed.
+    Raises ConfigurationError and ExportFailed, with the reason, if it cannot be built.
     """
     builder.check_environment(arguments.python, builder.NEEDED_FOR_GGUF)
     with tempfile.TemporaryDirectory() as folder:
@@ -248,8 +262,10 @@ def _check_gguf(arguments: argparse.Namespace, path: Path) -> str:
 
 
 def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, origin: store.Origin) -> None:
-    """Build a model directory from a GGUF file, which is first unpacked into a temporary folder next to that directory.
-    `origin` is recorded in the directory.
+    """Build the model directory `directory` from the GGUF file at `path`. The file is first unpacked into a temporary
+    folder next to that directory. `origin` says where the file comes from, and is recorded in the directory.
+
+    Raises ConfigurationError if no model can be built from the file, and ExportFailed if unpacking or building fails.
     """
     source = store.staging(directory, "unpacked")
     shutil.rmtree(source, ignore_errors=True)
@@ -299,16 +315,18 @@ def _build(
 
 
 def _chosen(arguments: argparse.Namespace, order: Build) -> Build:
-    """Return the build with a builder that can build this model. Raises ConfigurationError if no builder can."""
+    """Return `order` with the model builder that builds it: the one that the parsed command line names, or else the
+    first that supports the model. Raises ConfigurationError if no builder can build it.
+    """
     return builder.choose(order, arguments.python, arguments.builder, unchecked=arguments.unchecked)
 
 
 def _order(arguments: argparse.Namespace, source: Path, folder: Path, gguf: Path | None = None) -> Build:
-    """Return the build that the command's arguments ask for. Raises ConfigurationError if the arguments do not fit the
-    model.
+    """Return the build that the parsed command line asks for, with task and precision filled in. Raises
+    ConfigurationError if the arguments do not fit the model.
 
-    `source` is the model to build, and `folder` the directory to build. `gguf` is the GGUF file from which the source
-    was unpacked, if it was.
+    `source` is the directory of the model to build, and `folder` the directory to write. `gguf` is the GGUF file from
+    which `source` was unpacked; None for other models.
     """
     task = arguments.task or task_of(source)
     order = Build(source, folder, arguments.precision or "", arguments.device, tuple(arguments.extra), task)
@@ -326,7 +344,9 @@ def _order(arguments: argparse.Namespace, source: Path, folder: Path, gguf: Path
 
 
 def _default_precision(order: Build) -> str:
-    """Return the default precision of a decoder whose weights are not quantized."""
+    """Return the precision in which a decoder is built if the user names none and its weights are not quantized yet:
+    "int8" for a small model on a CPU, otherwise "int4".
+    """
     config = read_source_config(order.source)
     number = count_weights(config)
     is_small = number is not None and number < _SMALL and "quantization_config" not in config
@@ -334,8 +354,8 @@ def _default_precision(order: Build) -> str:
 
 
 def _why(arguments: argparse.Namespace, order: Build) -> str | None:
-    """Return a sentence for the user that explains how the weights are stored and why; None if the user or the source
-    has determined it.
+    """Return a sentence for the user that explains in which form the weights of the build are stored, and why. Returns
+    None if there is nothing to explain, because the user or the source has determined the form.
     """
     if order.gguf is not None:
         return "the numbers of the file are kept; those of types that ONNX Runtime cannot hold are rounded to 8 bits"
@@ -349,10 +369,11 @@ def _why(arguments: argparse.Namespace, order: Build) -> str | None:
 
 
 def _with_quantization(arguments: argparse.Namespace, order: Build) -> Build:
-    """Return the build of a decoder with its precision filled in. If the source's weights are quantized, they determine
-    the precision and the block size.
+    """Return the build of a decoder with its precision filled in. If the source's weights are already quantized, they
+    determine the precision and the block size; otherwise the precision is the one that the user names, or the default.
 
-    Raises ConfigurationError if the arguments ask for other values.
+    Raises ConfigurationError if the command line asks for other values than the quantized weights have, or if these
+    weights cannot be built.
     """
     try:
         quantization = read_quantization(read_source_config(order.source), order.device)

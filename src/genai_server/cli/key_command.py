@@ -7,7 +7,9 @@ from genai_server.http.api_keys import append_line, line_of, make_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments and options of `genai-server key` to `parser`, and set `run` as the function that executes the
+    command.
+    """
     parser.add_argument("name", metavar="NAME", help="the key's owner: letters, digits, dots, dashes, underscores")
     parser.add_argument(
         "--append",
@@ -21,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a new API key, and its line unless that is added to a file; returns the exit status.
+    """Execute `genai-server key`: print a new API key, and the line for GENAI_API_KEY_FILE by which a server recognizes
+    it, or add this line to a file (`--append`). `arguments` are the parsed command line. Returns the exit status.
 
     Raises ConfigurationError if the file cannot be written.
     """

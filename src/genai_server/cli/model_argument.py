@@ -1,5 +1,5 @@
-"""The argument MODEL of commands: a model directory, the name of one in GENAI_MODELS_DIR, or a repository on a
-hub.
+"""Resolves the argument MODEL of commands, which may be a model directory, the name of one in GENAI_MODELS_DIR, or a
+repository on a hub: `find` looks for a directory, and `fetched` also downloads a repository.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,10 @@ _FILES = {".gguf": "genai-server export builds a model directory from it"}
 
 
 def find(text: str, models: Path | None = None) -> Path:
-    """Return a model directory, given by its path or by its name in the folder of models (default: GENAI_MODELS_DIR).
+    """Return the model directory that `text` names: by its path, or by its name in the folder `models` (default:
+    GENAI_MODELS_DIR).
 
-    Raises ConfigurationError if there is none.
+    Raises ConfigurationError, with a suggestion, if there is no such directory.
     """
     models = models or load_settings().models_path
     for path in (path_of(text), models / text) if text else ():
@@ -49,7 +50,9 @@ def _is_file(text: str) -> bool:
 
 
 def check_no_other(text: str, model_dir: str | None, models: str) -> None:
-    """Raise ConfigurationError if MODEL is given together with --model-dir or GENAI_MODELS."""
+    """Raise ConfigurationError if another setting than the argument MODEL (`text`) also says what is served: the option
+    --model-dir (`model_dir`) or the setting GENAI_MODELS (`models`). Both are None or "" if they are not given.
+    """
     if model_dir or models:
         option = f"--model-dir {model_dir}" if model_dir else f"GENAI_MODELS={models}"
         raise ConfigurationError(f"both MODEL={text} and {option} say what is served; leave one of them out")
@@ -62,10 +65,12 @@ def fetched(
     token: str | None = None,
     report: Callable[[str], None] = say,
 ) -> Path:
-    """Return the directory of a model. It is downloaded first if the text is the name of a repository, or a short name.
+    """Return the directory of the model that `text` names: a directory, a model in the folder of models, or a
+    repository (`OWNER/NAME`, or a short name), which is downloaded into the folder of models unless it is there.
 
-    Downloads go into the folder of models. `revision` and `token` are for the hub. `report` is called with lines about
-    the progress. Raises ConfigurationError and PullFailed.
+    `revision` is a branch, tag or commit of the repository, and `token` an access token for the hub. `report` is called
+    with lines about the progress. Raises ConfigurationError if there is no such model, and PullFailed if the download
+    fails.
     """
     models = settings.models_path
     try:
@@ -92,7 +97,9 @@ def fetched(
 
 
 def _of_source(models: Path, source: Source) -> Path | None:
-    """Return the directory of a model that was downloaded from this source before; None if there is none."""
+    """Return the directory in the folder `models` that contains a model downloaded from `source` before; None if there
+    is none.
+    """
     for path in store.models_in(models):
         origin = store.read_origin(path)
         if origin is not None and origin.source == source.name:

@@ -22,7 +22,9 @@ _MIB = 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's subcommands."""
+    """Add the subcommands `list`, `check` and `remove` of `genai-server models` to `parser`, each with the function
+    that executes it.
+    """
     parser.set_defaults(run=run_list)
     commands = parser.add_subparsers(metavar="COMMAND")
     commands.add_parser("list", help="the models with their sizes").set_defaults(run=run_list)
@@ -35,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_list(_: argparse.Namespace) -> int:
-    """Print a line for each model in GENAI_MODELS_DIR; returns the exit status."""
+    """Execute `genai-server models list`: print the name, size and origin of each model in GENAI_MODELS_DIR, also of
+    incomplete ones. Returns the exit status.
+    """
     models = load_settings().models_path
     paths, unfinished = store.models_in(models), store.unfinished_in(models)
     width = max((len(path.name) for path in paths), default=0)
@@ -50,9 +54,11 @@ def run_list(_: argparse.Namespace) -> int:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Print a line for each file of a model, and how its chat template changes conversations.
+    """Execute `genai-server models check`: print for each file of a model whether it is complete and unchanged, and how
+    conversations are rewritten for the model's chat template. `arguments` are the parsed command line.
 
-    Returns 1 if a file has a fault, else 0. Raises ConfigurationError and ModelDirectoryError.
+    Returns the exit status: 1 if a file has a fault, else 0. Raises ConfigurationError if there is no such model, and
+    ModelDirectoryError if its chat template cannot be read.
     """
     directory = find(arguments.model)
     origin = store.read_origin(directory)
@@ -83,7 +89,12 @@ def _adaptations(directory: Path) -> Sequence[str]:
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
-    """Remove a model; returns the exit status. Raises ConfigurationError if there is none with this name."""
+    """Execute `genai-server models remove`: delete a model directory and incomplete downloads of it. `arguments` are
+    the parsed command line. Returns the exit status.
+
+    Raises ConfigurationError if there is no model with this name or it cannot be removed, and PullFailed if another
+    process is working on it.
+    """
     models = load_settings().models_path
     if not models.is_dir():
         raise ConfigurationError(f"there are no models in {models}")

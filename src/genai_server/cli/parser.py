@@ -1,5 +1,5 @@
-"""A command-line parser that suggests the option or command that was probably meant, and formats its help; and argparse
-types for numbers and paths.
+"""The parser of the command line (`SuggestingParser`), which suggests the option or command that was probably meant,
+and argparse types for values of options: `path_of`, `positive` and `number_from`.
 """
 
 import argparse
@@ -29,7 +29,9 @@ _WITHOUT_COUNTERPART = {
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Formats the texts of --help: each paragraph is wrapped, and indented lines stay as they are."""
+    """Formats the texts that --help shows: each paragraph is wrapped to the width of the terminal, and indented lines,
+    such as examples, stay as they are.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         paragraphs = textwrap.dedent(text).strip("\n").split("\n\n")
@@ -40,10 +42,11 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class SuggestingParser(argparse.ArgumentParser):
-    """A parser that refuses unknown arguments itself, so that the usage message shows the usage of the subcommand.
+    """The parser of `genai-server` and each of its commands. For an unknown option or command, it ends the program with
+    a message that suggests a similar one and shows the usage of the command that was named.
 
-    `rest_to` is the name of the attribute for the arguments after `--`, for commands that pass these arguments to
-    another program. If it is "", the arguments are parsed like others.
+    If `rest_to` is set, arguments after `--` are not parsed, but stored as a list in the attribute with this name, for
+    commands that pass them to another program. If `rest_to` is "", these arguments are parsed like others.
     """
 
     def __init__(self, **how: Any) -> None:
@@ -51,7 +54,9 @@ class SuggestingParser(argparse.ArgumentParser):
         self.rest_to = ""
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse all arguments. Ends the program with the usage if an argument is unknown."""
+        """Parse all arguments; argparse calls this for each command. Returns the namespace and an empty list, since
+        unknown arguments end the program with the usage and a suggestion.
+        """
         words, passed_on = [*(sys.argv[1:] if args is None else args)], []
         if self.rest_to and "--" in words:
             end = words.index("--")
@@ -74,8 +79,8 @@ class SuggestingParser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _completed(self, arguments: Iterable[str]) -> list[str]:
-        """Return the arguments with `=true` added to switches that no truth value follows, as in `--insecure
-        ./model`.
+        """Return the arguments with `=true` added to each switch (an option whose value may be true or false) that no
+        such value follows, as `--insecure` in `--insecure ./model`.
         """
         switches = [action for action in self._actions if action.nargs == argparse.OPTIONAL and action.const]
         alone = {name: f"{name}={action.const}" for action in switches for name in action.option_strings}
@@ -98,7 +103,9 @@ class SuggestingParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, error.message + suggestion) from None
 
     def error(self, message: str) -> NoReturn:
-        """End the program with the usage and the message. A long usage is replaced by a hint to use --help."""
+        """End the program with exit status 2, after printing the usage and `message`. A long usage is replaced by a
+        hint to use --help.
+        """
         usage = self.format_usage()
         if len(usage.splitlines()) > _MAX_USAGE:
             usage = f"usage: {self.prog} [OPTION]…\n"
@@ -108,14 +115,16 @@ class SuggestingParser(argparse.ArgumentParser):
 
 
 def path_of(text: str) -> Path:
-    """Return a path from the command line, with ~ expanded to the user's home. ~ of an unknown user stays
-    unchanged.
+    """Return the path that `text` from the command line stands for, with ~ expanded to the user's home directory. The ~
+    of an unknown user stays unchanged.
     """
     return Path(os.path.expanduser(text))
 
 
 def positive(text: str) -> int:
-    """Return an option's value as an integer of at least 1. Raises ArgumentTypeError for other values."""
+    """Parse an option's value as an integer of at least 1; a type for argparse. Raises ArgumentTypeError for other
+    values.
+    """
     with suppress(ValueError):
         if (number := int(text)) >= 1:
             return number
@@ -123,7 +132,9 @@ def positive(text: str) -> int:
 
 
 def number_from(low: float, high: float = inf) -> Callable[[str], float]:
-    """Return an argparse type for finite numbers from `low` to `high`."""
+    """Return a type for argparse: a function that parses an option's value as a finite number from `low` to `high`, and
+    raises ArgumentTypeError for other values.
+    """
 
     def parse(text: str) -> float:
         with suppress(ValueError):

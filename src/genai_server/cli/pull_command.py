@@ -45,7 +45,9 @@ _MIB, _GIB = 1024**2, 1024**3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the arguments and options of `genai-server pull` to `parser`, and set `run` as the function that executes the
+    command.
+    """
     parser.add_argument(
         "repository",
         metavar="REPO",
@@ -71,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_hub_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all commands with access to a hub have."""
+    """Add the options --revision and --token, which all commands with access to a hub have, to `parser`."""
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit (default: main)")
     parser.add_argument(
         "--token", metavar="TOKEN", help="access token of the hub (default: HF_TOKEN, or the token of hf auth login)"
@@ -79,7 +81,12 @@ def add_hub_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Download a model; returns the exit status. Raises ConfigurationError and PullFailed."""
+    """Execute `genai-server pull`: download a model, or repair or update it. `arguments` are the parsed command line.
+    Returns the exit status.
+
+    Raises ConfigurationError for wrong arguments or if the directory contains another model, and PullFailed if the
+    download fails.
+    """
     settings = load_settings()
     source = source_of(arguments.repository, settings)
     if source.include and arguments.include:
@@ -95,7 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Source:
-    """A model to download: a repository on a hub, and which of its files."""
+    """What to download: the name of a repository on a hub, patterns of its files, the revision, and for which kind of
+    device. `source_of` creates it from the argument of a command.
+    """
 
     # Name of a repository.
     name: str
@@ -112,10 +121,10 @@ class Source:
 
 
 def source_of(text: str, settings: Settings) -> Source:
-    """Return what to download for `OWNER/NAME`, `OWNER/NAME:FOLDER` or a short name, in the variant for the first
-    configured device.
+    """Return what to download for `text`, which is `OWNER/NAME`, `OWNER/NAME:FOLDER` or a short name. Of several
+    variants in the repository, the one for the first configured device shall be downloaded.
 
-    Raises ConfigurationError if the text is none of these.
+    Raises ConfigurationError if `text` has another form.
     """
     name, _, folder = SHORT_NAMES.get(text, text).removeprefix("https://").partition(":")
     short_name = text if text in SHORT_NAMES else ""
@@ -128,13 +137,15 @@ def kind_of(settings: Settings) -> str:
 
 
 def place_of(models: Path, source: Source) -> Path:
-    """Return the directory for a source, named after its short name or the last part of the repository's name."""
+    """Return the directory in the folder `models` into which a source is downloaded, named after its short name or else
+    the last part of the repository's name.
+    """
     return store.place_of(models, source.short_name or source.name)
 
 
 def in_folder(path: str) -> list[str]:
-    """Return the file patterns for a folder of a repository, or for one graph in it; empty for the whole
-    repository.
+    """Return the patterns of the files to download from a repository if `path` is a folder of it, or one graph (.onnx)
+    in it. Returns an empty list, which stands for the whole repository, if `path` is "".
     """
     return [path if path.endswith(".onnx") else f"{path}/*"] if path else []
 
@@ -147,10 +158,12 @@ def pull(
     report: Callable[[str], None] = say,
     watch: Watch | None = None,
 ) -> str:
-    """Download a model into a directory, unless the directory is up to date. Returns a sentence about the result.
+    """Download the model `source` from a hub into a directory, or update it, unless the directory is up to date.
+    Returns a sentence about the result for the user.
 
-    `report` is called with lines about the progress. `watch` is called as by `download`; without it, a progress bar is
-    shown. Raises ConfigurationError and PullFailed.
+    `report` is called with lines about the progress. `watch` is called with a file and the number of its bytes that
+    have been downloaded; without it, a progress bar is shown, and the user is asked if the repository has several
+    models. Raises ConfigurationError if the directory contains another model, and PullFailed if the download fails.
     """
     name = source.name
     report(f"looking {name} up on {hub.endpoint}")
@@ -180,12 +193,14 @@ def pull(
 
 
 def _sizes(selection: Selection) -> str:
-    """Return a phrase for the user about the disk space and memory that a model needs."""
+    """Return a phrase for the user that says how much disk space and memory a model needs."""
     return f"{selection.size / _GIB:.2f} GiB on the disk, and in memory as much beside its context"
 
 
 def _ask_person(models: Sequence[Selection]) -> Selection | None:
-    """Let the user choose a model from a numbered list. None without a terminal or without a valid answer."""
+    """Let the user choose one of several models of a repository from a numbered list in the terminal. Returns the
+    chosen model; None without a terminal or without a valid answer.
+    """
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     for number, model in enumerate(models, 1):
@@ -207,13 +222,15 @@ def _fetch(
     report: Callable[[str], None],
     watch: Watch | None,
 ) -> list[str]:
-    """Download the selected files of a repository into the staging folder of the model directory `directory`.
+    """Download the files in `selection` into the staging folder next to the model directory `directory`, where they are
+    kept until all are complete. Returns the names of files that were added from another repository, which is often
+    necessary for embedding models; empty if there are none.
 
-    The ONNX export of an embedding model often lacks the files that say how its vectors are pooled. They are then taken
-    from the repository of the model that was exported, the original, which `source` may name. Returns the names of
-    these files; empty if there are none. `watch` follows the download; None shows its progress on the terminal.
+    The ONNX export of an embedding model often lacks the files that say how its vectors are pooled. These are then
+    taken from the repository of the model that was exported, the original, which `source` may name. `report` is called
+    with lines about the progress, and `watch` follows the download; None shows its progress on the terminal.
 
-    Raises ConfigurationError, and PullFailed if the files are not a complete model.
+    Raises ConfigurationError, and PullFailed if the download fails or the files are not a complete model.
     """
     from genai_server.cli.screen import download_progress  # with Rich, which servers need for a pull only
 
@@ -246,10 +263,12 @@ def _find_pooling(
     folder: Path,
     report: Callable[[str], None],
 ) -> None:
-    """Download the pooling configuration from the original model's repository, if the model's own repository lacks it.
+    """Download the files that say how an embedding model's vectors are pooled into `folder`, from the repository of the
+    original model, if the model's own repository lacks them.
 
-    The model's own files are kept. Raises PullFailed for a decoder that generates text, before its weights are
-    downloaded, and ConfigurationError for a model that needs no original.
+    Files that the model's own repository has are not replaced. `report` is called with a line about each file. Raises
+    PullFailed for a decoder that generates text, before its weights are downloaded, and ConfigurationError if the user
+    has named an original that the model does not need.
     """
     with tempfile.TemporaryDirectory() as temporary_folder:
         fetch_description(hub, repository, Path(temporary_folder))
@@ -275,15 +294,17 @@ def _no_original_needed(source: Source) -> ConfigurationError:
 
 
 def fetch_description(hub: Hub, repository: Repository, folder: Path) -> None:
-    """Download the files of a repository that describe what its model is for. Raises PullFailed."""
+    """Download the files that say what a model is for (config.json and modules.json), as far as the repository has
+    them, into `folder`. Raises PullFailed if a download fails.
+    """
     for file in repository.files:
         if file.path in (CONFIG, MODULES):
             hub.fetch(repository, file, folder / file.path)
 
 
 def checked_name(text: str) -> str:
-    """Return a repository's name, given as such or as the address of its page. Raises ConfigurationError
-    otherwise.
+    """Return the name (`owner/name`) of a repository on a hub, which the user has given as such or as the address of
+    the repository's page. Raises ConfigurationError for other texts.
     """
     name = text.removeprefix("https://").removeprefix("huggingface.co/").strip("/")
     if not is_repository_name(name):
@@ -292,12 +313,12 @@ def checked_name(text: str) -> str:
 
 
 def absolute(path: Path) -> Path:
-    """Return the absolute path, so that commands shown to the user work in any directory."""
+    """Return `path` as an absolute path with ~ expanded, so that commands shown to the user work in any directory."""
     return path_of(str(path)).absolute()
 
 
 def print_how_to_serve(directory: Path) -> None:
-    """Print the commands that serve the model and chat with it."""
+    """Print the commands with which the user can serve the model in `directory` and chat with it."""
     is_known = directory.parent == load_settings().models_path.absolute()
     quoted = shlex.quote(directory.name if is_known else str(directory))
     print(f"serve it:  genai-server serve {quoted}")

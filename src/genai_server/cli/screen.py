@@ -1,5 +1,6 @@
-"""Output of commands: lines, colors and progress in a terminal, and reports of texts and tables in a terminal of any
-width. NO_COLOR switches colors off.
+"""Output of commands: lines and colors (`say`, `show`, `print_note`), progress bars (`measuring_bar`,
+`download_progress`), and reports of texts and tables that fit a terminal of any width (`print_report`). The environment
+variable NO_COLOR switches colors off.
 """
 
 import sys
@@ -32,18 +33,20 @@ def screen() -> "Console | None":
 
 
 def say(line: str) -> None:
-    """Print a line and flush it at once."""
+    """Print a line on standard output and flush it at once."""
     print(line, flush=True)
 
 
 def print_to_stderr(line: str) -> None:
-    """Print a line on standard error, which is not part of the command's output, and flush it at once."""
+    """Print a line on standard error and flush it at once. This is for messages that are not part of the command's
+    output.
+    """
     print(line, file=sys.stderr, flush=True)
 
 
 def print_note(line: str) -> None:
-    """Print a line that is not part of the command's output: on standard error, or in a terminal on standard
-    output.
+    """Print a line that is not part of the command's output, so that a pipe does not get it: on standard output if that
+    is a terminal, otherwise on standard error.
     """
     if sys.stdout.isatty():
         say(line)
@@ -52,7 +55,9 @@ def print_note(line: str) -> None:
 
 
 def show(*parts: str | tuple[str, str]) -> None:
-    """Print a line of parts. A part may be a pair of text and style; the style is used in a terminal only."""
+    """Print one line that consists of `parts`. A part is a text, or a pair of a text and a Rich style such as "bold
+    red"; styles are used only if standard output is a terminal.
+    """
     console = screen()
     if console is None:
         print(*(part if isinstance(part, str) else part[0] for part in parts), sep="", flush=True)
@@ -64,9 +69,10 @@ def show(*parts: str | tuple[str, str]) -> None:
 
 @contextmanager
 def measuring_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show a progress bar on standard error during the block, if that is a terminal.
+    """Show a progress bar on standard error during a `with` block; nothing is shown if standard error is no terminal.
 
-    Yields a function that updates the bar: number of steps done, number of all steps, title.
+    Yields a function that updates the bar. Its arguments are the number of steps done, the number of all steps, and a
+    title.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -85,9 +91,8 @@ _MIN_TEXT = 16
 
 
 def print_report(console: Console | None, parts: Iterable[str | Rows]) -> None:
-    """Print texts and tables with an empty line between them.
-
-    If `console` is None, the output is plain and of any width.
+    """Print texts and tables (lists of rows) with an empty line between them. Tables are fitted to the width of the
+    terminal `console`. If `console` is None, the output is plain text of any width.
     """
     if console is None:
         print(plain_report(parts))
@@ -105,7 +110,8 @@ def print_report(console: Console | None, parts: Iterable[str | Rows]) -> None:
 
 
 def fitted(rows: Rows, width: int) -> list[Table]:
-    """Return the rows as one or more tables of at most `width` columns.
+    """Return a table with the given rows, the first of which has the titles, or several tables if one would be wider
+    than `width` characters.
 
     Titles of numeric columns are wrapped, and text columns are made narrower. If that is not enough, the table is
     transposed: each row becomes a column, in as many tables as necessary.
@@ -132,7 +138,9 @@ def _widths(rows: Rows) -> list[int]:
 
 
 def _narrowed(rows: Rows, widths: Sequence[int], width: int) -> list[int] | None:
-    """Return the widths of columns so that the table fits into `width`; None if that is impossible."""
+    """Return the widths of a table's columns, reduced so that the table is at most `width` characters wide; None if
+    that is impossible. `widths` are the widths that the columns need without wrapping.
+    """
     narrowed = list(widths)
     columns = list(zip(*rows, strict=True))
     for number, column in enumerate(columns):  # wrap titles of numeric columns
@@ -159,10 +167,10 @@ def _table(rows: Rows, widths: Sequence[int]) -> Table:
 
 
 def _cropped(text: str, width: int) -> str:
-    """Return a name in at most `width` columns. Of a longer name, the end is kept, because long names differ at the
-    end.
+    """Return the text of a table's cell in at most `width` characters. Of a longer name only the end is kept, because
+    long names differ at the end.
 
-    Text with spaces stays unchanged.
+    A text with spaces is returned unchanged.
     """
     return text if cell_len(text) <= width or " " in text else f"…{text[1 - width :]}"
 
@@ -176,7 +184,7 @@ def size_in_words(num_bytes: int) -> str:
 
 
 class _Speed(ProgressColumn):
-    """A column with the speed in binary units, which Rich's own column lacks."""
+    """A column of Rich's progress bar that shows the speed of a download in MiB/s, for which Rich has no column."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{(task.speed or 0) / _MIB:.1f} MiB/s")
@@ -184,10 +192,11 @@ class _Speed(ProgressColumn):
 
 @contextmanager
 def download_progress(selection: Selection, report: Callable[[str], None] = say) -> Iterator[Watch]:
-    """Show the progress of a download on standard error during the block. Yields a function to pass to `download` as
-    `watch`.
+    """Show the progress of a download on standard error during a `with` block. Yields a function that must be called
+    with a file and the number of its bytes that have arrived, whenever this number changes.
 
-    If standard error is no terminal, `report` is called with a line for each file instead.
+    `selection` has the files. If standard error is no terminal, no bar is shown, but `report` is called with a line for
+    each file that has to be downloaded.
     """
     console = Console(stderr=True)
     columns = (

@@ -1,4 +1,5 @@
-"""Text on standard input and output, whose encoding is the system's and may lack characters.
+"""Text on standard input and output of commands: output in encodings that lack characters (`replace_unencodable`), and
+text that is piped into a command (`piped_text`, `piped_line`) or typed as an argument (`typed_text`).
 
 Redirected output on Windows and terminals in Latin-1 locales have encodings without characters that commands and models
 write, such as "…".
@@ -16,7 +17,8 @@ _STRICT_ERROR_HANDLERS = ("strict", "surrogateescape")
 
 
 def replace_unencodable() -> None:
-    """Write "?" for characters that the encoding of standard output lacks, instead of raising UnicodeEncodeError.
+    """Change standard input and output of this process so that characters which the output's encoding lacks are written
+    as "?" and do not raise UnicodeEncodeError.
 
     The encodings stay unchanged, and so does an error handler that PYTHONIOENCODING names. This covers print, Rich and
     argparse, which all write to these streams; prompt_toolkit writes "?" by itself, and Python's standard error never
@@ -28,17 +30,18 @@ def replace_unencodable() -> None:
 
 
 def piped_text() -> str:
-    """Return all text that is piped into the command, decoded as UTF-8, else in the system's encoding.
+    """Read standard input to its end and return it as text, decoded as UTF-8 or else in the system's encoding.
 
-    Raises ChatFailed.
+    Raises ChatFailed if it is not text in either encoding.
     """
     return _decoded(sys.stdin.buffer.read())
 
 
 def piped_line() -> str:
-    """Return the next line that is piped into the command, decoded like `piped_text`.
+    """Read the next line of standard input and return it without its line break, decoded as UTF-8 or else in the
+    system's encoding.
 
-    Raises EOFError and ChatFailed.
+    Raises EOFError at the end of the input, and ChatFailed if the line is not text in either encoding.
     """
     line = sys.stdin.buffer.readline()
     if not line:

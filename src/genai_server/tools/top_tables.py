@@ -103,8 +103,8 @@ class Interval:
 class Poller:
     """Reads the state of one server over HTTP, and cancels requests, for `genai-server top` and `mcp`.
 
-    `key` is an API key of the server or None. Any API key suffices, except for the list of requests and cancelling,
-    which need the admin key.
+    `key` is an API key of the server or None. Any API key suffices, except for the list of requests, which needs the
+    admin key.
     """
 
     def __init__(self, url: str, key: str | None) -> None:

@@ -1,4 +1,7 @@
-"""Connects the processes of a server to its supervisor, which is started if there is none."""
+"""Connects the processes of a server to its supervisor, the process that starts engines (which run models) and restarts
+them. The supervisor is started here if there is none: `find_or_start` returns its address, and `SupervisorThread` keeps
+it running.
+"""
 
 import asyncio
 import contextlib
@@ -39,12 +42,12 @@ _started: list["subprocess.Popen[bytes]"] = []
 def find_or_start(
     settings: Settings, first: int, prepared: list["subprocess.Popen[bytes]"] | None = None
 ) -> SupervisorAddress:
-    """Return the address of the supervisor of the server whose first process has the id `first`. Starts it if
-    necessary.
+    """Return the address of a server's supervisor (the process that starts engines), and start it if it does not run
+    yet. `first` is the process id of the server's first process, by which all its processes find the same supervisor.
 
-    `prepared` holds processes of supervisors that wait for their launch message (see supervisor_start.py); a start
-    takes one of them. Raises OSError if the supervisor cannot be started, and ConfigurationError if its folder cannot
-    be created.
+    `prepared` holds supervisor processes that were started in advance and wait for their launch message (see
+    supervisor_start.py); if the supervisor has to be started, one is taken from this list. Raises OSError if the
+    supervisor cannot be started, and ConfigurationError if its folder cannot be created.
     """
     while True:
         folder = open_runtime_folder(first)
@@ -57,7 +60,7 @@ def find_or_start(
 
 
 def _listens(folder: Path) -> bool:
-    """Whether a supervisor with an address in this folder accepts connections."""
+    """Whether `folder`, a server's runtime folder, has the address of a supervisor that accepts connections."""
     try:
         address = read_address(folder).address
         if sys.platform != "win32" and "/" in address:
@@ -72,9 +75,10 @@ def _listens(folder: Path) -> bool:
 
 
 def _launch(process: "subprocess.Popen[bytes]", launch: SupervisorLaunch) -> None:
-    """Send its launch message to a supervisor's process, and wait until the supervisor listens.
+    """Send the launch message, with folder and settings, to a new supervisor process, and wait until the supervisor
+    listens.
 
-    Raises OSError if it fails to start.
+    Raises OSError, after a pause, if it fails to start.
     """
     _started.append(process)
     assert process.stdin is not None
@@ -92,19 +96,22 @@ def _launch(process: "subprocess.Popen[bytes]", launch: SupervisorLaunch) -> Non
 
 
 def _fail(reason: str) -> NoReturn:
-    """Log that a supervisor does not start, and wait before the next attempt. Raises OSError."""
+    """Log `reason`, why the supervisor does not start, wait for the pause before the next attempt, and raise
+    OSError.
+    """
     log.error("%s; it is started again in %g s", reason, _PAUSE)
     time.sleep(_PAUSE)
     raise OSError(reason)
 
 
 class SupervisorThread:
-    """A thread that stays connected to the supervisor, and starts it if necessary, from construction to `end`. The
-    first process of a server runs one, so that the supervisor keeps running, whichever API processes come and go.
+    """A thread that stays connected to the supervisor, the process that starts engines, and starts it if it does not
+    run. The first process of a server has one such thread, from its construction to `end`, so that the supervisor keeps
+    running even if API processes (which answer HTTP requests) end and others are started.
 
-    `status` is the last status that the supervisor has reported (thread-safe). In the thread, `on_nothing_loaded` is
-    called if no device could load at the start, and `on_started` once, when every device has loaded or failed and at
-    least one is ready.
+    `find` returns the supervisor's address, and starts it if necessary. `status` is the last status that the supervisor
+    has reported; it can be read in any thread. The thread calls `on_nothing_loaded` if no device could load its model
+    at the start, and `on_started` once, when every device has loaded or failed and at least one is ready.
     """
 
     def __init__(
@@ -127,7 +134,9 @@ class SupervisorThread:
         self._thread.start()
 
     def end(self) -> None:
-        """Ask the supervisor to end when no API process uses it any more, and wait until it has ended."""
+        """Ask the supervisor to end as soon as no API process uses it any more, and wait until it has ended. If that
+        takes too long, it is killed.
+        """
         self._is_ending.set()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._leave)
@@ -168,8 +177,8 @@ class SupervisorThread:
                     await supervisor.command(EndServer())
 
     def _report(self, status: ServerStatus) -> bool:
-        """Call `on_nothing_loaded` or `on_started` if the status shows that the start of the server is over; returns
-        whether it is over.
+        """Call `on_nothing_loaded` or `on_started` if `status` shows that the start of the server's engines is over.
+        Returns whether it is over.
         """
         states = {engine.state for engine in status.engines}
         if status.no_model_loaded:

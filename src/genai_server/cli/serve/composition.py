@@ -1,7 +1,8 @@
-"""Builds the app of an API process from settings, engines and APIs.
+"""Builds the ASGI app of an API process (a process that answers HTTP requests) from settings, engines and APIs:
+`standalone_app` for uvicorn or gunicorn, `workers_app` and `attached_app` for `genai-server serve`.
 
-serve_command.py has the arguments, server_lifetime.py the lifetime of the processes, and preflight.py the checks of the
-settings before they start.
+serve_command.py has the arguments of the command, server_lifetime.py the lifetime of the processes, and preflight.py
+the checks of the settings before they start.
 """
 
 import multiprocessing
@@ -43,7 +44,8 @@ _ORPHAN_SECONDS = 5.0
 
 
 def standalone_app() -> FastAPI:
-    """Return the app for plain `uvicorn` or `gunicorn`. Raises ConfigurationError.
+    """Return the ASGI app for a server that was started by `uvicorn` or `gunicorn` itself and not by `genai-server
+    serve`. Raises ConfigurationError for wrong settings.
 
     Settings are checked here because an error in the ASGI lifespan would be printed with its whole traceback.
     """
@@ -56,8 +58,8 @@ def standalone_app() -> FastAPI:
 
 
 def workers_app() -> FastAPI:
-    """Return the app for one of several API processes of `genai-server serve`, whose parent has checked the
-    settings.
+    """Return the ASGI app for one of several API processes of `genai-server serve`. Its settings come from the
+    environment, into which the parent process has written them after checking them.
     """
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
@@ -65,15 +67,18 @@ def workers_app() -> FastAPI:
 
 
 def status_of_a_failed_start() -> int:
-    """Return the exit status if the app cannot be built. It keeps uvicorn from restarting one of its workers."""
+    """Return the exit status for a process in which the app cannot be built. In a worker of uvicorn, it is the status
+    that keeps uvicorn from starting the worker again.
+    """
     return WRONG_SETTING if multiprocessing.parent_process() is None else STARTUP_FAILURE
 
 
 def attached_app(settings: Settings, attachment: Attachment, texts: ReadTexts, *, on_loopback: bool) -> FastAPI:
-    """Return an app that uses the engines of this attachment's supervisor. Raises ConfigurationError.
+    """Return the ASGI app of an API process. It uses the engines of the supervisor that `attachment` describes how to
+    find. Raises ConfigurationError for wrong settings.
 
-    `texts` are text codecs that were loaded before; the app takes them over. `on_loopback` says whether the server is
-    known to be reachable from this machine only.
+    `texts` are text codecs (tokenizer and chat template of a model) that the checks of the settings have loaded; the
+    app takes them over. `on_loopback` says whether the server is known to be reachable from this machine only.
     """
     release_large_blocks_at_once()
     share_heaps()
@@ -107,7 +112,9 @@ def attached_app(settings: Settings, attachment: Attachment, texts: ReadTexts, *
 
 
 def stop_server() -> None:
-    """Stop the whole server of this process, as an operator would. (A stopped worker alone would be replaced.)"""
+    """Stop the whole server to which this process belongs, by sending SIGTERM to its first process. (If only a worker
+    were stopped, its parent would replace it.)
+    """
     if (parent := parent_of_workers()) is None:
         signal.raise_signal(signal.SIGTERM)
     else:
@@ -115,8 +122,10 @@ def stop_server() -> None:
 
 
 def _attachment(settings: Settings, on_nothing_loaded: Callable[[], None] = lambda: None) -> Attachment:
-    """Return how this process finds its supervisor. The workers of one parent process share a supervisor; a process
-    without a parent has a supervisor of its own.
+    """Return how this process finds its supervisor, the process that starts engines. The workers of one parent process
+    share a supervisor; a process without a parent has a supervisor of its own.
+
+    `on_nothing_loaded` is called if no device could load its model.
     """
     parent = parent_of_workers()
     first = os.getpid() if parent is None else parent
@@ -124,7 +133,7 @@ def _attachment(settings: Settings, on_nothing_loaded: Callable[[], None] = lamb
 
 
 def _live_keys(settings: Settings) -> ApiKeys:
-    """Return the API keys, whose file is read again when the process receives SIGHUP."""
+    """Return the configured API keys. Their file is read again whenever this process receives SIGHUP."""
     keys = load_keys(settings)
     if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
         if settings.api_key_file:
@@ -135,7 +144,9 @@ def _live_keys(settings: Settings) -> ApiKeys:
 
 
 def _end_with(parent: int) -> None:
-    """Wait until the parent process ends, and then end this worker, because nobody else would stop it."""
+    """Wait until the process with the id `parent` ends, and then end this worker process, first orderly and after a few
+    seconds by force, because nobody else would stop it. Runs in a thread of its own.
+    """
     if (started_by := multiprocessing.parent_process()) is not None:
         started_by.join()
     else:

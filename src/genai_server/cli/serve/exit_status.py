@@ -1,4 +1,7 @@
-"""The exit statuses with which commands report to a process manager or shell how they ended."""
+"""The exit statuses with which commands tell a process manager or shell how they ended, and checks that decide between
+them: whether requests were cut off (`note_cut_off`, `has_cut_off`) and whether the output has a reader
+(`output_is_cut`).
+"""
 
 import contextlib
 import errno
@@ -22,17 +25,18 @@ _BROKEN_PIPE_ERRNOS = (errno.EPIPE, errno.EINVAL)
 
 
 def note_cut_off(folder: Path, pid: int) -> None:
-    """Record, by a file in the server's runtime folder, that the API process with this id has cut off requests.
+    """Record that the API process with the id `pid` has stopped before all its requests were complete, by creating an
+    empty file in the server's runtime folder `folder`.
 
-    The process that started the API process reads the file.
+    The process that started the API process reads this with `has_cut_off`.
     """
     with contextlib.suppress(OSError):  # the engines remove the folder when their supervisor dies
         _note(folder, pid).touch()
 
 
 def has_cut_off(folder: Path, pids: Iterable[int | None]) -> bool:
-    """Whether any of the API processes with these ids has recorded, in the server's runtime folder, that it cut off
-    requests.
+    """Whether any of the API processes with the ids `pids` has recorded, with `note_cut_off` in the server's runtime
+    folder, that it cut off requests. None among the ids is ignored.
     """
     return any(_note(folder, pid).exists() for pid in pids if pid is not None)
 
@@ -42,9 +46,11 @@ def _note(folder: Path, pid: int) -> Path:
 
 
 def output_is_cut(probe: str = "") -> bool:
-    """Whether the reader of the standard output has exited. If so, further output is discarded.
+    """Whether the reader of this process's standard output, such as `head`, has exited. If so, further output is
+    discarded.
 
-    Writes the buffered output and `probe` to find out. Unbuffered output needs a probe that is not empty.
+    To find out, the buffered output and then `probe` are written. If the output is not buffered, `probe` must not be
+    empty.
     """
     try:
         print(end=probe, flush=True)

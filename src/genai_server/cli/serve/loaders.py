@@ -1,4 +1,6 @@
-"""Loads what an API process needs: the models' text codecs, models from a hub, and the exporter of traces."""
+"""Loads what an API process needs besides its app: the models' text codecs (tokenizers and chat templates;
+`text_loader`), models from a hub (`model_store`), and the exporter of OpenTelemetry traces (`load_traces`).
+"""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -36,10 +38,13 @@ def check_library() -> None:
 
 
 def text_loader(settings: Settings) -> "LoadText":
-    """Return a function that checks a model directory and loads its text codec for each of several devices.
+    """Return a function that checks a model directory and loads the model's text codec (tokenizer and chat template).
+    The function takes the directory, the devices and a chat template to use in place of the model's own ("" for none),
+    and returns the codec by device.
 
-    Devices of one kind share a codec: the model's own, or that of `scripted` devices. The function raises
-    ConfigurationError, ModelDirectoryError with the file's name, and ChatTemplateError.
+    Devices of one kind share a codec: the model's own, or that of `scripted` devices, which answer without a model. The
+    function raises ConfigurationError if onnxruntime-genai is missing, ModelDirectoryError with the name of a faulty
+    file, and ChatTemplateError for a faulty chat template.
     """
 
     def load_text(path: str, devices: Sequence[str], chat_template: str = "") -> Mapping[str, TextCodec]:
@@ -69,8 +74,9 @@ ReadTexts = dict[tuple[str, str], Mapping[str, TextCodec]]
 
 
 def with_preloaded(texts: ReadTexts, load_text: "LoadText") -> "LoadText":
-    """Return a function like `load_text` that, for a model in `texts`, returns the codecs that were loaded before. It
-    returns them once and loads them again for later calls.
+    """Return a function that loads the text codecs of a model like `load_text`, but at its first call for a model in
+    `texts` returns the codecs there, which were loaded before. It removes them from `texts`, so that later calls load
+    them again.
     """
 
     def preloaded_or_loaded(path: str, devices: Sequence[str], chat_template: str = "") -> Mapping[str, TextCodec]:
@@ -81,7 +87,9 @@ def with_preloaded(texts: ReadTexts, load_text: "LoadText") -> "LoadText":
 
 
 def model_store(settings: Settings) -> ModelStore:
-    """Return access to the models in GENAI_MODELS_DIR and on a hub (token: HF_TOKEN or `hf auth login`)."""
+    """Return the object with which the API lists the models in GENAI_MODELS_DIR and downloads models from a hub. The
+    hub's access token is HF_TOKEN or that of `hf auth login`.
+    """
 
     kind = kind_of(settings)
 
@@ -128,7 +136,9 @@ def _source(origin: store.Origin | None) -> str:
 
 
 def load_traces(settings: Settings) -> "Traces | None":
-    """Return the exporter of traces; None if the settings name no endpoint. Raises ConfigurationError."""
+    """Return the exporter of OpenTelemetry traces of requests; None if the settings name no endpoint for them. Raises
+    ConfigurationError if OpenTelemetry is not installed.
+    """
     if not settings.otlp_endpoint:
         return None
     try:

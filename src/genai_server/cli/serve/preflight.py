@@ -1,6 +1,7 @@
-"""Checks the settings, as far as possible, before anything starts, and reports the first fault in one line.
+"""Checks the settings before a server starts anything, as far as that is possible, so that a wrong setting is reported
+at once and in one line. `check_server` makes all checks of `genai-server serve`.
 
-All ways of starting engines run these checks.
+All ways of starting engines run those checks that concern them.
 """
 
 import errno
@@ -38,9 +39,10 @@ log = logging.getLogger(__name__)
 
 
 def check_server(settings: Settings) -> ReadTexts:
-    """Check everything that serving needs, and return the loaded text codecs like `check_models`.
+    """Check everything that serving needs: access, tool servers, files, traces, models. Returns the text codecs
+    (tokenizer and chat template) that this has loaded, so that they need not be loaded again.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError for the first fault.
     """
     check_access(settings)
     check_kv_events(settings)
@@ -51,8 +53,8 @@ def check_server(settings: Settings) -> ReadTexts:
 
 
 def bind(settings: Settings, *, backlog: int | None = None) -> socket.socket:
-    """Return a socket that listens on the configured address. At most `backlog` connections wait to be accepted; with
-    None, the system's default applies. Raises ConfigurationError if the address cannot be used.
+    """Return a socket that listens on the configured address and port. At most `backlog` connections wait to be
+    accepted; with None, the system's default applies. Raises ConfigurationError if the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
@@ -74,9 +76,11 @@ def _why_not_listening(settings: Settings, error: OSError) -> str:
 
 
 def check_models(settings: Settings) -> ReadTexts:
-    """Check that all configured models can be served. Raises ConfigurationError.
+    """Check that all configured models can be served: their files, devices, adapters, chat templates and draft models.
+    Raises ConfigurationError for the first fault.
 
-    Returns the text codecs of the first model, because that is certainly loaded at the start.
+    Returns the text codecs (tokenizer and chat template) of the first model, because this model is certainly loaded at
+    the start; the codecs are keyed by model directory and chat template.
     """
     check_cores(settings)
     load_text = text_loader(settings)
@@ -112,12 +116,14 @@ def check_models(settings: Settings) -> ReadTexts:
 
 
 def takes_recordings(codec: TextCodec) -> bool:
-    """Whether a model transcribes recordings or takes audio clips in chats."""
+    """Whether a model, as its text codec shows, transcribes recordings or takes audio clips in chats."""
     return codec.speech is not None or (codec.vision is not None and codec.vision.medium is Medium.AUDIO)
 
 
 def how_to_get(path: str, models: Path) -> str:
-    """Return advice for the user if there is no model directory with this path."""
+    """Return a sentence that tells the user how to get a model if the configured model directory `path` does not exist.
+    `models` is the folder of downloaded models.
+    """
     if (models / path).is_dir():
         return f"genai-server serve {path} serves the one in {models}"
     if could_be_repository(path):
@@ -126,7 +132,9 @@ def how_to_get(path: str, models: Path) -> str:
 
 
 def check_runners(settings: Settings, name: str) -> None:
-    """Check that a model's devices support the configured runners and options. Raises ConfigurationError."""
+    """Check that each device of the configured model `name` supports the configured runner (the part of an engine that
+    computes tokens) and options. Raises ConfigurationError if one does not.
+    """
     for device, options in device_options(settings, name).items():
         check_runner(device, Path(settings.served[name]), settings, options)
 
@@ -140,7 +148,9 @@ def check_cores(settings: Settings) -> None:
 
 
 def check_draft_model_of(settings: Settings, name: str) -> None:
-    """Check that a model and its draft model, if it has one, have the same vocabulary. Raises ConfigurationError."""
+    """Check that the configured model `name` and its draft model (for speculative decoding), if it has one, have the
+    same vocabulary. Raises ConfigurationError if they do not.
+    """
     draft = settings.draft_model_of(name)
     if not draft or task_of(Path(settings.served[name])).why_no_drafts:
         return
@@ -187,7 +197,9 @@ def check_storage(settings: Settings) -> None:
 
 
 def why_no_profiles(settings: Settings) -> str | None:
-    """Return the reason why profiles cannot be written; None if they can. Their folder is not created yet."""
+    """Return the reason why profiles cannot be written to the configured folder; None if they can. The folder is not
+    created.
+    """
     folder = Path(settings.profile_dir).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
@@ -199,9 +211,10 @@ def why_no_profiles(settings: Settings) -> str | None:
 
 
 def _check_files(settings: Settings) -> None:
-    """Create the folder for files.
+    """Create the folder for files of the API (/v1/files).
 
-    Raises ConfigurationError if nothing can be written there, or if another file for stored responses is configured.
+    Raises ConfigurationError if nothing can be written there, or if another file for stored responses is configured,
+    since the folder contains such a file.
     """
     folder, responses = Path(settings.files_dir), settings.response_store_file
     try:
@@ -221,8 +234,11 @@ def _check_files(settings: Settings) -> None:
 
 
 def _check_file(setting: str, value: str, path: Path | None, versions: Set[int]) -> None:
-    """Raise ConfigurationError, with the setting and its value `value`, if the database file at `path` cannot be used.
-    `versions` are the versions of the file that the server can open.
+    """Raise ConfigurationError if the server cannot use the SQLite file at `path`, which a setting names. None stands
+    for no file.
+
+    `setting` and `value` are the setting's name and value, for the message; `versions` are the versions of the file's
+    format that the server can open.
     """
     if path is not None and (why := why_unusable(path, versions)):
         raise ConfigurationError(f"{environment_variable(setting)}={value}: {why}")
@@ -235,8 +251,8 @@ def check_traces(settings: Settings) -> None:
 
 
 def lone_reloader(settings: Settings) -> str:
-    """Return a warning if the settings ask for several API processes and reloading at the same time, otherwise
-    "".
+    """Return a warning for the user if the settings ask for several API processes and for reloading changed source
+    files, which is impossible at the same time; "" if they do not.
     """
     if not (settings.reload and settings.workers > 1):
         return ""
@@ -244,10 +260,10 @@ def lone_reloader(settings: Settings) -> str:
 
 
 def check_access(settings: Settings) -> None:
-    """Check that the server can be opened as configured, and is not open to others without API keys unless that is
-    intended.
+    """Check the settings about access to the server: API keys, TLS files and address. Without API keys the server must
+    be reachable from this machine only, unless the setting `insecure` allows everybody.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if they are wrong.
     """
     keys = load_keys(settings)
     if keys.required and not list(keys):

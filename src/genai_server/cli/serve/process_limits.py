@@ -1,4 +1,6 @@
-"""Limits of the operating system that a process raises before it serves, on systems that have them."""
+"""The limit of open files that the operating system sets for this process: `raise_file_limit` raises it before the
+process serves, and `max_files` returns it. Windows has no such limit.
+"""
 
 import logging
 import math

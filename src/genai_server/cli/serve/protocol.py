@@ -1,4 +1,5 @@
-"""uvicorn's HTTP and WebSocket connections with limits for slow, idle and endless clients.
+"""uvicorn's HTTP and WebSocket connections, with limits for clients that are slow, idle or send without end:
+`GuardedProtocol` for HTTP and `GuardedWebSocket`.
 
 uvicorn's own parser accepts request heads of any size, and waits without limit for the first head and for clients that
 do not read.
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class StallGuard(asyncio.Protocol):
-    """Ends a connection whose client reads nothing of its response for `stall_timeout` seconds.
+    """The part of a connection that `GuardedProtocol` and `GuardedWebSocket` share: it ends the connection if the
+    client reads nothing of its response for `stall_timeout` seconds.
 
     At most 64 KiB of a response are buffered for the client, because asyncio then pauses the writer.
     """
@@ -85,7 +87,9 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _HeadTooLarge(Exception):
-    """Stops the parser because a request's head is too large."""
+    """Raised inside the HTTP parser to stop it when a request's head (request line and headers) exceeds the maximum
+    size.
+    """
 
 
 class GuardedProtocol(StallGuard, HttpToolsProtocol):
@@ -132,9 +136,9 @@ class GuardedProtocol(StallGuard, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Handle the end of the client's sending side (called by asyncio).
+        """Handle that the client has closed its sending side (called by asyncio).
 
-        Returns whether to keep the connection open.
+        Returns whether to keep the connection open, which is done for a client that still waits for its response.
         """
         running = self._running
         # TLS has no half-closed connections, and an HTTP/1.0 client takes an interim response for the answer.
@@ -203,7 +207,9 @@ class GuardedProtocol(StallGuard, HttpToolsProtocol):
             self._wait_for_head(since=self.loop.time())
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse malformed HTTP or a head that is too large, after the responses to the requests before it."""
+        """Refuse input that is malformed HTTP, or whose head is too large, after the responses to the requests before
+        it. uvicorn calls this; its own `msg` is not used.
+        """
         self._refusal = self._request_error(sys.exception())
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None:
@@ -220,10 +226,11 @@ class GuardedProtocol(StallGuard, HttpToolsProtocol):
             self._refuse(self._refusal)
 
     def _count_files(self) -> None:
-        """Refuse the connection if few file descriptors are left.
+        """If few file descriptors are left, shorten the time that this new connection may stay idle, or refuse it at
+        once if they hardly suffice.
 
-        Their number is estimated from the connection's own descriptor, because the system always assigns the lowest
-        free one.
+        The number of descriptors in use is estimated from the connection's own descriptor, because the system always
+        assigns the lowest free one.
         """
         limit = max_files()
         reserve = min(_RESERVE, limit / 4)
@@ -246,8 +253,8 @@ class GuardedProtocol(StallGuard, HttpToolsProtocol):
         )
 
     def _refuse(self, error: GenaiServerError) -> None:
-        """Send an error response in the app's form for a request that never reaches the app, and close the
-        connection.
+        """Write an error response to a request that never reaches the app, in the JSON form in which the app reports
+        errors, and close the connection.
         """
         status = HTTPStatus(http_status(error)[0])
         body = json.dumps(error_body(error)).encode()
@@ -282,10 +289,11 @@ class GuardedProtocol(StallGuard, HttpToolsProtocol):
 
 
 class HalfClosed:
-    """Detects whether a client that has closed its sending side has left, and then ends the connection.
+    """Watches a connection whose client has closed its sending side while it waits for a response, and ends the
+    connection if the client has in fact left.
 
-    The operating system reports both cases in the same way. To distinguish them, bytes are sent: the system of a client
-    that has left answers with a reset.
+    The operating system reports both cases in the same way. To distinguish them, bytes are sent that do not change the
+    response: the system of a client that has left answers with a reset.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
@@ -295,8 +303,8 @@ class HalfClosed:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, running: RequestResponseCycle) -> None:
-        """Send bytes that have no meaning for a client that waits for the response, and check repeatedly for a
-        reset.
+        """Begin to watch while the request `running` is answered: send bytes that have no meaning for a client that
+        waits for the response, and check repeatedly whether the connection is reset.
         """
         if not running.response_started:
             self._transport.write(_CONTINUE)  # an interim response, which HTTP/1.1 allows at any number
@@ -350,8 +358,8 @@ _FRAGMENT = 48
 
 
 class GuardedWebSocket(StallGuard, WebSocketsSansIOProtocol):
-    """A WebSocket that is closed if a message takes too long to arrive, or exceeds the limit of the memory that all
-    request bodies together may take.
+    """A WebSocket connection of uvicorn that is closed if a message takes more than `body_timeout` seconds to arrive,
+    or if with it the messages and request bodies in memory would exceed the limit for all of them together.
 
     A message counts toward that limit from its first byte until the app receives it.
     """
@@ -421,7 +429,9 @@ class GuardedWebSocket(StallGuard, WebSocketsSansIOProtocol):
         self._begun = request_clock()  # the next message may follow in the same bytes
 
     async def receive(self) -> Any:
-        """Return the next event for the app."""
+        """Return the next ASGI event of the WebSocket for the app. An event with a message also has the time at which
+        the message arrived.
+        """
         event = await super().receive()
         if self.queue.empty() and not self.disconnected:
             self._num_whole = 0
@@ -430,7 +440,7 @@ class GuardedWebSocket(StallGuard, WebSocketsSansIOProtocol):
 
     @property
     def _num_unread(self) -> int:
-        """The bytes of a message that is not complete, including an incomplete frame."""
+        """How many bytes have arrived of the message that is not complete yet, including an incomplete frame."""
         return self._num_fragments + len(self.conn.reader.buffer)
 
     def _count(self, num_bytes: int) -> None:

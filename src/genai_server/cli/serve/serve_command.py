@@ -25,7 +25,7 @@ _COMMON = tuple(SETTING_GROUPS)[:1]
 
 
 class _HelpOnAll(argparse.Action):
-    """Option that prints the help with all options and exits."""
+    """The command-line option --help-all: prints the help of `genai-server serve` with all options and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
@@ -37,7 +37,9 @@ class _HelpOnAll(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the argument MODEL and all options of `genai-server serve` to `parser`, of which --help shows the common
+    ones, and set `run` as the function that executes the command.
+    """
     _add_options(parser, _COMMON)
     num_more = len(Settings.model_fields) - sum(len(SETTING_GROUPS[title]) for title in _COMMON)
     parser.epilog = f"--help-all lists {num_more} more options."
@@ -58,7 +60,11 @@ def _add_options(parser: argparse.ArgumentParser, listed: Container[str]) -> Non
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a stop signal arrives; returns the exit status. Raises ConfigurationError and PullFailed."""
+    """Execute `genai-server serve`: fetch the model if necessary, and serve until a stop signal arrives. `arguments`
+    are the parsed command line. Returns the exit status.
+
+    Raises ConfigurationError for wrong settings, and PullFailed if the model cannot be fetched.
+    """
     settings = load_settings(vars(arguments))
     configure_logging(settings.log_level, settings.log_format)
     for name, suggestion in unknown_variables().items():
@@ -79,9 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _directory(arguments: argparse.Namespace, settings: Settings) -> str:
-    """Return the directory of the argument MODEL. Everything else is checked before a model is downloaded.
+    """Return the path of the model directory that the argument MODEL names; a repository is downloaded first. Access
+    and address are checked before a download.
 
-    Raises ConfigurationError and PullFailed.
+    Raises ConfigurationError for wrong settings or an unknown model, and PullFailed if the download fails.
     """
     from genai_server.cli.model_argument import check_no_other, fetched
 

@@ -1,5 +1,5 @@
-"""The lifetime of a server with its engines and API processes, from the checks of the settings to the exit
-status.
+"""The lifetime of a server that `genai-server serve` starts, with its supervisor, engines and API processes, from the
+checks of the settings to the exit status. `serve` runs all of it.
 """
 
 import asyncio
@@ -50,9 +50,11 @@ _SPARE_BYTES = 1024
 
 
 def serve(settings: Settings, prepared: list["subprocess.Popen[bytes]"]) -> int:
-    """Serve until a stop signal arrives; returns the exit status. Raises ConfigurationError.
+    """Check the settings, start the server, and serve until a stop signal arrives. Returns the exit status of the
+    command. Raises ConfigurationError for wrong settings.
 
-    `prepared` holds the process of a supervisor that waits for its launch message (supervisor_start.py).
+    `prepared` holds the process of a supervisor (the process that starts engines) that was started in advance and waits
+    for its launch message (supervisor_start.py).
     """
     if warning := lone_reloader(settings):
         log.warning("%s", warning)
@@ -65,7 +67,8 @@ def serve(settings: Settings, prepared: list["subprocess.Popen[bytes]"]) -> int:
 
 @contextmanager
 def _pid_file(name: str) -> Iterator[None]:
-    """Write this process's id to a file during the block, if a name is given.
+    """Keep this process's id in the file `name` during a `with` block, and remove the file at its end. Nothing is
+    written if `name` is "".
 
     Raises ConfigurationError if the file cannot be written.
     """
@@ -86,8 +89,11 @@ def _pid_file(name: str) -> Iterator[None]:
 def _serve_on(
     settings: Settings, listener: socket.socket, prepared: list["subprocess.Popen[bytes]"], texts: ReadTexts
 ) -> int:
-    """Start the supervisor and the API processes, and serve the connections of a socket until a stop signal arrives;
-    returns the exit status.
+    """Start the supervisor and the API processes, and answer the connections to the socket `listener` until a stop
+    signal arrives. Returns the exit status.
+
+    `prepared` holds a supervisor process that was started in advance, and `texts` the text codecs that the checks of
+    the settings have loaded.
     """
     folder = open_runtime_folder(os.getpid())
     stop = ServerStop(settings.drain_timeout + ENDING)
@@ -115,14 +121,18 @@ def _serve_on(
 
 
 def _welcome(settings: Settings, listener: socket.socket, engines: Sequence[EngineStatus], stop: ServerStop) -> None:
-    """Print the welcome message, if standard output is a terminal and the server was not stopped meanwhile."""
+    """Print the welcome message with the state of the engines, if standard output is a terminal and `stop` has not been
+    ordered meanwhile.
+    """
     if sys.stdout.isatty() and not stop.order.is_set():
         with suppress(OSError):  # the terminal may be gone
             welcome(settings, listener.getsockname()[1], engines)
 
 
 def listen(settings: Settings) -> socket.socket:
-    """Bind the port, before anything else is started. Raises ConfigurationError if that is impossible."""
+    """Return a socket that listens on the configured address and port, and log its URL. This is called before any
+    process is started. Raises ConfigurationError if the address cannot be used.
+    """
     listener = bind(settings, backlog=_BACKLOG)
     # asyncio disables Nagle's algorithm only if the socket names its protocol. Nagle's algorithm adds 40 ms to an
     # answer on a connection that is kept open.
@@ -140,7 +150,11 @@ def _serve_in_this_process(
     texts: ReadTexts,
     stop: ServerStop,
 ) -> int:
-    """Serve until `stop` orders the stop, with this process as the only API process; returns the exit status."""
+    """Serve until `stop` is ordered, with this process as the only API process. Returns the exit status.
+
+    `listener` is the listening socket, `folder` the server's runtime folder, `find` returns the supervisor's address,
+    and `texts` are text codecs that were loaded before.
+    """
     # Two seconds' work, which the parent of several API processes never needs; here the engines load in the meantime.
     gc.disable()
     from genai_server.apis.app import Attachment
@@ -166,9 +180,10 @@ def _serve_in_this_process(
 
 
 def _serve_in_processes(settings: Settings, listener: socket.socket, folder: Path, stop: ServerStop) -> int:
-    """Serve with several API processes, or with one that is restarted when a source file changes.
+    """Serve with several API processes, or with one that is restarted when a source file changes (setting `reload`),
+    until `stop` is ordered. Returns the exit status.
 
-    Returns the exit status.
+    `listener` is the listening socket, and `folder` the server's runtime folder.
     """
     config = _uvicorn_config(settings, "genai_server.cli.serve.composition:workers_app")
     listener.set_inheritable(True)
@@ -234,8 +249,8 @@ def _max_body_bytes(settings: Settings) -> int:
 
 
 class HandshakeConfig(Config):
-    """uvicorn's configuration with a limit for TLS handshakes: `timeout_keep_alive` seconds, as for a request's
-    head.
+    """uvicorn's configuration, extended by a time limit for TLS handshakes: `timeout_keep_alive` seconds, the same
+    limit that applies to the head of a request.
     """
 
     def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -64,7 +64,7 @@ def end_within(seconds: float) -> None:
 
 
 def end_now() -> None:
-    """End this process at once. Its engines see the end of their standard input, and exit."""
+    """Kill this process at once, without cleaning up. Its engines see the end of their standard input, and exit."""
     if sys.platform == "win32":
         os.kill(os.getpid(), signal.SIGTERM)  # which no handler keeps from ending it there
     else:
@@ -72,8 +72,8 @@ def end_now() -> None:
 
 
 class StopSignals:
-    """Handles the stop signals of an API process during a block. After the drain, the first signal is passed to
-    uvicorn.
+    """Handles the stop signals (SIGINT, SIGTERM) of an API process during a `with` block: the first one starts the
+    drain, in which running requests may end, and after it uvicorn gets the signal and stops.
 
     Must be entered on the event loop. In threads other than the main thread nothing is done, because signals belong to
     the main thread. `on_cut_off` is called when some requests could not be completed. `is_worker` says whether the
@@ -143,7 +143,9 @@ class StopSignals:
         self._pass_on(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Raise a signal again with the handler that was installed before this class's handler."""
+        """Raise the signal `number` in this process again, handled by the handler that was installed before this
+        class's own, such as uvicorn's.
+        """
         if number in self._previous:
             own_handler = signal.signal(number, self._previous[number])
             signal.raise_signal(number)
@@ -151,7 +153,8 @@ class StopSignals:
 
 
 class ServerStop:
-    """The order to stop a server, given by a signal to the server's first process, or because no model could be loaded.
+    """How the first process of a server learns that the server has to stop: the event `order` is set by a stop signal,
+    or because no device could load its model. It also passes signals on to API processes that this process has started.
 
     `patience` is the time in seconds within which API processes end after a signal.
     """
@@ -177,16 +180,18 @@ class ServerStop:
             signal.signal(number, lambda *_: self._on_signal())
 
     def use_stop_event(self, order: threading.Event) -> None:
-        """Use `order` as the event that is set when the server must stop. One of uvicorn's parent processes stops its
-        workers when this event is set.
+        """Use `order`, the event at which one of uvicorn's parent processes stops its workers, as the event that is set
+        when the server must stop. If the stop was ordered already, `order` is set at once.
         """
         if self.order.is_set():
             order.set()
         self.order = order
 
     def handle_signals_for(self, workers: Callable[[], Collection[int | None]]) -> None:
-        """Handle stop signals in this process by sending signals to its workers. `workers` returns the process ids of
-        the workers. SIGHUP is passed on, too.
+        """Handle stop signals in this process by sending signals to its workers: SIGTERM at the first, a signal that
+        cuts the drain short at the second, and a kill at the third. SIGHUP is passed on, too.
+
+        `workers` returns the process ids of the workers; None stands for one that is not running.
         """
         self.handle_signals()
         self._workers = workers
@@ -195,7 +200,7 @@ class ServerStop:
             signal.signal(signal.SIGHUP, lambda *_: self._signal_workers(signal.SIGHUP))
 
     def nothing_loaded(self) -> None:
-        """Order the stop because no device could load its model."""
+        """Order the stop of the server, and log an error, because no device could load its model."""
         log.error("no device could load the model; the server ends")
         self.no_model_loaded = True
         self.order.set()
@@ -217,7 +222,9 @@ class ServerStop:
             self._signal_workers(_KILL)
 
     def _signal_workers(self, number: signal.Signals) -> None:
-        """Send a signal to all workers at once, because uvicorn's parent may be waiting for a worker that hangs."""
+        """Send the signal `number` to all workers at once. uvicorn's parent process would not do this while it waits
+        for a worker that hangs.
+        """
         for pid in self._workers() if self._workers is not None else []:
             with suppress(OSError):  # it has ended
                 if pid is not None:

@@ -1,5 +1,6 @@
-"""Starts a supervisor's process. This module imports little, so that `serve` can start the process before all
-else.
+"""Starts the process of a supervisor, which starts engines and restarts them. This module imports little, so that
+`genai-server serve` can start the process before anything else: while the settings are checked, it imports what it
+needs.
 """
 
 import subprocess
@@ -11,19 +12,21 @@ from genai_server.system.processes import start_module
 
 
 def start_supervisor() -> "subprocess.Popen[bytes]":
-    """Start a process that imports what a supervisor needs and waits for a SupervisorLaunch.
+    """Start the process of a supervisor (which starts engines) and return it. The process imports what it needs and
+    then waits on its standard input for a SupervisorLaunch, the message with its folder and settings.
 
-    Raises OSError on failure.
+    Raises OSError if the process cannot be started.
     """
     return start_module("genai_server.supervisor.process", supervisor_environment())
 
 
 @contextmanager
 def prepared_supervisor() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Start a supervisor's process in advance. Yields a list with the process, for the argument `prepared` of
-    `find_or_start`.
+    """Start a supervisor's process in advance, so that it is ready when it is needed. Yields a list with the process,
+    which `find_or_start` gets as its argument `prepared`, and from which it takes the process. The list is empty if
+    starting failed.
 
-    If the process is still in the list at the end of the block, it is killed.
+    If the process is still in the list at the end of the `with` block, it is killed.
     """
     prepared: list[subprocess.Popen[bytes]] = []
     with suppress(OSError):  # `find_or_start` starts one again, and reports what is wrong

@@ -1,4 +1,6 @@
-"""The message at the end of a start of `serve` in a terminal: the server's address, and what to do first."""
+"""The message that `genai-server serve` prints in a terminal when the server has started: its addresses, its models,
+and a command to try first. `url_of` returns the server's URL.
+"""
 
 import json
 import shlex
@@ -36,14 +38,16 @@ _EXAMPLES: dict[Task, tuple[str, dict[str, Any]]] = {
 
 
 def url_of(host: str, port: int, *, is_https: bool) -> str:
-    """Return the URL of a server that listens on this host and port, as a program on this machine uses it."""
+    """Return the URL by which a program on this machine reaches a server that listens on this host and port. For a host
+    that stands for all addresses, such as 0.0.0.0, it names the loopback address.
+    """
     name = _ALL_ADDRESSES.get(host, f"[{host}]" if ":" in host else host)
     return f"{'https' if is_https else 'http'}://{name}:{port}"
 
 
 def welcome(settings: Settings, port: int, engines: Sequence[EngineStatus] = ()) -> None:
-    """Print the welcome message for a server that listens on `port`, with the context length of each model whose
-    engines have loaded.
+    """Print the welcome message for a server that listens on `port`. `engines` are the states of its engines, from
+    which the message takes the context length of each model that has been loaded.
     """
     url = url_of(settings.host, port, is_https=bool(settings.tls_cert))
     everywhere = "   on every address of this machine" if settings.host in _ALL_ADDRESSES else ""
@@ -81,8 +85,8 @@ def _line(title: str, text: str, style: str = "") -> None:
 
 
 def _context(settings: Settings, path: str, length: int, shortest: EngineStatus | None) -> str:
-    """Return a phrase about the number of tokens in a model's context or, for a model that does not generate text,
-    about its purpose.
+    """Return a phrase about a model for the welcome message: the number of tokens in its context or, if it does not
+    generate text, what it is for. Returns "" if that is unknown.
 
     `path` is the model's directory and `length` its context length in tokens, 0 if unknown. `shortest` is the status of
     the engine with the least memory for the context; None before engines have loaded.
@@ -102,7 +106,9 @@ def _context(settings: Settings, path: str, length: int, shortest: EngineStatus 
 
 
 def _context_length(path: str) -> int:
-    """Return the context length of a model that generates text; 0 if it is unknown or the model has another task."""
+    """Return the context length in tokens of the model in the directory `path`; 0 if it is unknown or the model does
+    not generate text.
+    """
     try:
         if task_of(Path(path)) is not Task.GENERATE:
             return 0
@@ -112,8 +118,8 @@ def _context_length(path: str) -> int:
 
 
 def _first(settings: Settings, url: str) -> str:
-    """Return a command for the user to try first. It uses the first model that generates text, or else the
-    first model.
+    """Return a shell command with which the user can try the server at `url`: a chat, or curl for models without one.
+    It uses the first model that generates text, or else the first model.
     """
     tasks = {name: task_of(Path(path)) for name, path in settings.served.items()}
     name = next((name for name, task in tasks.items() if task is Task.GENERATE), next(iter(tasks)))
@@ -137,7 +143,9 @@ def _has_template(path: Path) -> bool:
 
 
 def _command() -> str:
-    """Return the command that runs this copy of the server from the current directory."""
+    """Return the shell command that runs this copy of genai-server from the current directory, as the user would type
+    it.
+    """
     script = Path(sys.executable).with_name("genai-server.exe" if sys.platform == "win32" else "genai-server")
     if not script.exists():
         return f"{shlex.quote(sys.executable)} -m genai_server"
