@@ -1,5 +1,6 @@
-"""What a runner (the part of an engine that runs the model) can do. The scheduler and the admission of requests read
-this before they use a runner.
+"""What a runner can do (`Abilities`), and the questions that the scheduler asks a runner (`PassRules`). A runner is the
+part of an engine that runs the model; there are several kinds, for example for batches and for single sequences. The
+scheduler and the admission of requests read this before they use a runner.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,9 @@ from genai_server.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class Abilities:
-    """Capabilities and limits of a runner, which do not change after its model is loaded."""
+    """Capabilities and limits of a runner, the part of an engine that runs the model. The runner creates the object
+    when it has loaded the model; it does not change afterwards.
+    """
 
     # The runner's name in the API.
     name: str
@@ -43,24 +46,28 @@ class Abilities:
 
 
 class PassRules(Protocol):
-    """Those methods of a runner by which the scheduler decides what a forward pass reads."""
+    """The methods of a runner (the part of an engine that runs the model) that the scheduler needs to decide what a
+    forward pass reads.
+    """
 
     abilities: Abilities
 
     def fit_chunk(self, sequence: Sequence, maximum: int) -> int:
-        """Number of unread prompt tokens of a sequence that the next pass should read if it has room for `maximum`
-        tokens.
+        """Return how many unread prompt tokens of `sequence` the next pass should read if the pass has room for
+        `maximum` tokens. The runner may choose fewer, to suit its kernels.
 
         The result is `maximum + 1` if a single token would otherwise be left for another pass.
         """
         ...
 
     def may_draft(self, sequence: Sequence) -> bool:
-        """Whether draft tokens for speculative decoding may follow the newest token of a sequence."""
+        """Return whether the next pass can read draft tokens for speculative decoding after the newest token of
+        `sequence`.
+        """
         ...
 
     def reserved(self, maximum: int) -> KvBudget:
-        """Part of the KV cache that low-priority sequences must leave to the most recently used cached prefixes, at
-        most `maximum` of them.
+        """Return the part of the KV cache that low-priority sequences must leave to the most recently used cached
+        prefixes. At most `maximum` prefixes are counted, each of which has one slot.
         """
         ...

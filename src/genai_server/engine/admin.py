@@ -1,4 +1,6 @@
-"""Carries out what operators ask of a running engine, such as cancelling a request or starting a profile."""
+"""Carries out what operators ask of a running engine by the admin API, such as listing or cancelling requests,
+profiling, and loading LoRA adapters (`AdminCalls`).
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -17,8 +19,10 @@ from genai_server.messages.generation_request import FinishReason
 
 
 class AdminCalls:
-    """Carries out the administrative calls that API processes send. Used by the thread of the engine's loop only.
+    """Carries out the administrative calls that API processes send to the engine. The engine's loop creates it; only
+    the loop's thread uses it.
 
+    `options` has the state of profiling, `requests` has all requests of the engine, and `runners` run the model.
     `forward` runs the forward pass of a step. It is needed to terminate a sequence that onnxruntime-genai runs in an
     `og.Generator` of its own instead of in the batch.
     """
@@ -38,7 +42,9 @@ class AdminCalls:
         self._forward = forward
 
     def reply(self, message: admin.AdminCall) -> admin.AdminReply:
-        """Carry out a call. Returns the result of the call, or `CallFailed` if it raised a GenaiServerError."""
+        """Carry out the call `message`, and return its result for the API process. If the call raises a
+        GenaiServerError, the result is `CallFailed` with that error.
+        """
         try:
             return self._result(message)
         except GenaiServerError as error:
@@ -68,21 +74,26 @@ class AdminCalls:
                 return admin.AdapterReply(call, self._unload_adapter(id))
 
     def _unload_adapter(self, id: str) -> list[str]:
-        """Unload an adapter. Returns the sorted ids of the requests that continue to use the adapter until they end."""
+        """Unload the LoRA adapter with the id `id`. Returns the sorted ids of the requests that still use the adapter,
+        which they may do until they end.
+        """
         self._loaded.adapters.unload(id)
         having = (sequence.request for sequence in self._requests)
         return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
 
     def _end(self, message: admin.CancelRequest | admin.EndReasoning) -> admin.RequestList | admin.ReasoningEnded:
-        """Cancel a request or end only its reasoning, depending on the message."""
+        """Cancel a request, or end only its reasoning, depending on the type of `message`. Returns the reply for the
+        API process.
+        """
         if isinstance(message, admin.CancelRequest):
             return admin.RequestList(message.call, self._cancel(message))
         return self._end_reasoning(message)
 
     def _cancel(self, message: admin.CancelRequest) -> list[admin.RequestState]:
-        """Cancel the request that the message names. Nothing happens if several requests have the name.
+        """Cancel the request whose id or name is in `message`. Nothing is cancelled if several requests have this name.
 
-        Returns the states of all sequences of requests with this name, as they were before.
+        Returns the states of all sequences of requests with this name, as they were before; an empty list if there are
+        none.
         """
         sequences = self._requests.named(message.name, is_unique=message.is_unique)
         states = [sequence.describe() for sequence in sequences]
@@ -93,8 +104,8 @@ class AdminCalls:
         return states
 
     def _end_reasoning(self, message: admin.EndReasoning) -> admin.ReasoningEnded:
-        """Make the answers of the request that the message names stop reasoning and continue with their visible part.
-        Nothing happens if several requests have the name.
+        """Make the answers of a request stop reasoning and continue with their visible part. `message` has the id or
+        name of the request; nothing happens if several requests have this name.
 
         The reply has the states of all sequences of requests with this name, and the number of answers whose reasoning
         ends.
@@ -111,10 +122,10 @@ class AdminCalls:
     def _profile_sessions(
         self, message: admin.StartProfile | admin.EndProfile | admin.ListProfiles
     ) -> admin.OpenProfiles:
-        """Start or end a profile session, or list the sessions. Raises GenaiServerError if the session cannot be
-        started or ended.
+        """Start or end a profile session, or only list the sessions, depending on the type of `message`. Raises
+        GenaiServerError if the session cannot be started or ended.
 
-        Returns the new session after a start, and otherwise all open sessions.
+        The reply has the new session after a start, and otherwise all open sessions.
         """
         begun: list[ProfileSession] = []
         try:
@@ -152,10 +163,11 @@ class AdminCalls:
         return admin.RuntimeOptionsReply(message.call, state, states, refused)
 
     def _terminate(self, sequence: Sequence) -> None:
-        """End a sequence with the finish reason "terminated".
+        """End a sequence with the finish reason "terminated", because an operator has set the option
+        `terminate_session`.
 
-        If the sequence runs in an `og.Generator` of its own, onnxruntime-genai's option `terminate_session` is set for
-        the generator, whose next pass then raises at once.
+        If the sequence runs in an `og.Generator` of its own, the option is set for the generator, too, whose next pass
+        then ends at once with an error of onnxruntime-genai.
         """
         if sequence.batched or self._runners.main.abilities.pools or sequence.state is not SequenceState.RUNNING:
             self._requests.finish(sequence, FinishReason.TERMINATED)
@@ -167,7 +179,7 @@ class AdminCalls:
         self._requests.finish(sequence, FinishReason.TERMINATED)
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
-        """Switch profiling on or off for sequences, or for the whole device.
+        """Switch profiling on or off for `sequences` or, with `whole_device`, for the whole device.
 
         `value` is "0" to stop, "1" to start with the default file prefix, or a file prefix with which to start. Returns
         the reason if profiling is impossible, otherwise None. Raises Unavailable if no profile can be written.
@@ -185,5 +197,7 @@ class AdminCalls:
 
 
 def _requests_of(sequences: Iterable[Sequence]) -> set[str]:
-    """Internal ids of the requests to which the sequences belong."""
+    """Return the internal ids of the requests to which `sequences` belong. Several sequences may belong to one
+    request.
+    """
     return {sequence.request.own_id for sequence in sequences}

@@ -1,6 +1,7 @@
-"""Accepts or refuses the requests that arrive at an engine, and prepares accepted ones to run.
+"""Accepts or refuses the requests that arrive at an engine, and prepares accepted ones to run (`Admission`).
 
-An API process receives exactly one message for each request, an acceptance or a refusal.
+For each request, an API process receives exactly one message from here, which says that the request is accepted or
+refused.
 """
 
 import logging
@@ -27,10 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Makes sequences of arriving requests, and adds them to the request table. Used by the thread of the engine's loop
-    only.
+    """Creates a sequence for each arriving request, and adds it to the engine's table of requests. The engine's loop
+    creates the object; only the loop's thread uses it.
 
-    A request keeps its position in the queue while worker threads compile its grammar and encode its images or audio.
+    Worker threads compile the grammar of a request and encode its images or audio; meanwhile the request keeps its
+    position in the queue. Their results arrive in `inbox`, like other messages for the loop. `guidance` has the
+    grammars, `options` says whether an operator has made the engine refuse requests, `meter` counts, and `clock`
+    returns the time in seconds.
     """
 
     def __init__(
@@ -56,11 +60,11 @@ class Admission:
         self.num_arrived = 0  # sequences added to the table up to now
 
     def submit(self, connection: int, submit: Submit) -> None:
-        """Receive one request of a group. When the last one of the group has arrived, all its requests are accepted or
-        refused together.
+        """Receive `submit`, one request of a group, from the connection with the number `connection`. When the last
+        request of the group has arrived, all its requests are accepted or refused together.
 
-        A group comes from one connection without other requests in between. All its messages but the last have `more`
-        set.
+        The requests of a group come from one connection without other requests in between. All messages but the last
+        one have `more` set.
         """
         submits = self._gathered.setdefault(connection, [])
         submits.append(submit)
@@ -89,17 +93,16 @@ class Admission:
             self._accept_prepared(sequence)
 
     def _grammar_compiled(self, sequence: Sequence, compiled: Compiled) -> None:
-        """Store a grammar that a worker thread has compiled, then accept or refuse the sequence that waits for it.
-
-        Only the grammar is stored if the sequence has ended meanwhile.
+        """Store a grammar that a worker thread has compiled (`compiled`, or an error text), then accept or refuse the
+        sequence that waits for it. If the sequence has ended meanwhile, the grammar is only stored.
         """
         self._guidance.keep(sequence.request.grammar or "", compiled, tenant=sequence.tenant)
         goes_without = isinstance(compiled, str) and not sequence.request.needs_grammar
         self._finish_preparation(sequence, lambda: None if goes_without else self._give_guide(sequence))
 
     def _inputs_encoded(self, sequence: Sequence, encoded: Encoded) -> None:
-        """Add the images or audio that a worker thread has encoded to a sequence, then accept or refuse the sequence.
-        Does nothing if the sequence has ended meanwhile.
+        """Add images or audio that a worker thread has encoded to a sequence, and accept the sequence. If `encoded` is
+        an error, the sequence is refused. Does nothing if the sequence has ended meanwhile.
         """
 
         def give() -> None:
@@ -110,10 +113,11 @@ class Admission:
         self._finish_preparation(sequence, give)
 
     def _finish_preparation(self, sequence: Sequence, give: Callable[[], None]) -> None:
-        """Count one preparation of a sequence as done, and call `give`, which adds the result to the sequence. The
-        sequence is accepted after its last preparation.
+        """Count one preparation of a sequence as done, and call `give`, which adds the result to the sequence. After
+        its last preparation, the sequence is accepted.
 
-        If `give` raises a GenaiServerError, the sequence is refused. Does nothing if the sequence has ended meanwhile.
+        If `give` raises a GenaiServerError, the sequence is refused with that error. Nothing is added if the sequence
+        has ended meanwhile.
         """
         sequence.num_preparations -= 1
         if sequence not in self._requests:
@@ -128,8 +132,8 @@ class Admission:
             self._accept_prepared(sequence)
 
     def _accept_prepared(self, sequence: Sequence) -> None:
-        """Accept a sequence, or set its state to PREPARING while worker threads still compile its grammar or encode its
-        inputs.
+        """Accept a sequence for which no worker thread has anything left to do. Otherwise set its state to PREPARING,
+        until its grammar is compiled and its inputs are encoded.
         """
         if sequence.num_preparations:
             sequence.state = SequenceState.PREPARING
@@ -137,8 +141,8 @@ class Admission:
             self._requests.accept(sequence)
 
     def open(self, sequence: Sequence, seconds_per_token: float) -> None:
-        """Reserve a KV cache slot (memory for keys and values) for a sequence that the scheduler has admitted, and
-        start to load the stored prefix of its prompt from disk.
+        """Reserve a KV cache slot for a sequence that the scheduler has admitted, and start to load the stored
+        beginning of its prompt from disk if there is one. If that fails, the sequence ends with the error.
 
         `seconds_per_token` is how long the model takes to read one prompt token; 0 if unknown.
         """
@@ -153,18 +157,18 @@ class Admission:
                 )
 
     def prefix_loaded(self, sequence: Sequence) -> None:
-        """Count those prompt tokens of a sequence as read whose KV cache was loaded from disk. The model will read the
-        others.
+        """End the load of a sequence's prefix from disk, and count the prompt tokens as read whose KV cache was loaded.
+        The model will read the others. Does nothing if the sequence has ended.
         """
         disk = self._loaded.disk_cache
         if disk is not None and sequence in self._requests:
             self._found(sequence, disk.take(sequence))
 
     def match_again(self, sequence: Sequence) -> None:
-        """Look in the KV cache for prompt tokens of a sequence that other sequences have read after `open`, and reuse
-        them.
+        """Look in the KV cache for prompt tokens of `sequence` that other sequences have read since `open` was called,
+        and reuse their KV cache. Called before the model reads the first part of the prompt.
 
-        If copying their KV cache fails, the failure is logged, and the model reads the tokens itself.
+        If copying the KV cache fails, the failure is logged, and the model reads the tokens itself.
         """
         if not sequence.reuses_past:
             return
@@ -174,11 +178,15 @@ class Admission:
             log.warning("request %s: a cached prefix could not be copied: %s", sequence.request.request_id, error)
 
     def disconnected(self, connection: int) -> None:
-        """Discard the incomplete group of requests of a closed connection."""
+        """Discard the requests of an incomplete group that came from the connection with the number `connection`, which
+        is closed.
+        """
         self._gathered.pop(connection, None)
 
     def _found(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count `num_tokens` further prompt tokens of an opened sequence as read, because their KV cache was cached."""
+        """Count `num_tokens` further prompt tokens of an opened sequence as read, because their KV cache was found in
+        memory or on disk.
+        """
         sequence.num_read += num_tokens
         if not sequence.num_preemptions:
             sequence.num_cached += num_tokens
@@ -211,7 +219,7 @@ class Admission:
         self._runners.for_request(request).check(request)
 
     def _fitted(self, submit: Submit) -> Submit:
-        """Return the message unchanged, or without the request's grammar if the grammar is optional and cannot be
+        """Return `submit` as it is, or without its request's grammar if the grammar is optional and cannot be
         followed.
         """
         request = submit.request
@@ -232,8 +240,8 @@ class Admission:
         return sequence
 
     def _give_guide(self, sequence: Sequence) -> None:
-        """Set the matcher of a sequence's grammar, which limits the next tokens. If the grammar is not compiled yet, a
-        worker thread starts to compile it. Does nothing without a grammar.
+        """Set the object that follows a sequence's grammar and limits its next tokens. If the grammar is not compiled
+        yet, a worker thread starts to compile it. Does nothing for a sequence without a grammar.
 
         Raises InvalidField if the grammar is known to be invalid.
         """
@@ -252,11 +260,11 @@ class Admission:
             )
 
     def _give_reasoning(self, sequence: Sequence) -> None:
-        """Set the tracker of a sequence's reasoning if its request has rules for the reasoning, such as a budget of
-        tokens.
+        """Set the object that follows the reasoning of a sequence, if its request has rules for the reasoning, such as
+        a budget of tokens.
 
         Raises InvalidField if the request has such a budget, but the tokenizer of the model cannot convert single
-        tokens to text, which the tracker needs.
+        tokens to text, which is needed to follow the reasoning.
         """
         rules = sequence.request.thoughts
         if rules is None:
@@ -269,7 +277,9 @@ class Admission:
             )
 
     def _give_inputs(self, sequence: Sequence) -> None:
-        """Start to encode the images or the audio of a sequence in a worker thread. Does nothing if it has none."""
+        """Start to encode the images or the audio of a sequence in a worker thread. Does nothing if its request has
+        none.
+        """
         if self._encoder is None or not self._encoder.has_inputs(sequence.request):
             return
         sequence.num_preparations += 1

@@ -1,9 +1,10 @@
-"""The engine's connections of API processes: sockets that are accepted, read and written, and the queues of messages
-between them and the engine's loop.
+"""The engine's connections of API processes (the processes that serve HTTP clients): `Connections` accepts and reads
+the sockets, and `Outbox` collects messages for the API processes. Messages for the engine's loop go through a queue,
+its inbox.
 
-A separate thread accepts, reads, and writes what a socket did not take at once. The thread of the engine's loop writes
-directly, because onnxruntime-genai may hold the GIL for a whole forward pass, during which no other thread could
-deliver a token.
+A separate thread accepts connections, reads, and writes what a socket did not take at once. The thread of the engine's
+loop writes directly, because onnxruntime-genai may hold the GIL for a whole forward pass, during which no other thread
+could deliver a token.
 """
 
 import contextlib
@@ -69,10 +70,11 @@ Send = Callable[[int, list[ToApi]], None]
 
 
 class Outbox:
-    """Collects messages for the API processes until they are delivered, and remembers the last load report and counters
-    that each process has received, so that only changes are sent.
+    """Collects the engine's messages for the API processes until `deliver` sends them, and remembers the last load
+    report and counters that each process has received, so that only changes are sent.
 
-    Used by the thread of the engine's loop only.
+    Used by the thread of the engine's loop only. `send` passes a list of messages to the connection with a number, and
+    must not block.
     """
 
     def __init__(self, send: Send) -> None:
@@ -83,42 +85,49 @@ class Outbox:
         self._figures: dict[int, Figures] = {}
 
     def connect(self, connection: int) -> None:
-        """Add the connection with this number to those that receive load reports and counters."""
+        """Add the connection with the number `connection`, of an API process, to those that receive load reports and
+        counters.
+        """
         self.num_connected += 1
         self._loads[connection] = Load()
 
     def disconnect(self, connection: int) -> None:
-        """Remove the connection with this number, if there is one."""
+        """Send no more load reports and counters to the connection with the number `connection`. Does nothing for an
+        unknown number.
+        """
         self._loads.pop(connection, None)
         self._figures.pop(connection, None)
 
     def send(self, connection: int, *messages: ToApi) -> None:
-        """Add messages to the next delivery to the API process with this connection number."""
+        """Add `messages` to the next delivery to the API process that has the connection number `connection`."""
         self._gathered.setdefault(connection, []).extend(messages)
 
     def deliver(self) -> None:
-        """Send the collected messages. Each API process gets its messages in one frame, so that it wakes only once."""
+        """Send all collected messages. Each API process gets its messages in one frame, so that it wakes only once."""
         for connection, messages in self._gathered.items():
             self._send(connection, messages)
         self._gathered.clear()
 
     def send_figures(self, figures: Figures) -> None:
-        """Add the engine's counters to the next delivery to each API process that does not have the same values yet."""
+        """Add `figures`, the engine's counters, to the next delivery to each API process that has received other values
+        or none.
+        """
         for connection in self._loads:
             if self._figures.get(connection) != figures:
                 self._figures[connection] = figures
                 self.send(connection, figures)
 
     def send_all(self, message: ToApi) -> None:
-        """Add a message to the next delivery to each API process."""
+        """Add `message` to the next delivery to each connected API process."""
         for connection in self._loads:
             self.send(connection, message)
 
     def send_load(self, scheduler: Scheduler, accepted: Collection[Sequence], *, terminated: bool) -> None:
         """Add a load report to the next delivery to each API process whose last report was different.
 
-        The report has the numbers of running and waiting requests, and the capacity for more. `accepted` are the
-        running and waiting sequences. `terminated` says whether an operator has made the device refuse requests.
+        The report has the numbers of running and waiting requests, and the capacity for more, which `scheduler` knows.
+        `accepted` are the running and waiting sequences. `terminated` says whether an operator has made the engine
+        refuse requests.
         """
         low_priority = [sequence for sequence in accepted if sequence.low_priority]
         normal_priority = [sequence for sequence in accepted if not sequence.low_priority]
@@ -151,7 +160,9 @@ class Outbox:
 
 
 class Connection:
-    """The connection of one API process. Any thread may call `send`; only the thread that reads may call the rest."""
+    """The connection of one API process, from which the thread of `Connections` reads. Any thread may call `send`; only
+    that thread may use the other methods.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -161,21 +172,26 @@ class Connection:
         self._backlog = bytearray()
 
     def send(self, data: bytes) -> bool:
-        """Write as much of `data` as the socket takes, and keep the rest for `flush`. Returns whether everything was
-        written.
+        """Write as much of `data` as the socket takes without blocking, and keep the rest for `flush`. Returns whether
+        everything was written. An error of the socket is ignored, because the reading thread sees the end of the
+        stream.
         """
         with self._lock:
             self._backlog += data
             return self._write()
 
     def flush(self) -> bool:
-        """Write as much of what `send` has kept as the socket takes. Returns whether everything was written."""
+        """Write as much of the data that `send` has kept as the socket takes without blocking. Returns whether
+        everything was written.
+        """
         with self._lock:
             return self._write()
 
     @property
     def is_stuck(self) -> bool:
-        """Whether more than MAX_BACKLOG_BYTES are unwritten, so that the API process must have stopped reading."""
+        """Whether more than MAX_BACKLOG_BYTES bytes are unwritten, which means that the API process has stopped
+        reading.
+        """
         return len(self._backlog) > MAX_BACKLOG_BYTES
 
     def _write(self) -> bool:
@@ -200,11 +216,12 @@ class Listener:
 
 
 class Connections:
-    """Accepts connections of API processes at the listener, and puts their messages into the inbox of the engine's
-    loop.
+    """Accepts the connections of API processes at `listener`, and puts their messages into the inbox of the engine's
+    loop. The engine process creates it, and calls `start`.
 
-    The first message of a connection must contain `secret`, because any local user can connect to a TCP port. The
-    answer has `model` and `batching`, which describe the engine.
+    The first message of a connection must contain `secret`, because any local user can connect to a TCP port; any other
+    connection is closed. The engine answers with `model` and `batching`, which describe the loaded model and how it
+    runs.
     """
 
     def __init__(self, listener: Listener, secret: str, model: ModelInfo, batching: Batching = _ALONE) -> None:
@@ -233,8 +250,8 @@ class Connections:
         threading.Thread(target=self._serve, name="connections", daemon=True).start()
 
     def send(self, number: int, messages: list[ToApi]) -> None:
-        """Send messages to the API process with the connection number `number`, without waiting. Does nothing if it has
-        disconnected.
+        """Send `messages` to the API process with the connection number `number`, without waiting. Does nothing if the
+        process has disconnected.
         """
         connection = self._connections.get(number)
         if connection is not None and not connection.send(encode_frame(messages)):
@@ -324,7 +341,8 @@ class Connections:
 
 
 def listen(address: str) -> Listener:
-    """Listen on a Unix socket with the path `address`, or, if it is "", on a free TCP port of the loopback interface.
+    """Listen on a Unix socket with the path `address` or, if `address` is empty or on Windows, on a free TCP port of
+    the loopback interface. Returns the socket with its actual address.
 
     Raises OSError if that is impossible.
     """

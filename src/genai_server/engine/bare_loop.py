@@ -1,8 +1,8 @@
 """Measures onnxruntime-genai's own generation loop without a server: `python -m genai_server.engine.bare_loop`.
 
 The result is the upper limit of the server's speed. `genai-server bench` starts this program as a process of its own,
-so that the memory of onnxruntime-genai and its use of the GIL do not disturb the benchmark. The program prints one line
-of JSON, which has the runs for each prompt length, with times in seconds.
+so that the memory of onnxruntime-genai and its use of the GIL (Python's global lock) do not disturb the benchmark. The
+program prints one line of JSON, which has the runs for each prompt length, with times in seconds.
 """
 
 import argparse
@@ -23,9 +23,11 @@ _WARM_UP_TOKENS = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure a model directory as the command line arguments say, and print the result as JSON to standard output.
+    """Measure the generation of tokens with a model directory, and print the result as one line of JSON to standard
+    output. `arguments` are those of the command line; None for the arguments of the process.
 
-    Raises ModelDirectoryError, and RuntimeError with the message of onnxruntime-genai.
+    Raises ModelDirectoryError if the directory has no usable model, and RuntimeError with onnxruntime-genai's message
+    if the model cannot be loaded or run.
     """
     parser = argparse.ArgumentParser(prog="python -m genai_server.engine.bare_loop", description=__doc__)
     parser.add_argument("model_dir", type=Path)
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class BareLoop:
-    """A model that onnxruntime-genai has loaded on the execution providers in the model's genai_config.json.
+    """A model that onnxruntime-genai has loaded, to measure its generation. It runs on the execution providers that
+    genai_config.json in `model_dir` names.
 
     `threads` is the number of threads; 0 stands for the number of usable cores, None for the default of
     onnxruntime-genai.
@@ -63,10 +66,11 @@ class BareLoop:
         self._model = self._library.Model(config)
 
     def run(self, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """Generate exactly `output_tokens` tokens after a random prompt of `prompt_tokens` tokens.
+        """Generate exactly `output_tokens` tokens after a random prompt of `prompt_tokens` tokens, and measure the
+        times.
 
-        Returns times in seconds of one clock: `sent` is the time before the prompt is read, `prefilled` the time after,
-        and the list `tokens` has the time after each generated token.
+        Returns times in seconds of one clock: `sent` is the time before the prompt is read, `prefilled` the time after
+        that, and the list `tokens` has the time after each generated token.
         """
         parameters = self._library.GeneratorParams(self._model)
         length = prompt_tokens + output_tokens

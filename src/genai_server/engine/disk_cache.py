@@ -1,9 +1,11 @@
-"""The prefix cache on disk of one engine: a thread that stores the KV cache of prefixes, and one that loads it into KV
-cache slots (the memory of single sequences).
+"""The prefix cache on disk of one engine (`DiskCache`): it stores the KV cache of prompts' beginnings (prefixes) in
+files, and loads it again for later prompts. One thread stores (`PrefixStorer`) and another one loads (`PrefixLoader`).
+disk_cache_files.py has the files themselves.
 
-A prefix is stored once the product of its number of tokens and the seconds that they have been in a KV cache slot is
-large enough: a long prefix soon, a short one only if it stays for long. A sequence takes part in no step while its
-prefix is loaded. It waits at most as long as the model would take to read the prefix itself.
+A prefix is stored once the product of its number of tokens and the seconds that they have been in a KV cache slot (the
+memory of one sequence) is large enough: a long prefix soon, a short one only if it stays for long. While the prefix of
+a sequence is loaded, the model does not read the sequence. A load may take at most as long as the model would take to
+read the prefix itself.
 """
 
 import logging
@@ -54,7 +56,9 @@ _NO_SLOTS = "prefixes are kept on disk for models that run in a batch on the CPU
 
 @dataclass
 class _SlotSnapshot:
-    """The tokens of a KV cache slot when the storer last checked the slot, and how many of them were stored."""
+    """What `PrefixStorer` knows of one KV cache slot: the tokens that the slot had when it was last checked, and how
+    many of them were stored.
+    """
 
     tokens: list[int]
     # Time of the clock at which the tokens that are not stored yet were first seen.
@@ -64,7 +68,9 @@ class _SlotSnapshot:
 
 @dataclass(frozen=True)
 class _Prefix:
-    """A prefix that is to be stored: the first `length` tokens of a KV cache slot."""
+    """A prefix that is to be stored: the first `length` tokens of a KV cache slot, with what is needed to check that
+    the slot still has them when they have been copied.
+    """
 
     slot: Slot
     # The very list of the slot. The slot gets another list before the memory of its tokens is overwritten. So a copy of
@@ -77,8 +83,11 @@ class _Prefix:
 
 
 class PrefixStorer:
-    """Stores prefixes from KV cache slots on disk. Its methods are called by the thread of the engine's loop; the
-    executor `thread` writes the files.
+    """Stores prefixes from KV cache slots on disk, as part of a `DiskCache`. The thread of the engine's loop calls the
+    methods; the executor `thread` writes the files.
+
+    `folder` has the files, `memory` copies the KV cache from the slots in `slots`, and `clock` returns the time in
+    seconds.
     """
 
     def __init__(
@@ -97,7 +106,9 @@ class PrefixStorer:
         self.error = ""
 
     def store_due(self) -> None:
-        """Start to store the prefixes that have been in memory for long enough. Must be called about once a second."""
+        """Start to store, in the other thread, the prefixes that have been in KV cache slots for long enough. Must be
+        called about once a second.
+        """
         now = self._clock()
         for snapshot, slot in zip(self._seen, self._slots.slots, strict=True):
             if slot.tokens is not snapshot.tokens:
@@ -116,7 +127,9 @@ class PrefixStorer:
                 self._thread.submit(self._run, prefix)
 
     def clear(self) -> bool:
-        """Remove all stored prefixes of the model. Returns whether there were any."""
+        """Remove all stored prefixes of the model from the disk. Returns whether there were any. The files are deleted
+        in the other thread.
+        """
         self._num_clears += 1
         self._forget()
         removed = self._folder.set_aside()
@@ -167,9 +180,10 @@ class PrefixStorer:
 
     def _segments(self, prefix: _Prefix) -> Iterator[tuple[int, Segment]]:
         """Yield the segments in which a prefix is stored, each with the number of the prefix's tokens before the
-        segment.
+        segment. A segment is a part of a prefix that is stored in one file.
 
-        Segments have the same length, except additional ones that end where recurrent states are saved (a checkpoint).
+        Segments have the same length, except additional ones that end where a copy of the recurrent states (a
+        checkpoint) was saved.
         """
         tokens = storable(prefix.tokens[: prefix.length])
         parent, full = prefix.root, self._memory.segment_tokens
@@ -187,7 +201,9 @@ class PrefixStorer:
 
 @dataclass
 class _Load:
-    """A load of a prefix from disk into the KV cache slot of a sequence, from its start to its end."""
+    """One load of a prefix from disk into the KV cache slot of a sequence. `PrefixLoader.fetch` creates it; it is over
+    when the engine's loop takes what was loaded or cancels it.
+    """
 
     sequence: Sequence
     slot: Slot
@@ -211,8 +227,11 @@ class _Load:
 
 
 class PrefixLoader:
-    """Loads the stored prefixes of sequences. Its methods are called by the thread of the engine's loop; the executor
-    `thread` reads the files.
+    """Loads the stored prefixes of sequences from disk into KV cache slots, as part of a `DiskCache`. The thread of the
+    engine's loop calls the methods; the executor `thread` reads the files.
+
+    `folder` has the files, `memory` copies the KV cache to the slots in `slots`, and `clock` returns the time in
+    seconds.
     """
 
     def __init__(
@@ -232,12 +251,13 @@ class PrefixLoader:
         self.bytes_per_second = 0.0
 
     def fetch(self, sequence: Sequence, seconds_per_token: float, done: Callable[[], None]) -> bool:
-        """Start to load the stored prefix of a sequence that has a KV cache slot. Returns whether the sequence must
-        wait.
+        """Start to load the stored prefix of `sequence`, which has a KV cache slot. Returns whether the sequence must
+        wait for a load; then `sequence.is_loading` is set.
 
-        `done` is called in another thread when the load has ended; then `take` must be called. A sequence whose prompt
-        begins like that of a sequence whose prefix is being loaded waits for this load, without a call of `done`.
-        `seconds_per_token` is how long the model takes to read one prompt token; 0 if unknown.
+        When the load has ended, successfully or not, `done` is called in another thread; then `take` must be called. If
+        the prefix of another sequence that begins like this one is already being loaded, this sequence waits for that
+        load, and `done` is not called. `seconds_per_token` is how long the model takes to read one prompt token; 0 if
+        unknown.
         """
         slot = self._slots.of(sequence.id)
         tokens = list(storable(sequence.tokens))
@@ -260,10 +280,10 @@ class PrefixLoader:
         return True
 
     def take(self, sequence: Sequence) -> int:
-        """End the load for a sequence, and count what was loaded as part of the sequence's slot. The sequence stops
-        waiting.
+        """End the load for `sequence`, and record the loaded tokens in its KV cache slot. The sequence, and sequences
+        that wait for the same load, stop waiting.
 
-        Returns the number of loaded tokens, 0 if nothing was loaded.
+        Returns the number of loaded tokens; 0 if nothing was loaded.
         """
         load = self.cancel(sequence)
         if load is None:
@@ -275,23 +295,23 @@ class PrefixLoader:
         return len(loaded)
 
     def late(self, now: float) -> list[Sequence]:
-        """Sequences whose prefix is still being loaded at the time `now`, although the deadline of the load has passed
-        by then.
+        """Return the sequences whose prefix is still being loaded at the time `now`, although the deadline of the load
+        has passed. `take` should be called for them, so that the model reads the rest.
         """
         return [load.sequence for load in self._loads.values() if now >= load.deadline]
 
     @property
     def next_deadline(self) -> float:
-        """Earliest deadline of the running loads, by the loader's clock, from which on `late` returns a sequence;
-        infinite while nothing is loaded.
+        """Time of the loader's clock at which the first of the loads in progress becomes late; infinite while nothing
+        is loaded.
         """
         return min((load.deadline for load in self._loads.values()), default=inf)
 
     def cancel(self, sequence: Sequence) -> _Load | None:
-        """Stop the load for a sequence, so that nothing more is written to the sequence's slot. Returns the load, or
-        None if there was none.
+        """Stop the load for `sequence`, so that nothing more is written to the sequence's KV cache slot. Returns the
+        load, or None if there was none.
 
-        The sequence, and others that waited for the same load, stop waiting.
+        The sequence, and other sequences that wait for the same load, stop waiting.
         """
         sequence.is_loading = False
         for other in self._loads.values():
@@ -319,8 +339,8 @@ class PrefixLoader:
         done()
 
     def _load(self, load: _Load) -> int:
-        """Load the longest stored prefix of a sequence's tokens, unless the model would read the tokens faster. Returns
-        the number of bytes read from the disk.
+        """Load the longest stored prefix of a sequence's tokens into its slot, unless the model would read the tokens
+        faster. Returns the number of bytes read from the disk; 0 if nothing was loaded.
         """
         memory, root = self._memory, root_key(load.slot.salt, is_long=load.slot.is_long)
         # States are those behind a complete segment.
@@ -366,10 +386,11 @@ class PrefixLoader:
 
 
 class DiskCache:
-    """Prefix cache on disk of one engine: stores the KV cache of prompts in files, and loads it again instead of
-    computing it.
+    """The prefix cache on disk of one engine: it stores the KV cache of prompts' beginnings in files, and loads it for
+    later prompts that begin in the same way, instead of computing it again. `open_disk_cache` creates it.
 
-    Its methods are called by the thread of the engine's loop. One thread reads from the disk, and another one writes.
+    The thread of the engine's loop calls the methods, among them those of `PrefixLoader` and `PrefixStorer` that are
+    attributes here. The executor `loads` reads from the disk, and the executor `stores` writes to it.
     """
 
     def __init__(
@@ -395,14 +416,13 @@ class DiskCache:
 
     @property
     def next_deadline(self) -> float:
-        """Earliest time, by the cache's clock, at which a sequence stops waiting for its prefix to be loaded.
-
-        Infinite if no sequence waits.
+        """Time of the cache's clock at which the first of the waiting sequences stops waiting for its prefix to be
+        loaded; infinite if no sequence waits.
         """
         return self._loader.next_deadline
 
     def figures(self, seconds_per_token: float) -> DiskCacheFigures:
-        """Counters and settings of the cache for the metrics.
+        """Return the counters and settings of the cache for the metrics.
 
         `seconds_per_token` is how long the model takes to read one prompt token; 0 if unknown.
         """
@@ -422,7 +442,7 @@ class DiskCache:
 
 
 def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_counter) -> DiskCache | None:
-    """Open the prefix cache on disk, as the settings in `spec` ask for it. `clock` returns the time in seconds.
+    """Open the prefix cache on disk for `runner`, with the settings in `spec`. `clock` returns the time in seconds.
 
     Returns None if the runner's KV cache is not in CPU memory, if the model does not generate text, or if the folder
     cannot be used. The reason is logged, and the engine runs without the cache.

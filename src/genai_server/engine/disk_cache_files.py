@@ -1,15 +1,16 @@
-"""The files of the prefix cache on disk: one subfolder for each model, and in it one file for each segment (a part of a
-prefix).
+"""The files of the prefix cache on disk: `SegmentFolder` has the files of one model, and `SlotMemory` copies between
+their contents and KV cache slots in memory. There is one subfolder for each model, and in it one file for each segment,
+which is a part of a prefix (the beginning of a prompt).
 
-A segment has the KV cache of consecutive tokens, or the recurrent states after them. Its file consists of a magic
-number, the length of a MessagePack header, the header and the arrays. The header has the tokens and a checksum, so that
-a damaged file, or a file that belongs to other tokens, is recognized. Arrays are copied between the file and KV cache
-slots in memory.
+A segment has the KV cache of consecutive tokens. Its file consists of a magic number, the length of a MessagePack
+header, the header and the arrays. The header has the tokens and a checksum, so that a damaged file, or a file that
+belongs to other tokens, is recognized. For models with recurrent states, further files of the same format have the
+states after a prefix.
 
 The name of a segment's file has the key of the prefix before the segment, the number of the segment's tokens, and the
-key of the prefix including the segment. There is no other index than the file names. For models with recurrent states,
-further files have the states after a prefix and are named after the prefix. All engines of a host may use the folder at
-once, because files never change, and appear and disappear as a whole.
+key of the prefix that includes the segment. A key is a hash of all tokens of a prefix. The file names are the only
+index. All engines of a host may use the folder at once, because files never change, and appear and disappear as a
+whole.
 
 The modification time of a file is the time of its last use. Each segment gets an earlier time than the segment before
 it in the prefix, so that the least recently used file is never one on which other files depend.
@@ -55,12 +56,14 @@ _LATER = 1e-3
 
 
 class UnusableSegment(Exception):
-    """Raised, with the reason, for a segment file that is damaged or has other contents than its name says."""
+    """Raised by `read_segment` for a file that is damaged or has other contents than expected. The message gives the
+    reason.
+    """
 
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """Shape and numpy type of one array in a segment file."""
+    """Shape and numpy type of one array in a segment file, which has only the bytes of its arrays."""
 
     shape: tuple[int, ...]
     type: Any
@@ -81,7 +84,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 def root_key(salt: str | None, *, is_long: bool) -> str:
-    """Key of the empty prefix. The keys of all prefixes with the cache salt `salt` are derived from it.
+    """Return the key of the empty prefix, from which the keys of all prefixes with the cache salt `salt` are derived.
 
     Requests with different salts share no cached prefixes; None stands for no salt. `is_long` says whether the KV cache
     was computed with the rope (rotary position embedding) factors for long contexts.
@@ -90,14 +93,14 @@ def root_key(salt: str | None, *, is_long: bool) -> str:
 
 
 def segment_key(parent: str, tokens: Sequence[int]) -> str:
-    """Key of a prefix that consists of the prefix with the key `parent` and `tokens` after it."""
+    """Return the key of the prefix that consists of the prefix with the key `parent` and, after it, `tokens`."""
     return _digest(parent.encode(), _packed(tokens))
 
 
 def storable(tokens: Sequence[int]) -> Sequence[int]:
-    """The tokens before the first image, because only their KV cache can be stored on disk.
+    """Return the tokens before the first image, because only the KV cache of these can be stored on disk.
 
-    Image features have negative token ids, which are valid in one engine process only.
+    Features of images have negative token ids, which only this engine process knows.
     """
     return tokens[: next((index for index, token in enumerate(tokens) if token < 0), len(tokens))]
 
@@ -114,10 +117,11 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 
 def write_segment(path: Path, parent: str, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
-    """Write a segment to a new file. Raises OSError.
+    """Write a segment to a new file at `path`, which only the user of this process can read. Raises OSError if the file
+    exists or cannot be written.
 
-    `parent` is the key of the prefix before the segment; `tokens` and `arrays` are the segment's contents. Only the
-    user of this process can read the file.
+    `parent` is the key of the prefix before the segment; `tokens` are the segment's tokens, and `arrays` their KV
+    cache.
     """
     blocks = [np.ascontiguousarray(values).reshape(-1).view(np.uint8).data for values in arrays]
     packed = _packed(tokens)
@@ -131,12 +135,12 @@ def write_segment(path: Path, parent: str, tokens: Sequence[int], arrays: Sequen
 
 
 def read_segment(path: Path, parent: str, tokens: Sequence[int], layout: Sequence[ArrayLayout]) -> list[NDArray[Any]]:
-    """Read the arrays of the segment file at `path`.
+    """Read the segment file at `path`. Returns its arrays.
 
     `parent` is the key of the prefix before the segment, `tokens` are the tokens that the segment must have, and
     `layout` describes the arrays in the file, in order. The file is read instead of being mapped into memory, because
-    an error of the disk would otherwise kill the process. Raises OSError, and UnusableSegment if the file is damaged,
-    belongs to other tokens, or is owned by another user.
+    an error of the disk would otherwise kill the process. Raises OSError if the file cannot be read, and
+    UnusableSegment if it is damaged, belongs to other tokens, or is owned by another user.
     """
     # A pipe would block without O_NONBLOCK. Systems without these flags have neither links nor pipes in folders.
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -189,12 +193,13 @@ _MIN_TOKENS, _MAX_TOKENS = 16, 256
 
 
 class SlotMemory:
-    """Copies the KV cache of consecutive tokens from a KV cache slot to new arrays, or from such arrays to a slot.
+    """Copies the KV cache of consecutive tokens between a KV cache slot and arrays that are stored in a segment file.
 
     `arrays` are the KV cache buffers of all slots: keys and values of each layer, each of the shape [slots, kv_heads,
     length, cache_width] (`DecoderGraph.cache_width`). A copy consists of one array [kv_heads, tokens, cache_width] of
-    the type `stored_type` for each buffer. `states` are the recurrent states of all slots; None if the model has none.
-    `segment_bytes` is the size of a segment's copy, from which the number of its tokens follows.
+    the numpy type `stored_type` for each buffer. `states` are the recurrent states of all slots; None if the model has
+    none. `segment_bytes` is about the size of a segment's copy, from which the number of its tokens, `segment_tokens`,
+    follows.
     """
 
     def __init__(
@@ -216,20 +221,24 @@ class SlotMemory:
         ]
 
     def layout(self, num_tokens: int) -> list[ArrayLayout]:
-        """Shapes and types of the arrays in a segment file with the KV cache of `num_tokens` tokens, in order."""
+        """Return the shapes and types of the arrays in a segment file with the KV cache of `num_tokens` tokens, in
+        order.
+        """
         return [ArrayLayout((array.shape[1], num_tokens, array.shape[3]), self._type) for array in self._arrays]
 
     def read(self, slot: int, first: int, end: int) -> list[NDArray[Any]]:
-        """Copy the KV cache of the tokens of a slot from index `first` to before index `end`.
+        """Return a copy of the KV cache of some tokens in the slot number `slot`, from the token with the index `first`
+        to the one before the index `end`.
 
-        Returns two arrays [kv_heads, tokens, cache_width] for each layer, with the keys and the values.
+        The result has two arrays [kv_heads, tokens, cache_width] for each layer, with the keys and the values.
         """
         return [array[slot, :, first:end].astype(self._type) for array in self._arrays]
 
     def write(self, slot: int, first: int, end: int, values: Sequence[NDArray[Any]], skipped: int) -> None:
-        """Write the KV cache of the tokens of a slot from index `first` to before index `end`.
+        """Write the KV cache of some tokens to the slot number `slot`, from the token with the index `first` to the one
+        before the index `end`.
 
-        `values` are arrays [kv_heads, tokens, cache_width] as `read` returns them; their first `skipped` tokens are not
+        `values` are arrays [kv_heads, tokens, cache_width] as `read` returns them. Their first `skipped` tokens are not
         written.
         """
         for array, part in zip(self._arrays, values, strict=True):
@@ -238,7 +247,7 @@ class SlotMemory:
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive tokens of a stored prefix, by which the file with their KV cache is named.
+    """Consecutive tokens of a stored prefix, whose KV cache is in one file. `parent` and `key` name the file.
 
     `parent` is the key of the prefix before these tokens, and `key` the key of the prefix that ends with them.
     """
@@ -255,7 +264,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """What the folder of stored prefixes has for one model: the number and size of files, and their last use."""
+    """What the prefix cache on disk has for one model, for the command line and operators: the number and size of
+    files, and the time of their last use.
+    """
 
     name: str
     num_files: int
@@ -265,11 +276,11 @@ class StoredModel:
 
 
 class SegmentFolder:
-    """The stored segments of one model, `model`. The files of all models below `root` have at most `max_bytes` bytes
-    together.
+    """The stored segments of one model, in the subfolder `model` of `root`. The files of all models below `root` have
+    at most `max_bytes` bytes together.
 
-    Any thread may use the object. The constructor raises OSError if the folder cannot be created, or belongs to another
-    user.
+    Any thread may use the object. `now` returns the time in seconds since 1970. The constructor raises OSError if the
+    folder cannot be created, or belongs to another user.
     """
 
     def __init__(self, root: Path, model: str, max_bytes: int, now: Callable[[], float] = time.time) -> None:
@@ -291,16 +302,17 @@ class SegmentFolder:
 
     @property
     def limit(self) -> int:
-        """Maximum total size of all models' files in bytes, by the setting and by the free space of the disk. Raises
-        OSError.
+        """Maximum total size of the files of all models in bytes, by `max_bytes` and by the free space of the disk.
+        Raises OSError if the free space is unknown.
         """
         return min(self.max_bytes, self.num_bytes + shutil.disk_usage(self.root).free)
 
     def longest(self, root: str, tokens: Sequence[int], *, states: bool) -> list[Segment]:
-        """Find the longest stored prefix of `tokens`. Returns its segments in order, or an empty list if there is none.
+        """Find the longest stored prefix of `tokens`. Returns its segments in order; an empty list if no prefix is
+        stored.
 
-        `root` is the key of the empty prefix (`root_key`). With `states`, only prefixes count whose recurrent states
-        are stored, too.
+        `root` is the key of the empty prefix (`root_key`). With `states`, only prefixes count after which the recurrent
+        states are stored, too.
         """
         chain: list[Segment] = []
         best: list[Segment] = []
@@ -320,27 +332,28 @@ class SegmentFolder:
         return best
 
     def has(self, segment: Segment) -> bool:
-        """Whether a segment is stored, as far as this process knows. Other processes may have stored or removed it
-        since this process last read the names of the files.
+        """Return whether `segment` is stored, as far as this process knows. Other processes may have stored or removed
+        it since this process last read the names of the files.
         """
         return segment in self._children.get(segment.parent, ())
 
     def has_states(self, key: str) -> bool:
-        """Whether the recurrent states after the prefix with the key `key` are stored, as far as this process knows
-        (see `has`).
+        """Return whether the recurrent states after the prefix with the key `key` are stored, as far as this process
+        knows. Other processes may have stored or removed them since this process last read the names of the files.
         """
         return key in self._with_states
 
     def read(self, segment: Segment, tokens: Sequence[int], layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
-        """Read the KV cache of a segment. Returns None if the file is missing or unusable.
+        """Return the arrays with the KV cache of `segment`, or None if its file is missing or unusable. An unusable
+        file is removed.
 
         `tokens` are the tokens that the segment must have; `layout` describes the arrays in the file, in order.
         """
         return self._read(segment.name, segment.parent, tokens, layout)
 
     def read_states(self, key: str, layout: Sequence[ArrayLayout]) -> list[NDArray[Any]] | None:
-        """Read the recurrent states after the prefix with the key `key`. Returns None if the file is missing or
-        unusable.
+        """Return the recurrent states after the prefix with the key `key`, or None if their file is missing or
+        unusable. An unusable file is removed.
 
         `layout` describes the arrays in the file, in order.
         """
@@ -363,11 +376,12 @@ class SegmentFolder:
 
     @contextlib.contextmanager
     def writing(self, num_bytes: int) -> Iterator[None]:
-        """Context manager within which up to `num_bytes` bytes may be written. Raises OSError, also if another process
-        writes for longer than _PATIENCE seconds.
+        """Return a context manager within which files with up to `num_bytes` bytes together may be written by `write`
+        and `write_states`.
 
         Only one process at a time is in such a context. On entry, the least recently used files of all models are
-        removed to make room.
+        removed to make room. Raises OSError if the folder cannot be used, or if another process writes for longer than
+        _PATIENCE seconds.
         """
         try:
             with self._lock:
@@ -379,15 +393,14 @@ class SegmentFolder:
             raise OSError(f"another process has {self._lock.lock_file} for {_PATIENCE:.0f} s") from None
 
     def write(self, segment: Segment, tokens: Sequence[int], arrays: Sequence[NDArray[Any]]) -> None:
-        """Store a segment with its tokens and its KV cache. Must be called within the context `writing`. Raises
-        OSError.
+        """Store `segment` with its tokens and the arrays of its KV cache. Must be called within the context `writing`.
+        Raises OSError if the file cannot be written.
         """
         self._write(segment.name, segment.parent, tokens, arrays)
 
     def write_states(self, key: str, arrays: Sequence[NDArray[Any]]) -> None:
         """Store the recurrent states after the prefix with the key `key`. Must be called within the context `writing`.
-
-        Raises OSError.
+        Raises OSError if the file cannot be written.
         """
         self._write(f"{key}{_STATES}", key, (), arrays)
 
@@ -402,8 +415,8 @@ class SegmentFolder:
             self._add(name)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Remove the least recently used files of all models until another `num_bytes` bytes can be written within the
-        limit.
+        """Remove the least recently used files of all models until `num_bytes` further bytes can be written within the
+        limit. Raises OSError if a file cannot be removed.
         """
         files = sorted(_files(self.root), key=lambda file: file[1].st_mtime)
         self.num_bytes = sum(status.st_size for _, status in files)
@@ -416,7 +429,7 @@ class SegmentFolder:
             self.num_bytes -= status.st_size
 
     def touch(self, segments: Sequence[Segment], *, states: bool) -> None:
-        """Set the modification times of a prefix's files, because the prefix was just used.
+        """Record that a prefix was just used, by the modification times of its files, so that they are removed late.
 
         `segments` are the prefix's segments in order. With `states`, the file with the recurrent states after the
         prefix is included.
@@ -440,7 +453,9 @@ class SegmentFolder:
         return removed
 
     def _scan(self) -> None:
-        """Read the names of the model's files again if its folder has changed since they were last read."""
+        """Read the names of the model's files again, if its folder has changed since they were last read. The caller
+        must hold the lock `_changing`.
+        """
         try:
             changed = self._path.stat().st_mtime_ns
             if changed == self._scanned:
@@ -470,7 +485,7 @@ class SegmentFolder:
 
 
 def stored_models(root: Path) -> list[StoredModel]:
-    """Summary of each model that has stored prefixes below the folder `root`, sorted by name."""
+    """Return a summary of each model that has stored prefixes below the folder `root`, sorted by name."""
     by_model: dict[str, list[os.stat_result]] = {}
     for path, status in _files(root):
         by_model.setdefault(path.parent.name, []).append(status)
@@ -511,8 +526,8 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _make_private(folder: Path) -> None:
-    """Create a folder that only the user of this process can enter. Raises OSError if it exists and belongs to another
-    user.
+    """Create a folder that only the user of this process can enter, or take that permission from others if the folder
+    exists. Raises OSError if this is impossible, or if the folder belongs to another user.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat(follow_symlinks=False)

@@ -1,8 +1,10 @@
-"""Encoded images and audio of a prompt, and the token ids and positions of images.
+"""Encoded images and audio of requests: `EncodedImage` and `PromptImages` for prompts with images (or with audio clips
+in chats), and `EncodedAudio` for a recording to transcribe. The encoder worker creates them, and the runner passes them
+to the model.
 
-A model's vocabulary has one token id for all features of all images. Within the engine each feature has an id of its
-own, which is negative. Tokens with equal ids therefore always have an equal KV cache, and the search for cached
-prefixes and drafts treats images like text.
+A model's vocabulary has one token id for all features (vectors that the encoder has computed) of all images. Within the
+engine each feature has an id of its own, which is negative. Tokens with equal ids therefore always have an equal KV
+cache, and the search for cached prefixes and drafts treats images like text.
 """
 
 from collections import abc
@@ -23,7 +25,9 @@ _FIRST_ID = -2
 
 @dataclass(frozen=True, eq=False)
 class EncodedImage:
-    """One image of a prompt after encoding: the features that replace the embeddings of its tokens."""
+    """One image of a prompt after encoding: the features, vectors that replace the embeddings of the image's tokens in
+    the model.
+    """
 
     # A number that only equal images share.
     serial: int
@@ -37,17 +41,17 @@ class EncodedImage:
 
     @property
     def ids(self) -> list[int]:
-        """A negative token id for each feature, equal for equal images only."""
+        """The engine's token ids of the image's features: a negative number for each, equal for equal images only."""
         first = _FIRST_ID - self.serial * _MAX_FEATURES
         return list(range(first, first - len(self.features), -1))
 
 
 class PromptImages:
-    """A prompt and its encoded images, or its encoded audio clips.
+    """A prompt with its encoded images, or with its encoded audio clips, which are treated alike.
 
-    `image_token` is the token id that stands for each feature in the model's vocabulary. Raises ValueError if the
-    number of an image's features is not the number of these tokens in the part of the prompt that `images` names for
-    it.
+    `prompt` has the token ids, `images` the places of the images in the prompt, and `encoded` the features of each
+    image. `image_token` is the token id that stands for each feature in the model's vocabulary. Raises ValueError if
+    the part of the prompt that belongs to an image does not have as many of these tokens as the image has features.
     """
 
     def __init__(
@@ -72,7 +76,9 @@ class PromptImages:
         self._answer_offset = 0 if self._positions is None else int(self._positions.max()) + 1 - len(prompt)
 
     def model_tokens(self, tokens: abc.Sequence[int]) -> list[int]:
-        """Return `tokens` as the model reads them: its image token replaces the negative ids of features."""
+        """Return `tokens` with the ids that the model knows: its token for images replaces the negative ids of
+        features.
+        """
         return [token if token >= 0 else self._image_token for token in tokens]
 
     def features(self, tokens: abc.Sequence[int]) -> NDArray[Any] | None:
@@ -83,9 +89,10 @@ class PromptImages:
         return np.stack([self._features[serial][index] for serial, index in keys]) if keys else None
 
     def positions(self, first: int, num_tokens: int) -> NDArray[np.int64] | None:
-        """Return the positions [3, num_tokens] of the tokens of prompt and answer from index `first` on.
+        """Return the positions [3, num_tokens] of `num_tokens` tokens of the prompt and the answer, beginning with the
+        one at the index `first`: the positions on the axes of frames, rows and columns.
 
-        None if each token's position is its index, as in prompts of text only.
+        None if the position of each token is its index, as in prompts of text only.
         """
         if self._positions is None:
             return None
@@ -96,11 +103,11 @@ class PromptImages:
 
 
 def _positions(num_tokens: int, images: abc.Sequence[Image]) -> NDArray[np.int64]:
-    """Return the positions of a prompt's tokens on three axes: frames, rows and columns (M-RoPE of Qwen2-VL, arXiv
-    2409.12191, section 2.1).
+    """Return the positions [3, num_tokens] of a prompt's tokens on three axes: frames, rows and columns (M-RoPE of
+    Qwen2-VL, arXiv 2409.12191, section 2.1).
 
-    A token of text has the same position on each axis. Within an image, the positions count frames, rows and columns
-    from the position at which the image begins; text after the image continues behind the largest of them.
+    A token of text has the same position on each axis. Within one of `images`, the positions count frames, rows and
+    columns from the position at which the image begins; text after the image continues behind the largest of them.
     """
     parts: list[NDArray[np.int64]] = []
     index = position = 0
@@ -123,8 +130,8 @@ def _positions(num_tokens: int, images: abc.Sequence[Image]) -> NDArray[np.int64
 
 @dataclass(frozen=True, eq=False)
 class EncodedAudio:
-    """One window of a recording to transcribe: the spectrogram, and the keys and values that the encoder has computed
-    from it.
+    """One window of a recording to transcribe: its spectrogram, and the keys and values that the model's encoder has
+    computed from it, which the decoder reads.
     """
 
     # The spectrogram that the encoder reads, float32 [1, mels, frames].

@@ -1,7 +1,8 @@
-"""Encodes the images or audio of requests in a separate thread, and caches recent results.
+"""Encodes the images or audio of requests in a separate thread, while other sequences continue to generate, and caches
+recent results. `ImageWorker` is for models that read images or audio in chats, `AudioWorker` for models that
+transcribe.
 
-Meanwhile, other sequences continue to generate. The result for a request is passed to the engine's loop as a message.
-`ImageWorker` is for models that read images or audio in chats, `AudioWorker` for models that transcribe.
+The result for a request is passed to the engine's loop as a message.
 """
 
 import logging
@@ -36,14 +37,15 @@ One = TypeVar("One", EncodedImage, EncodedAudio)
 
 
 class RequestEnded(Exception):
-    """Raised to stop the encoding for a request that has ended."""
+    """Raised within the worker's thread to stop the encoding for a request that has ended."""
 
 
 class EncoderWorker(ABC, Generic[One]):
-    """Base class of workers that encode images or audio in a thread of their own.
+    """Base class of workers that encode images or audio in a thread of their own. The engine's loop asks `check` and
+    `has_inputs` about each request, and calls `submit` for those that have images or audio.
 
-    A cache has all results for unfinished requests, so that no input is encoded twice, and up to `max_bytes` of other
-    results. `open_encoder` loads the encoder and returns the function that encodes. It is called in the worker's
+    A cache has all results for unfinished requests, so that no input is encoded twice, and up to `max_bytes` bytes of
+    other results. `open_encoder` loads the encoder and returns the function that encodes. It is called in the worker's
     thread, whose low priority the encoder's own threads inherit, so that decoding comes first. The constructor raises
     what `open_encoder` raises.
     """
@@ -62,9 +64,8 @@ class EncoderWorker(ABC, Generic[One]):
         self._encode = self._thread.submit(open_encoder).result()
 
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
-        """Encode all inputs of a sequence. `done` is then called in the worker's thread with the result or an error.
-
-        `done` is not called if the sequence ends before.
+        """Start to encode all images or audio of the request of `sequence`. When that is done, `done` is called in the
+        worker's thread with the result or an error. It is not called if the sequence ends before.
         """
         job = partial(self._prepare, sequence, done)
         self._thread.submit(job, tenant=sequence.tenant, low_priority=sequence.low_priority)
@@ -75,18 +76,21 @@ class EncoderWorker(ABC, Generic[One]):
 
     @abstractmethod
     def has_inputs(self, request: GenerationRequest) -> bool:
-        """Whether a request has images or audio to encode."""
+        """Return whether a request has images or audio that must be encoded."""
 
     @abstractmethod
     def _encode_all(self, sequence: Sequence) -> PromptImages | EncodedAudio:
-        """Encode all inputs of a sequence's request. Implementations call `_encoded` for each input."""
+        """Encode all images or audio of a sequence's request, and return them with what the runner needs.
+        Implementations call `_encoded` for each image or recording.
+        """
 
     @abstractmethod
     def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> One:
-        """Encode one image or recording. `tensors` are the input tensors of the encoder. Implementations call
-        `_encode`.
+        """Encode one image or recording, and return the result. Implementations call `_encode`, the function that the
+        loaded encoder has provided.
 
-        `digest` identifies the image or recording, which belongs to `request`.
+        `digest` identifies the image or recording, `tensors` are the input tensors of the encoder by their names, and
+        `request` is the request to which the image or recording belongs.
         """
 
     def _prepare(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
@@ -103,9 +107,11 @@ class EncoderWorker(ABC, Generic[One]):
             done(RunnerFailed("internal error; see the server log"))
 
     def _encoded(self, sequence: Sequence, digest: str, path: str) -> One:
-        """Return the encoded form of one input, from the cache or by encoding the tensors in the file at `path`.
+        """Return one image or recording in encoded form, from the cache or by encoding the tensors in the file at
+        `path`.
 
-        `digest` identifies the input. Raises RequestEnded if the sequence has ended.
+        `digest` identifies the image or recording. Raises RequestEnded if the sequence has ended, and OSError,
+        ValueError or zipfile.BadZipFile if the file cannot be read.
         """
         if sequence.state is SequenceState.ENDED:
             raise RequestEnded
@@ -121,13 +127,13 @@ class EncoderWorker(ABC, Generic[One]):
         return encoded
 
     def _num_present(self) -> int:
-        """Number of results that unfinished requests use. A result that several requests use counts once for each."""
+        """Return how many results unfinished requests use. A result that several requests use counts once for each."""
         self._in_use = [used for used in self._in_use if used[0].state is not SequenceState.ENDED]
         return len(self._in_use)
 
     def _drop_unused(self) -> None:
-        """Remove results that no unfinished request uses from the cache, the least recently used first, until the
-        others of this kind have at most `max_bytes` bytes.
+        """Remove results from the cache that no unfinished request uses, the least recently used first, until at most
+        `max_bytes` bytes of such results are left.
         """
         self._num_present()
         present = {digest for _, digest in self._in_use}
@@ -144,11 +150,12 @@ _MAX_SERIALS = 100_000
 
 
 class ImageWorker(EncoderWorker[EncodedImage]):
-    """Encodes images, one at a time, into features [features, hidden_size], which replace the embeddings of image
-    tokens.
+    """Encodes images, one at a time, into features [features, hidden_size], vectors that replace the embeddings of
+    image tokens in the model.
 
-    With `has_audio`, it encodes audio clips in chats in the same way. `image_token` is the token id that stands for
-    each feature in the model's vocabulary.
+    With `has_audio`, it encodes audio clips in chats in the same way. `open_encoder` loads the encoder and returns the
+    function that encodes. `image_token` is the token id that stands for each feature in the model's vocabulary. The
+    cache has up to `max_bytes` bytes of features that no unfinished request uses.
     """
 
     noun = "an image"
@@ -216,7 +223,9 @@ Align = Callable[[Alignment, EncodedAudio], list[float]]
 
 
 class AudioWorker(EncoderWorker[EncodedAudio]):
-    """Encodes windows of recordings for a model that transcribes speech."""
+    """Encodes windows of recordings for a model that transcribes speech, and finds the times of spoken tokens if a
+    request asks for them.
+    """
 
     noun = "a sound"
 
@@ -227,8 +236,8 @@ class AudioWorker(EncoderWorker[EncodedAudio]):
         max_ahead: int,
         open_aligner: Callable[[], Align] | None = None,
     ) -> None:
-        """Start a worker whose thread loads the encoder with `open_encoder`. The cache has up to `max_bytes` of encoded
-        audio that no unfinished request uses.
+        """Start a worker whose thread loads the encoder with `open_encoder`, which returns the function that encodes.
+        The cache has up to `max_bytes` bytes of encoded audio that no unfinished request uses.
 
         At most `max_ahead` unfinished requests have encoded audio at once; further requests wait. `open_aligner` loads
         the function that finds when tokens are spoken, as soon as a request asks for these times; None if the model
@@ -243,8 +252,8 @@ class AudioWorker(EncoderWorker[EncodedAudio]):
         return request.sound is not None
 
     def check(self, request: GenerationRequest) -> None:
-        """Raise InvalidField for a request without audio or with images, or if it asks for the times of tokens and the
-        model cannot find them.
+        """Raise InvalidField for a request without audio or with images, and for a request that asks for the times of
+        tokens if the model cannot find them.
         """
         if request.images:
             raise InvalidField("images", "cannot be read by this model")

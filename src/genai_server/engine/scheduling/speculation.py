@@ -1,14 +1,15 @@
-"""Speculative decoding: chooses which drafts a decoding step reads. The module only decides; it runs no model.
+"""Speculative decoding: `Speculation` chooses which draft tokens the next decoding step reads for each sequence. This
+module only decides; it runs no model.
 
-Each sequence has proposals from texts (engine/scheduling/drafts.py), which cost almost no time. A draft model needs a
-pass for each token that it proposes, or one for all if it drafts in parallel, and must first read those tokens of a
-sequence that it has not read. A sequence's draft comes from the source of which more tokens are expected to be
-accepted. One rule chooses the lengths by the measured times of both models'
-passes (engine/scheduling/draft_lengths.py).
+A draft comes from one of two sources. Proposals from texts (engine/scheduling/drafts.py) cost almost no time. A draft
+model needs a pass for each token that it proposes, or one pass for all tokens if it drafts in parallel, and must first
+read those tokens of the sequence that it has not read yet. Each sequence gets a draft from the source of which more
+tokens are expected to be accepted. The lengths of all drafts are chosen by the measured times of the passes of both
+models (engine/scheduling/draft_lengths.py).
 
-A draft model reads a long prompt if its drafts are expected to save more time in the rest of the answer than reading
-the prompt takes. Recorded acceptance decays slowly towards the initial assumption, so that an answer whose drafts were
-rejected gets drafts again from time to time.
+The draft model reads a long prompt only if its drafts are expected to save more time in the rest of the answer than
+reading the prompt takes. Recorded acceptance decays slowly towards the initial assumption, so that an answer whose
+drafts were rejected gets drafts again from time to time.
 """
 
 import logging
@@ -39,7 +40,9 @@ _MIN_RETURN = 1.5
 
 
 class DraftingModel(Protocol):
-    """Those methods and attributes of a draft model that this module uses."""
+    """What this module needs of a draft model, a small model or head that proposes the tokens which a large model then
+    verifies.
+    """
 
     # The measured times of the draft model's passes.
     times: StepTimeModel
@@ -47,27 +50,34 @@ class DraftingModel(Protocol):
     is_parallel: bool
 
     def room(self, sequence: Sequence) -> int:
-        """Return how many tokens the model can draft for a sequence at most; 0 if it cannot read the sequence."""
+        """Return the maximum number of tokens that the draft model can propose for `sequence`; 0 if it cannot read the
+        sequence.
+        """
 
     def num_unread(self, sequence: Sequence) -> int:
-        """Return how many of a sequence's tokens the model has not read, which are at least 1."""
+        """Return how many tokens of `sequence` the draft model has not read yet. At least the newest token is
+        unread.
+        """
 
     def propose(
         self, wanted: abc.Sequence[tuple[Sequence, int]], to_read: abc.Sequence[tuple[Sequence, int]]
     ) -> list[list[int]]:
-        """Propose draft tokens for the sequences in `wanted`, and read tokens of the sequences in `to_read`.
+        """Propose draft tokens for the sequences in `wanted`, and read tokens of the sequences in `to_read` for later
+        drafts.
 
-        In `wanted` each sequence has the maximum length of its draft, and in `to_read` the number of tokens to read.
-        Returns the drafts for `wanted`, in order.
+        `wanted` has each sequence with the maximum length of its draft, and `to_read` each sequence with the number of
+        its tokens to read. Returns the draft of each sequence in `wanted`, in order.
         """
 
     def close(self, sequence: int) -> None:
-        """Discard everything about the sequence with this id. Does nothing for an unknown id."""
+        """Discard what the draft model has stored for the sequence with the id `sequence`. Does nothing for an unknown
+        id.
+        """
 
 
 class Speculation:
     """Chooses the drafts of an engine's steps, from texts and, if there is one, from the draft model in the attribute
-    `model`.
+    `model`. The scheduler creates it, asks it for drafts by `choose`, and reports by `count` what has become of them.
 
     The draft model reads at most `max_chunk` prompt tokens in a pass.
     """
@@ -83,9 +93,11 @@ class Speculation:
     def choose(
         self, batch: abc.Sequence[Sequence], may_draft: abc.Sequence[bool], times: StepTimeModel
     ) -> list[abc.Sequence[int]]:
-        """Return the draft of each sequence in `batch` for the next step; an empty one for a sequence without a draft.
+        """Return the draft tokens of each sequence in `batch` for the next step, in order; an empty list for a sequence
+        that gets no draft.
 
-        `may_draft` says for each sequence whether it may have a draft. `times` has the measured times of steps.
+        `may_draft` says for each sequence whether it may have a draft. `times` has the measured times of steps. An
+        error of the draft model is logged and not raised; the sequences in `batch` then get no more drafts from it.
         """
         self._drafted = set()
         if len(batch) >= MAX_DRAFTED or not times.is_measured:
@@ -110,7 +122,9 @@ class Speculation:
         return [draft.tokens[:length] for draft, length in zip(drafts, lengths, strict=True)]
 
     def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Record that `num_accepted` of the `num_drafted` tokens in a sequence's last draft were accepted."""
+        """Record that `num_accepted` of the `num_drafted` tokens in the last draft of `sequence` were accepted. Only
+        drafts of the draft model are counted here.
+        """
         if sequence in self._drafted:
             self._acceptance(sequence).count(num_drafted, num_accepted)
             self._overall.count(num_drafted, num_accepted)
@@ -126,10 +140,11 @@ class Speculation:
         usable: abc.Sequence[bool],
         times: StepTimeModel,
     ) -> list[abc.Sequence[int]]:
-        """Return the drafts of a step if there is a draft model, which now proposes some of them.
+        """Return the drafts of a step as `choose` does, for an engine with a draft model. The draft model proposes
+        tokens and reads prompts as part of this call.
 
         `drafts` are the drafts from texts for the sequences in `batch`, and `usable` says for each sequence whether the
-        draft model may draft for it. `times` has the measured times of steps.
+        draft model may propose its draft. `times` has the measured times of steps.
         """
         steps, drafting = times.curve(MAX_DRAFTED), [0.0, *model.times.curve(MAX_DRAFTED)[1:]]
         max_unread = _FEW_IN_PARALLEL if model.is_parallel else _FEW
@@ -184,10 +199,11 @@ class Speculation:
     def _chunks(
         self, model: DraftingModel, batch: abc.Sequence[Sequence], behind: dict[int, int], seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Choose of which sequences the draft model reads tokens now, as many as it can read in about `seconds`.
-
-        `behind` has the number of unread tokens, without the newest one, by the index of the sequence in `batch`.
+        """Choose the sequences of which the draft model reads tokens now, so that this takes about `seconds` seconds.
         Returns each chosen sequence with the number of its tokens to read.
+
+        `behind` has the number of tokens that the draft model has not read, without the newest one, by the index of the
+        sequence in `batch`.
         """
         budget = min(self._max_chunk, max(MIN_CHUNK, int(model.times.tokens_read_in(seconds))))
         chunks: list[tuple[Sequence, int]] = []
@@ -199,8 +215,8 @@ class Speculation:
 
 
 def _from_text(sequence: Sequence) -> Draft:
-    """Return the draft for a sequence without a draft model: tokens that its reasoning or its grammar forces, or tokens
-    from texts.
+    """Return the draft for `sequence` that needs no draft model: tokens that the end of its reasoning or its grammar
+    forces, or tokens from texts. An error is logged, and the draft is then empty.
     """
     try:
         forced = [] if sequence.reasoning is None else sequence.reasoning.forced

@@ -1,5 +1,6 @@
-"""Estimates the times of forward passes and the lengths of answers from recent ones, and from these the sizes of chunks
-of prompts.
+"""Estimates the durations of forward passes and the lengths of answers from recent ones (`StepTimeModel`). The
+scheduler computes from these how many tokens of a prompt to read in a pass, how long drafts may be, and how long a full
+queue stays full.
 """
 
 import math
@@ -29,7 +30,7 @@ MAX_DRAFTED = 64
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the median of the values; of two middle ones, the lower. 0 if there are no values.
+    """Return the median of `values`; 0 if there are none. If two values are in the middle, the lower one is returned.
 
     The lower one is used because passes that were disturbed are slow, and a single one must not count.
     """
@@ -38,12 +39,15 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _per_token(number: int, seconds: float) -> float:
-    """Return by how many seconds one more token is assumed to prolong a pass of `number` tokens that took `seconds`."""
+    """Return the seconds by which one more token is assumed to prolong a pass of `number` tokens that took `seconds`
+    seconds.
+    """
     return _SHARE_PER_TOKEN * seconds / (1 + _SHARE_PER_TOKEN * (number - 1))
 
 
 class StepTimeModel:
-    """The times of recent forward passes, in seconds by numbers of tokens, and the average length of answers.
+    """Measured durations in seconds of recent forward passes, by their numbers of tokens, and the average length of
+    recent answers. The scheduler records both and asks for estimates.
 
     `passes` has the seconds of decoding passes in the warm-up, by their numbers of tokens, and `prompt_token` the
     seconds for one token of a prompt. These are used until passes are measured. For numbers of tokens that have not
@@ -64,13 +68,15 @@ class StepTimeModel:
         self._answer: float | None = None  # tokens of an answer; None before the first one
 
     def begin_round(self) -> None:
-        """Begin a new round of passes, and record how long the decoding of the last round took."""
+        """Begin a new round of steps, in which every running sequence gets its turn. The time that the last round spent
+        on decoding is recorded as the time in which each answer gets one more token.
+        """
         if self._decoding:
             self._per_round.append(self._decoding)
         self._decoding = 0.0
 
     def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
-        """Record that a pass of `num_tokens` tokens took `seconds`.
+        """Record that a pass of `num_tokens` tokens took `seconds` seconds.
 
         `num_decoded` of these tokens belong to answers and their drafts, the others to prompts.
         """
@@ -100,14 +106,14 @@ class StepTimeModel:
         return self._points
 
     def _fit(self) -> tuple[list[int], list[float]]:
-        """Return the points of a curve from the number of a decoding pass's tokens to its seconds: the numbers, and the
-        seconds, both in ascending order.
+        """Return a curve that gives the seconds of a decoding pass for its number of tokens, as points: the numbers of
+        tokens, and the seconds, both in ascending order.
 
         The points are measured passes and, for other numbers of tokens, passes of the warm-up. If measurements say that
-        a pass of more tokens takes less time, all of these passes get their mean, in which many and recent measurements
-        have more weight. Passes of the warm-up are assumed to have become as much slower or faster as measured passes
-        of about as many tokens. As something may have slowed the warm-up, such a pass gets at most the time of the next
-        shorter measured pass, increased by what each further token usually takes.
+        a pass of more tokens takes less time, all passes that contradict each other get their mean, in which many and
+        recent measurements have more weight. Passes of the warm-up are assumed to have become slower or faster by the
+        same factor as measured passes of about as many tokens. As something may have slowed the warm-up, such a pass
+        gets at most the time of the next shorter measured pass, increased by what each further token usually takes.
         """
         blocks: list[tuple[float, float, list[int]]] = []  # seconds of one pass, weight, and numbers of tokens
         for number in sorted(self._passes):
@@ -133,12 +139,12 @@ class StepTimeModel:
         return numbers, [float(value) for value in np.maximum.accumulate([times[number] for number in numbers] or [0])]
 
     def seconds(self, num_tokens: int) -> float:
-        """Estimate the seconds of a pass that only decodes, with `num_tokens` tokens; 0 before any measurement."""
+        """Estimate the seconds of a pass that only decodes and reads `num_tokens` tokens; 0 before any measurement."""
         return self.curve(num_tokens)[-1]
 
     def curve(self, num_tokens: int) -> list[float]:
-        """Estimate the seconds of passes that only decode, with 0, 1, … and `num_tokens` tokens. All are 0 before any
-        measurement.
+        """Estimate the seconds of passes that only decode, and return them as a list: the item with the index i is for
+        a pass of i tokens, from 0 to `num_tokens`. All items are 0 before any measurement.
 
         The estimates never decrease, however uneven the measurements are.
         """
@@ -155,10 +161,8 @@ class StepTimeModel:
         return [float(value) for value in seconds]
 
     def low_priority_tokens(self, num_tokens: int) -> int:
-        """Return how many tokens low-priority sequences may read in a pass that decodes `num_tokens` tokens of other
-        sequences.
-
-        According to the measured times, these tokens do not make the pass noticeably slower.
+        """Return how many tokens of low-priority sequences may be added to a pass that decodes `num_tokens` tokens of
+        other sequences, so that the pass does not become noticeably slower according to the measured times.
         """
         measured, _ = self._known
         if not measured or not measured[0] <= num_tokens < measured[-1]:
@@ -167,37 +171,43 @@ class StepTimeModel:
         return sum(seconds <= (1 + _MAX_SLOWDOWN) * curve[num_tokens] for seconds in curve[num_tokens + 1 :])
 
     def chunk(self, maximum: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
-        """Return how many prompt tokens to read now: at most `maximum`, and before any measurement at most MIN_CHUNK.
+        """Return how many prompt tokens a step should read in addition to its decoding: at most `maximum`, and before
+        any measurement at most MIN_CHUNK.
 
         `decoding` is the time in seconds that the step's decoding takes; None stands for the decoding in this round so
-        far. With a `target`, the whole step may take this number of seconds. Otherwise the chunk may take PROMPT_SHARE
-        times as long as the decoding, and `crowd` times that if `crowd` is above 1.
+        far. With a `target`, the whole step may take this number of seconds. With 0, the prompt may take PROMPT_SHARE
+        times as long as the decoding, and `crowd` times that if `crowd`, the number of prompts for each decoding
+        sequence, is above 1.
         """
         decoding = self._decoding if decoding is None else decoding
         seconds = target - decoding if target else PROMPT_SHARE * max(1.0, crowd) * decoding
         return min(maximum, max(MIN_CHUNK, int(self.tokens_read_in(seconds))))
 
     def tokens_read_in(self, seconds: float) -> float:
-        """Return how many prompt tokens can be read in this number of seconds; 0 before any measurement."""
+        """Return how many prompt tokens the model is estimated to read in `seconds` seconds; 0 before any
+        measurement.
+        """
         per_token = self.seconds_to_read(1)
         return seconds / per_token if per_token else 0.0
 
     def answered(self, num_tokens: int) -> None:
-        """Record the length of an ended answer in tokens."""
+        """Record that an answer has ended with `num_tokens` tokens. Recent answers have more weight in the average
+        length.
+        """
         self._answer = num_tokens if self._answer is None else (1 - _WEIGHT) * self._answer + _WEIGHT * num_tokens
 
     def seconds_to_read(self, num_tokens: int) -> float:
-        """Estimate the seconds to read `num_tokens` tokens of a prompt; 0 before any measurement."""
+        """Estimate the seconds that the model takes to read `num_tokens` prompt tokens; 0 before any measurement."""
         return num_tokens * (_median(self._prompts) or self._tried_prompt_token)
 
     def seconds_to_decode(self, num_tokens: float) -> float:
-        """Estimate the seconds until an answer has `num_tokens` more tokens while the other answers run; 0 before any
-        measurement.
+        """Estimate the seconds until an answer has `num_tokens` more tokens while the other running answers continue,
+        too; 0 before any measurement.
         """
         return num_tokens * _median(self._per_round)
 
     def tokens_left(self, num_produced: int) -> float:
-        """Estimate how many more tokens an answer with `num_produced` tokens will get; infinite before any answer has
-        ended.
+        """Estimate how many more tokens an answer will get that has `num_produced` tokens now: at least 1, and infinite
+        before any answer has ended.
         """
         return math.inf if self._answer is None else max(1.0, self._answer - num_produced)
