@@ -1,4 +1,6 @@
-"""Describes a decoder's ONNX graph by the names and shapes of its inputs and outputs."""
+"""Describes a decoder's ONNX graph by the names and shapes of its inputs and outputs (`DecoderGraph`). The code that
+rewrites the graph, allocates the KV cache and runs passes reads this description instead of the graph.
+"""
 
 import math
 from collections.abc import Mapping
@@ -18,14 +20,17 @@ PAST = slice(3, 5)
 
 
 class DoesNotFit(Exception):
-    """Raised if a model cannot run in the batch. The message gives the reason."""
+    """Raised if a model cannot run in the batch, which means that onnxruntime-genai must run its sequences one by one.
+    The message gives the reason.
+    """
 
 
 @dataclass(frozen=True)
 class LayerState:
     """A state of fixed size that a layer of the graph has for each sequence, such as the last inputs of a convolution.
 
-    `past` and `present` are the names of the graph's input and output for the state.
+    `past` and `present` are the names of the graph's input for the state before a pass, and of its output for the state
+    after it.
     """
 
     past: str
@@ -43,10 +48,10 @@ class LayerState:
 
 @dataclass(frozen=True)
 class LowRankPath:
-    """A path x·A·B for LoRA adapters in a graph, parallel to a weight matrix that maps `num_inputs` values to
-    `num_outputs` values.
+    """A place in a graph where a LoRA adapter takes effect: a path x·A·B that runs parallel to a weight matrix, which
+    maps `num_inputs` values to `num_outputs` values.
 
-    `a` and `b` are the names of the graph's inputs for the matrices A and B.
+    `a` and `b` are the names of the graph's inputs for the adapter's matrices A and B.
     """
 
     # Names of the graph's inputs: [num_inputs, rank] and [rank, num_outputs].
@@ -58,7 +63,9 @@ class LowRankPath:
 
 @dataclass(frozen=True)
 class VisionFiles:
-    """The encoder and embedding graphs of a model that reads images or audio besides text, found in its directory."""
+    """The two graphs that a model has in addition to its decoder to read images or audio besides text: `vision` encodes
+    them into features (vectors), and `embedding` puts these among the embeddings of tokens.
+    """
 
     vision: Path
     embedding: Path
@@ -75,13 +82,15 @@ class VisionFiles:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, name: str) -> str:
-        """Name in the model's graphs of the input or output that onnxruntime-genai calls `name`."""
+        """Return the name that the model's own graphs have for the input or output that onnxruntime-genai calls
+        `name`.
+        """
         return self.names.get(name, name)
 
     @property
     def features(self) -> str:
-        """Name in the model's graphs of the tensor with the features of images or audio, which the encoder graph
-        returns.
+        """Name of the tensor with the features of images or audio, which is an output of the encoder graph and an input
+        of the embedding graph.
         """
         return self.name("audio_features" if self.has_audio else "image_features")
 
@@ -92,14 +101,16 @@ class VisionFiles:
 
     @property
     def given(self) -> str:
-        """Name of the encoder graph's input that is encoded: pixels of images, or the spectrogram of audio."""
+        """Name of the encoder graph's input that has what is to be encoded: pixels of images, or the spectrogram of
+        audio.
+        """
         return self.name("audio_embeds" if self.has_audio else "pixel_values")
 
 
 @dataclass(frozen=True)
 class DecoderGraph:
-    """Description of a decoder's graph that runs in the batch: names and shapes of its inputs and outputs, and what it
-    can do.
+    """Description of a decoder's graph that can run in the batch: the names and shapes of its inputs and outputs, and
+    what it can do. It is created when a model is loaded, and does not change.
     """
 
     path: Path
@@ -155,12 +166,14 @@ class DecoderGraph:
 
     @property
     def is_native(self) -> bool:
-        """Whether the decoder runs in CPU memory, with the operators of the package genai-server-native."""
+        """Whether the decoder runs in CPU memory with the operators of the package genai-server-native. Otherwise its
+        KV cache is in blocks on a device with memory of its own.
+        """
         return not self.block_tokens
 
     def in_32_bits(self) -> "DecoderGraph":
-        """Return the description of this decoder after its graph was rewritten to compute in 32 bits, which
-        engine/graph_rewriting/cpu_operators.py does for decoders in CPU memory.
+        """Return the description of this decoder after its graph was rewritten to compute with 32-bit floats, which
+        engine/graph_rewriting/cpu_operators.py does for decoders in CPU memory. This object does not change.
         """
         wide: dict[str, Any] = {
             kind: tuple(replace(state, type=np.float32) for state in getattr(self, kind))
@@ -170,32 +183,34 @@ class DecoderGraph:
 
     @cached_property
     def has_states(self) -> bool:
-        """Whether some layers have recurrent states of fixed size instead of a KV cache."""
+        """Whether some layers have recurrent states, whose size does not depend on the number of tokens, instead of a
+        KV cache.
+        """
         return bool(self.conv_states or self.recurrent_states)
 
     @cached_property
     def bytes_per_row(self) -> int:
-        """Bytes of one sequence's states of fixed size, over all layers: recurrent states and encoded audio, but no KV
-        cache.
+        """Bytes that one sequence takes in memory, whatever its length: its recurrent states and encoded audio in all
+        layers, but no KV cache.
         """
         return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
 
     @property
     def cache_width(self) -> int:
-        """Number of elements of the type `cache_type` that the KV cache has for one head of a token's keys, or of its
-        values. With int8 these include the bytes of the head's scale.
+        """Number of elements of the type `cache_type` that the keys (or the values) of one token take in one attention
+        head of the KV cache. With int8, these include the bytes of the head's scale.
         """
         return self.head_size + (_SCALE_BYTES if np.dtype(self.cache_type) == np.int8 else 0)
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token's KV cache, over all layers."""
+        """Bytes that the keys and values of one token take in the KV cache, in all layers together."""
         return len(self.past_names) * self.num_kv_heads * self.cache_width * int(np.dtype(self.cache_type).itemsize)
 
 
 def local_window(node: onnx.NodeProto) -> int:
-    """Size in tokens of the sliding window of a node with GroupQueryAttention; 0 if it has none, or is another
-    operator.
+    """Return the size in tokens of the sliding window of an attention node; 0 if the node has no window, or is not a
+    GroupQueryAttention.
     """
     if node.op_type != ATTENTION:
         return 0

@@ -1,4 +1,6 @@
-"""What an engine asks of the host: the type of the processor, a lower priority of threads, and free GPU memory."""
+"""What an engine asks of the host: cores to run on (`restrict_to_cores`), the type of the processor (`processor`,
+`has_vnni`), free GPU memory (`free_gpu_memory`), and a lower priority of threads (`lower_cpu_priority`).
+"""
 
 import contextlib
 import ctypes
@@ -25,8 +27,9 @@ def restrict_to_cores(cores: EngineCores) -> None:
     """Bind this process to the CPUs in `cores`, and prefer memory of their NUMA node if `cores` names one.
 
     This must be called before the first session of ONNX Runtime is opened, so that the session's threads inherit both
-    settings; existing threads are bound to the CPUs, too. If the node has no free memory, Linux uses memory of other
-    nodes. If the system refuses a setting, as in some containers, this is only logged. Does nothing except on Linux.
+    settings; threads that exist already are bound to the CPUs, too. If the node has no free memory, Linux uses memory
+    of other nodes. If the system refuses a setting, as in some containers, this is only logged. Does nothing except on
+    Linux.
     """
     if sys.platform == "linux":
         try:
@@ -45,9 +48,9 @@ def restrict_to_cores(cores: EngineCores) -> None:
 
 
 def _prefer_memory_of(node: int) -> str:
-    """Make Linux prefer memory of a NUMA node for this thread, and for threads that it starts.
+    """Make Linux prefer memory of the NUMA node number `node` for this thread, and for threads that it starts.
 
-    Returns "", or the reason if this is impossible.
+    Returns "" if that was possible, and otherwise the reason why not.
     """
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
@@ -65,8 +68,9 @@ def _prefer_memory_of(node: int) -> str:
 
 @cache
 def processor() -> str:
-    """Name and instruction sets of the processor, as far as the system reports them, as a text that is equal for
-    processors of the same type.
+    """Return the name and the instruction sets of the processor, as far as the system reports them, as a text that is
+    equal for processors of the same type. What depends on the type, such as a cached measurement, can be stored under
+    it.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -77,8 +81,8 @@ def processor() -> str:
 
 
 def has_vnni() -> bool:
-    """Whether the processor has instructions that add products of 8-bit integers as 32-bit integers: VNNI of x86, or
-    the dot products of ARM.
+    """Return whether the processor has instructions that add products of 8-bit integers as 32-bit integers (VNNI of
+    x86, or the dot products of ARM), which make models with 8-bit weights fast.
     """
     flags = processor().split()
     return not {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"}.isdisjoint(flags)
@@ -89,7 +93,7 @@ _NAMES = ("cudart64_13.dll", "cudart64_12.dll") if sys.platform == "win32" else 
 
 
 def free_gpu_memory(device_id: int) -> int | None:
-    """Free memory of a CUDA device in bytes; None if there is no such device, or no CUDA.
+    """Return the free memory of a CUDA device in bytes; None if there is no such device, or no CUDA.
 
     `device_id` is the number that CUDA gives the device among those that this process may use.
     """
@@ -110,7 +114,8 @@ _NICENESS = 10
 
 
 def lower_cpu_priority() -> None:
-    """Lower the priority of the calling thread, and of threads that it starts from now on.
+    """Lower the CPU priority of the calling thread, and of threads that it starts from now on, so that decoding comes
+    before their work.
 
     Does nothing except on Linux, because other systems cannot set the priority of a single thread in this way.
     """

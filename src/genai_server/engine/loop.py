@@ -1,11 +1,11 @@
-"""The engine's loop, which the main thread of the engine process runs.
+"""The engine's loop (`EngineLoop`), which the main thread of the engine process runs.
 
 In each step it receives messages, chooses what to run, runs one forward pass for one sequence or a batch, samples
 tokens and sends them. A message waits for at most one step.
 
-Some passes are interrupted. A pass that reads a part of one prompt is interrupted when its request is cancelled or
-reaches its deadline, or when an operator's call about a request arrives. A pass of low-priority sequences is
-interrupted when another request arrives.
+`Interrupts` shortens this wait by interrupting some passes. A pass that reads a part of one prompt is interrupted when
+its request is cancelled or reaches its deadline, or when an operator's call about a request arrives. A pass of
+low-priority sequences is interrupted when another request arrives.
 """
 
 import logging
@@ -74,23 +74,28 @@ _MAX_FAILED = 3
 
 
 class Interruptible(Protocol):
-    """Those methods of a runner with which a pass is interrupted."""
+    """The methods of a runner (the object that runs the model) with which a forward pass in progress is interrupted."""
 
     def interrupt(self) -> None:
-        """Interrupt the pass that is in progress, or otherwise the next one. Any thread may call this."""
+        """Interrupt the pass that is in progress or, if there is none, the next one. The interrupted pass raises
+        `Interrupted`. Any thread may call this.
+        """
         ...
 
     def cancel_interrupt(self) -> None:
-        """Cancel an interrupt that came too late to interrupt its pass, so that it does not interrupt the next one."""
+        """Withdraw an interrupt that came too late for its pass, so that it does not interrupt the next pass. Does
+        nothing if there is none.
+        """
         ...
 
 
 class Interrupts:
-    """Decides for each arriving message whether it interrupts the forward pass in progress.
+    """Decides for each arriving message whether it interrupts the forward pass in progress. The engine's loop surrounds
+    each pass with `within`, and the thread that receives messages calls `ask`.
 
-    A message that ends the pass's sequence always does. Other messages do not interrupt two passes of the same prompt
-    in a row, because the prompt might otherwise never be read. `has_messages` returns whether messages wait for the
-    engine's loop.
+    A message that ends the sequence of the pass always interrupts it. Other messages do not interrupt two passes of the
+    same prompt in a row, because the prompt might otherwise never be read. `runner` runs the passes, and `has_messages`
+    returns whether messages wait for the engine's loop.
     """
 
     def __init__(self, runner: Interruptible, has_messages: Callable[[], bool]) -> None:
@@ -101,11 +106,12 @@ class Interrupts:
         self._lock = threading.Lock()
 
     def within(self, step: Step, seconds: float) -> AbstractContextManager[None]:
-        """Context manager around the pass of a step, which may then be interrupted. `seconds` is the time until the
-        earliest deadline of the step's sequences.
+        """Return a context manager for the pass of `step`; within it, the pass may be interrupted. `seconds` is the
+        time until the earliest deadline of the step's sequences.
 
-        A pass that decodes or has several sequences may be interrupted only if all of them have low priority. If
-        messages wait for the loop already, a pass that may be interrupted does not begin: Interrupted is raised.
+        A pass that decodes or has several sequences can be interrupted only if all of them have low priority. If a pass
+        can be interrupted and messages already wait for the loop, the pass does not begin: the context manager raises
+        Interrupted.
         """
         return self._within(step, seconds) if step.is_low_priority or step.is_chunk else _UNINTERRUPTED
 
@@ -128,7 +134,7 @@ class Interrupts:
                 self._runner.cancel_interrupt()
 
     def ask(self, connection: int, message: ToEngine) -> None:
-        """Interrupt the pass in progress if a message that has just arrived must not wait until its end.
+        """Interrupt the pass in progress if `message`, which has just arrived, must not wait until the end of the pass.
 
         The message must already be in the inbox of the engine's loop. `connection` is the number of the connection from
         which it came. Any thread may call this.
@@ -145,8 +151,8 @@ class Interrupts:
 
 @contextmanager
 def _counted(step: Step) -> Iterator[None]:
-    """Context manager around the pass of a step. If the pass reads a part of one prompt, the sequence's
-    `was_interrupted` is set afterwards.
+    """Context manager around the pass of `step`. If the pass reads a part of one prompt, the attribute
+    `was_interrupted` of its sequence then says whether it was interrupted.
     """
     is_interrupted = False
     try:
@@ -160,7 +166,9 @@ def _counted(step: Step) -> Iterator[None]:
 
 
 def _interrupts(message: ToEngine, connection: int, step: Step) -> bool:
-    """Whether a message from the connection with this number must interrupt the pass of a step."""
+    """Return whether a message that came from the connection with the number `connection` must interrupt the pass of
+    `step`.
+    """
     if isinstance(message, Submit):
         return step.is_low_priority and not message.request.low_priority
     if not step.is_chunk:
@@ -174,10 +182,10 @@ def _interrupts(message: ToEngine, connection: int, step: Step) -> bool:
 
 
 def _ends(message: ToEngine, connection: int, sequence: Sequence) -> bool:
-    """Whether a message from the connection with this number ends a sequence.
+    """Return whether a message that came from the connection with the number `connection` ends `sequence`.
 
-    Also true for a message with the name of the sequence's request, which ends no sequence if several requests have
-    that name.
+    The answer is also yes for a message that names the sequence's request by an id that several requests have, although
+    such a message ends no sequence.
     """
     match message:
         case Cancel(key):
@@ -191,10 +199,13 @@ def _ends(message: ToEngine, connection: int, sequence: Sequence) -> bool:
 
 
 class EngineLoop:
-    """Runs all requests of one engine, from their messages to their answers.
+    """Runs all requests of one engine, from their messages to their answers. The engine process creates it and calls
+    `run_forever`; other threads put messages into its attribute `inbox`.
 
-    `send` passes messages to a connection. `heartbeat` is sent to the supervisor before each pass, and regularly while
-    there is nothing to run.
+    `scheduler` chooses each pass, and `runners` run the model. `options` has what operators can set, and `guidance` the
+    grammars. `send` passes a list of messages to the connection with a number. `heartbeat` is sent to the supervisor
+    (the process that starts engines and restarts them) before each pass, and regularly while there is nothing to run.
+    `clock` returns the time in seconds.
     """
 
     def __init__(
@@ -234,7 +245,9 @@ class EngineLoop:
             scheduler.draft_with(self._loaded.draft_model)
 
     def run_forever(self) -> None:
-        """Run steps until `leave` is called or the process ends."""
+        """Run steps until `leave` is called. Raises the error of a step that cannot be attributed to requests, which
+        must end the process.
+        """
         while not self._leaving:
             self.run_one_step()
 
@@ -244,10 +257,11 @@ class EngineLoop:
         self.inbox.put((0, lambda: None))  # wakes an idle loop
 
     def run_one_step(self) -> None:
-        """Receive messages and run one forward pass. If there is nothing to run, the loop waits for messages instead.
+        """Receive messages and run one forward pass. If there is nothing to run, wait for messages for a limited time
+        instead.
 
         After several requests in a row have failed, a pass for no request is tried, and the runner's error is raised if
-        it fails.
+        that pass fails, too.
         """
         self._receive()
         now = self._clock()
@@ -333,7 +347,9 @@ class EngineLoop:
     # forward, sample, deliver
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Free the KV cache slot of a sequence that the scheduler preempts. Its tokens may stay as a cached prefix."""
+        """Free the KV cache slot of a sequence that the scheduler makes wait again (preempts), and count the
+        preemption. The sequence's tokens may stay in the slot as a cached prefix.
+        """
         self._runners.close(sequence)
         self._meter.preempted(sequence)
 
@@ -344,8 +360,8 @@ class EngineLoop:
                 self._runners.reopen(sequence)
 
     def _forward(self, step: Step) -> None:
-        """Run the pass of a step, sample from its results, and send the tokens. The times of failed passes are not
-        recorded.
+        """Run the pass of `step`, sample tokens from its results, and send them. If the pass fails, its sequences end
+        with the error. The times of failed passes are not recorded.
         """
         self._has_worked = True
         num_before = sum(sequence.num_produced for sequence in step.sequences)
@@ -364,8 +380,8 @@ class EngineLoop:
             self._requests.failed([], error)  # no request fails, because its tokens are sent
 
     def _try_pass(self) -> None:
-        """Run a pass for no request, to find out whether passes can succeed at all. The runner's error is raised, and
-        ends the engine.
+        """Run a pass for no request, to find out whether passes can succeed at all. If the pass fails, its error is
+        raised, which ends the engine.
 
         Some faults, such as an illegal access to a device's memory, last as long as the process; but a request that
         always fails must not end the process. Nothing is done while no KV cache slot is free; the loop then calls this
@@ -382,7 +398,9 @@ class EngineLoop:
             raise
 
     def _run(self, step: Step) -> float:
-        """Run the pass of a step and sample from its results. Returns the seconds that this took."""
+        """Run the pass of `step`, and sample tokens from its results. Returns the seconds that this took. Raises the
+        runner's error if the pass fails or is interrupted.
+        """
         started = self._clock()
         self._beat(step.num_tokens)
         for sequence in step.sequences:
@@ -409,9 +427,11 @@ class EngineLoop:
         return self._clock() - started
 
     def _advance(self, sequence: Sequence, scores: Scores, draft: abc.Sequence[int]) -> None:
-        """Send the results of a pass for one sequence, and choose the tokens that follow.
+        """Send the results of a pass for one sequence, such as vectors or log probabilities, and choose the tokens that
+        follow if the whole prompt is read.
 
-        `draft` are the draft tokens that the pass has read after the sequence's newest token.
+        `scores` are the results, and `draft` are the draft tokens that the pass has read after the sequence's newest
+        token.
         """
         connection, key = sequence.origin
         if scores.vectors is not None:
@@ -430,10 +450,11 @@ class EngineLoop:
             self._choose(sequence, scores, draft)
 
     def _choose(self, sequence: Sequence, scores: Scores, draft: abc.Sequence[int]) -> None:
-        """Choose the token after the sequence's newest token, and then after each token of the draft, until a chosen
-        token is not the draft's.
+        """Choose the token that follows the sequence's newest token and then, as long as each chosen token is the one
+        in the draft, the token that follows it. The chosen tokens are sent.
 
-        Without a draft, a token whose grammar is slow is chosen in another thread. Drafts are too short to need that.
+        `scores` are the results of the pass, and `draft` are the draft tokens that it has read. Without a draft, a
+        token whose grammar is slow is chosen in another thread. Drafts are too short to need that.
         """
         last = sequence.last
         if sequence in self._slow and not draft:
@@ -465,9 +486,10 @@ class EngineLoop:
             self._requests.finish(sequence, outcome.reason)
 
     def _token_chosen(self, sequence: Sequence, last: float | None, chosen: Future[NextToken]) -> None:
-        """Send a token that another thread has chosen, if the sequence still runs.
+        """Send a token that another thread has chosen for `sequence`. Does nothing if the sequence has ended meanwhile.
 
-        `last` is the time of the sequence's previous token; None if the token is the first.
+        `last` is the time of the sequence's previous token; None if there is none. `chosen` has the result of the other
+        thread.
         """
         sequence.is_choosing = False
         if sequence not in self._requests:
@@ -481,8 +503,8 @@ class EngineLoop:
                 self._requests.finish(sequence, outcome.reason)
 
     def _produced(self, sequence: Sequence, num_tokens: int, last: float | None) -> None:
-        """Count `num_tokens` new tokens of a sequence. `last` is the time of the previous token; None if there was
-        none.
+        """Count `num_tokens` new tokens of `sequence` for the metrics and for profiles. `last` is the time of the
+        previous token; None if there was none.
         """
         self._meter.produced(sequence, num_tokens, last)
         self._options.produced(sequence)

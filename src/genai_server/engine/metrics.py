@@ -1,4 +1,4 @@
-"""Counts an engine's work for the metrics."""
+"""Counts an engine's work for the metrics: `Meter` has the counters, and `Tally` is a histogram."""
 
 from collections import Counter, abc
 
@@ -19,10 +19,10 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Tally:
-    """A histogram to which values are added cheaply: `add` only appends to a list, and the values are sorted into
-    buckets when the histogram is read.
+    """A histogram to which values are added cheaply: the method `add` only appends a value to a list, and the values
+    are sorted into buckets when the histogram is read.
 
-    `bounds` are the upper bounds of the buckets.
+    `bounds` are the upper bounds of the buckets, in ascending order; a last bucket has all larger values.
     """
 
     def __init__(self, bounds: abc.Sequence[float]) -> None:
@@ -43,7 +43,9 @@ class Tally:
 
 
 class Meter:
-    """Counters of an engine's work. Used by the thread of the engine's loop only, for every token and every pass."""
+    """Counters of an engine's work, which `figures` returns for the metrics. The engine's loop creates it; only the
+    loop's thread uses it, for every token and every pass.
+    """
 
     def __init__(self) -> None:
         # By the names of API keys, of which there are as many as the operator has made.
@@ -61,8 +63,8 @@ class Meter:
         self._token_gaps = Tally(_SECONDS)
 
     def opened(self, sequence: Sequence) -> None:
-        """Count the prompt tokens of a sequence that has got a KV cache slot, and how many of these came from the
-        prefix cache.
+        """Count the prompt tokens of `sequence`, which has got a KV cache slot, as looked up in the prefix cache, and
+        those of them that were found there.
         """
         request = sequence.request
         if sequence.batched and request.cache_prompt and not request.prompt_logprobs:
@@ -70,9 +72,10 @@ class Meter:
             self._cache_hits += sequence.num_cached
 
     def preempted(self, sequence: Sequence) -> None:
-        """Count a preemption of a sequence, of low priority or of normal priority.
+        """Count that `sequence` was preempted, which means that it gave up its KV cache slot and waits again.
 
-        Low-priority sequences are preempted for others, sequences of normal priority for lack of memory.
+        Preemptions of low priority, for other sequences, and of normal priority, for lack of memory, have separate
+        counters.
         """
         if sequence.low_priority:
             self._low_priority_preemptions += 1
@@ -80,11 +83,13 @@ class Meter:
             self._preemptions += 1
 
     def matched(self, num_tokens: int) -> None:
-        """Count prompt tokens that were found in the prefix cache after `opened`."""
+        """Count `num_tokens` further prompt tokens that were found in the prefix cache after `opened` was called for
+        their sequence.
+        """
         self._cache_hits += num_tokens
 
     def passed(self, step: Step, seconds: float) -> None:
-        """Count a step whose pass is complete and took `seconds`."""
+        """Count a step whose pass is complete, and its duration `seconds` in seconds."""
         if step.decodes:
             self._decode_passes.add(seconds)
             self._decode_rows.add(len(step.chunks))
@@ -92,10 +97,10 @@ class Meter:
             self._prefill_passes.add(seconds)
 
     def produced(self, sequence: Sequence, num_tokens: int, before: float | None) -> None:
-        """Count `num_tokens` new tokens of a sequence. `before` is the time of the token before them; None if there was
-        none.
+        """Count `num_tokens` new tokens of `sequence`, and the time between tokens. `before` is the time of the token
+        before them; None if there was none.
 
-        The time from `before` to the newest token is divided equally among the tokens.
+        The time from `before` to the newest token is divided equally among the new tokens.
         """
         self._generation_tokens[sequence.request.key_name] += num_tokens
         # Nobody waits for the next token of a low-priority sequence.
@@ -105,18 +110,22 @@ class Meter:
             self._token_gaps.add((sequence.last - before) / num_tokens)
 
     def prompt_read(self, sequence: Sequence) -> None:
-        """Count the prompt tokens of a sequence whose prompt has been read completely."""
+        """Count the prompt tokens of `sequence`, whose prompt has now been read completely."""
         self._prompt_tokens[sequence.request.key_name] += len(sequence.request.prompt)
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:
-        """Count the tokens of a draft that a pass has verified, and how many of them were accepted."""
+        """Count the `num_drafted` tokens of a draft that a pass has verified, and the `num_accepted` tokens among them
+        that were accepted.
+        """
         self._drafted += num_drafted
         self._accepted += num_accepted
 
     def figures(
         self, scheduler: Scheduler, requests: RequestTable, options: RuntimeOptionState, loaded: LoadedModel
     ) -> Figures:
-        """Return all counters and the engine's current state, for the metrics."""
+        """Return all counters, together with the current state of the engine's scheduler, requests, options and loaded
+        model.
+        """
         running, encoder, disk = scheduler.running, loaded.encoder, loaded.disk_cache
         num_encoded = 0 if encoder is None else encoder.num_encoded
         is_audio = isinstance(encoder, AudioWorker)

@@ -1,6 +1,8 @@
-"""The main program of an engine process, which loads one model on one device and runs it. The supervisor starts it.
+"""The main program of an engine process, which loads one model on one device and runs requests with it (`main`). The
+supervisor, the process that starts engines and restarts them, starts it.
 
-The supervisor and the engine exchange the messages of messages/launch.py over the engine's standard streams.
+The supervisor and the engine exchange the messages of messages/launch.py over the engine's standard streams. API
+processes, which serve HTTP clients, connect to the engine by a socket.
 """
 
 import logging
@@ -48,7 +50,12 @@ _HOST_CHUNK, _MIN_CHUNK = 128, 2
 
 
 def main() -> None:
-    """Run the engine process until the supervisor exits or asks it to exit."""
+    """Run the engine process until the supervisor (the process that started it) exits or asks it to exit. It receives
+    its settings over standard input.
+
+    This function does not return. If the model cannot be loaded, it sends the supervisor a report with the error, and
+    the process exits with status 1.
+    """
     link = SupervisorLink()
     ignore_group_signals()
     launch = link.launch()
@@ -100,11 +107,12 @@ def serve(
     guidance: Guidance,
     link: SupervisorLink,
 ) -> None:
-    """Accept connections of API processes and run the engine's loop until the process ends.
+    """Accept connections of API processes and run the engine's loop until the process is told to end.
 
-    `launch` is the supervisor's description of the engine, and `model` the description of the model that API processes
-    receive. The model is closed at the end only if its whole session is profiled, because ONNX Runtime then writes the
-    profile; otherwise closing would only take time.
+    `launch` is the supervisor's description of the engine, `listener` the socket for API processes, `loaded` the loaded
+    model, `model` the description of the model that API processes receive, `guidance` has the grammars, and `link` is
+    the connection to the supervisor. The model is closed at the end only if its whole session is profiled, because ONNX
+    Runtime then writes the profile; otherwise closing would only take time.
     """
     spec = launch.spec
     speculates = spec.speculation == "auto" and loaded.main.abilities.drafts
@@ -147,7 +155,9 @@ def serve(
 
 
 def load_report(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineReport:
-    """Return the report to the supervisor that the engine has loaded its model and listens at `address`."""
+    """Return the report for the supervisor that the engine has loaded its model and listens at `address`. It has the
+    context length, the possible sizes of the KV cache in bytes, and the cores in use.
+    """
     model = loaded.main.model
     min_bytes, max_bytes = loaded.kv_range if on_cpu(spec) else (0, 0)
     if spec.kv_cache_bytes:  # set by the operator
@@ -164,8 +174,8 @@ def load_report(spec: EngineSpec, loaded: LoadedModel, address: str) -> EngineRe
 
 
 def cores_in_use(spec: EngineSpec) -> EngineCores | None:
-    """The CPUs, number of threads and NUMA node that the engine uses; None if it does not run on the CPU, or not on
-    Linux.
+    """Return the CPUs, number of threads and NUMA node that the engine uses; None if it does not run on the CPU, or not
+    on Linux.
     """
     if sys.platform == "linux" and on_cpu(spec):
         from genai_server.engine.model.session_options import num_threads
@@ -177,7 +187,9 @@ def cores_in_use(spec: EngineSpec) -> EngineCores | None:
 
 
 def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
-    """Log a warning if sequences are limited to fewer tokens than the model's context for lack of memory."""
+    """Log a warning if sequences can have fewer tokens than the model's context for lack of memory. Nothing is logged
+    if the operator has set the limit.
+    """
     if spec.max_length or model.max_length >= model.context_length:
         return
     advice = advice_for_context(model.max_length, model.context_length)
@@ -191,7 +203,9 @@ def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
 
 
 def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
-    """Maximum number of prompt tokens that a step may read if it also decodes."""
+    """Return the maximum number of prompt tokens that a step may read if it also decodes, by the settings or, without a
+    setting, by whether the runner uses the host's cores.
+    """
     configured = spec.prefill_chunk
     return (
         max(_MIN_CHUNK, configured) if configured else _HOST_CHUNK if runner.abilities.uses_host_cores else DEVICE_CHUNK
@@ -199,10 +213,10 @@ def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
 
 
 def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = False) -> Scheduler:
-    """Create the scheduler of an engine. As many sequences can run at once as there are KV cache slots, or as the
-    settings allow if the runner has no fixed number of slots.
+    """Return a new scheduler for an engine, with the settings in `spec`. As many sequences can run at once as there are
+    KV cache slots, or as the settings allow if the runner has no fixed number of slots.
 
-    `speculates` says whether drafts are used (speculative decoding).
+    `speculates` says whether steps may read drafts (speculative decoding).
     """
     runner, can = loaded.main, loaded.main.abilities
     chunk = prefill_chunk(spec, runner)
@@ -223,10 +237,10 @@ def make_scheduler(spec: EngineSpec, loaded: LoadedModel, *, speculates: bool = 
 
 
 def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
-    """Return the publisher of KV cache events about the runner's prefix cache, or None if the settings do not ask for
-    it.
+    """Return the object that publishes events about the runner's prefix cache for routers; None if the settings do not
+    ask for it. Also None, with a warning, if the runner has no prefix cache.
 
-    Also None, with a warning, if the runner has no prefix cache. Raises ConfigurationError.
+    Raises ConfigurationError if the configured address cannot be used.
     """
     if spec.kv_events is None:
         return None
@@ -238,7 +252,9 @@ def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
 
 
 def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
-    """Open the prefix cache on disk. Returns None if the settings do not ask for it, or it cannot be used."""
+    """Open the prefix cache on disk for `runner`, and return it. Returns None if the settings do not ask for it, or if
+    it cannot be used.
+    """
     if spec.prefix_cache_bytes == "0" or is_scripted(spec.device):
         return None
     from genai_server.engine.disk_cache import open_disk_cache
@@ -247,7 +263,7 @@ def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
 
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
-    """Load what is needed to follow grammars with the model's tokenizer.
+    """Load what is needed to follow grammars with the model's tokenizer, and return it.
 
     For a model that does not generate text, the result refuses all grammars.
     """

@@ -1,4 +1,6 @@
-"""The table of all requests in an engine, from arrival to the one message that tells the API process how each ended."""
+"""The table of all requests in an engine (`RequestTable`). A request is in it from its arrival until the one message
+that tells the API process how the request ended.
+"""
 
 import logging
 import math
@@ -19,10 +21,12 @@ log = logging.getLogger(__name__)
 
 
 class RequestTable:
-    """All sequences in the engine, in order of arrival. Used by the thread of the engine's loop only.
+    """All sequences in the engine, in order of arrival, with the operations that accept, refuse and end them. The
+    engine's loop creates it; only the loop's thread uses it.
 
-    A sequence is found by its connection and its key, the number by which the API process names it. The first call of
-    `finish`, `fail` or `drop` ends a sequence; later calls do nothing.
+    A sequence is found by the number of its connection and its key, the number by which the API process names it. The
+    first call of `finish`, `fail` or `drop` ends a sequence: it frees the sequence's memory and takes it out of the
+    `scheduler`. Later calls do nothing. Messages for API processes go to `outbox`.
     """
 
     def __init__(self, scheduler: Scheduler, runners: RunnerPair, outbox: Outbox) -> None:
@@ -46,41 +50,45 @@ class RequestTable:
 
     @property
     def accepted(self) -> list[Sequence]:
-        """Sequences that run or wait to run. Those whose grammar or inputs are still being prepared are left out,
-        because they may still be refused.
+        """The sequences that run or wait to run. Sequences whose grammar or inputs are still being prepared are left
+        out, because they may still be refused.
         """
         return [sequence for sequence in self if sequence.state is not SequenceState.PREPARING]
 
     @property
     def next_deadline(self) -> float:
-        """Earliest deadline of all sequences, as a time of their clock; infinite if there are no sequences."""
+        """Earliest deadline of all sequences, as a time of the sequences' clock in seconds; infinite if there are no
+        sequences.
+        """
         return min((sequence.deadline for sequence in self), default=math.inf)
 
     def find(self, connection: int, key: int) -> Sequence | None:
-        """The sequence with this connection and key; None if there is none, for example because it has ended."""
+        """Return the sequence with this connection number and key; None if there is none, for example because it has
+        ended.
+        """
         return self._sequences.get((connection, key))
 
     def named(self, name: str, *, is_unique: bool = False, tenant: str | None = None) -> list[Sequence]:
-        """Return the sequences of the request whose unique internal id is `name`; if there is none, those of all
-        requests to which their clients gave this id.
+        """Return the sequences of the request whose unique internal id is `name`. If there is none, return those of all
+        requests to which their clients gave the id `name`, unless `is_unique` is set.
 
-        With `is_unique`, only internal ids count. With a `tenant`, only requests of this tenant (API key) count.
+        With a `tenant`, only requests of this tenant (API key) count; with None, those of all tenants.
         """
         present = [sequence for sequence in self if tenant in (None, sequence.tenant)]
         by_own_id = [sequence for sequence in present if sequence.request.own_id == name]
         return by_own_id or [sequence for sequence in present if sequence.request.request_id == name and not is_unique]
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence to the table and to the scheduler's queue. Its client receives no message yet. Raises
-        QueueFull.
+        """Add a new sequence to the table and to the scheduler's queue. No message is sent yet. Raises QueueFull if the
+        queue has no room for it.
         """
         self._scheduler.add(sequence)
         self._sequences[sequence.origin] = sequence
         self._num_changes += 1
 
     def accept(self, sequence: Sequence) -> None:
-        """Tell the client that its request is accepted. The client then receives exactly one message about the end,
-        unless the sequence is dropped.
+        """Let a sequence run when its turn comes, and tell its client that the request is accepted. The client then
+        receives exactly one message about the end, unless the sequence is dropped.
         """
         sequence.state = SequenceState.WAITING
         self._num_changes += 1
@@ -88,11 +96,15 @@ class RequestTable:
         self._outbox.send(connection, Accepted(key))
 
     def refuse(self, connection: int, key: int, error: GenaiServerError) -> None:
-        """Tell the client that its request is refused, and why. The request must not be in the table."""
+        """Tell a client that its request is refused because of `error`. `connection` and `key` identify the request,
+        which must not be in the table.
+        """
         self._outbox.send(connection, Refused(key, ErrorInfo.from_error(error)))
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence without an error, and send its client the reason and the final figures."""
+        """End a sequence without an error, and send its client `reason` and the final figures, such as times and
+        numbers of tokens. Does nothing if the sequence has ended before.
+        """
         _, key = sequence.origin
         finished = Finished(
             key,
@@ -110,12 +122,14 @@ class RequestTable:
                 self._scheduler.answered(sequence)
 
     def finish_late(self, now: float) -> None:
-        """End all sequences whose deadline has passed at the time `now`, as timed out."""
+        """End all sequences whose deadline has passed at the time `now`, with the finish reason "timeout"."""
         for sequence in [sequence for sequence in self if sequence.deadline <= now]:
             self.finish(sequence, FinishReason.TIMEOUT)
 
     def fail(self, sequences: Iterable[Sequence], error: GenaiServerError) -> None:
-        """End sequences with an error, which their clients receive."""
+        """End sequences with `error`, which their clients receive. Does nothing for sequences that have ended
+        before.
+        """
         for sequence in list(sequences):
             _, key = sequence.origin
             if self._end(sequence, Failed(key, ErrorInfo.from_error(error))):
@@ -124,8 +138,8 @@ class RequestTable:
 
     @contextmanager
     def failing(self, sequences: list[Sequence]) -> Iterator[None]:
-        """Context manager that calls `failed` with the given sequences if an exception is raised within it. The
-        exception is not raised further.
+        """Return a context manager that catches an exception within it, and calls `failed` with the given sequences and
+        the exception.
         """
         try:
             yield
@@ -133,10 +147,11 @@ class RequestTable:
             self.failed(sequences, error)
 
     def failed(self, sequences: list[Sequence], error: Exception) -> None:
-        """End the sequences to which an exception applies. Must be called in an `except` block.
+        """End those of `sequences` to which the exception `error` applies. Must be called in an `except` block, because
+        a traceback may be logged.
 
-        `Interrupted` ends none, `Terminated` ends the first one as terminated, and any other exception ends all with an
-        error.
+        `Interrupted` ends none, `Terminated` ends the first one with the finish reason "terminated", and any other
+        exception ends all with an error.
         """
         match error:
             case Interrupted():
@@ -150,7 +165,8 @@ class RequestTable:
                 self.fail(sequences, RunnerFailed("internal error; see the server log"))
 
     def abandon(self, connection: int, key: int, *, answered: bool) -> None:
-        """End a sequence early because its client asks for that. Does nothing if there is no such sequence.
+        """End a sequence early because its client asks for that. `connection` and `key` identify it; does nothing if
+        there is no such sequence.
 
         With `answered`, the client still receives the message about the end; otherwise it receives nothing.
         """
@@ -161,11 +177,11 @@ class RequestTable:
             self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """End a sequence without a message to its client."""
+        """End a sequence without a message to its client. Does nothing if the sequence has ended before."""
         self._end(sequence)
 
     def drop_all(self, connection: int) -> None:
-        """End all sequences of a closed connection."""
+        """End all sequences of the connection with the number `connection`, which is closed, without messages."""
         for sequence in [sequence for sequence in self if sequence.origin[0] == connection]:
             self.drop(sequence)
 
@@ -181,10 +197,11 @@ class RequestTable:
             self._outbox.send_load(self._scheduler, self.accepted, terminated=terminated)
 
     def _end(self, sequence: Sequence, ended: Finished | Failed | None = None) -> bool:
-        """Remove a sequence from the table and free its memory. `ended` is the message for its client; None for no
-        message. Returns False, and does nothing, if the sequence had ended before.
+        """Remove a sequence from the table, from the scheduler and from memory. `ended` is the message for its client;
+        None for no message. Returns whether the sequence was in the table; otherwise nothing is done, because it has
+        ended before.
 
-        The message is queued before memory is freed, so that an error then cannot lose it.
+        The message is queued before memory is freed, so that an error while freeing cannot lose it.
         """
         if sequence not in self:
             return False

@@ -1,4 +1,6 @@
-"""The results of a forward pass for one sequence: logits, or vectors of texts."""
+"""The results of a forward pass for one sequence (`Scores`): logits from which the next token is chosen, or vectors of
+texts.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -17,7 +19,9 @@ SHARE_ERROR = 5e-4
 
 @dataclass(frozen=True)
 class Best:
-    """The highest logits at some positions of a pass. All other logits stay in the memory of a device."""
+    """The highest logits at some positions of a pass, copied to the host. All other logits stay in the memory of a
+    device, because copying them would take long; `fetch` copies them if they are needed.
+    """
 
     # The highest logits and their tokens, [positions, count]: the highest logit first and, of equal ones, the lowest
     # token id.
@@ -33,14 +37,16 @@ class Best:
     fetch: Callable[[range], Logits]
 
     def at(self, some: slice) -> "Best":
-        """Return the same for those positions that the slice `some` selects."""
+        """Return the highest logits at those positions only that the slice `some` selects."""
         positions, shares, scales = self.positions[some], self.shares[some], self.scales[some]
         return Best(self.logits[some], self.tokens[some], shares, scales, positions, self.fetch)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Results of a pass for one sequence: logits after the last tokens that it read, or vectors of texts."""
+    """Results of a pass for one sequence, which a runner returns: logits after the last tokens that the pass has read,
+    or vectors of texts. A position is one of these tokens.
+    """
 
     # The logits [positions, vocab_size] after the last tokens; empty if they are in a device's memory.
     given: Logits = field(default_factory=lambda: np.empty((0, 0), np.float32))
@@ -52,15 +58,15 @@ class Scores:
 
     @cached_property
     def logits(self) -> Logits:
-        """All logits [positions, vocab_size]. If they are in a device's memory, they are copied when this is first
-        read.
+        """All logits [positions, vocab_size]. If they are in a device's memory, they are copied to the host when this
+        attribute is first read; RunnerFailed is raised if that fails.
         """
         return self.given if self.best is None else self.best.fetch(self.best.positions)
 
     @property
     def last(self) -> Logits:
-        """All logits [vocab_size] after the last token. If they are in a device's memory, they are copied when this is
-        first read.
+        """All logits [vocab_size] after the last token. If they are in a device's memory, they are copied to the host
+        when this attribute is first read; RunnerFailed is raised if that fails.
         """
         last: Logits = self.given[-1] if self.best is None else self._fetched_last
         return last
@@ -72,10 +78,10 @@ class Scores:
         return last
 
     def at(self, position: int) -> "Scores":
-        """Return the scores of a single position. Positions are counted from 0."""
+        """Return the scores after a single token, the one with the index `position`, counted from 0."""
         single = slice(position, position + 1)
         return Scores(self.given[single], self.best and self.best.at(single))
 
     def copy(self) -> "Scores":
-        """Return a copy of the scores that later passes do not overwrite."""
+        """Return a copy of the scores whose logits later passes do not overwrite."""
         return replace(self, given=self.given.copy())

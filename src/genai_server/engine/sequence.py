@@ -1,4 +1,6 @@
-"""A sequence: one request as the engine works on it."""
+"""A sequence (`Sequence`): one request as the engine works on it. Also its states (`SequenceState`), its profiling
+(`SequenceProfile`), and a function that compares the tokens of two sequences.
+"""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from genai_server.timing import Clock
 
 @dataclass(frozen=True, eq=False)
 class LoadedAdapter:
-    """A loaded LoRA adapter. It stays in memory until it was unloaded and no sequence uses it any more."""
+    """A loaded LoRA adapter. It stays in memory until an operator has unloaded it and no sequence uses it any more."""
 
     # SHA-256 of the adapter's file, which is part of the cache salt because keys and values depend on the adapter.
     digest: str
@@ -36,8 +38,8 @@ class SequenceState(StrEnum):
 
 
 class SequenceProfile:
-    """Whether a sequence is profiled, and under which prefix of file names. A prefix of None means that it is not
-    profiled.
+    """Whether a sequence is profiled, and with which prefix of the profiles' file names. Each sequence has one;
+    profiling is off at first, when the prefix is None.
     """
 
     def __init__(self) -> None:
@@ -56,8 +58,8 @@ class SequenceProfile:
         return self.prefix is not None
 
     def switch(self, prefix: str | None, next_token: int) -> None:
-        """Profile the sequence from output token number `next_token` on, with this prefix of file names; None stops
-        profiling.
+        """Profile the sequence from output token number `next_token` on, with `prefix` as the beginning of the file
+        names; None stops profiling.
         """
         if self.prefix is None or prefix is None:
             self.from_token = next_token
@@ -67,7 +69,8 @@ class SequenceProfile:
 class Sequence:
     """A request as the engine works on it: its tokens, its state, and how far the model has read it.
 
-    Admission creates it when the request arrives; the scheduler, a runner and the sampler then advance it to its end.
+    Admission, the part of the engine that accepts requests, creates it when the request arrives; the scheduler, a
+    runner and the sampler then advance it to its end. `SequenceState` has its states.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class Sequence:
 
     @cached_property
     def text_drafts(self) -> TextDrafts:
-        """Source of drafts from the texts of this sequence (speculative decoding). It is created at its first use,
+        """The source of drafts from texts for this sequence (speculative decoding). It is created at its first use,
         because many sequences have no drafts.
         """
         return TextDrafts(self.prompt, self.request.prediction, self.earlier_answers)
@@ -150,16 +153,17 @@ class Sequence:
 
     @cached_property
     def prompt_key(self) -> int:
-        """Hash of the prompt and the cache salt, by which sequences with equal prompts are found.
-
-        Must not be read before the prompt's images are encoded.
+        """Hash of the prompt and the cache salt, by which sequences with equal prompts are found. Must not be read
+        before the prompt's images are encoded, because these change the prompt's token ids.
         """
         return hash((self.cache_salt, *self.prompt))
 
     def provides_prompt_to(self, other: "Sequence") -> bool:
-        """Whether `other` should wait until this sequence has read its prompt, and then reuse the prompt's KV cache.
+        """Return whether the sequence `other` should wait until this sequence has read its prompt, and then reuse the
+        prompt's KV cache.
 
-        That is so if both have the same prompt and tenant (API key), and `other` is not more urgent.
+        That is so if both have the same prompt and tenant (API key), this one has no output token yet, and `other` is
+        not more urgent.
         """
         return (
             self.reuses_past
@@ -175,7 +179,9 @@ class Sequence:
         return self.request.precedence, self.request.priority
 
     def take(self, encoded: PromptImages | EncodedAudio) -> None:
-        """Set the encoded images or audio of the request. Must be called before any of the prompt is read."""
+        """Set the encoded images or audio of the request, which a worker thread has computed. Must be called before the
+        model reads any of the prompt.
+        """
         if isinstance(encoded, EncodedAudio):
             self.audio = encoded
             return
@@ -194,23 +200,27 @@ class Sequence:
 
     @property
     def num_unread(self) -> int:
-        """Number of tokens that the runner has not read yet."""
+        """Number of tokens, of the prompt and the answer, that the model has not read yet."""
         return len(self.tokens) - self.num_read
 
     @property
     def num_pooled(self) -> int:
-        """Number of tokens in those texts of the request whose vectors the runner has computed."""
+        """Number of tokens in those texts of the request whose vectors or scores the model has computed."""
         return sum(text.num_tokens for text in self.request.texts[: self.num_texts])
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the prompt is read and no more than the newest token of the answer is unread."""
+        """Whether the prompt is read, so that the model only generates: no more than the newest token of the answer is
+        unread.
+        """
         num_tokens = len(self.tokens)
         return num_tokens - self.num_read <= 1 and num_tokens > self._num_prompt
 
     @property
     def shares_passes(self) -> bool:
-        """Whether the sequence runs in the batch and is not profiled, so that it can share passes with others."""
+        """Whether the sequence runs in the batch and is not profiled, so that a forward pass can read it together with
+        other sequences.
+        """
         return self.batched and not self.profile.is_on
 
     @property
@@ -222,11 +232,11 @@ class Sequence:
 
     @property
     def num_left(self) -> int:
-        """Number of tokens that the answer may still get."""
+        """Number of tokens that the answer may still get before its maximum length is reached."""
         return max(0, self.max_length - len(self.tokens))
 
     def is_named(self, name: str) -> bool:
-        """Whether `name` is the id that the server or the client has given the request."""
+        """Return whether `name` is the id that the server or the client has given the request."""
         return name in (self.request.own_id, self.request.request_id)
 
     @property
@@ -240,28 +250,31 @@ class Sequence:
         return self.request.tenant
 
     def preempt(self) -> None:
-        """Make a running sequence wait again, with none of its tokens read.
+        """Make a running sequence wait again, with none of its tokens counted as read. The caller frees its KV cache
+        slot.
 
-        When it runs again, tokens whose KV cache is still in memory need not be read a second time.
+        When the sequence runs again, tokens whose KV cache is still in memory need not be read a second time.
         """
         self.state = SequenceState.WAITING
         self.num_read = 0
         self.num_preemptions += 1
 
     def start(self) -> None:
-        """Record the current time as the start of the sequence's first pass. Later calls do nothing."""
+        """Record the current time as the start of the sequence's first pass, if no start was recorded before."""
         if self._started is None:
             self._started = self._clock()
 
     def append(self, token: int) -> None:
-        """Add a token to the answer."""
+        """Add `token`, a token id, to the answer, and record the time."""
         self.tokens.append(token)
         self.last = self._clock()
         if self._first is None:
             self._first = self.last
 
     def describe(self) -> RequestState:
-        """Return the entry of this sequence in the admin API's list of requests."""
+        """Return the description of this sequence for the admin API's list of requests: its ids, its phase, its age and
+        its numbers of tokens.
+        """
         started = RequestPhase.DECODE if self.num_produced else RequestPhase.PREFILL
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         prompt = len(self.request.prompt)
@@ -289,7 +302,7 @@ class Sequence:
 
 
 def common_prefix_length(first: list[int], second: list[int]) -> int:
-    """Return the number of equal tokens at the beginning of two lists."""
+    """Return the number of equal tokens at the beginning of two lists of token ids."""
     equal, different = 0, min(len(first), len(second)) + 1
     while different - equal > 1:
         middle = (equal + different) // 2

@@ -1,7 +1,9 @@
-"""The engine process's connection to the supervisor over standard input and output.
+"""The engine process's connection to the supervisor, the process that starts engines and restarts them. It uses
+standard input and output: `SupervisorLink` reads and writes messages, and `Heartbeat` sends signs of life.
 
-The supervisor sends a description of the engine and commands; the engine sends reports, and heartbeats whose absence
-shows the supervisor that the engine hangs. When standard input ends, the supervisor has exited, and the engine exits.
+The supervisor sends a description of the engine and commands; the engine sends reports and heartbeats. When heartbeats
+stop, the supervisor knows that the engine hangs. When standard input ends, the supervisor has exited, and the engine
+exits.
 """
 
 import contextlib
@@ -36,12 +38,13 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class SupervisorLink:
-    """Reads the supervisor's messages from standard input, and writes messages to standard output.
+    """Reads the supervisor's messages from standard input, and writes messages to standard output. The engine process
+    creates one at its start.
 
-    When standard input ends, which happens whenever the supervisor exits, the process exits. Before, the function
-    `close` is called if it is set, and the main thread has _CLOSING seconds to end the process in an orderly way. The
-    supervisor's folder with the secret is removed, because a supervisor that was killed could not do so; it stays if
-    the supervisor has asked only this engine to exit.
+    When standard input ends, which happens whenever the supervisor exits, the process exits. Before, the function in
+    the attribute `close` is called if it is set, and the main thread has _CLOSING seconds to end the process in an
+    orderly way. The supervisor's folder with the secret is removed, because a supervisor that was killed could not do
+    so; it stays if the supervisor has asked only this engine to exit.
     """
 
     def __init__(self) -> None:
@@ -75,10 +78,10 @@ class SupervisorLink:
         return message
 
     def send(self, message: FromEngine) -> None:
-        """Write a message to the supervisor without waiting. Any thread may call this.
+        """Write `message` to the supervisor without waiting. Any thread may call this.
 
-        If the pipe is full, a heartbeat is dropped. Of other messages, what does not fit is written when the next
-        message is sent.
+        If the pipe is full, a heartbeat is dropped. Of any other message, the part that does not fit is written when
+        the next message is sent.
         """
         with self._lock:
             if self._unwritten and isinstance(message, Beat):
@@ -139,11 +142,12 @@ def _exit_from_native_code() -> None:
 
 
 class Heartbeat:
-    """Sends heartbeats to the supervisor. Used by the thread of the engine's loop only.
+    """Sends heartbeats, which show the supervisor that the engine does not hang. Used by the thread of the engine's
+    loop only.
 
-    The loop calls `beat` before each forward pass, because native code may hold the GIL during the pass. As every
-    heartbeat wakes the supervisor, one with the same content as the last one is left out for BEAT_SECONDS. `send` must
-    not block.
+    The loop calls `beat` before each forward pass, because native code may hold the GIL (Python's global lock) during
+    the pass. As every heartbeat wakes the supervisor, a heartbeat with the same content as the last one is left out for
+    BEAT_SECONDS. `send` passes a heartbeat on and must not block; `clock` returns the time in seconds.
     """
 
     def __init__(self, send: Callable[[Beat], None] = lambda beat: None, clock: Clock = time.monotonic) -> None:
@@ -156,8 +160,8 @@ class Heartbeat:
         self.kv_bytes = 0
 
     def beat(self, tokens: int, requests: int, arrived: int) -> None:
-        """Report that a forward pass begins which reads `tokens` tokens, of all its sequences together; 0 means that no
-        pass begins.
+        """Report that a forward pass begins which reads `tokens` tokens, of all its sequences together; 0 means that
+        the engine has nothing to run.
 
         `requests` is the number of running and waiting requests, and `arrived` the number of all requests that have
         arrived since the engine's start.

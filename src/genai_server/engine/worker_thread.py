@@ -1,4 +1,6 @@
-"""A thread for preparing requests, in which tenants (API keys) take turns and low-priority jobs come last."""
+"""A thread that runs jobs which prepare requests, such as encoding images (`WorkerThread`). Tenants (API keys) take
+turns, and low-priority jobs come last.
+"""
 
 import threading
 from collections import deque
@@ -11,11 +13,12 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """Runs jobs in a thread, one at a time. Tenants take turns, and low-priority jobs come after all others.
+    """Runs jobs in a thread of its own, one at a time. Tenants (API keys) take turns, and low-priority jobs come after
+    all others. Jobs of the same tenant run in the order of their submission.
 
-    Jobs of the same tenant run in the order of their submission. With `has_second`, a second thread runs jobs of normal
-    priority, so that a tenant need not wait for another tenant's long job. The threads are started by the first jobs,
-    within the context manager that `starting` returns, and call `initializer`.
+    With `has_second`, a second thread runs jobs of normal priority, so that a tenant need not wait for another tenant's
+    long job. `name` is the prefix of the threads' names. Each thread is started by the first job that needs it, within
+    the context manager that `starting` returns, and first calls `initializer`.
     """
 
     def __init__(
@@ -37,7 +40,12 @@ class WorkerThread:
         self._lock = threading.Lock()
 
     def submit(self, job: Callable[[], T], *, tenant: str = "", low_priority: bool = False) -> Future[T]:
-        """Queue a job and return a future for its result. Any thread may call this."""
+        """Queue `job`, a function without arguments, and return a future for its result or its exception. Any thread
+        may call this.
+
+        `tenant` identifies the API key for which the job is done, and `low_priority` says whether the job comes after
+        all others.
+        """
         future: Future[T] = Future()
         with self._lock:
             self._jobs[low_priority].setdefault(tenant, deque()).append(lambda: _run(job, future))
@@ -45,7 +53,7 @@ class WorkerThread:
         return future
 
     def _begin_next(self) -> None:
-        """Start jobs while threads are free. The caller must hold the lock."""
+        """Start waiting jobs while threads are free. The caller must hold the object's lock."""
         while len(self._running) < self._num_threads:
             waiting = self._jobs[False]
             if not waiting and not self._running:
