@@ -374,10 +374,9 @@ def load_text_codec(
 
 
 def _end_of_common_lines(texts: Sequence[str]) -> int:
-    """Return the position in characters after the last complete line that all texts have in common at their beginnings;
-    0 if there is none.
+    """Return the position, in characters, after the lines with which all texts begin; 0 if they have no line in common.
 
-    The position is chosen so that the rest of no text begins with whitespace, which could be encoded otherwise there.
+    At this position no text has whitespace, because whitespace may be encoded together with the text before it.
     """
     position = len(commonprefix(texts))
     while (position := texts[0].rfind("\n", 0, position) + 1) > 0:

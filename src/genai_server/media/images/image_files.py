@@ -52,7 +52,7 @@ class RequestSpace:
         self._is_closed = False
 
     def begin(self) -> None:
-        """Record that one more image of the request is being prepared."""
+        """Record that one more image of the request is being prepared. `end` must follow."""
         self._num_preparing += 1
 
     def end(self) -> None:
@@ -64,7 +64,7 @@ class RequestSpace:
         self._release_unused()
 
     def add(self, num_bytes: int) -> None:
-        """Record that a file of `num_bytes` bytes occupies a part of the space."""
+        """Record that a new file of `num_bytes` bytes occupies a part of the reserved space."""
         self._num_bytes += num_bytes
 
     def remove(self, num_bytes: int) -> None:

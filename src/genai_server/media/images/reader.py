@@ -256,7 +256,7 @@ class Images:
             log.warning("no process for the images of %s: %s", model.directory, error)
 
     def close(self) -> None:
-        """Remove the folder with all prepared images."""
+        """Remove the folder with all prepared images, when the app ends."""
         self._files.close()
 
     async def _load(

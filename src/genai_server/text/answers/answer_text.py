@@ -223,7 +223,7 @@ class AnswerText:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the answer may contain reasoning or tool calls."""
+        """Whether the answer may contain reasoning or tool calls; if not, all of it is content."""
         return type(self._parser) is not PlainParser
 
     @property
@@ -245,8 +245,9 @@ class AnswerText:
         return ScoredToken(self._token_bytes(logprob.token), max(logprob.logprob, _IMPOSSIBLE), tuple(top), offset)
 
     def _released(self) -> list[ScoredToken]:
-        """Remove from the scored tokens that are held back those whose text begins within the shown text, and return
-        them.
+        """Return the scored tokens that were held back and whose text begins within the text shown so far.
+
+        They are no longer held back afterwards.
         """
         count = next((i for i, token in enumerate(self._held) if token.offset >= self._shown), len(self._held))
         released, self._held = self._held[:count], self._held[count:]

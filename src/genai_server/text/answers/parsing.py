@@ -96,9 +96,10 @@ class Lookahead:
         return None if index < 0 else self._offset + index
 
     def peek(self) -> Reader[str]:
-        """Result: the next character, which is not consumed, or "" at the end of the answer.
+        """Look at the next character without consuming it.
 
-        This generator yields until the character, or the end of the answer, has arrived.
+        Result of this generator: the character, or "" at the end of the answer. It yields until one of both has
+        arrived.
         """
         while self.at - self._offset == len(self._text):
             if self.ended:
@@ -108,9 +109,10 @@ class Lookahead:
         return self._text[self.at - self._offset : self.at - self._offset + 1]
 
     def take(self, literal: str) -> Reader[bool]:
-        """Consume the text `literal` if it comes next. Result: whether it did.
+        """Consume the text `literal` if it comes next.
 
-        This generator yields while the received text is only a beginning of the literal.
+        Result of this generator: whether it came next. It yields while the received text is only a beginning of the
+        literal.
         """
         while True:
             received = self._text[self.at - self._offset : self.at - self._offset + len(literal)]
@@ -228,10 +230,10 @@ _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+
 
 
 def read_value(text: Lookahead) -> Reader[bool]:
-    """Read one JSON value at the current position of `text`, of any type and depth. Result: whether it is valid JSON.
+    """Read one JSON value, of any type and depth, at the current position of `text`.
 
-    This generator yields while it needs more text. It leaves `text.at` after the value or, if the value is invalid, at
-    the first invalid character or the end of the text.
+    Result of this generator, which yields while it needs more text: whether the value is valid JSON. Afterwards
+    `text.at` is after the value or, if it is invalid, at the first invalid character or the end of the text.
     """
     closers: list[str] = []
     while True:
@@ -268,10 +270,10 @@ def is_json(value: str) -> bool:
 
 
 def read_string(text: Lookahead) -> Reader[bool]:
-    """Read a JSON string with its quotes at the current position of `text`. Result: whether it is valid.
+    """Read a JSON string with its quotes at the current position of `text`.
 
-    This generator yields while it needs more text. It leaves `text.at` after the string or, if it is invalid, at the
-    first invalid character or the end of the text.
+    Result of this generator, which yields while it needs more text: whether the string is valid. Afterwards `text.at`
+    is after the string or, if it is invalid, at the first invalid character or the end of the text.
     """
     if (yield from text.peek()) != '"':
         return False

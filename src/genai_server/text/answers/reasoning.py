@@ -72,7 +72,7 @@ class ReasoningFormat:
 
     @property
     def closing_pattern(self) -> str:
-        """A regular expression for the marker that closes reasoning."""
+        """A regular expression for the marker that closes reasoning, anywhere in an answer."""
         return re.escape(self.closing)
 
     def end(self, written: str) -> str:

@@ -188,7 +188,9 @@ def _alone(char: str) -> str:
 
 
 def _literal(char: str) -> str:
-    """Return a character, escaped if necessary so that it stands for itself inside and outside of brackets."""
+    """Return the expression that matches exactly this character, inside and outside of brackets; it is escaped if
+    necessary.
+    """
     if char in _SPECIAL:
         return f"\\{char}"
     return char if char.isprintable() else f"\\x{{{ord(char):x}}}"

@@ -541,10 +541,11 @@ class _Conversion:
         return arguments if isinstance(arguments, str) and arguments else json.dumps(value, ensure_ascii=False)
 
     def _fitting_id(self, id: str, name: str) -> str:
-        """Return the id of a call to the tool `name` in the form that the template needs; the unchanged id if it has
-        this form.
+        """Return the id of a call to the tool `name` in the form that the template needs; `id` itself if it has this
+        form.
 
-        A new id is derived from the given one, so results find their call, or counts the calls of the conversation.
+        A new id is a hash of the given one or, where the template needs it, the tool's name with a count of the
+        conversation's calls.
         """
         if self._traits.call_ids is CallIds.NAMED and not ((match := _NAMED.fullmatch(id)) and match[1] == name):
             return f"functions.{name}:{self._num_calls - 1}"

@@ -85,7 +85,7 @@ class PromptWriter:
         return bool(self._templates)
 
     def require_template(self) -> None:
-        """Raise NoChatTemplate if the model has no chat template."""
+        """Raise NoChatTemplate, an error for the client, if the model has no chat template."""
         if not self.has_template:
             raise NoChatTemplate(
                 "messages",

@@ -248,7 +248,9 @@ class _Probe:
             self._traits = replace(self._traits, media_in_results=is_written)
 
     def _medium(self) -> Message:
-        """Return a content part for an image, or for an audio clip if the template supports only audio."""
+        """Return the part of a test message that stands for an image, or for an audio clip if the template supports
+        only audio.
+        """
         media = [medium for medium, names in MEDIA.items() if self._template.constants & set(names)]
         return {"type": media[0] if media else "image"}
 

@@ -74,7 +74,9 @@ class Meter:
         self._end = time.thread_time() + MAX_SECONDS
 
     def tick(self) -> None:
-        """Raise TooCostly if the rendering has used up its processor time."""
+        """Raise TooCostly if the rendering has used up its processor time. The sandbox calls it at each loop iteration
+        and call.
+        """
         if time.thread_time() > self._end:
             raise TooCostly(f"it takes more than {MAX_SECONDS:g} s")
 

@@ -1,4 +1,5 @@
-"""Answers of gpt-oss: messages in OpenAI's Harmony format, each on a channel. Tool calls are messages to functions.
+"""Answers of gpt-oss, which are messages in OpenAI's Harmony format, each on a channel: the tool call format
+(`Harmony`), and a reader of all messages of an answer (`read_messages`). Tool calls are messages to functions.
 
     <|channel|>analysis<|message|>Simple.<|end|><|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>
 
@@ -67,7 +68,7 @@ class Harmony(ToolFormat):
 
         <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
 
-    Text for the user and reasoning are messages, too, which `read_messages` reads.
+    Text for the user and reasoning are messages, too. The function `read_messages` reads these.
     """
 
     name = "harmony"

@@ -310,7 +310,7 @@ NEMOTRON = JsonList("nemotron", "<TOOLCALL>", closing="</TOOLCALL>", result_role
 
 
 class Mistral(ToolFormat):
-    """The format of Mistral's models: calls after the token `[TOOL_CALLS]`.
+    """The tool call format of Mistral's models: calls stand after the token `[TOOL_CALLS]`.
 
     Up to tokenizer version 10, the calls are a JSON array of objects. From version 11 on, they are one name and its
     arguments; each further call has its own token. Version 11 may have `[CALL_ID]` and an id before `[ARGS]`.
