@@ -1,5 +1,6 @@
-"""The environments of processes that this process starts, and the environment variables that libraries read when they
-are imported.
+"""Environment variables of processes: which ones a process that this process starts gets, for each kind of process
+(engine, tool server, model builder, …), and variables that configure libraries and must be set before these are
+imported.
 """
 
 import os
@@ -39,8 +40,8 @@ _PROGRAM_VARIABLES = (
 
 
 def export_settings(settings: Settings, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Write all settings into environment variables, so that API processes that are started later have the same
-    settings.
+    """Write all settings into the environment variables `environ`, so that API processes that this process starts
+    afterwards have the same settings.
     """
     for name in Settings.model_fields:
         value = getattr(settings, name)
@@ -49,8 +50,8 @@ def export_settings(settings: Settings, environ: MutableMapping[str, str] = os.e
 
 
 def export_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let this process and its later children keep their metrics in files, so that each process can report the sums
-    over all processes.
+    """Let this process and the processes that it starts afterwards keep their Prometheus metrics in files, so that each
+    process can report the sums over all processes.
 
     Creates the folder `metrics` in `folder`. Has an effect only before prometheus-client is imported.
     """
@@ -60,22 +61,23 @@ def export_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ)
 
 
 def shared_metrics(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder with the metric files that the server's processes share; None if this process keeps its metrics in
-    memory.
+    """Return the folder with the files of metrics that the server's processes share; None if this process keeps its
+    metrics in memory.
     """
     folder = environ.get(SHARED_METRICS)
     return Path(folder) if folder else None
 
 
 def supervisor_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables for the supervisor: all of this process's, because the supervisor derives the engines'
-    from them.
+    """Return the environment variables for the supervisor, the process that starts engines: all of this process's
+    variables, because the supervisor derives those of the engines from them.
     """
     return dict(environ)
 
 
 def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables for a process that runs a model: this process's without API keys, tokens and settings.
+    """Return the environment variables for a process that runs a model: those of this process, except API keys, tokens
+    and settings.
 
     Such a process gets its settings on the command line or on standard input.
     """
@@ -85,8 +87,8 @@ def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
 def launched_environment(
     variables: Mapping[str, str], removed: Iterable[str], environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment variables for a program that a command starts for the user: this process's without `removed`, and
-    with the values in `variables`.
+    """Return the environment variables for a program that a command starts for the user, such as a coding agent: those
+    of this process, without the names in `removed` and with the values in `variables`.
     """
     left_out = frozenset(removed)
     return {name: value for name, value in environ.items() if name not in left_out} | dict(variables)
@@ -100,34 +102,36 @@ def allow_telemetry(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def builder_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables for onnxruntime-genai's model builder: those of an engine, with downloads from the
-    Hugging Face Hub disabled.
+    """Return the environment variables for onnxruntime-genai's model builder: those of an engine, and one that disables
+    downloads from the Hugging Face Hub.
     """
     return engine_environment(environ) | {"HF_HUB_OFFLINE": "1"}
 
 
 def untrusted_work_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables for a process that handles untrusted input: only those that Python needs, no keys or
-    settings.
+    """Return the environment variables for a process that handles untrusted input, such as images: only those that
+    Python needs, without keys and settings.
     """
     return {name: value for name, value in environ.items() if name.upper().startswith(_PYTHON_VARIABLES)}
 
 
 def program_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables for a program that the operator lets the server start, such as a tool server: those
-    that every program needs, no keys or settings.
+    """Return the environment variables for a program that the operator lets the server start, such as a tool server:
+    only those that every program needs, such as PATH and HOME, without keys and settings.
     """
     return {name: value for name, value in environ.items() if name.upper().startswith(_PROGRAM_VARIABLES)}
 
 
 def limit_tokenizer_threads(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Keep the tokenizers library in the calling thread, since its threads do not speed up a single text."""
+    """Let the library tokenizers work in the calling thread only, since its own threads do not speed up a single text.
+    A value of the variable TOKENIZERS_PARALLELISM that is already set is kept.
+    """
     environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def keep_ray_local(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Configure Ray, which must not be imported yet: a cluster on this machine listens on loopback, requires a token
-    and sends no statistics.
+    """Set the environment variables that configure Ray, the library for clusters. Ray must not be imported yet. A
+    cluster on this machine then listens on loopback, requires a token and sends no statistics.
 
     Replicas are called by gRPC, which takes less processor time for each token than Ray's objects. Ray Serve's
     controller polls less often while it is idle, and Ray collects no metrics of its own.

@@ -1,4 +1,6 @@
-"""The settings about images and audio in requests."""
+"""The settings about images and audio in requests (`MediaSettings`): from which hosts they may be fetched, and limits
+of their number, size and time.
+"""
 
 import re
 from typing import Literal
@@ -21,8 +23,8 @@ _REQUESTS = 4
 
 
 def checked_hosts(value: str) -> str:
-    """Check a comma-separated list of hosts and return it unchanged. Raises ValueError for an entry that is not a
-    host.
+    """Check `value`, a comma-separated list of hosts with optional ports, and return it unchanged. Raises ValueError
+    for an entry that is not a host.
     """
     for host in filter(None, listed(value)):
         if not _HOST.fullmatch(host):
@@ -31,12 +33,14 @@ def checked_hosts(value: str) -> str:
 
 
 def host_set(value: str) -> frozenset[str]:
-    """The hosts of a comma-separated list, in lower case and with their ports where given."""
+    """Return the hosts of the comma-separated list `value` as a set, in lower case and with their ports where given."""
     return frozenset(host.lower() for host in listed(value) if host)
 
 
 class MediaSettings(SettingsForm):
-    """The part of `Settings` about images and audio. Times are in seconds, sizes in bytes."""
+    """The settings about images and audio in requests, as a base class of `Settings`, the class with all settings of
+    the server. Times are in seconds, sizes in bytes.
+    """
 
     image_hosts: str = ""
     """Comma-separated hosts with public addresses from which the server may fetch images, such as
@@ -131,7 +135,9 @@ class MediaSettings(SettingsForm):
 
     @property
     def prepared_bytes(self) -> int:
-        """Maximum bytes of disk space for the prepared images and audio of all requests together."""
+        """How many bytes of disk space the prepared (decoded for a model) images and audio of all requests together may
+        take.
+        """
         if self.max_prepared_bytes == AUTO:
             recordings = _LONGEST_RECORDINGS * self.max_audio_seconds * BYTES_PER_SECOND
             return max(recordings, _REQUESTS * self.max_media_tokens * _BYTES_PER_MEDIA_TOKEN)
@@ -139,7 +145,7 @@ class MediaSettings(SettingsForm):
 
     @property
     def prepared_bytes_per_request(self) -> int:
-        """Maximum bytes of disk space for the prepared images and audio of one request."""
+        """How many bytes of disk space the prepared (decoded for a model) images and audio of one request may take."""
         return self.prepared_bytes // _REQUESTS
 
     @property

@@ -1,4 +1,6 @@
-"""The settings of the server itself: its address, the clients that it accepts, and what it stores, logs and reports."""
+"""The settings of the HTTP server itself (`ServerSettings`): its address and processes, the clients that it accepts,
+and what it stores, logs and reports.
+"""
 
 import ipaddress
 import re
@@ -15,7 +17,9 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa
 
 
 class ServerSettings(SettingsForm):
-    """The part of `Settings` that no engine needs. Times are in seconds, sizes in bytes."""
+    """The settings that only the HTTP server needs and no engine (process that runs a model), as a base class of
+    `Settings`, the class with all settings. Times are in seconds, sizes in bytes.
+    """
 
     host: str = Field("127.0.0.1", min_length=1)
     """Address to listen on."""
@@ -212,7 +216,7 @@ class ServerSettings(SettingsForm):
 
     @property
     def origins(self) -> list[str]:
-        """The origins of web pages that may use the API from a browser (CORS)."""
+        """The origins, such as `https://app.example`, of web pages whose scripts may use the API (CORS)."""
         return [origin for origin in listed(self.cors_origins) if origin]
 
     @property

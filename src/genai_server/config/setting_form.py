@@ -1,5 +1,5 @@
-"""How settings are written: the names of environment variables and command-line options, sizes with units, and
-comma-separated lists.
+"""How users write settings: the environment variable and command-line option of each (`environment_variable`,
+`option`), sizes with units such as 4GiB, and comma-separated lists (`pairs`, `entries_of_models`, …).
 """
 
 import re
@@ -30,17 +30,23 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 
 def environment_variable(name: str) -> str:
-    """The environment variable of a field of `Settings`, as documentation and messages name it."""
+    """Return the environment variable of the setting `name` (a field of `Settings`), as documentation and messages name
+    it.
+    """
     return name.upper() if name in _UNPREFIXED_VARIABLES else f"GENAI_{name.upper()}"
 
 
 def environment_variables(name: str) -> tuple[str, ...]:
-    """All environment variables of a field of `Settings`, the one that takes precedence first."""
+    """Return all environment variables by which the setting `name` (a field of `Settings`) can be set, the one that
+    takes precedence first.
+    """
     return (f"GENAI_{name.upper()}", name.upper()) if name in _UNPREFIXED_VARIABLES else (environment_variable(name),)
 
 
 def option(name: str) -> str:
-    """The command-line option of a field of `Settings`."""
+    """Return the command-line option of the setting `name` (a field of `Settings`), such as `--max-length` for
+    `max_length`.
+    """
     return "--" + name.replace("_", "-")
 
 
@@ -50,7 +56,9 @@ _SIZES = TypeAdapter(ByteSize)
 
 
 class SettingsForm(BaseModel):
-    """The base of the classes with settings."""
+    """The base class of `Settings` and its parts, with what pydantic has to know about all settings: their environment
+    variables, that unknown ones are an error, and that sizes may have units.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -65,24 +73,28 @@ class SettingsForm(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _in_bytes(cls, value: object, info: ValidationInfo) -> object:
-        """Convert a size with a unit, such as `4GiB`, to bytes. Values of other fields are returned unchanged."""
+        """Convert the value of a setting whose name ends in `_bytes` to a number of bytes if it has a unit, such as
+        `4GiB`. Other values are returned unchanged.
+        """
         is_size = (info.field_name or "").endswith("_bytes") and isinstance(value, str) and _SIZE.fullmatch(value)
         return str(int(_SIZES.validate_python(value))) if is_size else value
 
 
 def listed(text: str) -> list[str]:
-    """The entries of a comma-separated list, without surrounding blanks."""
+    """Return the entries of a comma-separated list, without blanks around them."""
     return [entry.strip() for entry in text.split(",")]
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
-    """The entries of a list such as `a=x,b=y` as pairs of name and value. The value of an entry without `=` is ""."""
+    """Return the entries of a list such as `a=x,b=y` as pairs of name and value. The value of an entry without `=` is
+    "". An empty text has no entries.
+    """
     return [(name, value) for name, _, value in (entry.partition("=") for entry in listed(text))] if text else []
 
 
 def adapter_entries(text: str, first: str) -> list[tuple[str, str, str]]:
-    """Model, adapter name and file for each entry of a list such as
-    `law=./law.onnx_adapter,big:law=/srv/law.onnx_adapter`.
+    """Parse a list of LoRA adapters such as `law=./law.onnx_adapter,big:law=/srv/law.onnx_adapter`. Returns the model,
+    the adapter's name and its file for each entry.
 
     Entries that name no model are for the model `first`.
     """
@@ -91,15 +103,16 @@ def adapter_entries(text: str, first: str) -> list[tuple[str, str, str]]:
 
 
 def entries_of_models(text: str, first: str) -> list[tuple[str, str]]:
-    """Model and value of each entry of a list such as `x,big=y`. Entries that name no model are for the model
-    `first`.
+    """Parse a list of values for models such as `x,big=y`. Returns the model and the value of each entry. Entries that
+    name no model are for the model `first`.
     """
     entries = [entry.partition("=") for entry in listed(text)] if text else []
     return [(model or first, value) if equals else (first, model) for model, equals, value in entries]
 
 
 def check_one_per_model(text: str, models: Sequence[str], example: str, doubled: str) -> str:
-    """Check a list such as `x,big=y`, which has at most one value for each model, and return it unchanged.
+    """Check a list of values for models such as `x,big=y`, with at most one value for each model, and return it
+    unchanged. An entry that names no model is for the first of `models`.
 
     Raises ValueError for a model that is not in `models`, for a missing value, and for a model with two entries. The
     message about a missing value contains `example`, a valid entry; the message about two entries is `doubled`.

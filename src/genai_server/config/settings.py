@@ -46,7 +46,9 @@ _BUDGET = re.compile(r"[0-9]{1,9}")
 
 
 class Settings(ServerSettings, MediaSettings):
-    """All settings of the server. Times are in seconds, sizes in bytes, lengths in tokens."""
+    """All settings of the server. `load_settings` creates the object from the command line, the environment and files;
+    it cannot be changed. Times are in seconds, sizes in bytes, lengths in tokens.
+    """
 
     model_dir: str = "./models/demo"
     """Directory of the onnxruntime-genai model. If the default directory does not exist, an installed server uses its
@@ -349,8 +351,9 @@ class Settings(ServerSettings, MediaSettings):
         return self.device.split(",")
 
     def within(self, context_length: int | None) -> int | None:
-        """The maximum number of tokens in a sequence of a model, by the setting `max_length` and the model's
-        `context_length`, whichever is smaller; None if neither limits it.
+        """Return the maximum number of tokens in a sequence of a model: the setting `max_length` or the model's own
+        `context_length`, whichever is smaller. None for `context_length` means that it is unknown; returns None if
+        neither limits it.
         """
         if isinstance(self.max_length, str):
             return context_length
@@ -358,41 +361,45 @@ class Settings(ServerSettings, MediaSettings):
 
     @property
     def served(self) -> dict[str, str]:
-        """The directory of each configured model, by the model's name. Requests that name no model use the first
-        one.
+        """The models that the server is configured to serve: the directory of each by the model's name. Requests that
+        name no model use the first one.
         """
         return dict(pairs(self.models)) or {self.model_name: self.model_dir}
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The name of the model that each alias stands for."""
+        """The configured additional names of models: for each alias the name of the model that it stands for."""
         return dict(pairs(self.model_aliases))
 
     def chat_template_of(self, model: str) -> str:
-        """The file or the name of the chat template that is configured in place of the model's own; "" for none."""
+        """Return the chat template that is configured for a model in place of its own: a file, or the name of a known
+        template; "" if none is configured.
+        """
         return dict(entries_of_models(self.chat_template, next(iter(self.served)))).get(model, "")
 
     def thinking_budget_of(self, model: str) -> int | None:
-        """The configured maximum number of reasoning tokens in answers of a model; None without a limit."""
+        """Return the configured maximum number of reasoning tokens in an answer of a model; None without a limit."""
         budgets = dict(entries_of_models(self.thinking_budget, ""))
         budget = budgets.get(model, budgets.get(""))
         return None if budget is None else int(budget)
 
     def draft_model_of(self, model: str) -> str:
-        """The directory of a model's draft model; "" if none is configured or if speculative decoding is off."""
+        """Return the directory of the draft model with which a model uses speculative decoding; "" if none is
+        configured or if speculative decoding is off.
+        """
         if self.speculation == "off":
             return ""
         return dict(entries_of_models(self.draft_model, next(iter(self.served)))).get(model, "")
 
     def adapter_files(self, model: str) -> dict[str, str]:
-        """The file of each configured LoRA adapter of a model, by the adapter's name."""
+        """Return the configured LoRA adapters of a model: each adapter's file by its name."""
         first = next(iter(self.served))
         return {name: path for of, name, path in adapter_entries(self.adapters, first) if of == model}
 
     @property
     def store_file(self) -> Path | None:
-        """The configured file of the store; None if the store is a temporary file that is removed when the server
-        stops.
+        """The configured SQLite file in which responses, conversations, and the state of files and batches are stored;
+        None if they are in a temporary file that is removed when the server stops.
         """
         if self.files_dir:
             return Path(self.files_dir) / "store.sqlite"
@@ -400,14 +407,16 @@ class Settings(ServerSettings, MediaSettings):
 
     @property
     def cache_path(self) -> Path | None:
-        """The folder for packed weights; None if they are not to be cached."""
+        """The folder in which the server keeps packed weights (rearranged for the processor) between starts; None if
+        they are not to be kept.
+        """
         if self.cache_dir == "none":
             return None
         return Path(self.cache_dir) if self.cache_dir else platformdirs.user_cache_path("genai-server")
 
     @property
     def prefix_cache_path(self) -> Path:
-        """The folder of the prefix cache on disk."""
+        """The folder in which the prefix cache (keys and values of the beginnings of prompts) is kept on disk."""
         if self.prefix_cache_dir:
             return Path(self.prefix_cache_dir).expanduser()
         return (self.cache_path or platformdirs.user_cache_path("genai-server")) / "prefixes"
@@ -425,19 +434,21 @@ for _field in Settings.model_fields.values():
 
 
 def _named(info: ValidationInfo) -> list[str]:
-    """The names of the served models, for a validator that checks names of models in another setting. pydantic has
-    validated the settings with the names before that one.
+    """Return the names of the configured models, for a pydantic validator that checks names of models in another
+    setting. `info` has the values of the settings that were validated before, which include the models.
     """
     return [name for name, _ in pairs(info.data.get("models", ""))] or [str(info.data.get("model_name"))]
 
 
 def name_of_directory(path: str) -> str:
-    """The default name of a model: the name of its directory, without characters that model names must not have."""
+    """Return the name that a model has by default: the name of its directory, without characters that model names must
+    not have.
+    """
     return _INVALID_NAME_CHARACTERS.sub("", os.path.basename(os.path.abspath(path)))[:_MAX_NAME] or "model"
 
 
 def device_list(value: str) -> list[str]:
-    """The devices in a comma-separated list such as `cpu,cuda:1`.
+    """Parse a comma-separated list of devices such as `cpu,cuda:1`, and return the devices in the order of the list.
 
     Raises ValueError for an unknown device and for one that is listed twice.
     """

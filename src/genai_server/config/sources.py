@@ -1,5 +1,6 @@
-"""Reads the settings from the command line, the environment, `.env` and the configuration file, and the options of
-devices.
+"""Reads the settings: `load_settings` from the command line, the environment, `.env` and the configuration file, and
+`device_options` the options for ONNX Runtime and its execution providers from the configuration file. `add_options`
+adds an option for each setting to a command.
 """
 
 import argparse
@@ -62,10 +63,11 @@ def load_settings(
     environ: Mapping[str, str] = os.environ,
     dotenv: Path | None = Path(".env"),
 ) -> Settings:
-    """Read all settings. Precedence: `options` (of the command line), `environ`, the file `dotenv`, the configuration
-    file, the default. An empty value counts as not given.
+    """Read all settings, check them, and return them. In order of precedence, a value comes from `options` (those of
+    the command line, by the setting's name), `environ`, the file `dotenv`, the configuration file, or the default. An
+    empty value counts as not given.
 
-    Raises ConfigurationError, whose message has the setting's name as the user wrote it, and the value.
+    Raises ConfigurationError for a wrong value; the message has the setting's name as the user wrote it, and the value.
     """
     dotenv_variables = dotenv_values(dotenv) if dotenv is not None else {}
 
@@ -110,7 +112,7 @@ def load_settings(
 
 
 def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
-    """A sentence that says what is wrong with the value of a setting.
+    """Return a text for the user that says what is wrong with the value of the setting `field`.
 
     `findings` are pydantic's errors about the setting. There are several if the value may have one of several types,
     such as a number or a word like `auto`.
@@ -128,7 +130,9 @@ def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
 
 
 def engine_spec(settings: Settings, device: str, model_dir: str) -> EngineSpec:
-    """The configuration of an engine by the settings alone. The options of the device and model are added later."""
+    """Return the configuration of an engine (the process that runs a model on a device) as far as it follows from the
+    settings. The caller adds the options of the device and the model.
+    """
     from_settings = {
         name: getattr(settings, name) for name in EngineSpec.__struct_fields__ if EngineSpec.is_setting(name)
     }
@@ -142,8 +146,8 @@ def engine_spec(settings: Settings, device: str, model_dir: str) -> EngineSpec:
 
 
 def in_typed_names(message: str, options: Mapping[str, object]) -> str:
-    """Replace environment variables in a message by command-line options where the user has typed the setting as an
-    option.
+    """Return an error message in which each setting has the name that the user has typed: environment variables such as
+    GENAI_MAX_LENGTH are replaced by command-line options where the user has set them by options.
 
     `options` are a command's arguments by name; the argument MODEL stands for GENAI_MODEL_DIR.
     """
@@ -154,7 +158,9 @@ def in_typed_names(message: str, options: Mapping[str, object]) -> str:
 
 
 def unserved_tables(settings: Settings) -> list[str]:
-    """The names NAME of tables `[models.NAME]` for which no model is configured. Raises ConfigurationError."""
+    """Return the names of models for which the configuration file has a table `[models.NAME]` although no such model is
+    configured, so that the table has no effect. Raises ConfigurationError if the file cannot be read.
+    """
     tables = [source.get("models") for source in _option_tables(settings)]
     named = {name for table in tables if isinstance(table, dict) for name in table}
     return sorted(named - settings.served.keys())
@@ -170,10 +176,11 @@ def _option_tables(settings: Settings) -> list[dict[str, Any]]:
 def device_options(
     settings: Settings, model: str | None = None, devices: Sequence[str] | None = None
 ) -> dict[str, DeviceOptions]:
-    """The session and provider options of a model, by device. Options in the setting `options` override options in the
-    configuration file.
+    """Return the options for ONNX Runtime (session options) and its execution providers that are configured for a
+    model, by device. Options in the setting `options` override those in the configuration file.
 
-    `model` defaults to the first model, `devices` to the configured ones. Raises ConfigurationError.
+    `model` defaults to the first configured model, `devices` to the configured devices. Raises ConfigurationError for
+    wrong or contradictory options.
     """
     chosen = settings.devices if devices is None else devices
     real = [device for device in chosen if not is_scripted(device)]
@@ -190,10 +197,10 @@ def device_options(
 def unknown_variables(
     environ: Mapping[str, str] = os.environ, *, dotenv: Path | None = Path(".env")
 ) -> dict[str, str | None]:
-    """Variables that begin with GENAI_ but are no settings, each with the most similar setting; None where no setting
-    is similar.
+    """Return the variables that begin with GENAI_ but are no settings, so that the user can be warned: each with the
+    name of the most similar setting, or None if no setting is similar.
 
-    Variables in the file `dotenv` are reported as `NAME in FILE`.
+    Variables in the file `dotenv` are returned as `NAME in FILE`.
     """
     setting_names = [environment_variable(name) for name in Settings.model_fields]
     labels = {name: f"{name} in {dotenv}" for name in (dotenv_values(dotenv) if dotenv is not None else ())}
@@ -207,7 +214,9 @@ def unknown_variables(
 
 
 def add_options(parser: argparse.ArgumentParser, *, listed: Container[str] = SETTING_GROUPS) -> None:
-    """Add a command-line option for each setting to the parser. `--help` shows only those of the groups in `listed`."""
+    """Add a command-line option for each setting to `parser`. All of them can be used, but `--help` shows only those of
+    the groups (titles in SETTING_GROUPS) in `listed`.
+    """
     for title, names in SETTING_GROUPS.items():
         group = parser.add_argument_group(title.lower())
         for name in names:

@@ -1,5 +1,5 @@
-"""Reads the tool servers in the configuration file: tables `[mcp.NAME]`, each with a program or a URL that speaks MCP,
-the Model Context Protocol.
+"""The tool servers that the operator allows models to use, which speak MCP, the Model Context Protocol. `tool_servers`
+reads them from the tables `[mcp.NAME]` of the configuration file, each of which has a program or a URL.
 """
 
 import os
@@ -24,8 +24,11 @@ _MIN_SECRET = 8
 
 
 class ToolServer(BaseModel):
-    """A tool server, as a table `[mcp.NAME]` describes it. Values of `env` and `headers` may refer to the server's
-    environment variables, as in `${TOKEN}`.
+    """The configuration of one tool server, from a table `[mcp.NAME]` of the configuration file: how to reach it, and
+    which of its tools who may use. `tool_servers` creates it.
+
+    Values of `env` and `headers` may refer to the server's environment variables in the file, as in `${TOKEN}`; here
+    they are filled in.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -80,29 +83,30 @@ class ToolServer(BaseModel):
         return sorted((word for word in words if len(word) >= _MIN_SECRET), key=len, reverse=True)
 
     def may_be_used_by(self, key_name: str, *, is_admin: bool = False) -> bool:
-        """Whether requests with the API key of this name may use the tool server. `key_name` is "" where no key is
-        needed. `is_admin` says that it is the admin key.
+        """Whether requests with the API key named `key_name` may use the tool server. `key_name` is "" where no key is
+        needed; `is_admin` says that the request has the admin key, which may use all.
         """
         return self.keys is None or is_admin or key_name in self.keys
 
     def may_run(self, tool: str) -> bool:
-        """Whether requests may use the tool of this name."""
+        """Whether requests may call the tool named `tool` of this server."""
         return self.tools is None or tool in self.tools
 
     def needs_approval(self, tool: str) -> bool:
-        """Whether the client has to approve each call of this tool."""
+        """Whether the client has to approve each call of the tool named `tool` before the server makes it."""
         return self.approval == "always" or (self.approval != "never" and tool in self.approval)
 
 
 def is_name(text: str) -> bool:
-    """Whether a tool server may have this name; NAME_RULE describes valid names."""
+    """Whether `text` may be the name of a tool server. The text NAME_RULE describes valid names for people."""
     return _NAME.fullmatch(text) is not None
 
 
 def tool_servers(settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, ToolServer]:
-    """The tool servers in the configuration file, by name.
+    """Return the tool servers that the configuration file defines, by name. References such as `${TOKEN}` are replaced
+    by the variables in `environ`.
 
-    Raises ConfigurationError, whose message shows no value, since values may be secrets.
+    Raises ConfigurationError for a wrong table; the message shows no value, since values may be secrets.
     """
     tables = config_file.read_file(settings.config).get("mcp", {})
     if not isinstance(tables, dict):
@@ -134,10 +138,11 @@ def _tool_server(name: str, table: Any, environ: Mapping[str, str]) -> ToolServe
 
 
 def _filled(value: Any, location: str, environ: Mapping[str, str]) -> Any:
-    """The value, with references such as `${TOKEN}` replaced by environment variables; values that are not text are
-    unchanged. `location` is where the value is in the file, for errors.
+    """Return a value of a tool server's table with references such as `${TOKEN}` replaced by the variables in
+    `environ`; a value that is not text is returned unchanged. `location` says where the value is in the file, for error
+    messages.
 
-    Raises ConfigurationError for a variable that is not set.
+    Raises ConfigurationError for a variable that is not set, or a malformed reference.
     """
     if not isinstance(value, str):
         return value

@@ -55,9 +55,8 @@ _CHOICE = re.compile(r'architectures\[0\] == "(\w+)"')
 
 
 def read_source_config(source: Path) -> dict[str, Any]:
-    """Return the contents of config.json in the directory `source` of a model that is to be built.
-
-    Empty if the file is missing or cannot be read; the builder then reports the error.
+    """Return the contents of config.json in `source`, the directory of a model that is to be built. Returns an empty
+    dictionary if the file is missing or cannot be read; the builder then reports the error.
     """
     with suppress(ModelDirectoryError):
         return read_object(source / CONFIG)
@@ -65,10 +64,8 @@ def read_source_config(source: Path) -> dict[str, Any]:
 
 
 def known_architectures(builder_source: str) -> frozenset[str]:
-    """Return the names of the architectures that a model builder supports. `builder_source` is the text of its
-    builder.py.
-
-    Empty if they are not found in the text.
+    """Return the names of the architectures, such as LlamaForCausalLM, that onnxruntime-genai's model builder supports.
+    They are searched in `builder_source`, the text of the builder's file builder.py; empty if they are not found there.
     """
     return frozenset(_CHOICE.findall(builder_source))
 
@@ -76,10 +73,11 @@ def known_architectures(builder_source: str) -> frozenset[str]:
 def check_architecture(
     config: Mapping[str, Any], supported: Collection[str], *, precision: str, device: str, options: Collection[str] = ()
 ) -> None:
-    """Raise ConfigurationError, with the reason, if onnxruntime-genai's model builder cannot build a model.
+    """Raise ConfigurationError, with the reason, if onnxruntime-genai's model builder cannot build a model correctly.
 
-    `config` is the model's config.json, and `supported` the architectures that the builder supports. `precision`,
-    `device` and `options` (further options of the builder, as `NAME=VALUE`) are those of the build.
+    `config` is the model's config.json, and `supported` has the architectures that the builder supports. The model is
+    to be built in `precision` (such as "int4") for `device`, with `options`, further options of the builder as
+    `NAME=VALUE`.
     """
     architecture = _architecture(config)
     if architecture is None:
@@ -116,8 +114,8 @@ def _why_not(
 
 
 def why_not_mobius(config: Mapping[str, Any]) -> str | None:
-    """Return the reason why Microsoft's other model builder, mobius, is not used for a model; None if it can build the
-    model.
+    """Return the reason why Microsoft's other model builder, mobius, is not used for the model with the config.json
+    `config`; None if it can build the model.
     """
     architecture = _architecture(config)
     if architecture not in _OF_MOBIUS:
@@ -134,7 +132,7 @@ def why_not_mobius(config: Mapping[str, Any]) -> str | None:
 
 
 def _has_windows(config: Mapping[str, Any]) -> bool:
-    """Whether some layers use sliding-window attention."""
+    """Whether a model has layers with sliding-window attention. `config` is the model's config.json."""
     layers = config.get("layer_types")
     if isinstance(layers, list):
         return "sliding_attention" in layers
@@ -150,7 +148,9 @@ def _has_layers_without_rope(config: Mapping[str, Any]) -> bool:
 
 
 def count_weights(config: Mapping[str, Any]) -> int | None:
-    """Estimate a decoder's number of weights from its config.json. None if the file lacks the necessary sizes."""
+    """Return an estimate of a decoder's number of weights, from the sizes in its config.json (`config`); None if the
+    file lacks one of them.
+    """
     text = config.get("text_config")
     section = text if isinstance(text, dict) else config
     try:
@@ -167,7 +167,9 @@ def count_weights(config: Mapping[str, Any]) -> int | None:
 
 
 def has_draft_head(config: Mapping[str, Any]) -> bool:
-    """Whether the model has a head for multi-token prediction (MTP)."""
+    """Whether a model has a head for multi-token prediction (MTP), which drafts tokens. `config` is the model's
+    config.json.
+    """
     text = config.get("text_config")
     sections = [config, text if isinstance(text, dict) else {}]
     return any(section.get("mtp_num_hidden_layers") for section in sections)

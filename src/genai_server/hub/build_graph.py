@@ -76,7 +76,9 @@ def correct_gemma_3() -> None:
 
 
 class EightBitEnds:
-    """Provides the embedding and the output head of a model as blocks of 8-bit weights (--eight-bit-ends)."""
+    """The source of quantized weights for the option --eight-bit-ends: gives the model builder the embedding and the
+    output head of a model as blocks of 8-bit weights. `write_blocks` patches the builder so that it asks this object.
+    """
 
     keeps_floats = False
 
@@ -85,7 +87,7 @@ class EightBitEnds:
         self.rounded: Counter[str] = Counter()
 
     def find(self, model: Any) -> None:
-        """Find the embedding and the output head in a model.
+        """Remember the embedding and the output head of the PyTorch model `model`, so that `form` recognizes them.
 
         A matrix is skipped if its row length is no multiple of the block size.
         """
@@ -94,20 +96,23 @@ class EightBitEnds:
                 self._addresses.add(module.weight.data_ptr())
 
     def form(self, weight: Any) -> tuple[int, int] | None:
-        """Return the bits and the block size with which a matrix is written; None if it is neither the embedding nor
-        the head.
+        """Return the number of bits and the block size with which the matrix `weight` is to be written; None if it is
+        neither the embedding nor the head that `find` has found.
         """
         return (8, _BLOCK) if weight.data_ptr() in self._addresses else None
 
     def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
-        """Quantize a matrix for which `form` returns a value, and return its blocks."""
+        """Quantize the embedding or the output head (a matrix for which `form` returns a value) to 8 bits, and return
+        its blocks.
+        """
         parts = [weight[start : start + _ROWS].detach().float().numpy() for start in range(0, len(weight), _ROWS)]
         return gguf_blocks.concatenated([gguf_blocks.eight_bits(part) for part in parts])
 
 
 class GgufWeights:
-    """Provides the blocks of quantized weights in a GGUF file (--gguf) for the matrices of a model that Transformers
-    has unpacked from the same file.
+    """The source of quantized weights for the option --gguf: gives the model builder the blocks of quantized weights in
+    a GGUF file for the matrices of a model that Transformers has unpacked from this file. `write_blocks` patches the
+    builder so that it asks this object.
     """
 
     keeps_floats = True
@@ -126,9 +131,11 @@ class GgufWeights:
         self.rounded: Counter[str] = Counter()
 
     def find(self, model: Any) -> None:
-        """Find the tensor of the file from which each matrix of the model was unpacked.
+        """Find for each matrix of the PyTorch model `model` the tensor of the file from which it was unpacked, so that
+        `form` and `blocks` can use it.
 
-        Parameters of the model that were rounded to 16 bits, but have 32 bits in the file, get the values in the file.
+        This changes the model: parameters that were rounded to 16 bits, but have 32 bits in the file, get the values in
+        the file. Raises SystemExit if a tensor is not what the matrix was unpacked from.
         """
         heads = model.config.num_attention_heads, model.config.num_key_value_heads
         for name, parameter in model.named_parameters():
@@ -149,11 +156,11 @@ class GgufWeights:
                 self._widen(parameter, torch.from_numpy(values).reshape(parameter.shape))
 
     def _order(self, tensor: Any, parameter: Any, heads: tuple[int, int]) -> Any:
-        """Return the indexes that bring the rows of a tensor in the file into the order of Transformers' matrix
-        `parameter`; None if both have the same order.
+        """Return the indexes that bring the rows of a tensor in the file into the order of `parameter`, the matrix that
+        Transformers has unpacked from it; None if both have the same order.
 
-        llama.cpp interleaves the two halves of each query head and each key head; `heads` are the numbers of these.
-        Raises SystemExit if the two matrices are different in any order.
+        llama.cpp interleaves the two halves of each query head and of each key head; `heads` has the number of query
+        heads and that of key heads. Raises SystemExit if the rows differ in every known order.
         """
         num_rows = len(parameter)
         orders: list[Any] = [None]
@@ -166,7 +173,7 @@ class GgufWeights:
         raise SystemExit(f"{tensor.name} of the file is not what Transformers made of it")
 
     def _widen(self, parameter: Any, values: Any) -> None:
-        """Replace a parameter that was rounded to 16 bits by `values`, the 32-bit numbers in the file.
+        """Give a parameter of the model that was rounded to 16 bits the 32-bit numbers `values` from the file.
 
         Files of Gemma models have some values increased by 1; these are decreased again. Nothing happens if rounding
         `values` does not give the parameter.
@@ -186,8 +193,8 @@ class GgufWeights:
         return dequantize(np.ascontiguousarray(self._rows(tensor, order, rows)), tensor.tensor_type)
 
     def form(self, weight: Any) -> tuple[int, int] | None:
-        """Return the bits and the block size with which a matrix is written; None if the file has floating-point
-        weights for it.
+        """Return the number of bits and the block size with which the matrix `weight` is to be written; None if the
+        file has floating-point weights for it, or no tensor.
 
         `weight` may also be some rows of a matrix of the model.
         """
@@ -197,10 +204,10 @@ class GgufWeights:
         return gguf_blocks.form(stored[0].tensor_type.name) or (8, _BLOCK)
 
     def blocks(self, weight: Any) -> "gguf_blocks.Blocks":
-        """Return the file's blocks of a matrix for which `form` returns a value.
+        """Return the file's blocks of quantized weights for the matrix `weight`, for which `form` returns a value.
 
-        If gguf_blocks.py cannot convert the GGUF type, the weights are rounded to 8 bits. Raises SystemExit if the
-        blocks do not have the values of the unpacked matrix.
+        If the type of the tensor cannot be converted without loss (see gguf_blocks.py), its weights are rounded to 8
+        bits. Raises SystemExit if the blocks do not have the values of the unpacked matrix.
         """
         tensor, order, matrix = self._found[weight.untyped_storage().data_ptr()]
         first = weight.storage_offset() // matrix.shape[1]
@@ -228,8 +235,8 @@ def is_equal(values: Any, weight: Any) -> bool:
 
 
 def write_blocks(weights: "EightBitEnds | GgufWeights") -> None:
-    """Patch the builder so that it writes matrices for which `weights.form` returns a value as blocks of quantized
-    weights.
+    """Patch the methods of onnxruntime-genai's model builder so that it writes each matrix for which `weights.form`
+    returns a value as the blocks of quantized weights that `weights.blocks` returns.
     """
     model: Any = importlib.import_module("builders.base").Model
     for function in (
@@ -244,15 +251,18 @@ def write_blocks(weights: "EightBitEnds | GgufWeights") -> None:
 
 
 def load_weights(model: Any, original: Any, weights: Any, *arguments: Any) -> Any:
-    """Replacement for the builder's method: load the model, and find the matrices that are written as blocks."""
+    """Replacement for the model builder's method of this name: load the model with `original`, let `weights` find the
+    matrices that are to be written as blocks, and return the loaded model.
+    """
     loaded = original(model, *arguments)
     weights.find(loaded)
     return loaded
 
 
 def make_attention_input_proj(model: Any, original: Any, _weights: Any, *arguments: Any, **kwargs: Any) -> None:
-    """Replacement for the builder's method that writes the projections to queries, keys and values. It first clears the
-    names of the key and the value that the builder has kept from the previous layer.
+    """Replacement for the model builder's method that writes the projections to queries, keys and values of a layer.
+    Before it calls `original`, it clears the names of the key and the value that the builder has kept from the previous
+    layer.
 
     The builder keeps these names when it joins the three projections, which it does in all layers or in none. GGUF
     files of mixed types (Q4_K_M) have layers of both kinds.
@@ -262,16 +272,17 @@ def make_attention_input_proj(model: Any, original: Any, _weights: Any, *argumen
 
 
 def is_qkv_projection_packable(model: Any, original: Any, weights: Any, layer_id: int, attention: Any) -> bool:
-    """Replacement for the builder's method: the projections to queries, keys and values can be joined only if their
-    blocks have the same bits and block size.
+    """Replacement for the model builder's method that decides whether a layer's projections to queries, keys and values
+    are joined into one matrix. Returns False also if the blocks of the three have different numbers of bits or block
+    sizes.
     """
     forms = {weights.form(part.weight) for part in (attention.q_proj, attention.k_proj, attention.v_proj)}
     return len(forms) == 1 and bool(original(model, layer_id, attention))
 
 
 def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *parts: Any, **kwargs: Any) -> Any:
-    """Replacement for the builder's method that joins several matrices into one: the result has these matrices in
-    `parts`.
+    """Replacement for the model builder's method that joins several matrices into one. Returns the joined matrix of
+    `original`, with the single matrices in its attribute `parts`, so that their blocks can be found later.
     """
     joined = original(model, *parts, **kwargs)
     joined.parts = [part.weight for part in parts]
@@ -281,8 +292,11 @@ def make_packed_matmul_float_class(model: Any, original: Any, weights: Any, *par
 def make_matmul_float(
     model: Any, original: Any, weights: Any, matmul: Any, name: str, root_input: str, **kwargs: Any
 ) -> str:
-    """Replacement for the builder's method: write a matrix product with blocks of quantized weights, or with the 16-bit
-    weights of a GGUF file. Returns the name of its node.
+    """Replacement for the model builder's method that writes a matrix product to the graph: with blocks of quantized
+    weights, or with the 16-bit weights of a GGUF file, and only otherwise with `original`. Returns the name of the
+    graph's node.
+
+    `matmul` has the matrix, and `root_input` is the name of the value that is multiplied by it.
     """
     parts = getattr(matmul, "parts", [matmul.weight])
     if None not in map(weights.form, parts):
@@ -294,8 +308,11 @@ def make_matmul_float(
 
 
 def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: Any, basename: str, lm_head: Any) -> str:
-    """Replacement for the builder's method: write the embedding lookup with blocks of quantized weights, or with the
-    16-bit weights of a GGUF file. Returns the name of its output.
+    """Replacement for the model builder's method that writes the embedding lookup to the graph: with blocks of
+    quantized weights, or with the 16-bit weights of a GGUF file, and only otherwise with `original`. Returns the name
+    of the lookup's output in the graph.
+
+    `embedding` is the matrix, and `basename` the beginning of the names of the graph's nodes.
     """
     if weights.form(embedding) is None and weights.keeps_floats and embedding.dtype in _HALVES:
         return make_widened_lookup(model, embedding, basename)
@@ -306,8 +323,8 @@ def make_embedding_lookup(model: Any, original: Any, weights: Any, embedding: An
 
 
 def save_model(model: Any, original: Any, weights: Any, *arguments: Any) -> None:
-    """Replacement for the builder's method: report how many matrices of which GGUF types were rounded, then save the
-    model.
+    """Replacement for the model builder's method that saves the model: first prints how many matrices of which GGUF
+    types were rounded to 8 bits.
     """
     for kind, number in weights.rounded.items():
         print(f"Rounding {number} matrices of the type {kind} to 8 bits", flush=True)
@@ -334,8 +351,10 @@ def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
 
 
 def make_widened(model: Any, weight: Any, name: str, root_input: str, **kwargs: Any) -> str:
-    """Write a matrix product whose weights are stored in 16 bits, and converted to 32 bits when the graph is loaded.
-    Returns the name of the product's node.
+    """Write a matrix product to the graph whose weights are stored in 16 bits, and converted to 32 bits when the graph
+    is loaded. Returns the name of the product's node, `name`.
+
+    `model` is the model builder, `weight` the matrix, and `root_input` the name of the value that is multiplied by it.
     """
     stem = name[1:].replace("/", ".") + ".weight"
     model.make_initializer(weight.T, stem)
@@ -349,7 +368,12 @@ def make_widened(model: Any, weight: Any, name: str, root_input: str, **kwargs: 
 
 
 def make_widened_lookup(model: Any, embedding: Any, basename: str) -> str:
-    """Write an embedding lookup with 16-bit weights. Returns the name of its output in 32 bits."""
+    """Write an embedding lookup to the graph whose weights are stored in 16 bits. Returns the name of its output, which
+    has 32 bits.
+
+    `model` is the model builder, `embedding` the matrix, and `basename` the beginning of the names of the graph's
+    nodes.
+    """
     gather, cast, shape = f"{basename}/Gather", f"{basename}/Cast", model.make_hidden_state_shape()
     model.make_initializer(embedding, "model.embed_tokens.weight")
     inputs = ["model.embed_tokens.weight", model.input_names["input_ids"]]
@@ -360,9 +384,11 @@ def make_widened_lookup(model: Any, embedding: Any, basename: str) -> str:
 
 
 def look_up(model: Any, embedding: Any, basename: str, weights: EightBitEnds | GgufWeights, *, is_tied: bool) -> str:
-    """Write an embedding lookup with blocks of quantized weights. Returns the name of its output.
+    """Write an embedding lookup to the graph whose weights are stored as quantized blocks, as `weights` provides them.
+    Returns the name of its output in the graph.
 
-    If `is_tied`, the embedding and the output head are one matrix, and the lookup uses the head's blocks in the graph.
+    `model` is the model builder, and `basename` the beginning of the names of the graph's nodes. If `is_tied`, the
+    embedding and the output head are one matrix, and the lookup uses the head's blocks, which the graph has already.
     """
     blocks = weights.blocks(embedding)
     stem = "lm_head.MatMulNBits" if is_tied else "model.embed_tokens"

@@ -73,7 +73,9 @@ def describe(source: Path, folder: Path) -> None:
 
 
 def quantize(graph: Path, target: Path, bits: int) -> None:
-    """Write a copy of a graph to `target` in which the weights of matrix products have 8 or 4 bits."""
+    """Write a copy of the ONNX graph `graph` to `target` in which the weights of matrix products have `bits` bits, 8 or
+    4. With 4 bits, the most sensitive matrices get 8 (see `is_sensitive`).
+    """
     from onnxruntime.quantization.matmul_nbits_quantizer import KQuantWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
     model = onnx.load(str(graph))
@@ -94,8 +96,8 @@ def quantize(graph: Path, target: Path, bits: int) -> None:
 
 
 def name_joined(graph: Any) -> None:
-    """Rename the matrix products that join queries, keys and values, so that their names contain the layer's number,
-    which mobius leaves out.
+    """Rename those matrix products of the graph that compute queries, keys and values at once, so that their names
+    contain the number of the layer, which mobius leaves out.
     """
     makers = {output: node for node in graph.node for output in node.output}
     for node in graph.node:
@@ -114,10 +116,11 @@ def count_layers(names: list[str]) -> int:
 
 
 def is_sensitive(name: str, layers: int) -> bool:
-    """Whether the quantization method k_quant_mixed gives the matrix product with this name 8 bits instead of 4.
+    """Whether the matrix product named `name` gets weights of 8 bits instead of 4, because rounding it to 4 bits would
+    change answers most. The choice is that of the quantization method k_quant_mixed.
 
-    These are the head, and the value and down projections in the first and last eighth of the `layers` layers and in
-    every third layer between.
+    It is made for the head, and for the value and down projections in the first and last eighth of the `layers` layers
+    and in every third layer between.
     """
     if name.startswith(_HEAD):
         return True

@@ -1,7 +1,9 @@
-"""Runs a model builder in a separate process.
+"""Builds model directories (`build`) by running a model builder in a separate process, after choosing it (`choose`),
+checking that it can build the model, and estimating the cost (`cost_of`).
 
-onnxruntime-genai's builder builds decoders, with the settings that are fastest for this server; mobius builds those
-decoders that it cannot build. A program of this package builds encoders, which neither supports.
+onnxruntime-genai's builder builds decoders, with the settings that are fastest for this server; mobius, another builder
+of Microsoft's, builds decoders that onnxruntime-genai's cannot build. Encoders, which neither of them supports, are
+built by a program of this package.
 """
 
 import json
@@ -82,7 +84,9 @@ _LAST_LINES = 15
 
 @dataclass(frozen=True)
 class Build:
-    """A model to build: its source, target, precision, device and options. The command `export` creates it."""
+    """What is to be built, and how: the source directory, the target directory, precision, device and options. The
+    command `export` creates it; `choose` selects the model builder, and `build` runs it.
+    """
 
     # A directory in Hugging Face's format.
     source: Path
@@ -112,7 +116,9 @@ class Build:
 
     @property
     def has_eight_bit_ends(self) -> bool:
-        """Whether the embedding and the output head get weights of 8 bits, stored once if both are the same matrix."""
+        """Whether the embedding and the output head of the built model get weights of 8 bits, which are stored once if
+        both are the same matrix.
+        """
         if self.precision not in ("int4", "int8") or self.device != "cpu" or self.gguf is not None or self.uses_mobius:
             return False
         config = read_source_config(self.source)
@@ -161,8 +167,9 @@ class Build:
 
 
 def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
-    """Raise ConfigurationError, with the names of the missing modules, if the Python interpreter `python` lacks some of
-    the modules `needed`. By default, these are what onnxruntime-genai's builder imports.
+    """Raise ConfigurationError, with the names of the missing modules and how to install them, if the Python
+    interpreter `python` lacks some of the modules `needed`. By default, these are what onnxruntime-genai's builder
+    imports.
     """
     if missing := missing_modules(python, needed):
         raise ConfigurationError(
@@ -173,7 +180,8 @@ def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
 
 
 def extras_for(missing: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the extras of this package that install the modules `missing`.
+    """Return the names of the extras of the package genai-server, such as "export", that install the Python modules
+    `missing`.
 
     The extra for the device is only included if onnxruntime-genai itself is missing, because the package for another
     device may provide that module.
@@ -196,11 +204,12 @@ def missing_modules(python: Path, needed: Sequence[str] = _NEEDED) -> list[str]:
 
 
 def choose(build: Build, python: Path, builder: str, *, unchecked: bool = False) -> Build:
-    """Choose the model builder for a build, and return the build with this choice.
+    """Choose the model builder for a build, and return a copy of the build with this choice.
 
-    `builder` is one of BUILDERS, `python` the interpreter that will run the builder. The source needs to contain only
-    the files that describe the model. With `unchecked`, models that a builder is not known to support are built, too.
-    Raises ConfigurationError, with the reason, if no builder can be used.
+    `builder` is one of BUILDERS, which may leave the choice to this function, and `python` the interpreter that will
+    run the builder. The source directory needs to contain only the files that describe the model, not its weights. With
+    `unchecked`, models that a builder is not known to support are built, too. Raises ConfigurationError, with the
+    reason, if no builder can be used.
     """
     if builder != MOBIUS:
         try:
@@ -218,7 +227,9 @@ def choose(build: Build, python: Path, builder: str, *, unchecked: bool = False)
 
 
 def _why_not_with_mobius(build: Build, *, unchecked: bool) -> str | None:
-    """Return the reason why a model is not built with mobius; None if it can be."""
+    """Return the reason why a build cannot be made with Microsoft's builder mobius; None if it can be. With
+    `unchecked`, models whose built graphs were never compared are accepted.
+    """
     if build.is_encoder or build.task is not Task.GENERATE:
         return f"it builds models for chats only, and this one's task is {build.task}"
     if build.gguf is not None or build.quantization is not None:
@@ -274,10 +285,11 @@ def _check_timestamps(source: Path) -> None:
 
 
 def build(build: Build, python: Path, environment: dict[str, str], report: Callable[[str], None]) -> None:
-    """Build a model with the interpreter `python`. `report` is called with a line about each step; the builder's whole
-    output goes to the file LOG in the target.
+    """Build a model: run its model builder with the interpreter `python` and the variables `environment`, and correct
+    and complete the files that it has written to the target directory. `report` is called with a line about each step;
+    the builder's whole output goes to the file LOG in the target.
 
-    Raises ExportFailed with the last lines of the output if the builder fails.
+    Raises ExportFailed, with the last lines of the output, if the builder fails.
     """
     build.target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=build.target) as cache:
@@ -302,7 +314,9 @@ def build(build: Build, python: Path, environment: dict[str, str], report: Calla
 
 
 def _arguments(build: Build, cache: str) -> list[str]:
-    """Return the arguments for the interpreter that runs the builder. `cache` is a folder for temporary files."""
+    """Return the arguments with which the Python interpreter runs the model builder of a build. `cache` is a folder for
+    temporary files.
+    """
     if build.is_encoder:
         return [str(_ENCODERS), str(build.source), str(build.target), build.precision]
     if build.uses_mobius:
@@ -321,8 +335,8 @@ def _arguments(build: Build, cache: str) -> list[str]:
 
 
 def _correct(path: Path, device: str) -> None:
-    """Correct the genai_config.json that the builder has written, at `path`: misspelled model types, and a declaration
-    of shared weights that cannot be loaded on a CPU.
+    """Correct the file genai_config.json at `path`, which the model builder has written for `device`: misspelled model
+    types, and a declaration of shared weights with which the model cannot be loaded on a CPU.
 
     A file that cannot be read is left unchanged; the check of the built model reports it.
     """
@@ -338,8 +352,8 @@ def _correct(path: Path, device: str) -> None:
 
 
 def _add_sampling(build: Build) -> None:
-    """Add default sampling parameters to genai_config.json if the source has none, because the builder's default is
-    greedy decoding.
+    """Add default sampling parameters to genai_config.json of the built model if the source directory has none. Without
+    them, the model would use greedy decoding, which is the builder's default.
     """
     try:
         generation = read_object(build.source / GENERATION)
@@ -358,14 +372,19 @@ def _add_sampling(build: Build) -> None:
 
 
 def _copy(build: Build, names: Sequence[str]) -> None:
-    """Copy the files with these names from the source to the target. Files that the source lacks are skipped."""
+    """Copy the files with these names from the build's source directory to its target directory. Files that the source
+    lacks are skipped.
+    """
     for name in names:
         if (build.source / name).is_file():
             shutil.copy(build.source / name, build.target)
 
 
 def _add_pooling(build: Build) -> None:
-    """Copy the files that describe how a decoder's vectors are pooled, or how its logits become a score."""
+    """Copy the files that describe how a decoder's vectors are pooled (for embeddings), or how its logits become a
+    score (for reranking), from the build's source to its target. A reranking model without such files gets the usual
+    ones.
+    """
     _copy(build, _POOLING)
     for path in build.source.glob(f"*/{CONFIG}"):
         (build.target / path.parent.name).mkdir(exist_ok=True)
@@ -395,8 +414,8 @@ def _add_yes_no_tokens(target: Path) -> None:
 def run_logged(
     command: Sequence[str], environment: dict[str, str], log: Path, report: Callable[[str], None]
 ) -> tuple[int, list[str]]:
-    """Run a program. `report` is called with each line of the output that announces a step; the whole output goes to
-    the file `log`.
+    """Run a program with the environment variables `environment` until it ends. `report` is called with each line of
+    its output that announces a step; the whole output goes to the file `log`.
 
     Returns the exit status and the last lines of the output.
     """
@@ -436,7 +455,9 @@ _BYTES = {"int4": 0.8, "int8": 1.15, "fp16": 2.0, "bf16": 2.0, "fp32": 4.0}
 
 @dataclass(frozen=True)
 class BuildCost:
-    """The estimated cost of a build. Sizes are in bytes."""
+    """The estimated cost of building a model: its number of weights, the time in seconds on two cores, the memory that
+    the build needs, and the size of the built model. Sizes are in bytes.
+    """
 
     weights: int
     seconds: float
@@ -447,10 +468,10 @@ class BuildCost:
 
 
 def cost_of(build: Build) -> BuildCost | None:
-    """Estimate the cost of a build with onnxruntime-genai's model builder.
+    """Return an estimate of the time, memory and disk space of a build with onnxruntime-genai's model builder.
 
-    None if the number of weights is unknown, and for kinds of builds that were not measured: encoders, GGUF files,
-    mobius.
+    Returns None if the number of weights is unknown, and for kinds of builds that were not measured: encoders, GGUF
+    files, mobius.
     """
     if build.is_encoder or build.uses_mobius or build.gguf is not None:
         return None

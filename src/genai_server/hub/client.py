@@ -1,5 +1,5 @@
-"""Access to a hub through huggingface_hub: the list of a repository's files, and the download of selected files, one by
-one, into a folder next to their final directory.
+"""Access to a hub through the library huggingface_hub: `Hub` lists a repository's files, and `download` downloads
+selected files, one by one, into a folder next to their final directory.
 
 `snapshot_download` of that library is not used, because it discards a partial file after a broken connection and
 compares no hashes (docs/decisions/0018-a-pull-keeps-what-has-come.md). Here a file gets its final name after its hash
@@ -28,9 +28,10 @@ _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class Hub:
-    """A model hub, by default at the address in the environment variable HF_ENDPOINT.
+    """A client of a model hub such as Hugging Face: lists the files of a repository and downloads them. `endpoint` is
+    the hub's address, by default the one in the environment variable HF_ENDPOINT or else Hugging Face's.
 
-    Requests use the given token, or else the token of huggingface_hub (HF_TOKEN, `hf auth login`). The constructor
+    Requests use the access token `token`, or else that of huggingface_hub (HF_TOKEN, `hf auth login`). The constructor
     raises ConfigurationError if huggingface_hub is missing or too old.
     """
 
@@ -42,8 +43,8 @@ class Hub:
         self._token = token or None
 
     def repository(self, name: str, revision: str | None) -> Repository:
-        """Return a model repository's commit and list of files. `revision` is a branch, tag or commit; None stands for
-        the default branch.
+        """Ask the hub for the files of the model repository `name` at one commit, and return them. `revision` is a
+        branch, tag or commit; None stands for the default branch.
 
         Raises PullFailed if the hub cannot be reached or refuses the request.
         """
@@ -63,8 +64,8 @@ class Hub:
         return Repository(name, commit, files, base)
 
     def _remote_file(self, name: str, entry: Any) -> RemoteFile:
-        """Convert an entry of the hub's list of the repository `name` to a RemoteFile. Raises PullFailed if its path or
-        size is invalid.
+        """Return `entry`, an entry of the hub's list of files of the repository `name`, as a RemoteFile. Raises
+        PullFailed if its path or size is invalid.
         """
         path, size = entry.path, entry.size
         if not isinstance(path, str) or not path or "\0" in path:
@@ -76,8 +77,8 @@ class Hub:
     def fetch(
         self, repository: Repository, file: RemoteFile, partial: Path, watch: Callable[[int], None] | None = None
     ) -> None:
-        """Download the bytes of a file that the local file `partial` lacks, and append them. After a broken connection
-        the download is continued, a few times.
+        """Download a file of a repository into the local file `partial`: only the bytes that `partial` lacks, which are
+        appended. After a broken connection the download is continued, a few times.
 
         `watch` is called with the size of `partial` in bytes whenever it has grown; an exception from `watch` ends the
         download. Raises PullFailed if all attempts fail or the hub sends more bytes than the file has, and OSError if
@@ -194,12 +195,13 @@ Watch = Callable[[RemoteFile, int], None]
 def download(
     hub: Hub, repository: Repository, selection: Selection, folder: Path, watch: Watch = lambda file, size: None
 ) -> None:
-    """Download those files of a selection that `folder` lacks or has with other contents, and remove all files that are
-    not in the selection.
+    """Download into `folder` those files of a selection that the folder lacks or has with other contents, and remove
+    all files in it that are not in the selection.
 
-    `watch` is called with a file and the number of its bytes that are in the folder, once at the start and then as
-    bytes arrive; an exception from `watch` ends the download. Raises PullFailed if a file cannot be downloaded. Partial
-    files are kept for the next attempt.
+    `watch` is called with a file and the number of its bytes that are in the folder, once at the start and then
+    whenever bytes arrive; an exception from `watch` ends the download. Raises PullFailed if a file cannot be
+    downloaded, has a wrong hash or does not fit on the disk. Partial files are kept, so that the next attempt continues
+    them.
     """
     with _translated_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -248,8 +250,8 @@ def _is_there(path: Path, file: RemoteFile) -> bool:
 
 
 def _remove_other_files(folder: Path, selection: Selection) -> None:
-    """Remove the files in a folder that do not belong to the selection, such as those of an attempt with another
-    revision.
+    """Remove all files in a folder, also partial ones, that do not belong to the selection, such as those of an earlier
+    attempt with another revision.
     """
     expected = {folder / name for name in selection.files}
     expected |= {_partial(folder / name, file) for name, file in selection.files.items()}

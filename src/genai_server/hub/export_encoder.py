@@ -53,7 +53,8 @@ def main() -> None:
 
 
 class Wrapper(torch.nn.Module):
-    """A PyTorch module to export: an encoder with a fixed order of inputs and a single output tensor.
+    """The PyTorch module that is exported to ONNX: an encoder with a fixed order of inputs and a single output tensor.
+    `load` creates it.
 
     The output is that of the encoder `inner` with the name `output`, or the result of `layers`, which are applied to it
     one after the other.
@@ -66,8 +67,9 @@ class Wrapper(torch.nn.Module):
         self.layers = torch.nn.ModuleList(layers)
 
     def forward(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None) -> Any:
-        """Return the encoder's logits, or its vectors of tokens [texts, tokens, width]; with layers, their result,
-        which is one vector for each text [texts, width].
+        """Run the encoder on texts given as token ids, [texts, tokens]. Without further layers, returns the encoder's
+        logits, or a vector for each token, [texts, tokens, width]; with layers, one vector for each text, [texts,
+        width].
         """
         optional = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         if hasattr(self.inner.config, "rope_parameters"):
@@ -100,7 +102,9 @@ class First(torch.nn.Module):
 
 
 class Dense(torch.nn.Module):
-    """A linear layer with an activation function, read from the folder of a sentence-transformers module."""
+    """A linear layer with an activation function. Both are read from `folder`, the folder of a module of the
+    sentence-transformers format.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -114,12 +118,16 @@ class Dense(torch.nn.Module):
         self.activation = getattr(torch.nn, kind)()
 
     def forward(self, vectors: Any, mask: Any) -> Any:
-        """Return the transformed vectors, [texts, out_features]."""
+        """Return the vectors after the linear layer and its activation function, [texts, out_features]. `mask` is not
+        used.
+        """
         return self.activation(self.linear(vectors))
 
 
 def load(source: Path) -> tuple[Any, str]:
-    """Load a model with 32-bit weights for the export. Returns the model and the name of its output in the graph."""
+    """Load the encoder in the directory `source` with 32-bit weights. Returns the module to export, and the name that
+    its output shall have in the graph.
+    """
     config = AutoConfig.from_pretrained(source)
     architecture = (config.architectures or [""])[0]
     if architecture.endswith("ForSequenceClassification"):
@@ -159,7 +167,7 @@ def layers_behind(source: Path) -> list[Any]:
 
 
 def export(model: Any, path: Path, names: list[str], output: str) -> None:
-    """Write a model as an ONNX graph that takes any number of texts of any length.
+    """Write a PyTorch model to `path` as an ONNX graph that takes any number of texts of any length.
 
     `names` are the names of the graph's inputs, `output` is the name of its output.
     """
@@ -183,7 +191,9 @@ def export(model: Any, path: Path, names: list[str], output: str) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy the files of the tokenizer and the files that describe the pooling to the directory `target`."""
+    """Copy the tokenizer's files and the files that describe how vectors are pooled from the model's directory `source`
+    to `target`. A tokenizer in an older format is converted to tokenizer.json.
+    """
     for pattern in _COPIED_FILES:
         for path in source.glob(pattern):
             if path.name not in _LEFT_OUT and path.is_file():

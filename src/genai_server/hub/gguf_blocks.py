@@ -23,7 +23,8 @@ _HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np
 
 
 class Blocks(NamedTuple):
-    """Rows of a quantized matrix, whose weights are stored in blocks of consecutive weights of a row.
+    """A quantized matrix, or some of its rows, in the form that ONNX Runtime's operator MatMulNBits needs. Its weights
+    are stored in blocks of consecutive weights of a row; `read` and `eight_bits` create it.
 
     A weight equals `scale * (code - middle) + offset` with the block's scale and offset and the weight's code, a number
     of 4 or 8 bits. The middle is 8 or 128.
@@ -67,7 +68,9 @@ class Blocks(NamedTuple):
 
 
 def concatenated(parts: list[Blocks]) -> Blocks:
-    """Return the rows of several matrices, which have equal bits and block sizes, as one matrix."""
+    """Return a matrix that has the rows of all matrices in `parts`, in this order. All must have the same number of
+    bits and the same block size.
+    """
     offsets = None
     if any(part.offsets is not None for part in parts):
         offsets = np.concatenate([np.zeros_like(p.scales) if p.offsets is None else p.offsets for p in parts])
@@ -84,7 +87,9 @@ def form(kind: str) -> tuple[int, int] | None:
 
 
 def read(kind: str, rows: Bytes) -> Blocks:
-    """Convert rows of a GGUF tensor, [rows, bytes]. `kind` is its GGUF type, for which `form` returns a value."""
+    """Convert rows of a GGUF tensor, given as bytes [rows, bytes], to blocks without changing any weight. `kind` is the
+    tensor's GGUF type, such as Q4_K, for which `form` must return a value.
+    """
     reader = _READERS[kind]
     blocks = np.ascontiguousarray(rows).reshape(-1, reader.num_bytes)
     codes, scales, offsets = reader.read(blocks)
@@ -111,8 +116,8 @@ def eight_bits(values: Floats, block: int = 32) -> Blocks:
 
 
 class _Reader(NamedTuple):
-    """How blocks of one GGUF type are read: their size in bytes, the bits and block size of the result, and a function
-    that returns codes, scales and offsets.
+    """How the blocks of one GGUF type are converted: their size in bytes, the bits and block size of the result, and a
+    function that returns the codes, scales and offsets of blocks.
     """
 
     # Size of a block in the file.

@@ -1,4 +1,6 @@
-"""GGUF files as sources of models: finding a file, and unpacking it into a directory in Hugging Face's format."""
+"""GGUF files as sources of models that are built: finding a file in a directory (`find_gguf`), downloading its
+beginning (`fetch_beginning`), and unpacking it into a directory in Hugging Face's format (`unpack`).
+"""
 
 import os
 from collections.abc import Callable
@@ -41,8 +43,8 @@ def unpack(
     *,
     bits: int | None = None,
 ) -> None:
-    """Unpack a GGUF file with the interpreter `python` into a new directory in Hugging Face's format. `report` is
-    called with a line about each step.
+    """Unpack the GGUF file `path` into the new directory `target` in Hugging Face's format. A program does this in the
+    interpreter `python` with the variables `environment`. `report` is called with a line about each step.
 
     With `bits` (16 or 32) the directory contains weights of this size, otherwise only the files that describe the
     model. Raises ConfigurationError if no model can be built from the file, and ExportFailed, with the last lines of
@@ -60,8 +62,9 @@ def unpack(
 
 
 def fetch_beginning(hub: Hub, repository: Repository, file: RemoteFile, folder: Path) -> Path:
-    """Download the beginning of a GGUF file, which describes the model, into `folder`. Returns the path of a file that
-    has the original's size and zeros in place of the rest.
+    """Download only the beginning of a GGUF file, which describes the model, into `folder`, so that the file can be
+    checked before its weights are downloaded. Returns the path of the written file, which has the original's size, with
+    zeros in place of the weights.
 
     Raises PullFailed if the download fails.
     """
@@ -79,4 +82,4 @@ def fetch_beginning(hub: Hub, repository: Repository, file: RemoteFile, folder: 
 
 
 class _PrefixComplete(Exception):
-    """Raised to end a download after the beginning of the file has arrived."""
+    """Raised while a GGUF file is being downloaded, to end the download when its beginning has arrived."""

@@ -27,14 +27,16 @@ _DIGIT = r"\p{N}"
 
 
 class Rule(NamedTuple):
-    """A rule for splitting text before byte-pair encoding: regular expressions that are applied one after the other."""
+    """A rule by which a tokenizer splits text before byte-pair encoding: regular expressions that are applied one after
+    the other. The table RULES has the rule for each name in GGUF files.
+    """
 
     expressions: tuple[str, ...]
     # Whether a part of the text that is a token as a whole is not built from merges.
     ignores_merges: bool = False
 
     def apply(self, tokenizer: dict[str, Any]) -> None:
-        """Write the rule into `tokenizer`, the parsed contents of a tokenizer.json."""
+        """Write this rule into `tokenizer`, the parsed contents of a tokenizer.json, which is changed."""
         splits = [
             {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
             for expression in self.expressions

@@ -34,8 +34,8 @@ _LARGE = 8 * 1024**3
 
 
 def main() -> None:
-    """Compare the two models. Prints the perplexity of each, and the share of tokens after which both prefer the same
-    token.
+    """Compare the built model with its source on windows of a text, until the deadline. After each window, prints a
+    line of JSON with the perplexity of each model, and the share of tokens after which both prefer the same token.
     """
     built, source, deadline = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     size = sum(path.stat().st_size for path in source.iterdir() if path.is_file())
@@ -65,8 +65,8 @@ def main() -> None:
 
 
 def check_memory(built: Path, needed: int) -> None:
-    """Raise SystemExit if the built model in the directory `built` and its source, which needs `needed` bytes, do not
-    fit into free memory together.
+    """Raise SystemExit if two models do not fit into free memory together: the built model in the directory `built`,
+    and its source, which needs `needed` bytes.
 
     Nothing is checked if the operating system does not report free memory.
     """
@@ -81,8 +81,9 @@ def check_memory(built: Path, needed: int) -> None:
 
 
 def windows_of(built: Path) -> list[list[int]]:
-    """Return the text as windows of token ids, encoded by the built model's tokenizer. Each window begins with the
-    token for the beginning of a text if the tokenizer adds one.
+    """Return the text on which the models are compared, as windows of equally many token ids. It is encoded by the
+    tokenizer of the built model in the directory `built`. Each window begins with the token for the beginning of a text
+    if the tokenizer adds one.
 
     Raises SystemExit if the text has too few tokens for a window.
     """
@@ -128,8 +129,9 @@ def load_built(built: Path) -> Any:
 
 
 def with_all_logits(graph: Any) -> None:
-    """Change a graph so that it returns the logits of all tokens, by removing the nodes that select the last token's
-    logits. The builder adds these nodes with its option prune_lm_head.
+    """Change an ONNX graph so that it returns the logits of all tokens, by removing the nodes that select the logits of
+    the last token. onnxruntime-genai's builder adds these nodes with its option prune_lm_head; a graph without them
+    stays unchanged.
     """
     nodes = {node.name: node for node in graph.node}
     gather, unsqueeze = nodes.get("/lm_head/prune/Gather"), nodes.get("/lm_head/prune/Unsqueeze")
@@ -178,8 +180,8 @@ def symbolic(name: str, head_size: int, capacity: int) -> int:
 
 
 def loss(logits: Any, window: list[int]) -> Any:
-    """Return the negative log probabilities of a window's tokens except the first, [tokens - 1], by the logits [tokens,
-    vocabulary] that a model has computed.
+    """Return the negative log probability of each token of a window except the first, [tokens - 1]. `window` has the
+    token ids, and `logits` [tokens, vocabulary] what a model has computed for them.
     """
     predicting = logits[:-1]
     largest = predicting.max(-1, keepdims=True)

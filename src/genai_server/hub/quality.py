@@ -1,4 +1,6 @@
-"""Checks that the graphs of a built model can be loaded, and compares the model with its source."""
+"""Checks a model after it was built: `check_graphs` loads its graphs, and `measure` compares the model with the one
+from which it was built.
+"""
 
 import json
 import subprocess
@@ -30,7 +32,9 @@ for path in sys.argv[1:]:
 
 
 def check_graphs(folder: Path, environment: dict[str, str]) -> None:
-    """Load each graph in a directory once, in a separate process. Raises ExportFailed if a graph cannot be loaded."""
+    """Load each ONNX graph in the directory `folder` once, in a separate process with the variables `environment`.
+    Raises ExportFailed, with the reason, if a graph cannot be loaded.
+    """
     paths = [str(path) for path in sorted(folder.glob("*.onnx"))]
     try:
         done = _run([sys.executable, "-c", _LOAD, *paths], environment, None)
@@ -42,8 +46,9 @@ def check_graphs(folder: Path, environment: dict[str, str]) -> None:
 
 
 def measure(folder: Path, source: Path, python: Path, environment: dict[str, str]) -> str:
-    """Compare a built decoder with its source, write the result to the file QUALITY, and return a sentence with the
-    result.
+    """Compare the built decoder in `folder` with the model in `source` from which it was built, by a program in the
+    interpreter `python`. The result is written to the file QUALITY in `folder`, and returned as a sentence for the
+    user.
 
     If the model cannot be measured, the sentence says why; no error is raised.
     """
@@ -68,8 +73,8 @@ def measure(folder: Path, source: Path, python: Path, environment: dict[str, str
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return a sentence with the result of a measurement: the perplexities of the built model and its source, and how
-    often both prefer the same next token.
+    """Return a sentence for the user with the result of comparing a built model with its source: the perplexities of
+    both, and how often both prefer the same next token. `result` is the contents of the file QUALITY.
     """
     return (
         f"perplexity {result['perplexity']:.2f} on {result['tokens']} tokens, that of the source "
@@ -78,8 +83,8 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _text(output: str | bytes | None) -> str:
-    """Return as text what a process had written when it was ended at a timeout. subprocess provides text or bytes,
-    depending on the operating system.
+    """Return as text the output that a process had written when it was ended at a timeout. subprocess provides text or
+    bytes, or None for no output, depending on the operating system.
     """
     return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
 

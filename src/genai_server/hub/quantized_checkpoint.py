@@ -1,7 +1,8 @@
-"""Checkpoints whose weights are already quantized, by GPTQ or AWQ: how they are quantized, and which can be built.
+"""Checkpoints whose weights are already quantized, by GPTQ or AWQ: `read_quantization` says how they are quantized, and
+both it and `check_tensors` refuse those that cannot be built.
 
-`quantization_config` in a model's config.json describes them. The model builder keeps the quantized values, so
-precision and group size are those of the checkpoint. Checkpoints that the builder reads wrongly, or not at all, are
+`quantization_config` in a model's config.json describes the quantization. The model builder keeps the quantized values,
+so precision and group size are those of the checkpoint. Checkpoints that the builder reads wrongly, or not at all, are
 refused; the faults listed here are those of version 0.18.
 """
 
@@ -30,7 +31,9 @@ _MAX_HEADER = 256 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Quantization:
-    """How the weights of a checkpoint are quantized."""
+    """How the weights of a checkpoint are already quantized: the method (gptq or awq), the number of bits of a weight,
+    and the number of weights in a row that share a scale.
+    """
 
     method: str
     bits: int
@@ -47,10 +50,10 @@ class Quantization:
 
 
 def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | None:
-    """Return how the weights of a checkpoint are quantized, from the contents of the model's config.json; None if they
-    are not, or if the builder needs no description of them.
+    """Return how the weights of a checkpoint are quantized, from `config`, the contents of the model's config.json.
+    Returns None if they are not quantized, or if the builder needs no description of them.
 
-    Raises ConfigurationError if the builder cannot build a model with these weights for the device.
+    Raises ConfigurationError if the builder cannot build a model with these weights for `device`.
     """
     section = config.get("quantization_config")
     architectures = config.get("architectures") or [""]
@@ -75,7 +78,8 @@ def read_quantization(config: Mapping[str, Any], device: str) -> Quantization | 
 
 
 def check_tensors(source: Path, quantization: Quantization) -> None:
-    """Raise ConfigurationError if the builder would read the weights of a checkpoint wrongly.
+    """Raise ConfigurationError if the model builder would read the quantized weights in the directory `source` wrongly,
+    because some are not quantized or have an unsuitable data type.
 
     Files that cannot be read are skipped; the builder reports them.
     """
@@ -91,12 +95,13 @@ def check_tensors(source: Path, quantization: Quantization) -> None:
 
 
 class _Unsupported(Exception):
-    """Raised with the reason why the builder cannot build a checkpoint."""
+    """Raised inside this module with the reason why the model builder cannot build a checkpoint."""
 
 
 def _check(quantization: Quantization, config: Mapping[str, Any]) -> None:
-    """Raise _Unsupported for numbers of bits and group sizes that ONNX Runtime cannot run, and for quantized experts,
-    which the builder cannot read.
+    """Raise _Unsupported if a quantized model cannot be built or run: because of a number of bits or a group size that
+    ONNX Runtime cannot run, or because of quantized experts, which the builder cannot read. `config` is its
+    config.json.
     """
     if quantization.bits not in _BITS:
         raise _Unsupported(f"they have {quantization.bits} bits, and the server runs 4 and 8")

@@ -1,4 +1,6 @@
-"""The files of a hub repository at one commit, and the choice of those files that form a model."""
+"""The files of a hub repository at one commit (`Repository`), and functions that choose those files that form a model
+(`Selection`): `select_model` to serve it, `select_source` and `select_gguf` to build from it.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +40,9 @@ _GIB = 1024**3
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository on the hub."""
+    """A file of a repository on a hub: its path in the repository, its size in bytes, and its digest, by which a
+    download is checked.
+    """
 
     path: str
     # The size in bytes.
@@ -48,15 +52,17 @@ class RemoteFile:
 
     @property
     def shown(self) -> str:
-        """The path as it is shown to the user. Control characters are escaped, because the repository's owner has
-        chosen the path.
+        """The file's path as it is shown to the user, with control characters escaped, because the repository's owner
+        has chosen the path.
         """
         return escaped(self.path)
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository on the hub, and its files at one commit."""
+    """What a hub says about a repository at one commit: its files and, if known, the repository of the original model
+    from which this one was made. `Hub.repository` returns it.
+    """
 
     name: str
     commit: str
@@ -67,7 +73,9 @@ class Repository:
 
 @dataclass(frozen=True)
 class Selection:
-    """The files of a repository that form one model directory, by their names there."""
+    """Files of a repository that form one model, and are to be downloaded into one directory: by the names that they
+    get in this directory.
+    """
 
     # The folder of the repository that contains the files; "" for the top.
     folder: str
@@ -81,15 +89,15 @@ class Selection:
 
 
 def is_repository_name(text: str) -> bool:
-    """Whether a text has the form of a repository's name: `OWNER/NAME`, or just `NAME` as some old repositories have
-    it.
+    """Whether a text has the form of the name of a repository on a hub: `OWNER/NAME`, or just `NAME`, which some old
+    repositories have.
     """
     return _NAME.fullmatch(text) is not None
 
 
 def could_be_repository(text: str) -> bool:
-    """Whether a text has the form `OWNER/NAME`, `OWNER/NAME:FOLDER` or of a repository's address, so that it is no
-    short name and no absolute path.
+    """Whether a text that the user has typed could mean a repository on a hub: it has the form `OWNER/NAME`,
+    `OWNER/NAME:FOLDER` or of a repository's address. Short names and absolute paths do not count.
     """
     name = text.removeprefix("https://").removeprefix("huggingface.co/").partition(":")[0].strip("/")
     return "/" in name and not text.startswith("/") and is_repository_name(name)
@@ -128,8 +136,9 @@ def select_model(
 
 
 def for_device(models: Sequence[Selection], device: str) -> list[Selection]:
-    """Return the best variant of each model for a kind of device such as "cuda". What a variant was built for is known
-    from the names of its folders.
+    """Return the best variant of each model for a kind of device such as "cuda". `models` has all variants of one or
+    several models; the names of its folders say what a variant was built for. Models without a variant for the device
+    are left out.
 
     A variant for exactly this kind of device comes before one for all GPUs; among equal ones int4 before other data
     types, then a faster accuracy level (acc-level-4), then the smaller size.
@@ -151,8 +160,8 @@ def for_device(models: Sequence[Selection], device: str) -> list[Selection]:
 
 
 def suitable(models: Sequence[Selection], device: str) -> dict[str, bool | None]:
-    """Return, by the folder of each model, whether it is the best variant for a kind of device; None if the folder's
-    name does not say for which devices it was built.
+    """Return for each of `models` (by its folder in the repository) whether it is the best variant for a kind of device
+    such as "cuda"; None if the folder's name does not say for which devices it was built.
     """
     best = {model.folder for model in for_device(models, device)}
     return {model.folder: model.folder in best if _devices_in(model.folder) else None for model in models}
@@ -164,8 +173,8 @@ def _devices_in(folder: str) -> frozenset[str]:
 
 
 def models_of(repository: Repository) -> list[Selection]:
-    """Return a selection for each onnxruntime-genai model in a repository; if there is none, a selection for its
-    encoder.
+    """Return the files of each onnxruntime-genai model in a repository, one selection for each model. If there is none,
+    returns the selection of the repository's encoder.
 
     Raises PullFailed if the repository has neither.
     """
@@ -190,8 +199,8 @@ def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFi
 
 
 def select_source(repository: Repository) -> Selection:
-    """Return the files of a repository from which a model can be built: those at the top, and those of
-    sentence-transformers modules.
+    """Return those files of a repository from which a model can be built: those at the top, such as weights,
+    configuration and tokenizer, and those of sentence-transformers modules.
 
     Raises PullFailed if the repository has no config.json.
     """
@@ -203,10 +212,10 @@ def select_source(repository: Repository) -> Selection:
 
 
 def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFile | None:
-    """Return the only GGUF file that matches one of the patterns `include`.
+    """Return the only GGUF file of a repository that matches one of the patterns `include`.
 
-    Without patterns, None if the repository has no GGUF file or also has safetensors files. Raises PullFailed if no
-    file matches the patterns, or if several files remain.
+    Without patterns, returns the only GGUF file, or None if the repository has none or also has safetensors files.
+    Raises PullFailed if no file matches the patterns, or if there are several files.
     """
     files = [file for file in repository.files if fnmatchcase(file.path, _GGUF)]
     files = [file for file in files if not _matches(PurePosixPath(file.path).name, _NO_MODELS)]
@@ -222,8 +231,8 @@ def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFi
 
 
 def with_tokenizer(repository: Repository, file: RemoteFile) -> Selection:
-    """Return a selection of a GGUF file and of its repository's tokenizer files, all of which lie directly in the model
-    directory.
+    """Return the selection that consists of the GGUF file `file` and the tokenizer files of its repository, for a
+    directory in which all of them lie side by side.
     """
     return Selection(
         "", {other.path: other for other in repository.files if other.path in _TOKENIZERS} | {name_of(file): file}
@@ -244,7 +253,8 @@ def select_pooling(repository: Repository) -> Selection:
 
 
 def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection:
-    """Return the graph of an encoder and the files that belong to it.
+    """Return the selection of a repository's encoder (a model for embeddings or reranking): its ONNX graph and the
+    files that belong to it. `include` has patterns that choose among several graphs.
 
     Raises PullFailed if the repository has no encoder, or several graphs of which `include` does not name one.
     """
@@ -267,9 +277,11 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
 
 
 def _is_of_graph(path: str, graph: str, other_graphs: tuple[str, ...]) -> bool:
-    """Whether the file at `path` is the graph `graph` or may contain its weights. Some tools name such files after the
-    graph, others after a tensor, so every file beside it counts that does not belong to one of the graphs
-    `other_graphs`.
+    """Whether the file at `path` is the ONNX graph `graph` or may contain its weights. `other_graphs` are the paths of
+    the repository's other graphs.
+
+    Some tools name files of weights after the graph, others after a tensor. So every file in the graph's folder counts
+    that does not belong to one of the other graphs.
     """
     if path.startswith(graph):
         return True
@@ -287,7 +299,9 @@ def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
 
 
 def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
-    """Return the error message for a repository without a model that this server can run."""
+    """Return the error message for the user if a repository has no model that this server can run, with advice.
+    `include` are the patterns to which the user has restricted the files.
+    """
     where = f"no {GENAI_CONFIG} among the files that --include names" if include else f"no {GENAI_CONFIG}"
     original = repository.base if is_repository_name(repository.base) else repository.name
     remedy = "name a folder that has one" if include else f"genai-server export {original} builds one"
@@ -295,8 +309,8 @@ def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
 
 
 def _variants(problem: str, repository: Repository, sizes: Mapping[str, int]) -> str:
-    """Return an error message that lists the variants of which the user must choose one. `sizes` has their sizes in
-    bytes.
+    """Return an error message for the user that begins with `problem` and lists variants of a model, one of which the
+    user must choose. `sizes` has the size in bytes of each variant by its folder or file.
     """
     lines = [f"{problem}; choose one:"]
     for folder, size in list(sizes.items())[:_MAX_SHOWN]:

@@ -1,4 +1,6 @@
-"""Short names that commands accept for Hugging Face repositories with onnxruntime-genai models."""
+"""The table of short names, such as phi4-mini, that commands accept in place of the names of Hugging Face repositories
+with onnxruntime-genai models.
+"""
 
 # What `genai-server pull` takes in place of each. A part behind a colon is the folder of one of several models, below
 # which each has variants for devices.

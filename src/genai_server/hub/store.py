@@ -1,5 +1,6 @@
-"""The folder of models, in which each model has a directory. A downloaded or built model's directory has a file about
-its origin.
+"""The folder of models (GENAI_MODELS_DIR), in which each model has a directory: listing (`models_in`), removing
+(`remove`) and installing models (`staging`, `install`). The directory of a downloaded or built model has a file about
+its origin (`Origin`).
 
 A directory is prepared in a hidden folder next to it, which is renamed once it is complete and checked.
 """
@@ -23,7 +24,9 @@ _PIECE = 4 * 1024 * 1024
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where the files of a model directory come from. It is stored in the directory's file ORIGIN."""
+    """Where the files of a model directory come from: the repository and commit, or how the model was built, and the
+    digest of each downloaded file. It is stored as JSON in the directory's file ORIGIN.
+    """
 
     # The repository or directory.
     source: str
@@ -41,15 +44,15 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def place_of(models: Path, source: str) -> Path:
-    """Return the directory for a model below the folder `models`. It is named after the last part of `source`, the
-    model's repository or folder.
+    """Return the path of the directory for a model in `models`, the folder of models. It is named after the last part
+    of `source`, which is the name of a repository or the path of a folder.
     """
     return models / source.rstrip("/").rpartition("/")[2]
 
 
 def staging(directory: Path, purpose: str = "pull") -> Path:
-    """Return the path of the hidden folder, next to a model directory, in which files for the directory are prepared.
-    `purpose` says what the folder is for, and is the end of its name.
+    """Return the path of a hidden folder next to a model directory, in which files for the directory are prepared.
+    `purpose`, such as "pull" or "export", says what the folder is for, and is the end of its name. Nothing is created.
     """
     return directory.parent / f".{directory.name}.{purpose}"
 
@@ -78,8 +81,8 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def seed(folder: Path, directory: Path, is_taken: Callable[[str], bool] = lambda name: True) -> None:
-    """Copy to the prepared folder `folder` those files of an existing model directory that `folder` lacks, as hard
-    links where possible.
+    """Copy to `folder`, in which a new version of a model directory is prepared, those files of the existing model
+    directory `directory` that it lacks, as hard links where possible.
 
     `is_taken` gets the name of each such file and returns whether to copy it. Raises PullFailed if copying fails.
     """
@@ -95,15 +98,17 @@ def seed(folder: Path, directory: Path, is_taken: Callable[[str], bool] = lambda
 
 
 def keep(folder: Path, directory: Path, former: Origin) -> None:
-    """Copy to the prepared folder `folder` those files of an existing model directory that were not downloaded but
-    added by the user. `former` lists the downloaded ones. Raises PullFailed if copying fails.
+    """Copy to `folder`, in which a new version of the model directory `directory` is prepared, those files of the
+    existing directory that the user has added. `former` is the existing directory's origin, which lists the files that
+    were downloaded. Raises PullFailed if copying fails.
     """
     fetched = {*former.files, *former.added, ORIGIN}
     seed(folder, directory, lambda name: name not in fetched)
 
 
 def install(folder: Path, directory: Path, origin: Origin) -> None:
-    """Make the prepared folder the model directory, with `origin` in its file ORIGIN, and remove the former directory.
+    """Make the prepared folder `folder` the model directory `directory`: write `origin` into its file ORIGIN, rename
+    it, and remove the former directory.
 
     Raises PullFailed if writing or renaming fails.
     """
@@ -130,8 +135,8 @@ def read_origin(directory: Path) -> Origin | None:
 
 
 def changed_files(directory: Path, origin: Origin) -> list[str]:
-    """Return the names of the downloaded files in a model directory that are missing or have other contents than
-    `origin` says.
+    """Return the names of those downloaded files of a model directory that are missing or no longer have the digest
+    that `origin` has recorded.
     """
     return [name for name, digest in origin.files.items() if not _is_as_fetched(directory / name, digest)]
 
@@ -142,13 +147,15 @@ def models_in(models: Path) -> list[Path]:
 
 
 def unfinished_in(models: Path) -> list[Path]:
-    """Return the hidden folders of pulls and exports that were interrupted, which the next attempt continues."""
+    """Return the hidden folders of downloads in the folder `models` that were interrupted (of `pull` or `export`),
+    which the next attempt continues.
+    """
     return sorted(path for path in models.glob(".*.*") if path.is_dir() and path.suffix in (".pull", ".source"))
 
 
 def remove(models: Path, name: str) -> int:
-    """Remove a model, and what interrupted downloads of it have left, from the folder of models. Returns the number of
-    bytes freed.
+    """Delete the model named `name`, and what interrupted downloads of it have left, from the folder `models`. Returns
+    the number of bytes freed.
 
     Raises ConfigurationError if there is no such model, or if it cannot be removed.
     """
@@ -196,16 +203,16 @@ def _is_as_fetched(path: Path, digest: str) -> bool:
 
 
 def has_digest(path: Path, digest: str) -> bool:
-    """Whether a file has the digest `sha256:…`, or `git:…` (the hash of a git blob). Raises OSError if it cannot be
-    read.
+    """Whether the contents of a file have the digest `digest`: `sha256:HEX`, or `git:HEX` (the hash that git gives a
+    blob). Raises OSError if the file cannot be read.
     """
     kind, _, expected = digest.partition(":")
     return digest_of(path, kind).partition(":")[2] == expected.lower()
 
 
 def digest_of(path: Path, kind: str) -> str:
-    """Return the digest of a file as `KIND:…`. `kind` is `sha256`, or `git` for the hash of a git blob. Raises OSError
-    if the file cannot be read.
+    """Return the digest of the contents of a file as `KIND:HEX`. `kind` is `sha256`, or `git` for the hash that git
+    gives a blob. Raises OSError if the file cannot be read.
     """
     digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:

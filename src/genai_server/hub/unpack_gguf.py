@@ -85,14 +85,16 @@ def refuse(reason: str) -> NoReturn:
 
 
 def value(gguf: GGUFReader, key: str, otherwise: Any = None) -> Any:
-    """Return a value of the file's metadata by its key, or `otherwise` if the file lacks it."""
+    """Return the value of the key `key` in the metadata of a GGUF file, or `otherwise` if the file lacks it."""
     field = gguf.get_field(key)
     return otherwise if field is None else field.contents()
 
 
 def check(gguf: GGUFReader, path: Path) -> str:
-    """Return the name of the file's architecture. Ends the program (`refuse`) for files that Transformers would read
-    wrongly.
+    """Check that Transformers can read the GGUF file correctly, and return the name of its architecture, such as
+    "llama". For other files, ends the program with the reason (`refuse`).
+
+    `path` is the file's path; a tokenizer next to the file is used in place of the file's own.
     """
     architecture = str(value(gguf, "general.architecture", ""))
     kind = value(gguf, "general.type", "model")
@@ -123,7 +125,9 @@ def check(gguf: GGUFReader, path: Path) -> str:
 
 
 def read_config(gguf: GGUFReader, path: Path, architecture: str) -> Any:
-    """Return the Transformers configuration of the model in the file, with the values that Transformers leaves out."""
+    """Return the Transformers configuration of the model in a GGUF file, completed by the values that Transformers does
+    not read from the file, such as end tokens.
+    """
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     config.architectures = [_CLASSES[type(config)].__name__]
     if (head := value(gguf, f"{architecture}.attention.key_length")) is not None:
@@ -159,8 +163,8 @@ def correct_gemma2(gguf: GGUFReader, config: Any) -> None:
 
 
 def llama_3_rope(factors: Any, config: Any) -> dict[str, Any]:
-    """Return the parameters of Llama 3's rope that result in these frequency factors. Ends the program (`refuse`) if
-    there are none.
+    """Return the parameters of Llama 3's rope (rotary position embedding) with which Transformers computes the
+    frequency factors `factors`. Ends the program (`refuse`) if no such parameters give these factors.
     """
     theta = config.rope_parameters["rope_theta"]
     parameters = {"rope_type": "llama3", "rope_theta": theta, "factor": float(np.max(factors)), **_LLAMA_3_ROPE}
@@ -176,7 +180,9 @@ def llama_3_rope(factors: Any, config: Any) -> dict[str, Any]:
 
 
 def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
-    """Write to `target` the tokenizer next to the GGUF file, or else the one that the file contains."""
+    """Write a tokenizer for the model to the directory `target`: the one in files next to the GGUF file, or else the
+    one that the GGUF file contains. Ends the program (`refuse`) if Transformers would read the latter wrongly.
+    """
     if (path.parent / _TOKENIZER).is_file():
         for name in _TOKENIZER_FILES:
             if (path.parent / name).is_file():
@@ -196,8 +202,8 @@ def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
 
 
 def check_weights(gguf: GGUFReader, model: Any, loading: dict[str, Any]) -> None:
-    """End the program (`refuse`) if the file lacks weights of the model, or has weights that Transformers did not use.
-    `loading` is Transformers' report on loading the model.
+    """End the program (`refuse`) if the GGUF file lacks weights of the loaded model, or has weights that Transformers
+    did not use. `loading` is Transformers' report on loading the model.
     """
     if missing := sorted(loading["missing_keys"]):
         refuse(f"it lacks weights, such as {missing[0]}")

@@ -1,4 +1,6 @@
-"""The files of the web page and of /docs, and the security policy for browsers."""
+"""The static files of the server's web page and of its API documentation (/docs), and the Content-Security-Policy that
+is sent with pages.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,15 +11,16 @@ API_DOCS = _WEB_FOLDER / "api_docs"
 
 
 def names(folder: Path) -> list[str]:
-    """Return the paths of all files below a folder, as in a URL."""
+    """Return the paths of all files below `folder`, relative to it and with slashes, as they appear in URLs."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def content_security_policy(inline_hashes: Iterable[str] = ()) -> str:
-    """Return the Content-Security-Policy of a page: nothing is loaded from another host, and no inline script runs.
+    """Return the value of the HTTP header Content-Security-Policy for a page: nothing is loaded from another host, and
+    no inline script runs.
 
-    `inline_hashes` are the hashes of inline elements in a profile's report, which the page shows in a frame. The
-    frame's address is a `blob:`, which inherits the page's policy.
+    `inline_hashes` are the hashes of inline scripts and styles that are allowed nevertheless: those of a profile's
+    report, which the page shows in a frame. The frame's address is a `blob:`, which inherits the page's policy.
     """
     hashes = "".join(f" '{digest}'" for digest in inline_hashes)
     return "; ".join(
