@@ -98,8 +98,8 @@ class Lookahead:
     def peek(self) -> Reader[str]:
         """Look at the next character without consuming it.
 
-        Result of this generator: the character, or "" at the end of the answer. It yields until one of both has
-        arrived.
+        Result of this generator: the character, or "" at the end of the answer. It yields until the character or the
+        end has arrived.
         """
         while self.at - self._offset == len(self._text):
             if self.ended:

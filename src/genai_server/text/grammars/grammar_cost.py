@@ -1,5 +1,5 @@
-"""Refuses JSON schemas and grammars that llguidance, the library that compiles grammars, would compile for too long, or
-too large: its compiler cannot be interrupted.
+"""Refuses JSON schemas and grammars that would take too long to compile, because the compiler of llguidance, the
+library that enforces grammars, cannot be interrupted.
 
 The limits concern the properties of an object, `multipleOf`, and schemas that `allOf` and `$ref` combine.
 """
