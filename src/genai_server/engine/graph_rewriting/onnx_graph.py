@@ -1,5 +1,5 @@
-"""Reads and edits ONNX graphs for the other modules of this package: removes nodes, finds constants, and reads and
-stores weights.
+"""Reads and edits ONNX graphs for the other modules of this package: removes nodes (`remove_unused_nodes`), finds
+constants (`Constants`), and reads and stores weights (`Weights`, `DataFile`, `InlineData`).
 
 Constants are the initializers, and the results of nodes that read only constants. Weights are read from their files one
 at a time. New weights are stored in an external file, which is mapped into memory, or in the graph itself.

@@ -177,7 +177,9 @@ class _Tensors(NamedTuple):
         return int(self.weights.shape[2]) * (1 if self.scales is None else 8 // self.bits)
 
     def matrix(self, expert: int, outputs: slice = _ALL) -> Matrix:
-        """Return the weights of the expert with this index, for all outputs or only those in the slice `outputs`."""
+        """Return the weights of one expert as a matrix. `expert` is its index, and `outputs` selects the outputs; by
+        default all.
+        """
         rows = self.weights[expert, outputs]
         if self.scales is None:
             return FloatMatrix(rows)
@@ -381,7 +383,7 @@ def _is_outer(node: onnx.NodeProto, constants: Constants) -> bool:
 
 
 def _padded(node: onnx.NodeProto, number: int) -> list[str]:
-    """Return the names of the first `number` inputs of a node, with "" for inputs that the node does not have."""
+    """Return the names of the first `number` inputs of a node. Inputs that the node does not have are ""."""
     return [*node.input, *[""] * (number - len(node.input))]
 
 

@@ -84,7 +84,9 @@ def pack(matrix: Matrix) -> PackedWeights:
 
 
 def by_panel(values: NDArray[Any]) -> NDArray[Any]:
-    """Return values [outputs, blocks] in panels of 64 outputs, [panels, blocks, 64], padded with zeros."""
+    """Return `values` [outputs, blocks], such as scales, in panels of 64 outputs: [panels, blocks, 64]. The last panel
+    is padded with zeros.
+    """
     num_outputs, blocks = values.shape
     panels = -(-num_outputs // PANEL)
     packed = np.empty((panels, blocks, PANEL), values.dtype)

@@ -118,7 +118,9 @@ def private_copy(path: Path) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the weights in an adapter file as OrtValues by name. Raises AdapterLoadFailed."""
+    """Return the weights in the LoRA adapter file at `path`, as ONNX Runtime's OrtValues by name. Raises
+    AdapterLoadFailed if it is missing or is no adapter file.
+    """
     # Imported here: a scripted engine imports this module and needs no ONNX Runtime.
     import onnxruntime
 

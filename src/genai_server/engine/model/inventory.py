@@ -81,7 +81,7 @@ def _entries(directory: Path) -> Iterator[Entry]:
 
 
 def _pooling_entries(directory: Path) -> Iterator[Entry]:
-    """Yield entries for the files of a model for embeddings or reranking."""
+    """Yield entries for the files that a model for embeddings or reranking has or should have in `directory`."""
     names = (*POOLING_FILES, *module_configs(directory))
     yield from (_json_entry(directory, name) for name in names if (directory / name).exists())
     try:

@@ -178,8 +178,8 @@ def _attention(cache_type: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _rows(slots: int = 1) -> dict[str, NDArray[Any]]:
-    """Return the inputs that describe the rows of a pass to the operators, for a single sequence of `_TOKENS` tokens in
-    the last of `slots` slots.
+    """Return the inputs, by name, that tell the operators of genai-server-native which rows a pass has: a single
+    sequence of `_TOKENS` tokens, in the last of `slots` KV cache slots.
     """
     inputs = {"starts": [0, _TOKENS], "slots": [slots - 1], "committed": [_TOKENS]}
     return {name: np.array(values, np.int32) for name, values in inputs.items()}

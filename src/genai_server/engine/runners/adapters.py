@@ -133,7 +133,7 @@ class AdapterStack:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the matrices in bytes, including ranks that are not in use."""
+        """Size in bytes of the matrices A and B of all adapters, including ranks that no adapter uses."""
         return sum(matrix.nbytes for matrix in self._matrices.values())
 
     def _used(self) -> list[_RankRange]:
@@ -184,7 +184,9 @@ class AdapterStack:
         return first if first + rank <= self._capacity else None
 
     def _pack(self, entries: list[_RankRange]) -> None:
-        """Move the weights of the adapters in `entries` to the lowest ranks, and drop all other adapters."""
+        """Move the weights of the adapters in `entries` to the lowest ranks of the matrices, in the same order, and
+        drop all other adapters. The ranges in `entries` are changed accordingly.
+        """
         first = 0
         for entry in entries:
             for matrix in self._matrices.values():
@@ -274,7 +276,9 @@ class Adapters:
 
 
 def _digest(path: Path) -> str:
-    """Return the SHA-256 of a file's contents in hexadecimal. Raises AdapterLoadFailed if the file cannot be read."""
+    """Return the SHA-256 of the contents of the adapter file at `path`, in hexadecimal. Raises AdapterLoadFailed if the
+    file cannot be read.
+    """
     if not path.is_file():
         raise AdapterLoadFailed(f"{path} does not exist, or is not a file")
     try:

@@ -67,8 +67,8 @@ class Runner(ABC):
 
     @abstractmethod
     def open(self, sequence: Sequence) -> int:
-        """Prepare a sequence to run. Returns how many of its tokens need not be read, because they are in a cached
-        prefix.
+        """Prepare a sequence to run, for instance by assigning a KV cache slot to it. Returns how many of its tokens
+        need not be read, because they are in a cached prefix. Raises RunnerFailed.
         """
 
     @abstractmethod
@@ -87,7 +87,9 @@ class Runner(ABC):
 
     @abstractmethod
     def close(self, sequence: int) -> None:
-        """End the sequence with this id and free its memory. Does nothing for an unknown id."""
+        """End the sequence with the id `sequence` on this runner, and free its memory. Does nothing
+        for an unknown id.
+        """
 
     def check(self, request: GenerationRequest) -> None:
         """Check that this runner can run a request. Raises InvalidField, which names the field of the request, if it
@@ -136,13 +138,14 @@ class Runner(ABC):
 
     def is_long(self, sequence: Sequence) -> bool:
         """Whether a sequence has so many tokens that it needs the long factors of the model's rope (rotary position
-        embedding).
+        embedding). False for models whose rope does not have short and long factors.
         """
         return self.switches_at is not None and len(sequence.tokens) > self.switches_at
 
     def must_reopen(self, sequence: Sequence) -> bool:
-        """Whether a sequence must be closed and opened again, and all its tokens read again, because it has become so
-        long that it needs the long rope factors.
+        """Whether a running sequence has become so long that it needs the long factors of the model's rope (rotary
+        position embedding). The caller must then close and open it again, so that all its tokens are read again with
+        these factors.
         """
         return False
 

@@ -157,8 +157,8 @@ class DecoderSession:
         self._last: _LastPass | None = None
 
     def new_options(self, profile_prefix: str = "") -> Any:
-        """Return new run options of ONNX Runtime. With a `profile_prefix`, a pass with these options is profiled into a
-        file whose path begins with it.
+        """Return new run options of ONNX Runtime for a pass. With a `profile_prefix`, ONNX Runtime profiles the pass
+        into a file whose path begins with it. Raises RunnerFailed if the installed ONNX Runtime cannot do that.
         """
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():
@@ -284,14 +284,15 @@ class DecoderSession:
         return binding
 
     def _returns_recurrent_inputs(self, layout: Layout) -> bool:
-        """Whether a pass must also return the inputs of operators with recurrent states, from which the states are
-        computed when a part of a draft is accepted.
+        """Whether a pass over the rows in `layout` must also return the inputs of the operators with recurrent states.
+        It must if it reads draft tokens, because the states after the accepted ones are computed from these inputs
+        later.
         """
         return bool(self._states.read) and layout.has_drafts
 
     def _recurrent_inputs(self, binding: PassBinding) -> dict[str, Any]:
-        """Return the inputs of operators with recurrent states, by name as OrtValues, from the binding of a finished
-        pass.
+        """Return the inputs of the operators with recurrent states in a finished pass, as OrtValues by name. `binding`
+        is the pass's binding, which no longer references them afterwards.
         """
         values = binding.io.get_outputs_as_ortvaluevector()
         inputs = {name: values[number] for number, name in enumerate(self._states.read)}
@@ -334,8 +335,8 @@ class DecoderSession:
 
 
 def _why_not_exact(graph: DecoderGraph, *, rounds_prefixes: bool) -> str:
-    """Return the reason why the result for a token may be different in different passes; "" if it is always bitwise the
-    same.
+    """Return the reason why a token's result (its logits) may depend on the other tokens of a pass, or on the prefix
+    cache; "" if it is always bitwise the same, so that the runner can serve requests with `exact`.
 
     `rounds_prefixes` says whether prefixes are stored on disk with 16 bits instead of 32.
     """

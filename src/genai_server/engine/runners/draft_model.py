@@ -1,23 +1,24 @@
-"""Draft models for speculative decoding: a smaller model, or a head of the model itself. Each runs as a batch of its
-own.
+"""Draft models for speculative decoding: a smaller model (`DraftModel`), or a head of the main model itself
+(`MtpHead`). Each drafts tokens, which the main model then verifies, and runs as a batch of its own.
 
 For each sequence that it has read, a draft model has a copy of the sequence in its own KV cache. It reads the tokens
-that it drafts as if they belonged to the answer. After the model has verified them, rejected ones are removed from the
-copy.
+that it drafts as if they belonged to the answer. After the main model has verified them, rejected ones are removed from
+the copy.
 
 A draft model that was trained to draft in parallel (PARD) makes all tokens of a draft in one pass. It predicts the
-first one from the sequence's newest token, and each further one from a mask token that it reads after that. Mask tokens
-do not count as read. Drafted tokens are not read in this pass, so the accepted ones are read with the next draft.
+first draft token from the sequence's newest token, and each further one from a mask token that it reads after that.
+Mask tokens do not count as read. Drafted tokens are not read in this pass, so the accepted ones are read with the next
+draft.
 
-A head for multi-token prediction (MTP) is a single layer. For each token of a sequence it reads the hidden state from
-which the model computed the logits for that token, and returns logits for the token after it. So the head reads what
-the model has read, one token later. For the second and further tokens of a draft, the model has no hidden states yet;
-the head's own hidden states take their place.
+A head for multi-token prediction (MTP) is a single layer. For each token of a sequence it reads the token and the
+hidden state from which the main model computed the logits for that token, and returns logits for the token after it. So
+the head reads what the main model has read, one token later. For the second and further tokens of a draft, the main
+model has no hidden states yet; the head's own hidden states take their place.
 
-The hidden states that passes of the model compute are stored until the head reads them, for at most `MAX_KEPT` tokens
-of each sequence. If the first ones of a sequence are missing, because its beginning was a cached prefix or because
-older ones were discarded beyond this limit, the head reads the sequence from the first token with a hidden state on.
-That changes only how many drafts are accepted.
+The hidden states that passes of the main model compute are stored until the head reads them, for at most `MAX_KEPT`
+tokens of each sequence. If the hidden states of a sequence's first tokens are missing, because its beginning was a
+cached prefix or because they were discarded beyond this limit, the head reads the sequence from the first token with a
+hidden state on. That changes only how many drafts are accepted.
 """
 
 import time
@@ -272,7 +273,9 @@ class _States:
     parts: list[NDArray[Any]] = field(default_factory=list)
 
     def cut(self, end: int) -> None:
-        """Discard the hidden states of the token with the index `end` and of all later tokens."""
+        """Discard the stored hidden states of the token with the index `end` in the sequence and of
+        all later tokens.
+        """
         while self.parts and end < self.end:
             last = self.parts.pop()
             self.end -= len(last)
@@ -280,7 +283,7 @@ class _States:
                 self.append(last[: end - self.end])
 
     def append(self, states: NDArray[Any]) -> None:
-        """Append copies of the hidden states [tokens, hidden_size] of the next tokens.
+        """Store copies of the hidden states [tokens, hidden_size] of the tokens that follow the last stored one.
 
         They are copied because a view would keep the states of all rows of a pass in memory.
         """
@@ -296,7 +299,9 @@ class _States:
             self.start += len(self.parts.pop(0))
 
     def of(self, token: int, number: int) -> NDArray[Any]:
-        """Return the hidden states [number, hidden_size] of `number` tokens from the index `token` on."""
+        """Return the stored hidden states [number, hidden_size] of `number` consecutive tokens, the first of which has
+        the index `token` in the sequence.
+        """
         if len(self.parts) > 1:
             self.parts = [np.concatenate(self.parts)]
         return self.parts[0][token - self.start :][:number]

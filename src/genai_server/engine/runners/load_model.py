@@ -242,9 +242,12 @@ def _load_runners(spec: EngineSpec) -> LoadedModel:
 
 
 def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> LoadedModel:
-    """Load a model that generates text. Its sequences run in a batch or, if its graph does not fit a batch, one by one.
+    """Load a model that generates text, and return it with its runners. Its sequences run in a batch or, if its graph
+    cannot run in a batch, one by one with onnxruntime-genai. A second runner is loaded for LoRA adapters if the batch
+    takes none.
 
-    `encoder` encodes images or audio; None if the model reads only text.
+    `encoder` encodes images or audio; None if the model reads only text. Raises ConfigurationError if the settings
+    cannot be fulfilled.
     """
     model = check_model_directory(model_dir)
     has_adapters = bool(adapter_inputs(model_dir))
@@ -413,7 +416,9 @@ def _packed_encoder(spec: EngineSpec, part: str) -> Path | None:
 
 
 def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
-    """Return the worker that encodes images or audio in chats; None for a model that reads only text."""
+    """Return the worker, with a thread of its own, that encodes images or audio in chats; None for a model that reads
+    only text.
+    """
     from genai_server.engine.model.encoders import ImageEncoder
     from genai_server.engine.model.graph_reader import read_vision_files
 

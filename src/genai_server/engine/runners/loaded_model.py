@@ -1,7 +1,7 @@
-"""Everything that an engine has loaded for its model, which runner runs which sequence, and the warm-up before the
-engine reports that it is ready.
+"""What an engine has loaded for its model (`LoadedModel`), which runner runs which sequence (`RunnerPair`), and the
+first passes before the engine reports that it is ready (`warm_up`).
 
-Most sequences run on the main runner, which is a batch if the model allows that. Sequences with an adapter that the
+Most sequences run on the main runner, which is a batch if the model allows that. Sequences with a LoRA adapter that the
 batch cannot apply run on a second runner, each on an `og.Generator` of onnxruntime-genai.
 
 The warm-up runs the model once in the shapes of later requests. The first pass of a shape allocates memory and binds
@@ -166,7 +166,9 @@ class RunnerPair:
         return self.main if sequence.batched else self.generator
 
     def for_request(self, request: GenerationRequest) -> Runner:
-        """Return the runner on which the sequences of a request will run."""
+        """Return the runner on which the sequences of a request will run: the main runner, unless the request has a
+        LoRA adapter that it cannot apply.
+        """
         return self.main if request.adapter is None or self.main.abilities.adapters else self.generator
 
     def reuses_past(self, request: GenerationRequest) -> bool:
@@ -204,9 +206,8 @@ class RunnerPair:
         return [s for s in sequences if s.batched and s.is_decoding and self.main.must_reopen(s)]
 
     def reopen(self, sequence: Sequence) -> None:
-        """Close a sequence and open it again. All its tokens are then read again, except those in a cached prefix.
-
-        Raises RunnerFailed.
+        """Close a running sequence and open it again, because it needs the long factors of the model's rope. All its
+        tokens must then be read again, except those in a cached prefix. Raises RunnerFailed.
         """
         self.close(sequence)
         self.open(sequence)

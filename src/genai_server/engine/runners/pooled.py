@@ -71,7 +71,7 @@ def _mean(states: Logits, weights: Logits, mode: str) -> Logits:
 
 
 def normalized(vectors: Logits) -> Logits:
-    """Return the vectors [rows, width] scaled to length 1. Vectors of zeros are returned unchanged."""
+    """Return a copy of the vectors [rows, width], each scaled to length 1. Vectors of zeros remain zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
 
@@ -174,9 +174,10 @@ class PooledRunner(Runner):
         del self._session, self._inputs
 
     def _read(self, ids: abc.Sequence[Ids], texts: abc.Sequence[PooledText], options: Any) -> Logits:
-        """Read some texts in one pass. Returns their vectors or scores, [texts, numbers].
+        """Read some texts in one pass. Returns their vectors [texts, width] or, for reranking, their scores [texts, 1].
 
-        `ids` are the token ids of each text, and `options` the run options of ONNX Runtime.
+        `ids` are the token ids of each text, `texts` describe them, and `options` are the run options of ONNX Runtime.
+        Raises Interrupted and RunnerFailed.
         """
         lengths = np.array([text.num_tokens for text in texts])
         positions = np.arange(lengths.max())

@@ -98,7 +98,9 @@ class ScriptedSequence:
             self.events.setdefault(int(groups["at"]), []).append(actions[verb])
 
     def next_token(self) -> int:
-        """Run the commands that belong to the next output token, such as to sleep or to fail, and return the token."""
+        """Return the next token of the answer, after running the commands in the prompt that belong to it, such as to
+        sleep or to fail. Raises RunnerFailed if a command says so.
+        """
         if self.delay:
             time.sleep(self.delay)
         for event in self.events.get(self.num_produced, []):
@@ -191,7 +193,9 @@ class ScriptedPooledRunner(ScriptedRunner):
 
 
 def _commands(prompt: str) -> str:
-    """Return the line of a prompt with the commands to run, without the word `script` at its beginning."""
+    """Return the part of a prompt that has the commands to run: those after the last suitable word `script`, or the
+    last line.
+    """
     for match in reversed(list(_MARKED.finditer(prompt))):
         if match["word"] is None or match["word"] in prompt[match.end() :]:
             return match["commands"]

@@ -95,16 +95,19 @@ def _of_engine(spec: EngineSpec) -> Allowed:
 
 
 def draft_share(spec: EngineSpec) -> float:
-    """Return the part, from 0 to 1, of the memory for KV caches that the draft model gets, so that model and draft
-    model can hold the same number of tokens.
+    """Return the part, from 0 to 1, of the memory for KV caches that the draft model in the engine's settings gets. It
+    is such that the model and the draft model can hold the same number of tokens, as far as their files tell how many
+    bytes a token needs.
     """
     main, draft = (read_model_memory(Path(path)).per_token for path in (spec.model_dir, spec.draft_model))
     return draft / (main + draft) if main and draft else _DRAFT_SHARE
 
 
 def head_share(spec: EngineSpec) -> float:
-    """Return the part, from 0 to 1, of the memory for KV caches that the model's head for multi-token prediction gets,
-    so that model and head can hold the same number of tokens; 0 if the head is not used.
+    """Return the part, from 0 to 1, of the memory for KV caches that the model's head for multi-token prediction (a
+    layer that drafts tokens) gets, so that the model and the head can hold the same number of tokens.
+
+    Returns 0 if the model has no head, or if it is not used because of the settings, the device or too little memory.
     """
     model_dir = Path(spec.model_dir)
     is_off = spec.draft_model or spec.speculation == "off" or spec.scheduler == "generator" or not on_cpu(spec)

@@ -107,8 +107,8 @@ class Guide:
         self.cost = 0.0
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Return a mask [vocab_size] of the tokens that may come next, including those that end an answer if the
-        grammar may end.
+        """Return a mask [vocab_size] that is true for each token that may come next in the answer. If the grammar may
+        end here, tokens that end an answer are among them.
 
         Raises GrammarFailed if the grammar has become too complex, or takes too much time.
         """
@@ -140,9 +140,9 @@ class Guide:
             return self._matcher.compute_ff_tokens()
 
     def commit(self, token: int) -> None:
-        """Advance the grammar by the chosen token.
+        """Advance the grammar by the token that was chosen for the answer.
 
-        Raises GrammarFailed if the grammar does not allow the token, or takes too much time.
+        Raises GrammarFailed if the grammar does not allow the token, has become too complex, or takes too much time.
         """
         with self._working():
             if self.is_slow:
@@ -163,7 +163,9 @@ class Guide:
 
     @property
     def may_end(self) -> bool:
-        """Whether the answer so far is a complete match of the grammar."""
+        """Whether the answer so far is a complete match of the grammar, so that it may end here. More tokens may still
+        be possible.
+        """
         return self._matcher.is_accepting()
 
     @property
@@ -218,7 +220,7 @@ class Guidance:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether `token_bytes` can be called, because there is a tokenizer."""
+        """Whether there is a tokenizer, without which `token_bytes` must not be called and all grammars are refused."""
         return self._tokenizer is not None
 
     def token_bytes(self, token: int) -> bytes:

@@ -47,7 +47,9 @@ class ReasoningTracker:
 
     @property
     def forced(self) -> Sequence[int]:
-        """The tokens that will come next because they end the reasoning; empty if the model chooses the next token."""
+        """The tokens that will come next in the answer because they end the reasoning, in order; empty if the model
+        chooses the next token.
+        """
         return list(self._forced)
 
     def next_token(self, tokens: Sequence[int], allows: Callable[[int], bool]) -> int | None:
