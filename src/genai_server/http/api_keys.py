@@ -1,10 +1,11 @@
-"""API keys: those listed in the settings, and those in a file with a name and a hash for each.
+"""The API keys that the server accepts: those listed in the settings, and those in a key file with a name, a hash and
+limits for each. `ApiKeys` finds the key of a request, and `Access` says what an authenticated request may do.
 
 Only hashes are stored and compared. A plain SHA-256 suffices: unlike a password, an API key is long and random and
 cannot be guessed. A slow hash, computed for each request, would make denial-of-service attacks cheap.
 
-This module only reads the limits of a key. http/rate_limit.py applies those of requests, and
-generation/generate.py those of tokens, which generation/dependencies.py passes on with each request.
+This module only reads the limits of a key. http/rate_limit.py applies its limits of requests, and
+generation/generate.py its limits of tokens.
 """
 
 import hashlib
@@ -38,7 +39,9 @@ _ABSOLUTE = "priority=absolute"
 
 @dataclass(frozen=True)
 class ApiKey:
-    """An API key that the server accepts: its name, its hash and its own limits."""
+    """An API key that the server accepts: its holder's name, its hash, and its own limits and rights. `load_keys`
+    creates it.
+    """
 
     # Name of the key's holder.
     name: str
@@ -55,7 +58,9 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class Access:
-    """What an authenticated request is allowed to do, and the key with which it was sent."""
+    """What an authenticated request is allowed to do, and the API key with which it was sent. The middleware
+    Authentication creates it for each request.
+    """
 
     # The API key; None for the admin key, and where no key is needed.
     key: ApiKey | None = None
@@ -69,21 +74,25 @@ class Access:
 
     @property
     def key_name(self) -> str:
-        """The name of the request's API key, for operators; "" where no key is needed."""
+        """The name of the request's API key, for operators; a fixed name for the admin key, and "" where no key is
+        needed.
+        """
         if self.key is not None:
             return self.key.name
         return ADMIN_KEY_NAME if self.is_admin else ""
 
     @property
     def has_absolute_priority(self) -> bool:
-        """Whether the field `priority` in requests of this key also counts next to requests of other keys. If not, it
+        """Whether the field `priority` in requests of this key also counts against requests of other keys. If not, it
         only orders the key's own requests.
         """
         return self.digest is not None and (self.is_admin or (self.key is not None and self.key.has_absolute_priority))
 
 
 class ApiKeys:
-    """All API keys of the settings and of the key file. If there are none, requests need no key."""
+    """All API keys of the settings and of the key file, for looking up the key of a request. If neither is set,
+    `required` is False, and requests need no key. `load_keys` creates it.
+    """
 
     def __init__(self, listed: tuple[ApiKey, ...] = (), file: Path | None = None) -> None:
         self.required = bool(listed) or file is not None
@@ -95,8 +104,8 @@ class ApiKeys:
         return iter(self._keys)
 
     def find(self, text: str) -> ApiKey | None:
-        """The API key with this text; None if there is none. The duration of a call does not reveal how much of a wrong
-        text is right.
+        """Return the API key whose text is `text`; None if there is none. The duration of a call does not reveal how
+        much of a wrong text is right.
         """
         digest = hash_key(text)
         match = None
@@ -106,7 +115,9 @@ class ApiKeys:
         return match
 
     def reread(self) -> None:
-        """Reload the key file. If the file is invalid, the keys remain unchanged and the reason is logged."""
+        """Read the key file again, after it was changed. If the file is invalid, the keys remain unchanged and the
+        reason is logged.
+        """
         try:
             self._keys = self._all()
         except ConfigurationError as error:
@@ -124,7 +135,8 @@ class ApiKeys:
 
 
 def load_keys(settings: Settings) -> ApiKeys:
-    """Load the API keys that the settings name.
+    """Return the API keys that the settings list (GENAI_API_KEYS) and those in the key file that they name
+    (GENAI_API_KEY_FILE).
 
     Raises ConfigurationError for an invalid key, for one that is also the admin key, and for limits per key without any
     keys. The message never shows a key.
@@ -147,12 +159,13 @@ def load_keys(settings: Settings) -> ApiKeys:
 
 
 def make_key() -> str:
-    """A new random API key with 256 bits of entropy."""
+    """Return a new random API key with 256 bits of entropy."""
     return f"gs-{secrets.token_urlsafe(32)}"
 
 
 def line_of(name: str, key: str, concurrent: int | None = None, rate: int | None = None) -> str:
-    """A line for the key file, with the key's name, hash and limits. The key itself cannot be derived from the line.
+    """Return a line for the key file, with the name, the hash and the limits of the API key `key`. The key itself
+    cannot be derived from the line.
 
     `concurrent` is the maximum number of concurrent answers, `rate` the maximum number of requests per minute. For
     None, the limit in the settings applies. Raises ConfigurationError for an invalid name or limit.
@@ -167,9 +180,10 @@ def line_of(name: str, key: str, concurrent: int | None = None, rate: int | None
 
 
 def append_line(path: Path, name: str, line: str) -> None:
-    """Append a key's line to a key file. A new file can be read by its owner only.
+    """Append `line`, which describes the API key with the name `name`, to the key file `path`. A new file is created so
+    that only its owner can read it.
 
-    Raises ConfigurationError if the file is invalid, has a key with this name, or cannot be written.
+    Raises ConfigurationError if the file is invalid, has a key with this name already, or cannot be written.
     """
     try:
         if path.exists() and name in (key.name for key in _from_file(path)):
@@ -183,7 +197,7 @@ def append_line(path: Path, name: str, line: str) -> None:
 
 
 def hash_key(key: str) -> bytes:
-    """The SHA-256 of an API key."""
+    """Return the SHA-256 of an API key, by which keys are stored and compared."""
     return hashlib.sha256(key.encode(errors="replace")).digest()
 
 

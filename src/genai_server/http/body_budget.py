@@ -1,7 +1,8 @@
-"""The limit of the memory (or disk space) that all request bodies together may take, shared among API keys.
+"""Limits the memory (or disk space) that the bodies of all current requests may take together, and shares it among API
+keys. `BodyBudget` has the limit, and a `HeldBody` counts the bytes of one body.
 
 A single key may use the whole limit. As soon as other keys send bodies, too, each key has an equal share. To give a key
-its share, the server refuses bodies, while they are still arriving, of keys that hold more than their share.
+its share, the server refuses bodies of keys that hold more than theirs, while these bodies are still arriving.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,7 +19,9 @@ SMALL = 1024 * 1024
 
 
 class _Pool:
-    """Counts the bytes of request bodies that one limit applies to, in total and for each API key."""
+    """Counts the bytes of request bodies that count towards one of the limits of a BodyBudget, in total and for each
+    API key.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -34,16 +37,17 @@ class _Pool:
             self.held[key] = key_bytes
 
     def num_keys(self, key: Hashable) -> int:
-        """The number of API keys that hold bytes, counting `key` in any case."""
+        """Return the number of API keys that hold bytes, in which `key` counts even if it holds none."""
         return len(self.held.keys() | {key})
 
 
 class HeldBody:
     """The bytes of one request body that are in memory or on disk. They count towards the limit until they are
-    released.
+    released. `BodyBudget.open` creates it.
 
-    If another API key needs its share while this body is still arriving, the body is released and `on_revoked` is
-    called. The receiver must then drop what has arrived and refuse the request with the given error.
+    If another API key needs its share of the limit while this body is still arriving, the body is revoked: it no longer
+    counts, and `on_revoked` is called. The receiver must then drop what has arrived and refuse the request with the
+    error that is passed to `on_revoked`.
     """
 
     def __init__(self, budget: "BodyBudget", key: Hashable, on_revoked: Callable[[BodiesTooLarge], None]) -> None:
@@ -58,7 +62,8 @@ class HeldBody:
         self._budget = budget
 
     def resize(self, num_bytes: int) -> None:
-        """Count `num_bytes` for this body from now on.
+        """Set the number of bytes that count for this body to `num_bytes`. Called for each part of the body that
+        arrives.
 
         Raises BodiesTooLarge if the limit does not allow this; the body then counts as before.
         """
@@ -66,7 +71,7 @@ class HeldBody:
         self.num_bytes = num_bytes
 
     def arrived(self) -> None:
-        """Mark the body as complete, after which it cannot be revoked."""
+        """Record that the body has arrived completely, after which it cannot be revoked."""
         self.is_arriving = False
 
     def parsed(self) -> None:
@@ -77,7 +82,7 @@ class HeldBody:
             self.release()
 
     def release(self) -> None:
-        """Stop counting the body, because nothing of it is kept any more. May be called repeatedly."""
+        """Stop counting the body, because nothing of it is kept any more. May be called several times."""
         self.resize(0)
 
 
@@ -102,15 +107,17 @@ class BodyBudget:
         self._bodies: dict[HeldBody, None] = {}
 
     def open(self, key: Hashable, on_revoked: Callable[[BodiesTooLarge], None] = lambda error: None) -> HeldBody:
-        """Register a body that begins to arrive. `key` identifies the request's API key; it is None for requests
-        without a key, which share one part of the limit.
+        """Register a body that begins to arrive, and return the object that counts its bytes. `key` identifies the
+        request's API key; it is None for requests without a key, which share one part of the limit.
 
         `on_revoked` is called, with the error for the request, if the body must be dropped before it has arrived.
         """
         return HeldBody(self, key, on_revoked)
 
     def resize(self, body: HeldBody, num_bytes: int) -> None:
-        """Count `num_bytes` for a body from now on. Raises BodiesTooLarge if a limit does not allow this."""
+        """Set the number of bytes that count for `body` to `num_bytes`. Raises BodiesTooLarge if a limit does not allow
+        this.
+        """
         before, after = _parts(body.num_bytes), _parts(num_bytes)
         for pool, old, new in zip(self._pools, before, after, strict=True):
             if new > old:
@@ -126,7 +133,7 @@ class BodyBudget:
         """Make sure that a body may have `new` bytes in a pool instead of `old`, by revoking bodies of other keys where
         needed.
 
-        Raises BodiesTooLarge if the limit does not allow this.
+        Raises BodiesTooLarge if that would not help, because the body's own key holds more than its share.
         """
         excess = pool.total + new - old - pool.limit
         if excess <= 0 or pool.total == old:
@@ -144,9 +151,7 @@ class BodyBudget:
 
     def _take_back(self, pool: _Pool, key: Hashable, num_bytes: int, share: int) -> None:
         """Revoke arriving bodies of keys other than `key` that hold more than `share` bytes in the pool, until
-        `num_bytes` are free or no such body is left.
-
-        The key that holds most loses its newest body first.
+        `num_bytes` bytes are free or no such body is left. The key that holds most loses its newest body first.
         """
         error = BodiesTooLarge(
             f"the bodies of all requests together may have at most {pool.limit} bytes ({self._setting}); another API "
@@ -159,8 +164,9 @@ class BodyBudget:
             victim.on_revoked(error)
 
     def _revocable(self, pool: _Pool, key: Hashable, share: int) -> HeldBody | None:
-        """The next body to revoke in favor of `key`: of the other key that holds most bytes in the pool, the newest
-        body that is still arriving. None if each other key is within its share or has only complete bodies.
+        """Return the next body to revoke in favor of the API key `key`: the newest body that is still arriving of
+        another key that holds more than `share` bytes in the pool. Keys that hold more bytes lose bodies first. None if
+        there is no such body.
         """
         holders = sorted(pool.held, key=lambda holder: pool.held[holder], reverse=True)
         index = self._pools.index(pool)
@@ -174,8 +180,8 @@ class BodyBudget:
 
 
 def _parts(num_bytes: int) -> tuple[int, int]:
-    """Of a body with `num_bytes`, the bytes that count towards the limit of the first MiB of bodies, and those that
-    count towards the limit of the bytes beyond.
+    """Divide the size of a body, `num_bytes`, into the bytes that count towards the limit of the first MiB of bodies,
+    and those that count towards the limit of the bytes beyond.
     """
     first = min(num_bytes, SMALL)
     return first, num_bytes - first

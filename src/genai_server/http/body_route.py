@@ -1,4 +1,7 @@
-"""Routes of FastAPI that validate the body of a request before any other work."""
+"""Routes of FastAPI that validate the body of a request before any other work (`BodyRoute`), and that may first leave
+out fields without effect (`lenient_route`, `history_route`). An API's router uses one of these classes for its
+endpoints.
+"""
 
 import json
 from collections.abc import Callable, Coroutine, Mapping
@@ -23,19 +26,19 @@ _BYTES = "application/octet-stream"
 
 
 class BodyRoute(APIRoute):
-    """A route that passes an already validated body to FastAPI. Response headers name the parts of the body that were
-    left out or converted.
+    """A class of FastAPI routes that validate the body before any other work, and pass the validated body to FastAPI.
+    Response headers name the parts of the body that were left out or converted.
 
-    A form that http/middleware/body.py has received is treated like a JSON object whose field `file` is a path. Not
-    for admin routes, because the body is validated before the dependencies that check access.
+    A form that http/middleware/body.py has received is treated like a JSON object whose field `file` is a path. Not for
+    admin routes, because the body is validated before the dependencies that check access.
     """
 
     # Whether a body that is not declared as JSON is taken for JSON, unless a web page may have sent it.
     takes_undeclared = False
 
     def leniency(self, request: Request) -> Leniency:
-        """A new Leniency, which says what may be left out of this request's body. For this class that is nothing;
-        subclasses allow more.
+        """Return a new Leniency for a request, the object that says what may be left out of the request's body. Routes
+        of this class leave out nothing; subclasses allow more.
         """
         return Leniency()
 
@@ -65,12 +68,12 @@ def lenient_route(
     takes_undeclared: bool = False,
     takes_unknown: bool = False,
 ) -> type[BodyRoute]:
-    """A class of routes that remove fields without effect, as the table `left_out` describes, before they validate a
-    body.
+    """Return a class of routes that remove fields without effect from a body before they validate it, as the table
+    `left_out` describes.
 
     `takes_unknown` also removes unknown keys. `caps` reduces the maximum number of tokens to what fits the context.
     `convert` changes the form of parts of the conversation history. `takes_undeclared` accepts bodies without a content
-    type. With GENAI_STRICT only `convert` and `takes_undeclared` apply.
+    type. If the operator has set GENAI_STRICT, only `convert` and `takes_undeclared` apply.
     """
     undeclared = takes_undeclared
 
@@ -90,10 +93,10 @@ def lenient_route(
 
 
 def history_route(left_out: RemovalRules, *, convert: Change | None = None) -> type[BodyRoute]:
-    """A class of routes that remove fields only from the conversation history in a body, as the table `left_out`
+    """Return a class of routes that remove fields only from the conversation history in a body, as the table `left_out`
     describes, and validate everything else strictly.
 
-    `convert` changes the form of parts of the history. With GENAI_STRICT only `convert` applies.
+    `convert` changes the form of parts of the history. If the operator has set GENAI_STRICT, only `convert` applies.
     """
 
     class HistoryRoute(BodyRoute):
@@ -105,7 +108,9 @@ def history_route(left_out: RemovalRules, *, convert: Change | None = None) -> t
 
 
 async def leniency(request: Request) -> Leniency:
-    """The Leniency that the request's BodyRoute has created. A FastAPI dependency of the routes."""
+    """Return the Leniency that the BodyRoute of the request has created, which says what may be left out of the
+    request. This is a FastAPI dependency; routes declare it with `LeniencyDep`.
+    """
     return request_state(request.scope).leniency
 
 
@@ -124,14 +129,14 @@ class _CheckedRequest(Request):
         self._adapter = adapter
 
     async def body(self) -> bytes:
-        """A placeholder for FastAPI: `{}` for a request with a body, otherwise empty. FastAPI then calls `json` to get
-        the validated body.
+        """Return a placeholder for FastAPI: `{}` for a request with a body, otherwise nothing. FastAPI then calls
+        `json` to get the validated body.
         """
         return b"{}" if self._upload is not None or await super().body() else b""
 
     async def json(self) -> Any:
-        """The validated body. Raises RequestError if the body is invalid. The text of the body is dropped
-        afterwards.
+        """Return the validated body, and drop its text in order to free the memory. Raises RequestError if the body is
+        invalid.
         """
         if self._upload is not None:
             return validated(self._adapter, form_object(self._upload))
@@ -143,17 +148,17 @@ class _CheckedRequest(Request):
 
 
 def _is_bytes(headers: Mapping[str, str]) -> bool:
-    """Whether the content type is application/octet-stream. A web page can send this type only after a preflight
-    request.
+    """Return whether the content type is application/octet-stream, which is taken for JSON. A web page can send this
+    type only after a preflight request, so it is safe to accept.
     """
     return headers.get("content-type", "").partition(";")[0].strip().lower() == _BYTES
 
 
 def _is_undeclared(headers: Mapping[str, str]) -> bool:
-    """Whether a program other than a browser has sent a body without naming its content type, as curl does.
+    """Return whether a program other than a browser has sent a body without naming its content type, as curl does.
 
-    A web page can send such a body to any server without a preflight request. Browsers then add a header that names the
-    page.
+    A web page can send such a body to any server without a preflight request, but browsers then add a header that names
+    the page.
     """
     return headers.get("content-type", _FORM) == _FORM and not {"origin", "sec-fetch-site"} & set(headers)
 
@@ -168,7 +173,9 @@ def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:
 
 
 def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
-    """The body as the object that the route expects. Raises RequestError if the body is invalid."""
+    """Validate a parsed body with `adapter`, the pydantic type of the route's body, and return the resulting object.
+    Raises RequestError if the body is invalid.
+    """
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
@@ -177,6 +184,6 @@ def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
 
 
 def _as_json(scope: Scope) -> Scope:
-    """A copy of the scope in which the content type of the request is JSON."""
+    """Return a copy of an ASGI scope in which the content type of the request is JSON."""
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
     return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}

@@ -1,4 +1,5 @@
-"""Exception handlers for FastAPI, which answer with the error bodies of http/error_responses.py.
+"""The exception handlers of the FastAPI app, which answer with the error bodies of http/error_responses.py
+(`install_error_handlers`).
 
 The parent of API processes needs the error bodies, too, but not these handlers, because importing FastAPI takes a
 second.
@@ -22,7 +23,8 @@ _MAX_PATH_SHOWN = 100
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Install handlers for this server's errors, invalid requests and HTTPException.
+    """Install handlers in the app for the server's own errors, for requests that pydantic refuses, and for
+    HTTPException.
 
     All other exceptions are handled by http/middleware/request_lifetime.py.
     """
@@ -57,8 +59,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:
-    """The methods that the path of the request supports, sorted. For a path in the OpenAPI document, these are the
-    methods there; routes with a path parameter that would also match are ignored.
+    """Return the HTTP methods that the path of the request supports, sorted, for the header Allow. For a path in the
+    OpenAPI document, these are the methods there; routes with a path parameter that would also match are ignored.
     """
     documented = app.openapi()["paths"].get(request.scope["path"])
     if documented is not None:

@@ -1,4 +1,5 @@
-"""Maps errors to HTTP statuses and error bodies, which are the same in a response and in a stream that has begun.
+"""Maps errors to HTTP statuses and error bodies (`error_response`, `error_body`). The body is the same in a response
+and in a stream that has begun.
 
 Each error is rendered once: in the format and words of the request's API, and with the client's names of fields
 (http/error_wording.py).
@@ -58,18 +59,20 @@ _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
 
 
 def http_status(error: GenaiServerError) -> tuple[int, str]:
-    """The HTTP status of an error, and OpenAI's type of error."""
+    """Return the HTTP status of an error, and what OpenAI's error bodies have as its `type`, such as
+    "invalid_request_error".
+    """
     return next(TABLE[ancestor] for ancestor in type(error).__mro__ if ancestor in TABLE)
 
 
 def internal_error() -> GenaiServerError:
-    """The error that clients receive in place of an unexpected exception."""
+    """Return the error that clients receive in place of an unexpected exception, which only the log describes."""
     return GenaiServerError("internal error; see the server log")
 
 
 def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
-    """The body of an error in the format and words of the API to which the request with this ASGI scope belongs.
-    Without a scope, OpenAI's format and words are used.
+    """Return the body of the response for an error, in the format and words of the API to which the request with the
+    ASGI scope `scope` belongs. Without a scope, OpenAI's format and words are used.
     """
     status, kind = http_status(error)
     names = FieldNames() if scope is None else request_state(scope).leniency.names
@@ -81,8 +84,8 @@ def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str,
 
 
 def named(error: GenaiServerError, names: FieldNames) -> tuple[str, str | None]:
-    """The message of an error, and the path of the field that it is about, with the client's field names in both. The
-    path is None if the error is about no field.
+    """Return the message of an error, and the path of the field that the error is about, both with the field names of
+    the client's API instead of those of the chat request. The path is None if the error is about no field.
     """
     if error.param is None:
         return error.message, None
@@ -94,7 +97,9 @@ def named(error: GenaiServerError, names: FieldNames) -> tuple[str, str | None]:
 
 
 def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
-    """The HTTP response for an error that occurred before the response headers were sent."""
+    """Return the HTTP response for an error that occurred before the response headers were sent. The request's record
+    gets the error's code. The error's traceback is removed.
+    """
     status, _ = http_status(error)
     record = request_state(scope).record
     record.error_code = error.code
@@ -109,8 +114,8 @@ def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
 
 
 def _release_frames(error: BaseException | None) -> None:
-    """Remove the tracebacks from an error and the errors that caused it, so that they do not keep the request's body in
-    memory.
+    """Remove the tracebacks of an error and of the errors that caused it, because the frames in them keep the request's
+    body in memory.
     """
     while error is not None:
         error.__traceback__ = None
@@ -118,8 +123,9 @@ def _release_frames(error: BaseException | None) -> None:
 
 
 def plain_error_body(scope: Scope | None, error: ErrorParts) -> dict[str, Any]:
-    """The body of the response for an error that is given by its parts, because it has no exception class. The body has
-    the format of the API to which the request with this ASGI scope belongs. Without a scope, the format is OpenAI's.
+    """Return the body of the response for an error that is given by its parts, because no exception class exists for
+    it. The body has the format of the API to which the request with the ASGI scope `scope` belongs, or OpenAI's without
+    a scope.
     """
     if scope is None:
         return DEFAULT.error_body(error)
@@ -128,7 +134,7 @@ def plain_error_body(scope: Scope | None, error: ErrorParts) -> dict[str, Any]:
 
 
 def malformed(error: ValueError) -> GenaiServerError:
-    """The error for a body that Python's JSON parser has refused with this exception."""
+    """Return the error for a body that is not JSON. `error` is the exception of Python's JSON parser."""
     match error:
         case json.JSONDecodeError():
             return errors.MalformedBody(f"the body is not JSON: {error.msg} at character {error.pos}")
@@ -140,8 +146,8 @@ def malformed(error: ValueError) -> GenaiServerError:
 
 
 def from_findings(findings: Sequence[Mapping[str, Any]], body: Any) -> GenaiServerError:
-    """The error for an invalid body, made of pydantic's error list. It names the field, the violated rule and the given
-    value.
+    """Return the error for an invalid body. `findings` is pydantic's list of errors, of which the most helpful one is
+    chosen. The error names the field, what its value must be, and the given value.
     """
     # For a union, choose the error of the closest member.
     first = max(findings, key=lambda finding: (finding["type"] in _SIZES, len(_path(finding, body))))
@@ -168,8 +174,8 @@ def from_findings(findings: Sequence[Mapping[str, Any]], body: Any) -> GenaiServ
 
 
 def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:
-    """The path in the body that an entry of pydantic's error list is about, without the names of union members that
-    pydantic inserts.
+    """Return the path in the body that `finding`, an entry of pydantic's list of errors, is about. The names of union
+    members that pydantic inserts into the path are left out.
     """
     if finding["loc"][0] != "body":  # in the query
         return list(finding["loc"][1:])
@@ -186,7 +192,7 @@ def _path(finding: Mapping[str, Any], body: Any) -> list[str | int]:
 
 
 def _field_name(path: Sequence[str | int]) -> str | None:
-    """The path as text, such as `messages[0].role`; None if it is empty, which stands for the whole body."""
+    """Return a path as text, such as `messages[0].role`; None if the path is empty, which stands for the whole body."""
     name = ""
     for part in path:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"

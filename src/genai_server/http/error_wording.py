@@ -1,7 +1,8 @@
-"""What an API's package supplies so that errors have that API's format, words and field names.
+"""What the package of an API supplies so that errors have that API's format, words and field names: a `Dialect`, and
+`FieldNames` where the client's body is translated to a chat request.
 
-Errors name a field by its path (`errors.InvalidField`). http/error_responses.py renders them once, with the Dialect of
-the request and, where the body was translated to a chat request, with the FieldNames of that translation.
+Errors name a field by its path in the chat request (`errors.InvalidField`). http/error_responses.py renders each error
+with the Dialect and the FieldNames of the request.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +16,9 @@ from genai_server.errors import quoted
 
 @dataclass(frozen=True)
 class ErrorParts:
-    """The parts of an error that the error formats of the different APIs show."""
+    """The parts of an error from which the error formats of the different APIs are made: status, type, message, code
+    and field.
+    """
 
     # HTTP status, and OpenAI's type of the error.
     status: int
@@ -34,8 +37,9 @@ def _openai_body(error: ErrorParts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one API writes errors: its format, its sentences, and which requests belong to it. The defaults are those of
-    OpenAI's API and of this server's own endpoints.
+    """How one API writes errors: the format of the body, sentences that the API's clients recognize, and which requests
+    belong to the API. The package of each API defines one. The defaults are those of OpenAI's API and of this server's
+    own endpoints.
     """
 
     # Whether a request is one of this API.
@@ -60,11 +64,11 @@ DEFAULT = Dialect(
 @dataclass(frozen=True)
 class FieldNames:
     """The field names that error messages use. Bodies of most APIs are translated to a chat request, and errors name
-    fields of that request; FieldNames maps these to the fields of the client's body. By default the names are the same.
+    fields of that request; FieldNames maps these to the fields of the client's body. By default the names are equal.
 
-    The name for a path such as `messages[2].content[0]` is that of the longest leading part that is in `table`,
-    followed by the rest of the path. A name may have a remark in parentheses, as in `input (message 3)`; `param` omits
-    it.
+    `table` maps paths of the chat request to the client's names. A longer path such as `messages[2].content[0]` has the
+    name of its longest leading part that is in `table`, followed by the rest of the path. A name may have a remark in
+    parentheses, as in `input (message 3)`.
     """
 
     table: Mapping[str, str] = field(default_factory=dict)
@@ -72,18 +76,20 @@ class FieldNames:
     values: Mapping[str, object] = field(default_factory=dict)
 
     def name(self, path: str) -> str:
-        """The client's name for the field at a path of the chat request."""
+        """Return the client's name for the field at `path` of the chat request."""
         prefix = path
         while prefix and prefix not in self.table:
             prefix = prefix[: max(prefix.rfind("."), prefix.rfind("["), 0)]
         return self.table[prefix] + path[len(prefix) :] if prefix else path
 
     def param(self, path: str) -> str:
-        """The client's name for the field at a path, without a remark, as the `param` of an error."""
+        """Return the client's name for the field at `path` of the chat request, without a remark in parentheses, for
+        the field `param` of an error body.
+        """
         return self.name(path).partition(" (")[0]
 
     def value(self, path: str, text: str | None) -> str | None:
-        """What the client sent for the field at a path, as JSON.
+        """Return the value that the client sent for the field at `path` of the chat request, as JSON.
 
         That is `text`, the value in the chat request, unless the translation has changed it. None if `text` is None.
         """

@@ -1,4 +1,6 @@
-"""Helpers for requests that the server sends to its own ASGI app, in the same process."""
+"""Helpers for requests that the server sends to its own ASGI app in the same process, for example for a batch:
+`InnerResponse` collects the response, and `disconnect_at` makes the client's side.
+"""
 
 import asyncio
 
@@ -6,7 +8,9 @@ from starlette.types import Message, Receive
 
 
 def disconnect_at(event: asyncio.Event) -> Receive:
-    """An ASGI `receive` function of a client that sends nothing more and disconnects when `event` is set."""
+    """Return an ASGI `receive` function for a request whose body has been sent: it waits until `event` is set, and then
+    reports that the client has disconnected.
+    """
 
     async def receive() -> Message:
         await event.wait()
@@ -16,7 +20,9 @@ def disconnect_at(event: asyncio.Event) -> Receive:
 
 
 class InnerResponse:
-    """Collects the complete response to a request, from what the ASGI app sends."""
+    """Collects the complete response to a request, status, headers and body, from what the ASGI app sends. The caller
+    passes `send` to the app, and reads the response when the app has returned.
+    """
 
     def __init__(self, status: int = 0, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b"") -> None:
         # 0 before the response has started.
@@ -25,7 +31,7 @@ class InnerResponse:
         self.body = body
 
     async def send(self, message: Message) -> None:
-        """The ASGI `send` function for the app."""
+        """Add a message of the app to the response. This is the ASGI `send` function for the app."""
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], list(message["headers"])
         elif message["type"] == "http.response.body":

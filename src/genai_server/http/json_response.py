@@ -1,4 +1,6 @@
-"""JSON responses. Large ones are built and encoded in a thread."""
+"""Makes JSON responses: small ones at once (`json_response`), large ones in a thread, so that they do not delay other
+requests (`built_response`).
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -12,18 +14,20 @@ JsonObject = dict[str, Any]
 
 
 def json_response(body: Any) -> Response:
-    """A response with `body` encoded as JSON."""
+    """Return a response with status 200 whose body is `body`, encoded as JSON at once."""
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def built_response(build: Callable[[], JsonObject], *, is_long: bool) -> Response:
-    """A response with the body that `build` returns, encoded as JSON. If `is_long`, both happen in a thread."""
+    """Return a response with status 200 whose body is what `build` returns, encoded as JSON. If `is_long` is True, both
+    happen in a thread.
+    """
     return await asyncio.to_thread(lambda: json_response(_in_pieces(build()))) if is_long else json_response(build())
 
 
 def _in_pieces(body: JsonObject) -> JsonObject:
-    """The body with each element of its lists already encoded as JSON. Encoding it is then several short calls, because
-    msgspec holds the GIL during one call.
+    """Return a copy of a body in which each element of its lists is already encoded as JSON. Encoding the copy is then
+    several short calls, because msgspec holds the GIL during one call.
     """
     return {
         name: [msgspec.Raw(msgspec.json.encode(part)) for part in value] if isinstance(value, list) else value

@@ -1,11 +1,11 @@
-"""Removes parts of a request that have no effect instead of refusing the request, and reports them in headers and the
-log.
+"""Removes parts of a request that have no effect, instead of refusing the request, and reports them in response headers
+and the log. Each API has a table of such fields, a `RemovalRules`, which a `Leniency` applies to each request;
+functions such as `remove` and `remove_unknown_keys` do the work.
 
-Each API has a table of such fields, a RemovalRules, which a Leniency applies to each request. A part of the
-conversation history may also be converted to another form, which a second header reports. Unknown keys of the history
-are removed and reported as well, because clients send back messages that they received from other programs and servers,
-with keys of an SDK (`parsed`), of another server (`opts`) or of a newer version of an API. Only what a request itself
-asks for is strict.
+A part of the conversation history may also be converted to another form, which a second header reports. Unknown keys of
+the history are removed and reported as well, because clients send back messages that they received from other programs
+and servers, with keys of an SDK (`parsed`), of another server (`opts`) or of a newer version of an API. Only what a
+request itself asks for is strict.
 """
 
 import logging
@@ -51,8 +51,8 @@ _MAX_LOGGED = 500
 
 @dataclass(frozen=True)
 class RemovalRules:
-    """A table of what an API's lenient endpoints remove from a body. Its attributes are applied in the order in which
-    they are declared.
+    """A table of what an API's lenient endpoints remove from a body: fields, values, and unknown keys. The package of
+    the API defines it. Its attributes are applied in the order in which they are declared.
     """
 
     # Paths of fields without effect, whatever their values; `[]` stands for each element of a list.
@@ -65,7 +65,9 @@ class RemovalRules:
     forms: Mapping[str, Any] = field(default_factory=dict)
 
     def remove_from(self, body: Any) -> list[str]:
-        """Remove from a body everything that the table describes. Returns the locations of what was removed."""
+        """Remove from a parsed body, in place, everything that the table describes. Return the locations of what was
+        removed, such as `tools[3].strict`.
+        """
         locations = remove(body, *self.fields)
         for path, values in self.values.items():
             parent, _, name = path.rpartition(".")
@@ -79,13 +81,14 @@ class RemovalRules:
 
 
 def _is_one_of(value: object, values: Iterable[object]) -> bool:
-    """Whether a value equals one of `values` and has the same type: 1 does not equal `true`."""
+    """Return whether a JSON value equals one of `values` and has the same type: 1 does not equal `true`."""
     return any(type(value) is type(other) and value == other for other in values)
 
 
 class Leniency:
-    """What may be left out of one request, by default nothing, and what has been left out or converted so far.
-    BodyRoute creates one for each request; all code that handles the request reports to it.
+    """Says what may be left out of one request, by default nothing, and collects what has been left out or converted so
+    far. BodyRoute creates one for each request; all code that handles the request reports to it, and `report` makes the
+    response headers at the end.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class Leniency:
 
     @contextmanager
     def with_names(self, names: FieldNames) -> Iterator[None]:
-        """Use these field names in errors and reports while the block runs.
+        """Context manager in whose block errors and reports use the field names `names`.
 
         They map fields of a chat request to those of the client's body, from which it was translated (see FieldNames).
         After an error the names stay in use, for the error's response.
@@ -121,8 +124,8 @@ class Leniency:
         self.names = FieldNames()
 
     def apply(self, body: Any) -> None:
-        """Convert the conversation history in a body, remove from the body what has no effect, and record both for
-        `report`.
+        """Change a parsed body in place: convert its conversation history, and remove what has no effect. Both are
+        recorded for `report`.
         """
         if self._convert is not None:
             self._converted += self._convert(body)
@@ -131,8 +134,8 @@ class Leniency:
                 self._left_out += table.remove_from(body)
 
     def leave_out(self, path: str, remark: str = "") -> bool:
-        """Report that the field at `path` of the chat request is ignored. Returns False, and reports nothing, if fields
-        of the request may not be ignored.
+        """Ask whether the field at `path` of the chat request may be ignored, and report it as ignored if so. Returns
+        whether it may.
 
         `remark` is added to the field's name in the report.
         """
@@ -142,10 +145,10 @@ class Leniency:
         return True
 
     def leave_out_of_history(self, path: str, remark: str = "") -> bool:
-        """Report that a part of the conversation history, at `path` of the chat request, is ignored because the model
-        cannot read it. `remark` is added to its name in the report.
+        """Ask whether the part of the conversation history at `path` of the chat request, which the model cannot read,
+        may be ignored, and report it as ignored if so. Returns whether it may.
 
-        Returns False, and reports nothing, if nothing may be left out of the request.
+        `remark` is added to the name of the part in the report.
         """
         if self._table is None and self._history is None:
             return False
@@ -153,26 +156,29 @@ class Leniency:
         return True
 
     def note(self, locations: Iterable[Location]) -> None:
-        """Report parts of the request that are ignored."""
+        """Report that these parts of the request are ignored. A location is the path of a field of the chat request
+        with a remark, or a text with the client's own name.
+        """
         self._left_out += map(self._named, locations)
 
     def convert(self, locations: Iterable[Location]) -> None:
         """Report parts of the conversation history that are in the prompt in another form, as in `messages[3] (as text
-        of the user)`.
+        of the user)`. A location is the path of a field of the chat request with a remark, or a text with the client's
+        own name.
 
         No content is lost, so this happens in strict requests, too.
         """
         self._converted += map(self._named, locations)
 
     def convert_value(self, path: str, value: object, remark: str) -> None:
-        """Report that the prompt uses another value for the field at `path` of the chat request than `value`, the
-        client's value. `remark` says which.
+        """Report that the prompt does not have `value`, which the client gave for the field at `path` of the chat
+        request, but another value. `remark` says which, as in ` (as "high")`.
         """
         self.convert([(path, f" {self.names.value(path, quoted(value))}{remark}")])
 
     def cap(self, path: str, tokens: int) -> bool:
-        """Report that the maximum number of tokens of an answer, given in the field at `path`, is reduced to `tokens`.
-        Returns False, and reports nothing, if the request may not be changed in this way.
+        """Ask whether the maximum number of tokens of an answer, given in the field at `path`, may be reduced to
+        `tokens`, and report the reduction if so. Returns whether it may.
         """
         if self._caps:
             self.note([(path, f" (capped to {tokens})")])
@@ -209,13 +215,15 @@ def _as_header(names: Iterable[str]) -> str:
 
 
 def nameable(name: str, otherwise: str) -> str:
-    """Return a name that a client has chosen if it is safe to show in a header, otherwise return `otherwise`."""
+    """Return `name`, which a client has chosen, if it is safe to show in a header, and otherwise the text
+    `otherwise`.
+    """
     return name if _NAMEABLE.fullmatch(name) else otherwise
 
 
 def history_of(body: Any, field: str) -> JsonObject:
-    """The conversation history in a body, as a body with only the list `field`: all messages, with an empty object in
-    place of the user's last message.
+    """Return the conversation history in a body, as a body with only the list `field`, such as `messages`: all
+    messages, with an empty object in place of the user's last message.
 
     The user's last message is what the request asks, not history. The messages are the same objects as in the body, so
     changing one changes the body.
@@ -231,9 +239,10 @@ def history_of(body: Any, field: str) -> JsonObject:
 
 
 def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
-    """The objects at a path of a body, each with its location, such as `tools[3]`.
+    """Yield the objects at a path of a parsed body, each preceded by its location, such as `tools[3]`. Values that are
+    no objects are skipped.
 
-    In a path such as `tools[].name`, `[]` stands for each element of a list. The empty path is the body itself.
+    In a path such as `tools[].function`, `[]` stands for each element of a list. The empty path is the body itself.
     """
     objects = [("", body)]
     for part in path.split(".") if path else []:
@@ -256,8 +265,8 @@ def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
 
 
 def remove(body: Any, *paths: str) -> list[str]:
-    """Remove the fields at these paths from a body, wherever they are present. Returns the locations of the removed
-    fields, without those whose value was null.
+    """Remove the fields at these paths from a parsed body, in place, wherever they are present. Return the locations of
+    the removed fields, without those whose value was null. In a path, `[]` stands for each element of a list.
     """
     locations = []
     for path in paths:
@@ -271,8 +280,8 @@ def remove(body: Any, *paths: str) -> list[str]:
 def remove_tools(
     body: Any, is_removed: Callable[[str], object], but: Callable[[JsonObject], bool] = lambda tool: False
 ) -> list[str]:
-    """Remove from a body the tools whose `type` is accepted by `is_removed`, unless `but` accepts the tool. Returns the
-    location and type of each removed tool.
+    """Remove from the list `tools` of a parsed body the tools whose `type` is accepted by `is_removed`, unless `but`
+    accepts the tool. Return the location and type of each removed tool, as in `tools[3] (web_search)`.
     """
     matches = {
         location: tool
@@ -286,11 +295,11 @@ def remove_tools(
 
 
 def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: str) -> list[str]:
-    """Replace images, audio and similar content parts by a text that says which medium was left out. Returns the
-    location of each replaced part.
+    """Replace images, audio and similar content parts of a parsed body, in place, by a text that says which medium was
+    left out. Return the location of each replaced part.
 
-    Content parts at these paths are replaced if their `type` is in `kinds`, which maps the type to the name of the
-    medium. The new part has the type `text_type`.
+    Content parts at `paths` are replaced if their `type` is in `kinds`, which maps the type to the name of the medium.
+    The new part has the type `text_type`.
     """
     locations = []
     for location, part in (located for path in paths for located in objects_at(body, path)):
@@ -303,13 +312,12 @@ def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: s
 
 
 def remove_unknown_keys(body: Any, path: str, form: Any) -> list[str]:
-    """Remove the keys that a model does not have from the objects at a path of a body, and from all objects inside of
-    them.
+    """Remove the keys that a pydantic model does not have from the objects at `path` of a parsed body, in place, and
+    from all objects inside of them. The empty path is the body itself.
 
     `form` is the type of these objects: a pydantic model, or a union of models that are told apart by their `type`.
     Returns the locations of removed keys that were not null, each once and without indexes:
-    `messages[].tool_calls[].index`. An object whose `type` no model has is left as it is, for validation to refuse. The
-    empty path is the body itself.
+    `messages[].tool_calls[].index`. An object whose `type` no model has is left as it is, for validation to refuse.
     """
     locations: dict[str, None] = {}
     for _, value in objects_at(body, path):
@@ -337,7 +345,9 @@ def _remove(value: JsonObject, location: str, form: Any) -> Iterator[str]:
 
 
 def _model_of(value: JsonObject, form: Any) -> type[BaseModel] | None:
-    """The pydantic model of an object, chosen by the object's `type` if `form` has several; None if none fits."""
+    """Return the pydantic model of an object, chosen by the object's `type` if the type annotation `form` has several
+    models; None if none fits.
+    """
     models = _models(form)
     if len(models) < 2:
         return next(iter(models), None)
@@ -349,7 +359,7 @@ def _model_of(value: JsonObject, form: Any) -> type[BaseModel] | None:
 
 @cache
 def _models(form: Any) -> tuple[type[BaseModel], ...]:
-    """The pydantic models that a type annotation allows, including those of list elements."""
+    """Return the pydantic models that a type annotation allows, including those of list elements."""
     if isinstance(form, type) and issubclass(form, BaseModel):
         return (form,)
     origin = get_origin(form)
@@ -362,13 +372,15 @@ def _models(form: Any) -> tuple[type[BaseModel], ...]:
 
 @cache
 def _fields(model: type[BaseModel]) -> dict[str, Any]:
-    """The type annotation of each field of a pydantic model, by the field's name in JSON."""
+    """Return the type annotation of each field of a pydantic model, keyed by the field's name in JSON."""
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
 
 
 @cache
 def _types(model: type[BaseModel]) -> frozenset[Any]:
-    """The values that the field `type` of a model may have. None is among them if the field may be absent."""
+    """Return the values that the field `type` of a pydantic model may have; empty if it has no such field. None is
+    among them if the field may be absent.
+    """
     field = model.model_fields.get("type")
     if field is None:
         return frozenset()

@@ -1,8 +1,8 @@
-"""The limits of each API key: concurrent answers, concurrent reads of stored data, and requests per minute.
+"""Applies the limits of each API key (`RateLimits`): concurrent answers, concurrent reads of stored data, and requests
+per minute.
 
-A refusal knows the seconds after which to retry, and http/error_responses.py sends them in the header Retry-After.
-Headers of all responses are set in http/middleware/request_lifetime.py. How many tokens of reasoning a key may have is
-no rate; generation/generate.py applies it.
+A refusal knows the seconds after which to retry, and http/error_responses.py sends them in the header Retry-After. How
+many tokens of reasoning a key may have is no rate; generation/generate.py applies it.
 """
 
 import math
@@ -22,7 +22,9 @@ _LATEST = 0.2
 
 @dataclass
 class _Usage:
-    """How many requests and reads of an API key are running now, and how many have begun in the last minute."""
+    """How many requests and reads of one API key are running now, when its requests of the last minute began, and how
+    long its requests take.
+    """
 
     # Number of running requests, of which those for several answers count as many times.
     running: int = 0
@@ -37,6 +39,9 @@ class _Usage:
 class RateLimits:
     """Counts the requests of each API key in this process and refuses those beyond the limits. For use in the event
     loop only.
+
+    `concurrent` answers at a time and `rate` requests per minute are the limits of keys that have none of their own; 0
+    means no limit.
     """
 
     def __init__(self, concurrent: int, rate: int, clock: Clock) -> None:
@@ -49,7 +54,7 @@ class RateLimits:
 
     @contextmanager
     def request(self, key: ApiKey) -> Iterator[None]:
-        """Count a request of this key while the block runs.
+        """Context manager in whose block a request of this key counts.
 
         Raises RateLimitExceeded, with the time after which to retry, if a limit is reached. The request is then not
         counted.
@@ -67,8 +72,8 @@ class RateLimits:
 
     @contextmanager
     def answers(self, key: ApiKey, number: int, param: str) -> Iterator[None]:
-        """Count a request that asks for `number` answers as that many requests while the block runs. `request` has
-        already counted one of them.
+        """Context manager in whose block a request that asks for `number` answers counts as that many requests.
+        `request` must have counted one of them already.
 
         `param` is the field that asks for several answers. Raises InvalidField if the key may never have so many
         answers at once, and RateLimitExceeded if it may not have them now.
@@ -93,7 +98,8 @@ class RateLimits:
 
     @contextmanager
     def read(self, key: ApiKey) -> Iterator[None]:
-        """Count a read of stored data with this key while the block runs. Raises RateLimitExceeded.
+        """Context manager in whose block a read of stored data with this key counts. Raises RateLimitExceeded if too
+        many reads are running.
 
         The limit equals that of concurrent requests, but reads are counted separately: a client reads a background
         response while the response itself counts as a request.
@@ -130,5 +136,5 @@ class RateLimits:
 
 
 def _whole(seconds: float) -> int:
-    """The seconds as a whole number for the header Retry-After, between 1 and 60."""
+    """Round a time in seconds up to a whole number for the header Retry-After, between 1 and 60."""
     return min(max(1, math.ceil(seconds)), int(_WINDOW))

@@ -1,4 +1,6 @@
-"""The state of one HTTP request, which is kept in its ASGI scope, and the turns that API keys take."""
+"""The state of one HTTP request, which is kept in its ASGI scope (`HttpRequestState`, which `start_request` creates),
+and the turns that API keys take when requests do long work (`KeyTurns`, `ParsingThread`).
+"""
 
 import asyncio
 import re
@@ -34,13 +36,13 @@ CountAnswers = Callable[[int, str], None]
 
 
 def _count_nothing(number: int, param: str) -> None:
-    """Do nothing. This counts the answers of requests for which there are no limits."""
+    """Do nothing. This stands in for the function that counts a request's answers where the request has no limits."""
 
 
 @dataclass(frozen=True)
 class OnBehalf:
-    """Marks a request that the server itself makes on behalf of a client, for example for a line of a batch. The client
-    does not wait for the answer.
+    """Marks a request that the server itself makes on behalf of a client, for example for a line of a batch, and says
+    for whom. The client does not wait for the answer.
     """
 
     # The client's `holder`, as http/middleware/authentication.py defines it; None where no key is needed.
@@ -51,8 +53,8 @@ class OnBehalf:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the caller of the app knows about a request before the app reads it. The caller is the HTTP server, a
-    WebSocket, a batch, or the ingress of Ray Serve.
+    """What the caller of the ASGI app tells the app about a request, by `with_receipt`: when it arrived, and whether it
+    is counted already. The caller is the HTTP server, a WebSocket, a batch, or the ingress of Ray Serve.
     """
 
     # When the first byte came, by `request_clock`; None if that is unknown.
@@ -67,7 +69,8 @@ class Receipt:
 
 class RunInTurn(Protocol):
     """A function that runs a job over all of a request's content, such as all its messages or schemas, in such a way
-    that long jobs of one API key do not delay other keys.
+    that long jobs of one API key do not delay other keys. `HttpRequestState.in_turn` is one; `at_once` is one for
+    callers without other requests.
     """
 
     async def __call__(self, job: Callable[[], T], *, is_long: bool = False) -> T:
@@ -80,15 +83,15 @@ class RunInTurn(Protocol):
 
 
 async def at_once(job: Callable[[], T], *, is_long: bool = False) -> T:
-    """Run a job at once in the calling thread, and return its result. A RunInTurn for callers that have no other
-    requests to delay.
+    """Run `job` at once in the calling thread, and return its result, for callers that have no other requests to delay.
+    `is_long` has no effect.
     """
     return job()
 
 
 class KeyTurns:
     """Lets waiting requests do something one at a time: only the request that has the turn may do it, then the next one
-    gets the turn. API keys with waiting requests alternate.
+    gets the turn. API keys with waiting requests alternate, so that many requests of one key do not delay another.
     """
 
     def __init__(self) -> None:
@@ -97,7 +100,9 @@ class KeyTurns:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
     async def take(self, key: Hashable) -> None:
-        """Wait until a request with this key has the turn. The caller must end the turn with `pass_on`."""
+        """Wait until this request, whose API key is `key`, has the turn. The caller must end the turn with
+        `pass_on`.
+        """
         if not self._is_taken:
             self._is_taken = True
             return
@@ -111,7 +116,7 @@ class KeyTurns:
             raise
 
     def pass_on(self) -> None:
-        """End the current turn and give the next one to the oldest waiting request of the next key."""
+        """End the current turn and give the next one to a waiting request: the oldest of the API key that is next."""
         while self._waiting:
             key = next(iter(self._waiting))
             requests = self._waiting.pop(key)
@@ -124,7 +129,8 @@ class KeyTurns:
         self._is_taken = False
 
     async def wait_for_turn(self, key: Hashable) -> None:
-        """Wait until a request with this key has the turn. Each turn lasts for one iteration of the event loop.
+        """Wait until this request, whose API key is `key`, has the turn. The turn ends by itself after one iteration of
+        the event loop.
 
         Without this, hundreds of requests of one key that arrive together would all run before the next request of
         another key.
@@ -134,15 +140,19 @@ class KeyTurns:
 
 
 class ParsingThread:
-    """Runs long jobs in a thread, one at a time because each holds the GIL. API keys with waiting jobs alternate."""
+    """Runs long jobs of requests in a thread, one at a time because each holds the GIL. API keys with waiting jobs
+    alternate. BodyLimits has one for all requests of a process.
+    """
 
     def __init__(self) -> None:
         self._turns = KeyTurns()
 
     async def run(self, job: Callable[[], T], *, num_bytes: int, key: Hashable = None) -> T:
-        """Run a job that reads a body of `num_bytes` for a request with this `key`, and return its result.
+        """Run a job that reads `num_bytes` bytes of a body, for a request with the API key `key`, and return its
+        result.
 
-        If the body is short, the job runs at once in the calling thread.
+        If these are few bytes, the job runs at once in the calling thread, because handing it to another thread would
+        take longer.
         """
         if num_bytes <= _SHORT:
             return job()
@@ -155,8 +165,8 @@ class ParsingThread:
 
 @dataclass
 class HttpRequestState:
-    """Everything that is kept about one HTTP request while it is handled. The middlewares fill it in, from the
-    outermost on.
+    """Everything that is kept about one HTTP request while it is handled. `start_request` creates it, the middlewares
+    fill it in, from the outermost on, and `request_state` returns it.
     """
 
     receipt: Receipt
@@ -186,24 +196,24 @@ class HttpRequestState:
 
     @property
     def key(self) -> bytes | None:
-        """An id of the request's API key, the admin key included; None where no key is needed."""
+        """An id of the request's API key or admin key, by which keys take turns; None where no key is needed."""
         return None if self.access is None else self.access.digest
 
     async def parse(self, job: Callable[[], T], *, num_bytes: int) -> T:
-        """Run a job that reads `num_bytes` of the request's body, and return its result. A long job waits until it is
-        the turn of the request's API key.
+        """Run a job that reads `num_bytes` bytes of the request's body, and return its result. A long job runs in a
+        thread, once it is the turn of the request's API key.
         """
         return await self.parsing.run(job, num_bytes=num_bytes, key=self.key)
 
     async def in_turn(self, job: Callable[[], T], *, is_long: bool = False) -> T:
-        """Run a job that goes through the whole request, and return its result. A long job runs in a thread, where API
-        keys take turns; see RunInTurn.
+        """Run a job that goes through the whole request, and return its result. If the body is large or `is_long` is
+        True, the job runs in a thread, once it is the turn of the request's API key. This is a RunInTurn.
         """
         return await self.parse(job, num_bytes=_SHORT + 1 if is_long else self.num_body_bytes)
 
 
 def request_state(scope: Scope) -> HttpRequestState:
-    """The state of the request with this scope, which `start_request` has created."""
+    """Return the state of the request with the ASGI scope `scope`, which `start_request` has stored there."""
     state: HttpRequestState = scope["state"][_KEY]
     return state
 
@@ -212,7 +222,7 @@ def start_request(
     scope: Scope, model: str = "", clock: Clock = request_clock, dialects: Sequence[Dialect] = ()
 ) -> HttpRequestState:
     """Create the state of a request, and store it in the request's ASGI scope, in place of everything else that the
-    scope's `state` contains.
+    scope's `state` contains. The caller's Receipt, if there is one, becomes part of the state.
 
     `model` is recorded as the request's model until one is chosen. The error format is that of the first of `dialects`
     to which the request belongs. The request's id is the client's `x-request-id` if that is a short plain name,
@@ -232,18 +242,22 @@ def start_request(
 
 
 def with_receipt(receipt: Receipt) -> dict[str, Any]:
-    """The `state` of an ASGI scope that contains this receipt, for the caller of the app."""
+    """Return the `state` for an ASGI scope in which the caller of the app passes `receipt` to the app."""
     return {_RECEIPT: receipt}
 
 
 def receipt_of(state: Mapping[str, Any]) -> Receipt:
-    """The receipt that the caller of the app has left in the state of the scope; an empty one if there is none."""
+    """Return the receipt that the caller of the app has left in `state`, the state of the ASGI scope; an empty one if
+    there is none.
+    """
     receipt: Receipt = state.get(_RECEIPT, Receipt())
     return receipt
 
 
 def request_id_headers(scope: Scope) -> dict[str, str]:
-    """The response headers with the request's id: `x-request-id`, and that of the request's API if it has another."""
+    """Return the response headers with the request's id: `x-request-id`, and the header that the request's API has for
+    it, if it has another one.
+    """
     state = request_state(scope)
     id_header = state.dialect.id_header
     headers = {"x-request-id": state.record.request_id}

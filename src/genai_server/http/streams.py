@@ -1,4 +1,6 @@
-"""Sends the answers to a request as a stream: of server-sent events, or of JSON objects in lines."""
+"""Responses that send the answers to a request as a stream: `EventStream` sends server-sent events, `LineStream` one
+JSON object in each line.
+"""
 
 import asyncio
 import logging
@@ -26,20 +28,27 @@ Event = dict[str, Any] | bytes | str
 
 
 class Source(Protocol):
-    """What generates the content of a stream, such as the answers of an engine. The stream closes it."""
+    """What generates the content of a stream, such as the running answers of an engine. Whoever creates an EventStream
+    passes it in, and the stream closes it at the end.
+    """
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """How many prompt tokens the engine has read, and how many there are in all; None once it has read them all."""
+        """How many prompt tokens the engine has processed, and how many there are in all; None once all are
+        processed.
+        """
 
     def close(self) -> None:
-        """Free the source's resources. Always called, however the stream ends."""
+        """Free the source's resources, such as by cancelling answers that still run. Called at the end of every stream,
+        however it ends.
+        """
 
 
 def event_bytes(value: Event, *, named: bool = False) -> bytes:
-    """One server-sent event as bytes (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+    """Return one server-sent event as bytes (https://html.spec.whatwg.org/multipage/server-sent-events.html). `value`
+    is the event's data: a JSON object, the JSON text of one, or a plain word.
 
-    If `named`, the event's name is the `type` of the object.
+    If `named` is True, the event also has a name, the value of the object's `type`.
     """
     if isinstance(value, str):
         return b"data: %b\n\n" % value.encode()
@@ -53,12 +62,14 @@ def event_bytes(value: Event, *, named: bool = False) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """A response that sends events, each a JSON object, the JSON text of one, or a plain word, and closes their source
-    at its end.
+    """A response that sends `events` as server-sent events, and closes `source`, which generates them, at its end. Each
+    event is a JSON object, the JSON text of one, or a plain word. If `named` is True, each event has its `type` as its
+    name.
 
-    An error that occurs after the headers becomes the last event. The next event is generated only when the last one
-    has been sent, so tokens for a slow client wait in the source and are merged. Every few seconds a comment, which
-    clients skip, keeps the connection open and reports the progress of reading the prompt.
+    An error that occurs after the headers becomes the last event, in the form of the request's API or as `make_error`
+    makes it. The next event is generated only when the previous one has been sent, so tokens for a slow client wait in
+    the source and are merged. Every few seconds a comment, which clients skip, keeps the connection open and reports
+    the progress of reading the prompt.
     """
 
     # Seconds between two comments; 0 for none.
@@ -111,7 +122,7 @@ class EventStream(StreamingResponse):
             self._source.close()
 
     async def stream_response(self, send: Send) -> None:
-        """Send the headers and all events."""
+        """Send the headers and all events by the ASGI function `send`; an error becomes the last event."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         is_over = False
         try:
@@ -150,12 +161,14 @@ LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjso
 
 
 def line_bytes(value: Event) -> bytes:
-    """The object as a line of JSON."""
+    """Return a JSON object as one line of bytes, with its line feed."""
     return msgspec.json.encode(value) + b"\n"
 
 
 class LineStream(EventStream):
-    """Sends each event as a line of JSON. The format has no comments, so no keep-alive is sent."""
+    """A response that sends each event as a line of JSON (newline-delimited JSON), and otherwise works like
+    EventStream. The format has no comments, so nothing keeps an idle connection open.
+    """
 
     COMMENT_INTERVAL = 0
     MEDIA_TYPE = "application/x-ndjson"

@@ -1,4 +1,4 @@
-"""Redirects requests whose path lacks a slash at its end, or has one too many.
+"""Redirects requests whose path lacks a slash at its end, or has one too many (`TrailingSlash`).
 
 Starlette's own redirects contain a scheme, a host and the path as this server sees it. Behind a proxy that ends TLS or
 removes a prefix these are wrong. So the redirects here are relative to the address that the client has used.
@@ -12,10 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class TrailingSlash:
-    """Handles requests for which a router has no route: redirects them if there is a route for the path with, or
-    without, a slash at its end.
-
-    All other requests are passed to `not_found`.
+    """An ASGI app that handles the requests for which `router` has no route. It redirects a request if there is a route
+    for its path with, or without, a slash at its end, and passes all others to the ASGI app `not_found`.
     """
 
     def __init__(self, router: Router, not_found: ASGIApp) -> None:
@@ -33,7 +31,9 @@ class TrailingSlash:
 
 
 def _relative(path: str, other: str, query: bytes) -> str:
-    """The relative URL that leads from `path` to `other`, which differs by a slash at its end."""
+    """Return the relative URL that leads from the path `path` to the path `other`, which differs by a slash at its end.
+    `query` is the query of the request, which the URL keeps.
+    """
     if path.endswith("/"):
         reference = f"../{quote(other.rpartition('/')[2])}"
     else:

@@ -1,4 +1,6 @@
-"""Parses forms with a file (multipart/form-data) while they arrive, and turns their fields into an object."""
+"""Parses forms with a file (multipart/form-data) while they arrive (`FormParser`), and turns their fields into an
+object that is validated like a JSON body (`form_object`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +29,9 @@ _MAX_NAME = 255
 
 @dataclass(frozen=True)
 class Upload:
-    """A form that has been received completely: its fields, and the path of the temporary file with its file."""
+    """A form that has been received completely: its fields, and the path of the temporary file that has the content of
+    the form's file. `Uploads`, the receiver of forms, creates it.
+    """
 
     # Name and value of each field but the file, in the order of the form.
     fields: list[tuple[str, str]]
@@ -38,9 +42,10 @@ class Upload:
 
 
 class FormParser:
-    """Parses a form incrementally. Raises MalformedForm if the content type is not that of a form.
+    """Parses a form with a file incrementally. The caller passes the bytes to `feed`, takes the bytes of the file from
+    `pending`, and calls `finish` at the end; `fields` then has the other fields.
 
-    The caller takes the bytes of the file from `pending`.
+    `headers` are those of the request. Raises MalformedForm if the content type is not that of a form.
     """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
@@ -80,9 +85,9 @@ class FormParser:
             raise MalformedForm(f"the body is not a form: {error}") from None
 
     def feed(self, data: bytes) -> None:
-        """Parse the next bytes of the form.
+        """Parse the next bytes of the form. Bytes of the file are appended to `pending`.
 
-        Raises MalformedForm if they do not form a valid form, and InvalidField for a field that cannot be used.
+        Raises MalformedForm if this is not a valid form, and InvalidField for a field that cannot be used.
         """
         if self._is_complete:
             return  # what follows the last part has no meaning
@@ -92,7 +97,7 @@ class FormParser:
             raise MalformedForm(f"the body is not a form: {error}") from None
 
     def finish(self) -> None:
-        """Check that the form is complete. Raises MalformedForm if it is not."""
+        """Check that the form is complete, after all bytes have arrived. Raises MalformedForm if it is not."""
         if not self._is_complete:
             raise MalformedForm("the body is not a form: it ends before its last part does")
 
@@ -151,10 +156,11 @@ class FormParser:
 
 
 def form_object(upload: Upload) -> dict[str, Any]:
-    """The fields of a form as an object, by name and without empty ones.
+    """Return the fields of a form as an object that can be validated like a JSON body, keyed by name and without empty
+    fields.
 
     The values of a field such as `include[]` become a list; fields such as `expires_after[seconds]` become members of
-    an object. The field `file` is the path of the uploaded file.
+    an object. The field `file` is the path of the temporary file with the uploaded content.
 
     Raises InvalidField for a field that is given twice, and for a text in the field `file`, because a client must not
     name a path.

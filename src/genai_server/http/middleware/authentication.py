@@ -1,4 +1,7 @@
-"""Authenticates requests by API key, and checks the rights to use admin endpoints. The body is not read."""
+"""The middleware that authenticates requests by API key (`Authentication`), and the dependencies with which routes ask
+for the rights of a request (`rights`, `require_admin`) and for the owner of stored data (`holder`). The body is not
+read.
+"""
 
 import hmac
 import ipaddress
@@ -41,13 +44,13 @@ class Authentication:
     """A pure ASGI middleware that refuses requests without a valid API key, if one is required, and requests beyond the
     key's limits.
 
-    It stores the request's Access in the request's state; it is None for a request without a key at one of the open
-    paths. The admin key gives access to everything.
+    It stores the request's Access, which says what the request may do, in the request's state. A request without a key
+    at one of the `open_paths`, such as health checks, has the Access None. The admin key gives access to everything.
 
-    A server without keys serves only its own machine, unless `insecure`. The Host header must name this machine: a web
-    page can let its own host name resolve to this machine (DNS rebinding), but it cannot send another Host header.
-    Unless the server is known to listen only on loopback (`on_loopback`), the connection must come from this machine,
-    too.
+    A server without keys serves only its own machine, unless `insecure` is True. The Host header must name this
+    machine: a web page can let its own host name resolve to this machine (DNS rebinding), but it cannot send another
+    Host header. Unless the server is known to listen only on loopback (`on_loopback`), the connection must come from
+    this machine, too.
     """
 
     def __init__(
@@ -94,7 +97,8 @@ class Authentication:
             await self.app(scope, receive, send)
 
     def _count(self, key: ApiKey, scope: Scope, state: HttpRequestState) -> None:
-        """Count a request against the limits of its key until the request ends. Raises RateLimitExceeded.
+        """Count a request against the limits of its API key until the request ends. Raises RateLimitExceeded if it is
+        beyond them.
 
         Only requests that cause work count: POST requests, and reads of stored data, which have a limit of their own.
         """
@@ -111,10 +115,10 @@ class Authentication:
         state.counted.enter_context(self._limits.answers(key, number, param))
 
     def _of_holder(self, holder: str | None) -> Access | None:
-        """The access for a request that the server makes on behalf of a client. `holder` is the id of the client's API
-        key or admin key, made by `holder_of`. None if the key no longer exists.
+        """Return the access of a request that the server itself makes on behalf of a client. `holder` is the id of the
+        client's API key or admin key, as `holder_of` makes it. None if the key no longer exists.
 
-        `holder` is None for a client without a key, which has access only if the server requires no key.
+        If `holder` is None, the client had no key; it has access only if the server requires no key.
         """
         if not self._keys.required:
             return self._access() if holder is None else None
@@ -137,32 +141,41 @@ class Authentication:
 
 
 def key_in_headers(headers: Mapping[str, str]) -> str:
-    """The API key in a request's headers, as OpenAI's or Anthropic's clients send it; "" if there is none."""
+    """Return the API key in a request's headers, as OpenAI's clients (`authorization`) or Anthropic's (`x-api-key`)
+    send it; "" if there is none.
+    """
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def forwarded_by(headers: Mapping[str, str]) -> str | None:
-    """The name of a header that shows that a proxy has forwarded the request; None if there is none."""
+    """Return the name of a header that shows that a proxy has forwarded the request; None if there is no such
+    header.
+    """
     return next((name for name in headers if name in _FORWARDING_HEADERS or name.startswith("x-forwarded")), None)
 
 
 def is_own_origin(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from this server's own web page, or from a program that is no browser."""
+    """Return whether a request comes from this server's own web page, or from a program that is no browser, judged by
+    its Origin header.
+    """
     origin, host = headers.get("origin"), headers.get("host", "").lower()
     return origin is None or (host != "" and origin.lower() in (f"http://{host}", f"https://{host}"))
 
 
 def rights(request: Request) -> Access:
-    """The Access of an authenticated request. Must not be used at the open paths, where requests may have none."""
+    """Return what an authenticated request is allowed to do. Must not be used at the open paths, where requests may
+    have no Access.
+    """
     access = request_state(request.scope).access
     assert access is not None
     return access
 
 
 async def holder(request: Request) -> str | None:
-    """The id of the owner of stored data that a request reads or writes: one for each API key and for the admin key.
-    None where no key is needed. A FastAPI dependency of the routes.
+    """Return the id of the owner of stored data, such as responses and files, that a request reads or writes: one for
+    each API key and for the admin key. None where no key is needed. This is a FastAPI dependency; routes declare it
+    with `KeyHolderDep`.
 
     The id is derived from the key itself, because a name may later be given to another key.
     """
@@ -171,7 +184,9 @@ async def holder(request: Request) -> str | None:
 
 
 def holder_of(digest: bytes) -> str:
-    """The id of the owner of stored data, for the API key with this SHA-256."""
+    """Return the id of the owner of stored data for the API key whose SHA-256 is `digest`. The id does not reveal the
+    digest.
+    """
     return blake2b(digest, digest_size=16, person=b"stored responses").hexdigest()
 
 
@@ -181,10 +196,10 @@ KeyHolderDep = Annotated[str | None, Depends(holder)]
 
 async def require_admin(request: Request) -> None:
     """Allow a request with the admin key or, if neither an admin key nor API keys are set, a request of a program on
-    this machine. A FastAPI dependency of the admin routes.
+    this machine. This is a FastAPI dependency of the admin routes.
 
     Raises AdminForbidden for all others. Without a key, the server must listen only on loopback, and the request must
-    not have passed a proxy or come from a web page, although these requests come from this machine, too.
+    not have passed a proxy or come from a web page, although such requests come from this machine, too.
     """
     access = rights(request)
     if access.is_admin:
@@ -199,7 +214,9 @@ async def require_admin(request: Request) -> None:
 
 
 def _not_local(request: Request, access: Access) -> str | None:
-    """The reason why a request cannot be trusted to come from a program on this machine; None if it can."""
+    """Return the reason, in words for an error, why a request cannot be trusted to come from a program on this machine;
+    None if it can.
+    """
     client = request.client.host if request.client else ""
     if not access.on_loopback or not is_loopback(client):
         return "the server is not known to be bound to loopback alone"
@@ -221,15 +238,15 @@ def _not_local(request: Request, access: Access) -> str | None:
 
 
 def _names_this_machine(headers: Mapping[str, str]) -> bool:
-    """Whether the Host header of a request names this machine or is missing. (Browsers set this header, so a web page
-    cannot choose its value.)
+    """Return whether the Host header of a request names this machine or is missing. Browsers set this header, so a web
+    page cannot choose its value.
     """
     host = headers.get("host", "")
     return not host or is_loopback(host_name(host) or "")
 
 
 def host_name(header: str) -> str | None:
-    """The host in a Host header, in lower case and without brackets; None if the header is invalid.
+    """Return the host in a Host header, in lower case and without port and brackets; None if the header is invalid.
 
     The whole header must follow RFC 9110 and RFC 3986, with an IPv6 address in brackets. URL parsers accept more, and
     find "localhost" in "localhost?evil.example" or "evil.example@localhost". An empty port is refused as well.

@@ -1,5 +1,6 @@
-"""Receives the body of a request before its route is called, within limits of size, time, nesting and number of values.
-The files of forms are written to disk while they arrive, not kept in memory.
+"""The middleware that receives the body of a request before its route is called (`BodyLimits`), within limits of size,
+time, nesting and number of values. The files of forms for some paths are written to disk while they arrive, not kept in
+memory (`Uploads`).
 """
 
 import asyncio
@@ -51,7 +52,9 @@ _NON_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 @dataclass
 class _Reading:
-    """The state of a request body that is being received, such as its limit and the bytes so far."""
+    """The state of one request body that BodyLimits is receiving: its limit, the bytes so far, and the error with which
+    the request will be refused, if any.
+    """
 
     # Maximum number of bytes, and the setting that has it.
     limit: int
@@ -67,14 +70,14 @@ class _Reading:
     error: GenaiServerError | None = None
 
     def drop(self, error: GenaiServerError) -> None:
-        """Free the received bytes, because the request will be refused with this error."""
+        """Free the received bytes and keep no further ones, because the request will be refused with `error`."""
         self.error = error
         self.body.clear()
 
 
 class OtherBodies(Protocol):
-    """Receives the bodies of POST requests for certain paths in place of BodyLimits, for example to write them to
-    files.
+    """What receives the bodies of POST requests for certain paths in place of BodyLimits, for example to write them to
+    files. `Uploads` implements it.
     """
 
     @property
@@ -82,17 +85,19 @@ class OtherBodies(Protocol):
         """The paths of the requests whose bodies this object receives."""
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Receive the body of a request, and call `app` or answer with an error."""
+        """Receive the body of a request, and then call `app`, or answer with an error if the body cannot be used."""
 
 
 class BodyLimits:
     """A pure ASGI middleware that receives bodies within limits, and refuses requests with other bodies before their
-    routes are called.
+    routes are called. `limit` is the maximum size of a body in bytes, and `seconds` is the time within which it must
+    arrive.
 
     A JSON body must also pass `check_json`. Requests whose bodies have arrived begin one by one, and API keys take
-    turns. `media_limit` returns the maximum size in bytes of a body that may contain images or audio, or 0 while no
-    served model takes them. `others` receive the bodies for their own paths. `form_limits` maps paths to the maximum
-    size in bytes of forms with recordings, which are kept in memory. The request's state gets a ParsingThread.
+    turns. `bodies` counts the memory of all bodies. `media_limit` returns the maximum size in bytes of a body that may
+    contain images or audio, or 0 while no served model takes them. `others` receive the bodies for their own paths.
+    `form_limits` maps paths to the maximum size in bytes of forms with recordings, which are kept in memory. The
+    request's state gets a ParsingThread.
     """
 
     def __init__(
@@ -167,8 +172,8 @@ class BodyLimits:
         await self.app(scope, replay, send)
 
     async def _read(self, reading: _Reading, held_body: HeldBody, receive: Receive) -> bool:
-        """Receive the body until it is complete or far larger than the limit. Returns False if the client has
-        disconnected.
+        """Receive the body until it is complete, or so far beyond the limit that the rest is not awaited. Return False
+        if the client has disconnected, and True otherwise. Errors are left in `reading`.
         """
         while reading.more and reading.size <= reading.limit * _DRAINED:
             message = await receive()
@@ -212,8 +217,8 @@ class BodyLimits:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """An ASGI `receive` function that first returns a body which has been received already, then what `receive`
-    returns.
+    """Return an ASGI `receive` function that first returns the body `body`, which has been received already, and from
+    then on what `receive` returns.
     """
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -224,7 +229,8 @@ def replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def check_json(text: bytes | bytearray) -> None:
-    """Check the encoding, nesting and number of values of a text without parsing it; it need not be valid JSON.
+    """Check the encoding, the nesting and the number of values of a JSON text without parsing it. The text need not be
+    valid JSON.
 
     Raises MalformedBody for a text that is not UTF-8, NestedTooDeep for more than MAX_NESTING levels, and TooManyValues
     for more than MAX_CONTAINERS lists and objects.
@@ -248,12 +254,16 @@ def check_json(text: bytes | bytearray) -> None:
 
 
 def brackets_of(text: bytes | bytearray) -> bytes:
-    """The brackets of a JSON text, without those in strings. Braces are returned as `[` and `]`."""
+    """Return the brackets and braces of a JSON text in order, without those in strings. Braces are returned as `[` and
+    `]`.
+    """
     return bytes(_JSON_TEXT.sub(b"", text)).translate(_BRACKETS, _NON_BRACKETS)
 
 
 def is_nested(brackets: bytes, *, by_more_than: int) -> bool:
-    """Whether brackets are nested more deeply than `by_more_than` levels. They need not match."""
+    """Return whether `brackets`, a text of `[` and `]`, are nested more deeply than `by_more_than` levels. They need
+    not match.
+    """
     for _ in range(by_more_than):
         inner = brackets
         brackets = inner.replace(b"[]", b"")
@@ -283,7 +293,9 @@ _DRAINED_UPLOADS = 2
 
 @contextlib.contextmanager
 def upload_folder(parent: Path) -> Iterator[Path]:
-    """Create a folder for the uploaded files of this process, and remove it after the block."""
+    """Context manager that creates a folder for the uploaded files of this process within the folder `parent`, yields
+    its path, and removes it after the block.
+    """
     folder = own_folder(parent, _FOLDER)
     folder.mkdir(mode=0o700)
     try:
@@ -294,7 +306,9 @@ def upload_folder(parent: Path) -> Iterator[Path]:
 
 @dataclass
 class _UploadReading:
-    """The state of an uploaded form that is being received, such as its file and the number of bytes so far."""
+    """The state of one uploaded form that Uploads is receiving: its temporary file, the number of bytes so far, and the
+    error with which the request will be refused, if any.
+    """
 
     # Where the file goes.
     path: Path
@@ -311,12 +325,14 @@ class _UploadReading:
     due: int = field(default=_TIMED)
 
     def revoke(self, error: GenaiServerError) -> None:
-        """Refuse the request with this error, and free the disk space at once. Does not wait for the disk."""
+        """Mark the request as one to refuse with `error`, and begin to free the disk space without waiting for the
+        disk.
+        """
         self.error, self.form = error, None
         asyncio.get_running_loop().run_in_executor(None, self._truncate)
 
     async def refuse(self, error: GenaiServerError) -> None:
-        """Refuse the request with this error, and free the disk space."""
+        """Mark the request as one to refuse with `error`, and free the disk space."""
         self.error, self.form = error, None
         await asyncio.to_thread(self._truncate)
 
@@ -327,8 +343,8 @@ class _UploadReading:
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """The limits of the forms for one path: their maximum `size` in bytes, the setting that sets it, the `seconds` that
-    each MiB may take to arrive, and the `whole_seconds` that a form may take.
+    """The limits of the forms for one kind of uploads: their maximum `size` in bytes, the setting that sets it, the
+    `seconds` that each MiB may take to arrive, and the `whole_seconds` that a whole form may take.
     """
 
     size: int
@@ -339,7 +355,7 @@ class UploadLimits:
 
 class Uploads:
     """Receives the forms for some paths, writes the file in each to the disk, and stores the form as an Upload in the
-    request's state.
+    request's state, where the route finds it. BodyLimits passes it the requests for `paths`.
 
     `folder` returns an existing folder for the files; it may raise an error with which the request is refused. `budget`
     counts the bytes of all uploads until they are released or their requests have ended.
@@ -401,7 +417,9 @@ class Uploads:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[_UploadReading]:
-        """Create a temporary file for an upload, and remove it after the block. Raises OSError."""
+        """Context manager that creates a temporary file for an upload, and removes it after the block. Raises OSError,
+        and the errors of `folder`.
+        """
         file = tempfile.NamedTemporaryFile(dir=self._folder(), prefix="upload-", delete=False)  # noqa: SIM115
         reading = _UploadReading(Path(file.name), file.file)
         try:
@@ -412,10 +430,10 @@ class Uploads:
             reading.path.unlink(missing_ok=True)  # unless a reader of recordings has taken it
 
     async def _receive(self, reading: _UploadReading, held_body: HeldBody, headers: Headers, receive: Receive) -> bool:
-        """Receive the form until it is complete or far larger than the limit. Returns False if the client has
-        disconnected.
+        """Receive the form until it is complete, or so far beyond the limit that the rest is not awaited. Return False
+        if the client has disconnected, and True otherwise. Errors in the form are left in `reading`.
 
-        Raises BodyTooSlow.
+        Raises BodyTooSlow if a part of the form or the whole form does not arrive in time.
         """
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._limits.size:
@@ -443,8 +461,8 @@ class Uploads:
         return True
 
     async def _take(self, reading: _UploadReading, held_body: HeldBody, headers: Headers, part: bytes) -> None:
-        """Parse the next part of the form, and write the bytes of the file to the disk. If that fails, the request is
-        marked as refused.
+        """Parse `part`, the next bytes of the form, and write the bytes of the file in it to the disk. If that fails,
+        the request is marked in `reading` as one to refuse.
         """
         try:
             if reading.size > self._limits.size:

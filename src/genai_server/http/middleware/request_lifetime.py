@@ -1,5 +1,6 @@
-"""The outermost middleware of a request: its state, its response headers and its record, and draining before the server
-stops.
+"""What surrounds every request: `RequestLifetime`, the outermost middleware, creates the state of the request,
+completes its response headers, and passes its record to log and metrics. `Drain` and `DrainMiddleware` let running
+requests finish before the server stops.
 """
 
 import asyncio
@@ -42,7 +43,8 @@ _MAX_SHOWN = 100
 class Drain:
     """Counts the running requests of this process and ends them when the server stops. For use in the event loop only.
 
-    While the process drains, running requests may finish, and no new request may begin.
+    It has two states. At first requests may begin; once `run` has been called, the process drains: running requests may
+    finish within `timeout` seconds, and no new request may begin.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -57,13 +59,13 @@ class Drain:
         self._changed = asyncio.Event()
 
     def require_open(self) -> None:
-        """Raise ServerDraining if no new request may begin."""
+        """Raise ServerDraining if the process drains, so that no new request may begin."""
         if self.is_draining:
             raise ServerDraining
 
     async def run(self) -> None:
-        """Wait until no request is running. Requests that still run after the timeout, or after a call of `hurry`, are
-        cancelled.
+        """Begin to drain, and wait until no request is running. Requests that still run after the timeout, or after a
+        call of `hurry`, are cancelled; they have a few seconds to send an error.
         """
         self.is_draining = True
         await self._wait(self.timeout)
@@ -75,13 +77,15 @@ class Drain:
         await self._wait(CANCELLED_SEND_TIMEOUT)
 
     def hurry(self) -> None:
-        """Cancel the running requests now instead of after the timeout."""
+        """Let `run` cancel the running requests now instead of after the timeout."""
         self._cancels_now = True
         self._changed.set()
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the current task as a running request while the block runs. The drain may cancel this task."""
+        """Context manager in whose block the current task counts as a running request. The drain waits for the task,
+        and may cancel it.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
@@ -93,7 +97,7 @@ class Drain:
             self._changed.set()
 
     def cuts_off(self) -> bool:
-        """Whether the drain has cancelled the current task."""
+        """Return whether the drain has cancelled the current task, as opposed to anything else that cancels tasks."""
         return asyncio.current_task() in self._cut_off
 
     async def _wait(self, seconds: float) -> None:
@@ -203,8 +207,8 @@ class RequestLifetime:
                 record.end()
 
     def _complete(self, start: Message, state: HttpRequestState) -> None:
-        """Add to the start message of a response the headers that all responses have, and note in the request's record
-        that the response has begun.
+        """Change `start`, the first message of a response: add the headers that all responses have. The request's
+        record notes that the response has begun.
         """
         record = state.record
         record.status = start["status"]
@@ -257,7 +261,8 @@ def _malformed(scope: Scope) -> GenaiServerError | None:
 
 
 def server_timing(timings: Timings, total: float) -> str:
-    """The value of the `Server-Timing` header for an answer (https://www.w3.org/TR/server-timing/).
+    """Return the value of the `Server-Timing` header (https://www.w3.org/TR/server-timing/), which tells clients in
+    milliseconds how long the phases of an answer took.
 
     `total` is the time since the request's arrival, in seconds. The part of it that the answer's own timings do not
     cover counts as delivery.

@@ -1,4 +1,6 @@
-"""Counts requests and tokens by day, API key and model, for operators (`genai-server usage` and /v1/admin/usage)."""
+"""Counts requests and tokens by day, API key and model (`KeyUsage`), for operators, who read them with `genai-server
+usage` and at /v1/admin/usage.
+"""
 
 import asyncio
 import sqlite3
@@ -39,8 +41,8 @@ INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 
 
 class UsageKey(NamedTuple):
-    """The key under which requests and tokens are added up: a day in UTC, such as 2026-11-28, an API key and a model.
-    `key_name` is "" for requests without a key.
+    """The group in which requests and tokens are added up: a day in UTC, such as 2026-11-28, the name of an API key,
+    and a model. `key_name` is "" for requests without a key.
     """
 
     day: str
@@ -49,7 +51,7 @@ class UsageKey(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """The number of requests that were answered, of those that were refused, and of tokens.
+    """How many requests of a group were answered, how many were refused, and how many tokens they had.
 
     `cached_tokens` is the part of the prompt tokens that was in the prefix cache.
     """
@@ -61,16 +63,16 @@ class Counts(NamedTuple):
     output_tokens: int = 0
 
     def plus(self, other: "Counts") -> "Counts":
-        """The sum of both, number by number."""
+        """Return the sum of both, number by number."""
         return Counts(*(one + another for one, another in zip(self, other, strict=True)))
 
 
 class KeyUsage:
-    """Counts requests and tokens in a file that all API processes share. For use in the event loop only. The caller
-    must close it.
+    """Counts requests and tokens by day, API key and model, in a file that all API processes share. For use in the
+    event loop only. The caller must close it.
 
     `observe` counts in memory. `follow` adds these numbers to the file every few seconds. If the file cannot be
-    written, for example because the disk is full, the numbers stay in memory until it can. A crash loses the last
+    written, for example because the disk is full, the numbers stay in memory until it can be. A crash loses the last
     seconds.
     """
 
@@ -80,11 +82,11 @@ class KeyUsage:
         self._pending: dict[UsageKey, Counts] = {}
 
     def open(self, path: Path) -> None:
-        """Open the file, or create it. Until then, numbers are only counted in memory."""
+        """Open the file `path`, or create it. Before this call, numbers are only counted in memory."""
         self._database = Database(path, _prepare, MAX_BYTES)
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a request that has ended, if it asked for answers."""
+        """Count a request that has ended. A request that did not ask a model for answers is not counted."""
         if not record.is_for_answers:
             return
         ended = datetime.fromtimestamp(record.began_at + record.seconds, UTC)
@@ -95,14 +97,15 @@ class KeyUsage:
         self._add(UsageKey(ended.date().isoformat(), record.key_name, record.model), counts)
 
     async def follow(self) -> NoReturn:
-        """Add the counted numbers to the file at regular intervals, until cancelled."""
+        """Add the counted numbers to the file every few seconds, until the task is cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL)
             with suppress(StoreUnavailable):
                 await self._write()
 
     async def between(self, first: date, last: date) -> list[tuple[UsageKey, Counts]]:
-        """The numbers of all API processes from the day `first` to the day `last`, sorted by day, key and model.
+        """Return the numbers of all API processes from the day `first` to the day `last`, both included, sorted by day,
+        key and model.
 
         The last seconds of other processes may be missing. Raises StoreUnavailable.
         """
@@ -125,7 +128,7 @@ class KeyUsage:
         self._pending[key] = self._pending.get(key, Counts()).plus(counts)
 
     async def _write(self) -> None:
-        """Add the numbers in memory to the file. Raises StoreUnavailable; the numbers then stay in memory."""
+        """Add the numbers in memory to the file. If this raises StoreUnavailable, the numbers stay in memory."""
         if not self._pending:
             return
         written, self._pending = self._pending, {}

@@ -1,4 +1,4 @@
-"""Keeps the most recent requests, without prompts and answers, for operators."""
+"""Keeps the most recent requests, without prompts and answers, so that operators can list them (`RecentRequests`)."""
 
 import json
 import logging
@@ -20,8 +20,8 @@ _FILES = "recent-requests-{}.jsonl"
 
 
 class RecentRequests:
-    """Keeps the most recent requests that asked for answers, including refused ones. The API processes share them in a
-    folder. After `open`, the caller must close it.
+    """Keeps the most recent requests that asked for answers, including refused ones. The API processes share them
+    through files in a folder. After `open`, the caller must close it.
 
     `observe` is for the event loop and never waits for the disk, since a thread writes. If the disk is too slow, the
     other API processes miss some requests of this one.
@@ -41,7 +41,9 @@ class RecentRequests:
         self.first_tokens: dict[tuple[str, str], tuple[int, float]] = {}
 
     def open(self, folder: Path) -> None:
-        """From now on, share the recent requests with the other API processes through files in this folder."""
+        """Begin to keep requests, and to share them with the other API processes through files in the folder
+        `folder`.
+        """
         self._folder, self._own_file = folder, _FILES.format(os.getpid())
         # A daemon, because a disk that hangs may block it forever.
         threading.Thread(
@@ -49,7 +51,7 @@ class RecentRequests:
         ).start()
 
     def observe(self, record: RequestRecord) -> None:
-        """Keep a request that has ended, if it asked for answers."""
+        """Keep a request that has ended. A request that did not ask a model for answers is not kept."""
         if self._folder is None or not record.is_for_answers:
             return
         for answer in record.answers:
@@ -61,8 +63,8 @@ class RecentRequests:
         self._has_unwritten.set()
 
     def ended_after(self, since: float) -> list[dict[str, Any]]:
-        """The most recent requests of all API processes that ended after the time `since`, newest first. Blocks, since
-        it reads files.
+        """Return the most recent requests of all API processes that ended after the time `since`, newest first, at most
+        MAX_REQUESTS, as JSON objects. Blocks, since it reads files.
 
         `since` is in seconds since 1970.
         """
@@ -87,8 +89,8 @@ class RecentRequests:
             self.first_tokens[record.model, record.device] = (number + 1, total + ttft)
 
     def _write(self, path: Path) -> None:
-        """Write requests to the file of this process, in a thread. The file never has more than 2 * MAX_REQUESTS
-        lines.
+        """Append new requests to the file `path` of this process, until `close` is called; the body of a thread. The
+        file never has more than 2 * MAX_REQUESTS lines.
         """
         num_lines = 0
         while self._has_unwritten.wait() and not self._is_closed:
@@ -129,7 +131,9 @@ def _entry(record: RequestRecord) -> dict[str, Any]:
 
 
 def _read(file: Path) -> Iterable[dict[str, Any]]:
-    """The requests in the file of another process, which may be writing the last line at the moment."""
+    """Yield the requests in the file of another process, as JSON objects. That process may be writing the last line at
+    the moment, so invalid lines are skipped; an unreadable file has no requests.
+    """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,6 @@
-"""The record of an HTTP request, which observers (log, metrics, traces) receive when the request has ended, and the
-token counts of its response in OpenAI's formats (`Usage`).
-
-The observer that writes the log is in this module.
+"""What is recorded about an HTTP request for log, metrics and traces (`RequestRecord`), and the token counts of its
+response (`Usage`) in OpenAI's formats. When a request has ended, its record is passed to observers, functions that
+write the log, count or export it. `log_request`, the observer that writes the log, is in this module.
 """
 
 import logging
@@ -18,7 +17,9 @@ from genai_server.timing import Arrival, Timings
 
 @dataclass(frozen=True)
 class Usage:
-    """The token counts of a response."""
+    """The token counts of a response: tokens of the prompt and of the answers (`completion`), and how many of them were
+    cached, are reasoning, were drafted, or stand for images or audio.
+    """
 
     prompt: int
     completion: int = 0
@@ -32,11 +33,11 @@ class Usage:
     audio: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
-        """The sum of each token count of the two."""
+        """Return the sum of both, count by count."""
         return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def to_json(self) -> JsonObject:
-        """The object `usage` of OpenAI's chat completions."""
+        """Return the token counts as the object `usage` of OpenAI's chat completions."""
         return {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
@@ -54,8 +55,8 @@ class Usage:
         }
 
     def to_response_json(self) -> JsonObject:
-        """The object `usage` of OpenAI's Responses API. `cache_write_tokens` is always 0, because cache writes are not
-        billed.
+        """Return the token counts as the object `usage` of OpenAI's Responses API. `cache_write_tokens` is always 0,
+        because cache writes are not billed.
         """
         return {
             "input_tokens": self.prompt,
@@ -74,8 +75,8 @@ ABORT = "abort"
 
 
 class AnswerFigures(Protocol):
-    """What log, metrics and traces report about one answer to a request: outcome, token counts and times. Running
-    answers implement it.
+    """What log, metrics and traces report about one answer to a request: outcome, token counts and times. A protocol
+    that running answers implement.
     """
 
     @property
@@ -89,14 +90,15 @@ class AnswerFigures(Protocol):
         """
 
     def timings(self) -> Timings:
-        """How long the parts of the answer took. Only known when the answer has ended."""
+        """Return how long the parts of the answer took. Only complete when the answer has ended."""
 
     def close(self) -> None:
         """Cancel the answer in the engine unless it has ended."""
 
 
 def usage_of(answers: Sequence[AnswerFigures], num_per_prompt: int) -> Usage:
-    """The token counts of several answers together. The tokens of a prompt count once, however many answers it has.
+    """Return the token counts of several answers together. The tokens of a prompt count once, however many answers it
+    has.
 
     Answers to the same prompt must be next to each other. Each prompt has `num_per_prompt` answers.
     """
@@ -113,8 +115,8 @@ def usage_of(answers: Sequence[AnswerFigures], num_per_prompt: int) -> Usage:
 
 @dataclass
 class RequestRecord:
-    """What is recorded about one HTTP request, for the observers: log, metrics and traces. A refused request has a
-    status but no answers.
+    """What is recorded about one HTTP request, from its arrival to its end, for the observers: log, metrics and traces.
+    A refused request has a status but no answers. `start_request` creates it.
     """
 
     scope: Scope
@@ -155,15 +157,17 @@ class RequestRecord:
     end: Callable[[], None] = lambda: None
 
     def answered(self, answers: Sequence[AnswerFigures], num_per_prompt: int, request: GenerationRequest) -> None:
-        """Record that engines have accepted the request's `answers`, of which each prompt has `num_per_prompt`.
-        `request` is what was sent to the engine for one of them.
+        """Record that engines have accepted the request and generate `answers`, of which each prompt has
+        `num_per_prompt`. `request` is what was sent to the engine for one of them.
         """
         self.answers, self.num_per_prompt = answers, num_per_prompt
         self.asked, self.max_tokens = request.sampling, request.max_tokens
 
     @property
     def path(self) -> str:
-        """The path of the route that handled the request, with parameters by name; "" if there was no route."""
+        """The path of the route that handled the request, with the names of parameters instead of their values; "" if
+        there was no route.
+        """
         route_path: str = getattr(self.scope.get("route"), "path", "")
         return route_path
 
@@ -182,7 +186,7 @@ class RequestRecord:
 
     @property
     def usage(self) -> Usage:
-        """The tokens of all answers of the request together."""
+        """The token counts of all answers to the request together."""
         return usage_of(self.answers, self.num_per_prompt)
 
 
@@ -191,9 +195,10 @@ Observer = Callable[[RequestRecord], None]
 
 
 def log_request(record: RequestRecord) -> None:
-    """Write the log line of a request: at level info, or at debug if it only reads or belongs to a batch.
+    """Write the log line of a request that has ended: at level info, or at debug if it only reads or belongs to a
+    batch. An observer of requests.
 
-    If the log level is debug, the line has the client's address.
+    If the log's level is debug, the line has the client's address.
     """
     level = logging.DEBUG if record.only_reads or record.is_low_priority else logging.INFO
     if log.isEnabledFor(level):
@@ -204,8 +209,8 @@ def log_request(record: RequestRecord) -> None:
 
 
 def fields_of(record: RequestRecord) -> dict[str, Any]:
-    """The fields of a request's log line. Times are in seconds; for several answers, they are the times of the first
-    answer.
+    """Return the values in a request's log line, by name. Times are in seconds; for several answers, they are the times
+    of the first answer.
     """
     fields: dict[str, Any] = {
         "id": record.request_id,

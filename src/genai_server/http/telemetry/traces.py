@@ -1,4 +1,4 @@
-"""Exports requests as OpenTelemetry spans, in the background. Needs the extra `otel`."""
+"""Exports requests as OpenTelemetry spans, in the background (`Traces`). Needs the optional dependencies `otel`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -26,11 +26,12 @@ _OPERATIONS = {
 
 
 class Traces:
-    """Creates a span for each request that does more than read, with a child span for each part of an answer's time.
+    """Creates an OpenTelemetry span for each request that does more than read, with a child span for each part of an
+    answer's time. The caller passes `observe` to the app as an observer, and must close the object.
 
     The parent is the client's span, if the request names one (`traceparent`). Spans contain no prompts or answers. They
-    are sent to `endpoint` by OTLP over HTTP. All other settings are read by OpenTelemetry from its own environment
-    variables, `OTEL_…`.
+    are sent to the URL `endpoint` by OTLP over HTTP. All other settings are read by OpenTelemetry from its own
+    environment variables, `OTEL_…`.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -66,8 +67,8 @@ class Traces:
         self._provider.shutdown()
 
     def _add_parts(self, record: RequestRecord, answer: AnswerFigures, span: Span) -> None:
-        """Add child spans for the parts of an answer's time, one after another. The part `prefill` ends with the first
-        token.
+        """Add child spans of `span` for the parts of an answer's time, one after another. The part `prefill` ends with
+        the first token.
         """
         breakdown = answer.timings().breakdown
         if breakdown is None:
@@ -91,7 +92,7 @@ def _operation(record: RequestRecord) -> str:
 
 
 def _attributes(record: RequestRecord) -> Mapping[str, AttributeValue]:
-    """The attributes of a request's span, named after OpenTelemetry's conventions for HTTP
+    """Return the attributes of a request's span, named after OpenTelemetry's conventions for HTTP
     (https://opentelemetry.io/docs/specs/semconv/http/http-spans/) and for generative AI
     (https://github.com/open-telemetry/semantic-conventions-genai).
 
@@ -128,7 +129,7 @@ def _attributes(record: RequestRecord) -> Mapping[str, AttributeValue]:
 
 
 def _of_request(record: RequestRecord) -> Mapping[str, AttributeValue]:
-    """Span attributes with the sampling parameters of a request, without those that had no effect."""
+    """Return the attributes of a request's span that tell its sampling parameters, without those that had no effect."""
     attributes: dict[str, AttributeValue] = {"gen_ai.request.stream": record.is_streamed}
     if record.num_per_prompt > 1:
         attributes["gen_ai.request.choice.count"] = record.num_per_prompt
@@ -151,5 +152,5 @@ def _of_request(record: RequestRecord) -> Mapping[str, AttributeValue]:
 
 
 def _nanoseconds(record: RequestRecord, seconds: float) -> int:
-    """The time `seconds` after the request's arrival, in nanoseconds since 1970."""
+    """Return the time `seconds` after the request's arrival, in nanoseconds since 1970, as spans have it."""
     return int((record.began_at + seconds) * _NANO)
