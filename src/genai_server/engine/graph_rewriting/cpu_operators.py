@@ -1,6 +1,6 @@
 """Replaces operators of a decoder's graph with others that ONNX Runtime computes faster on CPUs (`use_fast_operators`),
-and changes a graph that computes in 16 bits to compute in 32 bits (`widen`), because genai-server-native's operators do
-that.
+and changes a graph that computes in 16 bits to compute in 32 bits (`widen`), as the operators of genai-server-native,
+this project's library for CPUs, need it.
 
 Weight matrices keep 16 bits, and so do inputs of the graph such as the embeddings of images.
 """

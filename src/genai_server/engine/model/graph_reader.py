@@ -144,8 +144,8 @@ def rope_switch(model_dir: Path) -> int | None:
 
 
 def _some(names: list[str]) -> str:
-    """Return the first of `names` as a text for messages, and how many others there are, because a graph may have
-    hundreds of inputs.
+    """Return a text for error messages with the first few of `names` and the number of the others, because a graph may
+    have hundreds of inputs.
     """
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 

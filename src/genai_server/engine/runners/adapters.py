@@ -93,8 +93,8 @@ class AdapterStack:
         self._allocate(0)
 
     def ranks(self, sequence: int) -> Ranks | None:
-        """Return where the matrices have the adapter of the sequence with the id `sequence`, as its first rank and its
-        number of ranks.
+        """Return the range of ranks at which the matrices have the adapter of the sequence with the id `sequence`, as
+        the first rank and the number of ranks.
 
         Returns None if the sequence has no adapter, or an adapter of rank 0.
         """

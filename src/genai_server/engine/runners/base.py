@@ -193,8 +193,9 @@ class Runner(ABC):
         raise RunnerFailed(f"this runner has no runtime option {option}")
 
     def interrupt(self) -> None:
-        """Make the forward pass in progress end early with Interrupted, or, if there is none, the next pass. Passes
-        that cannot be interrupted are not affected. Any thread may call this.
+        """Make the forward pass in progress end early with the exception Interrupted. If no pass is in progress, the
+        next pass ends in this way. Passes that the runner does not allow to be interrupted run to their end. Any thread
+        may call this.
         """
         self._is_interrupted = True
         if (options := self._interruptible) is not None:

@@ -107,8 +107,8 @@ class LoadedModel:
 
     @property
     def kv_range(self) -> tuple[int, int]:
-        """The smallest possible and the largest useful memory for KV caches, in bytes, of which `resize` accepts values
-        between.
+        """The smallest and the largest useful argument of `resize`, in bytes: with less memory a single sequence of the
+        maximum length would not fit, and with more memory the KV caches would not use all of it.
         """
         shares = [(runner.abilities.memory, share) for runner, share in self._shares()]
         min_bytes = max(math.ceil(memory.min_bytes / share) for memory, share in shares)

@@ -23,7 +23,7 @@ _SENTENCE_END = re.compile(r"""((?<!\d)\.|[!?…。！？]|\n)["'”’»)\]*_`]
 
 class ReasoningTracker:
     """Follows the reasoning in one answer, and says which tokens must come next to end it when its budget of tokens is
-    used. A sequence whose request may have a reasoning budget has one.
+    used. The engine creates it with the sequence, if the request has rules for reasoning.
 
     `rules` has the budget, the markers, and the tokens that end the reasoning. `token_bytes` returns the UTF-8 bytes of
     a token, and the answer's tokens begin at index `first` of the sequence. Without a budget, the answer is not
