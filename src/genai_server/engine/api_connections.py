@@ -52,11 +52,13 @@ _ALONE = Batching()
 
 
 class Connected(Struct, frozen=True):
-    """Message to the engine's loop: an API process has connected."""
+    """Message to the engine's loop: an API process (a process that serves HTTP clients) has connected to the engine."""
 
 
 class Disconnected(Struct, frozen=True):
-    """Message to the engine's loop: an API process has disconnected, so its requests must be dropped."""
+    """Message to the engine's loop: an API process (a process that serves HTTP clients) has disconnected from the
+    engine, so its requests must be dropped.
+    """
 
 
 # A function that the thread of the engine's loop calls for another thread, for instance to receive a result.
@@ -209,7 +211,9 @@ class Connection:
 
 @dataclass(frozen=True)
 class Listener:
-    """A listening socket and its address: the path of a Unix socket, or host:port."""
+    """A listening socket with its address, which is the path of a Unix socket, or host:port of a TCP socket. `listen`
+    creates it.
+    """
 
     socket: socket.socket
     address: str

@@ -258,7 +258,9 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """Name of the segment's file."""
+        """Name of the segment's file: the key of the prefix before it, its number of tokens, and the key of the prefix
+        with it.
+        """
         return f"{self.parent}-{self.num_tokens}-{self.key}.kv"
 
 
@@ -443,7 +445,7 @@ class SegmentFolder:
                 os.utime(self._path / name, (at, at))
 
     def set_aside(self) -> Path | None:
-        """Rename the folder with all files of the model, so that no engine uses them any more.
+        """Rename the folder that has all files of the model, so that no engine uses these files any more.
 
         Returns the path of the renamed folder, which the caller must delete, or None if nothing was stored.
         """
@@ -496,7 +498,9 @@ def stored_models(root: Path) -> list[StoredModel]:
 
 
 def clear(root: Path, model: str) -> None:
-    """Remove the stored prefixes of a model from the folder `root`, even if engines use the folder at the same time."""
+    """Remove the stored prefixes of the model `model` (the name of its subfolder) from the folder `root`. Engines may
+    use the folder at the same time. Does nothing if the model has none.
+    """
     if removed := _set_aside(root / model):
         shutil.rmtree(removed, ignore_errors=True)
 
@@ -511,7 +515,9 @@ def _set_aside(folder: Path) -> Path | None:
 
 
 def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the path and status of each file of all models. Folders whose deletion was interrupted are included."""
+    """Yield the path and the status of each file in the subfolders of `root`, one for each model. Subfolders whose
+    deletion was interrupted are included.
+    """
     for folder in _listed(root):
         for path in _listed(folder):
             with contextlib.suppress(OSError):

@@ -82,8 +82,8 @@ class PromptImages:
         return [token if token >= 0 else self._image_token for token in tokens]
 
     def features(self, tokens: abc.Sequence[int]) -> NDArray[Any] | None:
-        """Return the features [features, hidden_size] of the image tokens in `tokens`, in order; None if there are
-        none.
+        """Return the features [features, hidden_size] of the images' tokens among `tokens`, in order; None if there are
+        none. The negative ids of these tokens say which feature each one stands for.
         """
         keys = [divmod(_FIRST_ID - token, _MAX_FEATURES) for token in tokens if token < 0]
         return np.stack([self._features[serial][index] for serial, index in keys]) if keys else None
@@ -144,5 +144,5 @@ class EncodedAudio:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all arrays in bytes."""
+        """Size of the spectrogram and of all keys and values in bytes."""
         return self.features.nbytes + sum(array.nbytes for array in self.states)

@@ -72,7 +72,9 @@ class EncoderWorker(ABC, Generic[One]):
 
     @abstractmethod
     def check(self, request: GenerationRequest) -> None:
-        """Raise InvalidField if the model cannot read the images or audio of a request."""
+        """Raise InvalidField if the model cannot read the images or audio of `request`, or if the request lacks what
+        the model needs.
+        """
 
     @abstractmethod
     def has_inputs(self, request: GenerationRequest) -> bool:

@@ -20,8 +20,8 @@ PAST = slice(3, 5)
 
 
 class DoesNotFit(Exception):
-    """Raised if a model cannot run in the batch, which means that onnxruntime-genai must run its sequences one by one.
-    The message gives the reason.
+    """Raised if a model cannot run in the way that was tried, above all in the batch; onnxruntime-genai then runs its
+    sequences one by one. The message gives the reason.
     """
 
 

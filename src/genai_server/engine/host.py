@@ -69,8 +69,7 @@ def _prefer_memory_of(node: int) -> str:
 @cache
 def processor() -> str:
     """Return the name and the instruction sets of the processor, as far as the system reports them, as a text that is
-    equal for processors of the same type. What depends on the type, such as a cached measurement, can be stored under
-    it.
+    equal for processors of the same type. It is a part of the keys of stored results that depend on the processor.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -81,8 +80,8 @@ def processor() -> str:
 
 
 def has_vnni() -> bool:
-    """Return whether the processor has instructions that add products of 8-bit integers as 32-bit integers (VNNI of
-    x86, or the dot products of ARM), which make models with 8-bit weights fast.
+    """Return whether the processor has instructions that add products of 8-bit integers as 32-bit integers: VNNI or AMX
+    of x86, or the dot products of ARM. Without them, such products of signed weights may overflow in ONNX Runtime.
     """
     flags = processor().split()
     return not {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp"}.isdisjoint(flags)

@@ -252,7 +252,9 @@ class EngineLoop:
             self.run_one_step()
 
     def leave(self) -> None:
-        """Make `run_forever` return after the pass in progress. Any thread may call this."""
+        """Make `run_forever` return after the pass in progress, so that the engine process can end in an orderly way.
+        Any thread may call this.
+        """
         self._leaving = True
         self.inbox.put((0, lambda: None))  # wakes an idle loop
 

@@ -33,7 +33,9 @@ class Tally:
         self.add = self._fresh.append
 
     def histogram(self) -> Histogram:
-        """Return the histogram of all values that were added so far."""
+        """Return the histogram of all values that were added so far: the bounds, the count of values in each bucket,
+        and their sum.
+        """
         if self._fresh:
             values = np.array(self._fresh)
             self._counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))

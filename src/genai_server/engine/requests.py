@@ -186,8 +186,8 @@ class RequestTable:
             self.drop(sequence)
 
     def send_load(self, *, terminated: bool) -> None:
-        """Send all API processes a report of the engine's load if it has changed. `terminated` says whether an operator
-        has made the engine refuse requests.
+        """Send all API processes a report of the engine's load (the numbers of its requests and its free capacity) if
+        it has changed since the last call. `terminated` says whether an operator has made the engine refuse requests.
         """
         running = self._scheduler.running
         in_background = sum(sequence.low_priority for sequence in running)

@@ -29,7 +29,9 @@ class LoadedAdapter:
 
 
 class SequenceState(StrEnum):
-    """The states of a sequence, from the arrival of its request to its end."""
+    """The states of a sequence, from the arrival of its request to its end. PREPARING may be left out, and a running
+    sequence that is preempted waits again.
+    """
 
     PREPARING = "preparing"  # not accepted yet; worker threads compile its grammar or encode its inputs
     WAITING = "waiting"  # accepted, and ready to run
@@ -148,7 +150,7 @@ class Sequence:
 
     @property
     def adapter_name(self) -> str | None:
-        """Name by which the request has chosen its adapter; None if it has none."""
+        """Name of the LoRA adapter that the request has chosen; None if it has chosen none."""
         return None if self.request.adapter is None else self.request.adapter.name
 
     @cached_property
@@ -225,8 +227,8 @@ class Sequence:
 
     @property
     def wants_positions(self) -> bool:
-        """Whether the logits after every token of the prompt are still needed, because the request asks for the
-        prompt's log probabilities.
+        """Whether forward passes must still return the logits after every token that they read of the prompt, and not
+        only after the last one, because the request asks for the prompt's log probabilities.
         """
         return self.request.prompt_logprobs and self.num_scored < len(self.request.prompt)
 
@@ -236,7 +238,9 @@ class Sequence:
         return max(0, self.max_length - len(self.tokens))
 
     def is_named(self, name: str) -> bool:
-        """Return whether `name` is the id that the server or the client has given the request."""
+        """Return whether `name` is an id of the request: the unique one that the server has given it, or the client's
+        own.
+        """
         return name in (self.request.own_id, self.request.request_id)
 
     @property
@@ -246,7 +250,7 @@ class Sequence:
 
     @property
     def tenant(self) -> str:
-        """Identifier of the request's API key. All tenants get an equal share of the device."""
+        """Identifier of the request's API key. All tenants (API keys) get an equal share of the device."""
         return self.request.tenant
 
     def preempt(self) -> None:
@@ -293,7 +297,9 @@ class Sequence:
         )
 
     def phases(self) -> Phases:
-        """Return the seconds that the sequence has spent waiting, reading the prompt and decoding, so far."""
+        """Return how many seconds the sequence has spent so far in each phase: waiting, reading the prompt, and
+        decoding.
+        """
         now = self._clock()
         started = now if self._started is None else self._started
         first = now if self._first is None else self._first

@@ -124,8 +124,8 @@ class SupervisorLink:
 
 
 def _exit_from_native_code() -> None:
-    """On Linux, make the kernel end this process some seconds after its parent, in case the process does not exit
-    itself.
+    """On Linux, make the kernel end this process some seconds after its parent process has ended, in case this process
+    does not exit by itself.
 
     While native code holds the GIL in a long or hanging forward pass, no Python thread notices the end of standard
     input. The kernel therefore sends a signal when the parent dies. The signal's handler is the C library's function

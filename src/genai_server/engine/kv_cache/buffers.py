@@ -280,35 +280,39 @@ class RowStates:
         self._waiting: dict[int, _Drafted] = {}
 
     def clear(self, row: int) -> None:
-        """Set the recurrent states of a row to zero, as they are before a sequence's first token."""
+        """Set the recurrent states of the KV cache slot number `row` to zero, as they are before a sequence's first
+        token.
+        """
         self._waiting.pop(row, None)
         for array in self.arrays:
             array[row] = 0
 
     def save(self, row: int) -> Saved:
-        """Return copies of a row's recurrent states, which later passes do not change. A draft of the row that was not
-        accepted is discarded.
+        """Return copies of the recurrent states of the KV cache slot number `row`, which later passes do not change. A
+        draft in the slot that was not accepted is discarded.
         """
         self._waiting.pop(row, None)
         return [array[row].copy() for array in self.arrays]
 
     def load(self, row: int, saved: Saved) -> None:
-        """Set the recurrent states of a row to copies that `save` has returned for this row or another one. A draft of
-        the row that was not accepted is discarded.
+        """Set the recurrent states of the KV cache slot number `row` to copies that `save` has returned for this slot
+        or another one. A draft in the slot that was not accepted is discarded.
         """
         self._waiting.pop(row, None)
         for array, values in zip(self.arrays, saved, strict=True):
             array[row] = values
 
     def copy(self, source: int, target: int) -> None:
-        """Copy the recurrent states of the row `source` to the row `target`, and discard a draft of `target`."""
+        """Copy the recurrent states of the KV cache slot number `source` to the slot number `target`, and discard a
+        draft in `target` that was not accepted.
+        """
         self._waiting.pop(target, None)
         for array in self.arrays:
             array[target] = array[source]
 
     def set_audio(self, row: int, audio: Sequence[NDArray[Any]]) -> None:
-        """Store the encoded audio of a row, which the decoder reads in each pass. `audio` has, in the order of the
-        layers, arrays of keys and of values [1, heads, frames, head_size].
+        """Store encoded audio for the KV cache slot number `row`; the decoder reads it in each pass. `audio` has, in
+        the order of the layers, arrays of keys and of values [1, heads, frames, head_size].
         """
         for array, values in zip(self._audio.values(), audio, strict=True):
             array[row] = values[0]
@@ -325,8 +329,8 @@ class RowStates:
                 self._waiting[row.slot] = _Drafted(span.stop - row.num_drafted, values)
 
     def accept(self, row: int, num_tokens: int) -> None:
-        """Advance the recurrent states of a row by the first `num_tokens` draft tokens of the last pass, which were
-        accepted. The other draft tokens are discarded. Does nothing if the row had no draft.
+        """Advance the recurrent states of the KV cache slot number `row` by the first `num_tokens` draft tokens of the
+        last pass, which were accepted. The other draft tokens are discarded. Does nothing if the slot had no draft.
         """
         drafted = self._waiting.pop(row, None)
         if drafted is None or not num_tokens:
@@ -345,14 +349,14 @@ class RowStates:
         self._operators.run_with_iobinding(binding)
 
     def discard_drafts(self) -> None:
-        """Discard the draft tokens of all rows that were not accepted; called before each pass. The states stay as they
-        are, which is how they were before these drafts.
+        """Discard all draft tokens that were not accepted; called before each pass. The recurrent states do not change,
+        because drafts have not changed them yet.
         """
         self._waiting.clear()
 
     def bind(self, binding: Any) -> None:
-        """Bind the arrays with the recurrent states and the encoded audio of all rows as inputs in `binding`, an IO
-        binding of ONNX Runtime. The graph's operators change the states in place.
+        """Bind the arrays with the recurrent states and the encoded audio of all KV cache slots as inputs in `binding`,
+        an IO binding of ONNX Runtime. The graph's operators change the states in place.
         """
         for name, array in (self._states | self._audio).items():
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)

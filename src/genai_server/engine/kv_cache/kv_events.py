@@ -273,7 +273,7 @@ class KvEventPublisher:
         log.info("changes of the prefix cache are published at %s, topic %r", target.address, target.topic)
 
     def close(self) -> None:
-        """Close the socket. Nothing can be published afterwards."""
+        """Close the ZeroMQ socket. Nothing can be published afterwards."""
         self._socket.close()
 
     def publish(self) -> None:

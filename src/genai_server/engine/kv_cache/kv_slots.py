@@ -125,7 +125,9 @@ class KvPages:
         return sum(self._pages) + num_checkpoints * self._memory.checkpoint_pages
 
     def num_taken(self, slots: Iterable[Slot]) -> int:
-        """Number of pages that the given slots have, without those of their state checkpoints."""
+        """Return the number of pages that the given slots have for their tokens, without the pages of their state
+        checkpoints.
+        """
         return sum(self._pages[slot.index] for slot in slots)
 
     def has_room(self, slot: Slot | None, num_tokens: int) -> bool:
@@ -314,7 +316,7 @@ class KvSlots:
         self._states = states  # None for a model that keeps only keys and values
 
     def has(self, sequence: int) -> bool:
-        """Return whether the sequence with this id has a slot."""
+        """Return whether the sequence with the id `sequence` has a slot at the moment."""
         return sequence in self._running
 
     @property
@@ -324,11 +326,13 @@ class KvSlots:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the slots have recurrent states, so that a prefix can be reused only up to a checkpoint."""
+        """Whether the model has recurrent states, so that a cached prefix can be reused only up to a checkpoint of the
+        states.
+        """
         return self._states is not None
 
     def of(self, sequence: int) -> Slot:
-        """Return the slot of the sequence with this id. Raises KeyError if the sequence has none."""
+        """Return the slot of the sequence with the id `sequence`. Raises KeyError if the sequence has none."""
         return self._running[sequence]
 
     def acquire(

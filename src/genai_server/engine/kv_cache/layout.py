@@ -76,12 +76,12 @@ class Layout:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all rows together."""
+        """Number of tokens that the pass reads, of all its sequences together."""
         return self.ids.size
 
     @property
     def has_drafts(self) -> bool:
-        """Whether the pass reads draft tokens of speculative decoding for at least one row."""
+        """Whether the pass reads draft tokens of speculative decoding for at least one sequence."""
         return any(row.num_drafted for row in self.rows)
 
     def advance(self, rows: Sequence[Row]) -> bool:
@@ -116,8 +116,8 @@ def _follows(row: Row, last: Row) -> bool:
 
 
 def lay_out(rows: Sequence[Row], graph: DecoderGraph) -> Layout:
-    """Return the inputs with which a graph reads the tokens of `rows` in one pass. `graph` describes the decoder, which
-    decides what inputs there are. `rows` must not be empty.
+    """Return the inputs with which a graph reads the tokens of `rows`, one for each sequence, in one pass. `graph`
+    describes the decoder, which decides what inputs there are. `rows` must not be empty.
     """
     behind_short = graph.switches_at or 0
     ids: list[int] = []

@@ -97,10 +97,11 @@ class PagedBuffers:
             binding.bind_output(PAGED + present, *where)
 
     def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-        """Return the input that tells a pass which blocks the KV cache of each row has, by the name of the input: a
-        table [rows, blocks] of block numbers, in which shorter rows are padded with 0.
+        """Return the input that tells a pass which blocks the KV cache of each sequence has, by the name of the input:
+        a table [rows, blocks] of block numbers, in which shorter rows are padded with 0. `rows` has one entry for each
+        sequence of the pass.
 
-        Slots first get the blocks that the tokens of this pass need.
+        As a side effect, slots get the blocks that the tokens of this pass need.
         """
         blocks = [self._take(row.slot, row.num_cached + len(row.tokens)) for row in rows]
         table = np.zeros((len(rows), max(map(len, blocks))), np.int32)

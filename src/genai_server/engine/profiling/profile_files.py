@@ -183,7 +183,9 @@ def wait_for_next_file_name() -> None:
 
 
 def profile_folder(spec: EngineSpec) -> ProfileFolder:
-    """Return the folder for an engine's profiles, with the limits in the engine's settings."""
+    """Return the folder for the profiles of an engine, with the limits that `spec`, the engine's settings, has for
+    profiles.
+    """
     return ProfileFolder(
         Path(spec.profile_dir),
         spec.profile_folder or spec.device,

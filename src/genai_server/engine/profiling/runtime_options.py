@@ -69,7 +69,7 @@ class RuntimeOptionState:
 
     @property
     def terminated(self) -> bool:
-        """Whether an operator has terminated the device's session, so that the engine refuses requests."""
+        """Whether an operator has set `terminate_session` for the device, so that the engine refuses all requests."""
         return self._kept.terminated
 
     @terminated.setter

@@ -71,8 +71,8 @@ class ProfileSession:
         return self.plan.slow is None and token < first <= token + MAX_DRAFTED and self.concerns(name)
 
     def decoded(self, next_tokens: dict[int, int], seconds: float, now: float, *, profiled: bool) -> None:
-        """Record the duration of a decode step. If the plan waits for slow tokens and this step was slow, the next
-        tokens of its sequences are selected for profiling.
+        """Record the duration of a decode step, which is a forward pass that generates tokens. If the plan waits for
+        slow tokens and this step was slow, the next tokens of its sequences are selected for profiling.
 
         `next_tokens` has the number of the next output token by sequence id, for those sequences of the step that the
         plan includes. `seconds` is the duration of the step, and `now` the time. `profiled` says whether this session

@@ -440,11 +440,11 @@ class AdmissionQueue:
         return has_slot and self._pages(sequence) + reserved.pages <= self._free_pages(running)
 
     def _reserved(self, sequence: Sequence) -> KvBudget:
-        """Return the part of the KV cache that low-priority sequences must leave to cached prefixes of normal priority
-        once `sequence` has been admitted.
+        """Return the part of the KV cache that low-priority sequences must leave to cached prefixes (tokens of ended
+        sequences that later prompts may reuse) of normal priority, once `sequence` has been admitted.
 
-        Running sequences of normal priority and their cached prefixes together keep at most half of the slots from
-        low-priority sequences, so that cached prefixes do not prevent these from running.
+        Running sequences of normal priority and these prefixes together keep at most half of the slots from
+        low-priority sequences, so that prefixes do not prevent low-priority sequences from running.
         """
         num_others = sum(not other.low_priority for other in (*self.running, sequence))
         return self._runner.reserved(max(0, self._max_running // 2 - num_others))

@@ -146,7 +146,7 @@ class TextIndex:
         self._open(num_tokens)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
+        """Append `tokens` to the end of the text, so that they can be found."""
         while tokens:
             newest = self._segments[-1]
             num_free = newest.capacity - newest.size

@@ -126,8 +126,8 @@ class Scheduler(AdmissionQueue):
         return self._step_times.seconds_to_read(1)
 
     def answered(self, sequence: Sequence) -> None:
-        """Record the length of the answer of `sequence`, which has ended by itself. The lengths of future answers are
-        estimated from it.
+        """Record how many tokens the answer of `sequence` has, which has ended by itself. The lengths of running and
+        future answers are estimated from it.
         """
         self._step_times.answered(sequence.num_produced)
 
@@ -148,8 +148,8 @@ class Scheduler(AdmissionQueue):
         self._speculation.count(sequence, num_drafted, num_accepted)
 
     def _passes(self) -> Iterator[Step]:
-        """Yield the steps of one round: one for the batch, one for each sequence that shares no passes, and one for a
-        prompt that shares no passes.
+        """Yield the steps of one round, in which every running sequence gets its turn: one for the batch, one for each
+        decoding sequence that shares no passes with others, and one for a prompt that shares no passes with others.
 
         Each step is composed when it is requested, so that it takes into account what has changed since the last one.
         """
@@ -233,7 +233,7 @@ class Scheduler(AdmissionQueue):
         return self._runner.may_draft(sequence) and not is_slow and not sequence.profile.is_awaited
 
     def _prompts(self) -> list[Sequence]:
-        """Return the sequences whose prompts are being read, the most urgent first."""
+        """Return the running sequences whose prompts are not read completely yet, the most urgent one first."""
         return sorted(filter(_reads_prompt, self._active()), key=self._urgency)
 
     def _urgency(self, sequence: Sequence) -> tuple[object, ...]:

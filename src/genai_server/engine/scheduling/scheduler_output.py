@@ -19,7 +19,9 @@ from genai_server.timing import Clock
 
 
 class ScheduledChunk(Struct, frozen=True):  # made for each row of each pass, in a third of the time of a dataclass
-    """The tokens of one sequence that a forward pass reads: a part of its prompt, or its newest token and a draft."""
+    """The tokens of one sequence that a forward pass reads: a part of its prompt, or its newest token and a draft. The
+    scheduler creates it, and the runner reads it and then calls `count`.
+    """
 
     sequence: Sequence
     # The sequence's next unread tokens, followed by those of the draft.
@@ -87,12 +89,12 @@ class Step:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Number of tokens of all chunks together."""
+        """Number of tokens that the pass reads, of all sequences together."""
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     @cached_property
     def decodes(self) -> bool:
-        """Whether the pass reads only newest tokens and drafts, and no part of a prompt."""
+        """Whether the pass only continues answers: it reads newest tokens and drafts, and no part of a prompt."""
         return all(chunk.decodes for chunk in self.chunks)
 
     @property
@@ -148,12 +150,14 @@ class KvMemory:
 
     @property
     def min_bytes(self) -> int:
-        """The smallest number of bytes that `resize` can set."""
+        """The smallest number of bytes that `resize` can set: what the longest sequence needs."""
         return self.own_bytes + self.min_pages * self.page_bytes
 
     @property
     def max_bytes(self) -> int:
-        """The number of bytes beyond which more memory is of no use."""
+        """The number of bytes beyond which more memory is of no use, because a full batch of the longest sequences fits
+        into it.
+        """
         return self.own_bytes + self.max_pages * self.page_bytes
 
     def resize(self, num_bytes: int) -> None:
