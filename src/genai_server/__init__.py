@@ -1,4 +1,4 @@
-"""An OpenAI-style HTTP inference server for onnxruntime-genai models."""
+"""genai-server, an OpenAI-style HTTP inference server for models of onnxruntime-genai."""
 
 import os
 from importlib.metadata import version

@@ -114,7 +114,7 @@ class LineReader:
         return lines
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the input file."""
         self._file.close()
 
     def _skip_line(self) -> None:
@@ -324,7 +324,7 @@ class ResultFile:
         self.size += len(lines)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. Lines that were appended are on the disk already."""
         self._file.close()
 
 

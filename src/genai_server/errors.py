@@ -220,11 +220,11 @@ class UnsupportedField(InvalidField, code="unsupported_parameter"):
 
 
 class MissingField(InvalidField, code="missing_required_parameter"):
-    """A required field is missing."""
+    """A required field of the request is missing."""
 
 
 class WrongType(InvalidField, code="invalid_type"):
-    """A field has the wrong JSON type."""
+    """A field of the request has the wrong JSON type."""
 
 
 class NoChatTemplate(InvalidField, code="no_chat_template"):
@@ -273,7 +273,7 @@ class MalformedForm(RequestError, code="invalid_form"):
 
 
 class BodyTooLarge(RequestError, code="body_too_large"):
-    """The body exceeds the size limit."""
+    """The body exceeds the size limit for one request. The message names the limit."""
 
 
 class ModelNotFound(RequestError, code="model_not_found"):
@@ -311,7 +311,8 @@ class AmbiguousRequest(RequestError, code="request_ambiguous"):
 
 
 class ThreadUnsupported(RequestError, code="thread_unsupported_request"):
-    """The request asks the server to store the conversation, which this server does not do for Anthropic's API.
+    """The request asks the server to store the conversation (a thread), which this server does not do for Anthropic's
+    API.
 
     Anthropic's client recognizes the code of this error and continues without a stored conversation.
     """
@@ -340,11 +341,11 @@ class BodyTooSlow(RequestError, code="body_too_slow"):
 
 
 class TooManyValues(RequestError, code="too_many_values"):
-    """The body has more lists and objects than are allowed."""
+    """The JSON body has more lists and objects than are allowed. The message names the limit."""
 
 
 class NestedTooDeep(RequestError, code="nested_too_deep"):
-    """The body's lists and objects are nested too deeply."""
+    """The JSON body's lists and objects are nested too deeply. The message names the limit."""
 
 
 class InvalidApiKey(RequestError, code="invalid_api_key"):
@@ -385,18 +386,20 @@ class QueueFull(Unavailable, code="queue_full"):
 
 
 class BodiesTooLarge(Unavailable, code="bodies_too_large"):
-    """The bodies of all current requests together have reached their memory limit."""
+    """The bodies of all current requests together have reached their memory limit. The message names the limit."""
 
 
 class SessionTerminated(Unavailable, code="session_terminated"):
-    """The operator has set the runtime option terminate_session to "1" on the device."""
+    """An operator has set the runtime option terminate_session to "1" on the device, which ends the running requests
+    there and refuses new ones.
+    """
 
     # Until the operator decides otherwise.
     default_retry_after = None
 
 
 class NoEngineReady(Unavailable, code="no_engine_ready"):
-    """No engine process can accept work now."""
+    """No engine process of the model can accept work now: none is running, or the model is still being loaded."""
 
 
 class TooManyConnections(Unavailable, code="too_many_connections"):
@@ -420,7 +423,7 @@ class ImageReaderUnavailable(Unavailable, code="image_reader_unavailable"):
 
 
 class UploadUnavailable(Unavailable, code="upload_unavailable"):
-    """An uploaded file cannot be written. The message has the reason."""
+    """An uploaded file cannot be written to the disk. The message has the reason."""
 
 
 class AudioReaderUnavailable(Unavailable, code="audio_reader_unavailable"):

@@ -1,10 +1,11 @@
-"""Fair turns between tenants: start-time fair queuing of the service that each tenant has received.
+"""Decides which tenant has the next turn (`FairQueue`), so that all tenants that have work receive equal service:
+start-time fair queuing.
 
-A tenant is an API key (requests without a key are one tenant), or one request of a key where requests of a key take
+A tenant is an API key (all requests without a key are one tenant), or one request of a key where requests of a key take
 turns, too. The service is counted in the scarce resource: tokens of a model, or seconds of a process.
 
 Each tenant has a virtual time, which is the service that it has received, and the tenant with the smallest virtual time
-has the next turn. A tenant that arrives (nothing of it was waiting) starts at the virtual time of those that wait. So a
+has the next turn. A tenant whose first work begins to wait starts at the virtual time of the tenants that wait. So a
 tenant does not save up turns while it is absent, and does not pay for service that it received while no other tenant
 was present. A tenant that waits for another reason than its turn, such as memory, saves up at most `max_credit`.
 """
@@ -29,7 +30,8 @@ class FairQueue:
     one priority class. The queue holds no work: whoever holds it reports with `arrive`, `serve` and `leave`, and sorts
     tenants by `turn`.
 
-    `max_credit` is the most service by which a tenant that waits for another reason than its turn may fall behind.
+    `max_credit`, in the unit of the service, limits by how much a tenant that waits for another reason than its turn,
+    such as memory, may fall behind the others and later catch up.
     """
 
     def __init__(self, max_credit: float = math.inf) -> None:

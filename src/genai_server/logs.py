@@ -160,7 +160,7 @@ class ThreadedLineStream:
         self._has_lines.set()
 
     def flush(self) -> None:
-        """Do nothing, because the thread writes lines at once."""
+        """Do nothing, because the thread writes lines as soon as it can. Log handlers call it after each line."""
 
     def close(self) -> None:
         """End the thread when it has written all lines. Waits for at most a second."""

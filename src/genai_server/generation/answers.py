@@ -109,7 +109,7 @@ class EventLoopBudget:
         self._since = time.perf_counter()
 
     async def yield_if_due(self) -> None:
-        """Let other tasks run if this one has occupied the event loop for more than 10 ms."""
+        """Let other tasks run if this task has occupied the event loop for more than 10 ms since it last let them."""
         if time.perf_counter() - self._since > _MAX_SHARE:
             await asyncio.sleep(0)
             self._since = time.perf_counter()
@@ -451,15 +451,16 @@ class Generation:
         return replace(total, audio=tokens) if self.medium is Medium.AUDIO else replace(total, images=tokens)
 
     def metrics(self) -> dict[str, Any]:
-        """Latency and throughput of the first answer, in the format of generation.parameters.base.Metrics, rounded to
-        six significant digits.
+        """Return latency and throughput of the first answer, in the format of generation.parameters.base.Metrics: times
+        in seconds and rates in tokens per second, rounded to six significant digits. Only valid once the answer has
+        ended.
         """
         answer = self.answers[0]
         profiled = {"profiled_tokens": answer.num_profiled} if answer.num_profiled else {}
         return {**_rounded(msgspec.to_builtins(answer.timings())), "model": self.model, **profiled}
 
     def close(self) -> None:
-        """Close all answers."""
+        """Close all answers, which cancels those that still run."""
         for answer in self.answers:
             answer.close()
 

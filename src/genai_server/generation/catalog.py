@@ -364,11 +364,13 @@ class Catalog:
         return [engine.status() for engine in served.router.engines.values()]
 
     def attached_engines(self) -> list[EngineClient]:
-        """The clients of the engines of all models that this process serves now. Thread-safe."""
+        """Return the clients of the engines of all models that this process is connected to now. Thread-safe."""
         return [engine for served in list(self._served.values()) for engine in served.router.engines.values()]
 
     def adapter_ids(self) -> list[str]:
-        """The ids by which requests choose the adapters of loaded models. Thread-safe."""
+        """Return the ids by which requests choose the LoRA adapters of loaded models, each NAME:ADAPTER.
+        Thread-safe.
+        """
         loaded = (status for status in self.statuses() if status.state == ModelState.READY)
         return [f"{status.name}:{adapter.name}" for status in loaded for adapter in status.adapters]
 

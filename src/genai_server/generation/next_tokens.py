@@ -50,7 +50,7 @@ class NextTokens:
 
     @property
     def num_tokens(self) -> int:
-        """Length of the prompt in tokens."""
+        """Length of the whole prompt, `head` and `tail`, in tokens."""
         return len(self.head.tokens) + len(self.tail)
 
 
@@ -161,7 +161,7 @@ class NextTokenScorer:
         return num_slots if num_others <= 0 else min(num_slots, max(2, num_others))
 
     def close(self) -> None:
-        """Cancel all running engine requests."""
+        """Cancel all prompts that the engine still processes."""
         self._requests.close()
 
     async def _logprobs(self, question: NextTokens) -> Logprobs:
@@ -218,7 +218,7 @@ class PromptWithOptions:
 
     @property
     def num_tokens(self) -> int:
-        """Length of the prompt in tokens."""
+        """Length of the whole prompt, `head` and `tail`, in tokens."""
         return len(self.head.tokens) + len(self.tail)
 
     def asked(self, num_counted: int) -> dict[Prefix, NextTokens]:
@@ -238,7 +238,8 @@ class PromptWithOptions:
 async def score_options(
     scorer: NextTokenScorer, prompts: Sequence[PromptWithOptions], model: ModelInfo, *, temperature: float = 1.0
 ) -> list[OptionScores | GenerationFailed]:
-    """Score the options of each prompt. Returns for each prompt, in order, the scores or the error that prevented them.
+    """Find out how likely the model answers each prompt with each of its options. Returns for each prompt, in order,
+    the options' probabilities or the error that prevented them.
 
     `temperature` divides the logarithms of the probabilities, so a value above 1 makes options more equally likely.
     Raises PromptTooLong and InvalidField before any work, and Unavailable, DeadlinePassed, SessionTerminated and
@@ -283,13 +284,14 @@ def _branches(options: Sequence[Sequence[int]]) -> dict[Prefix, list[int]]:
 def _scores(
     options: Sequence[Sequence[int]], logprobs: Mapping[Prefix, Mapping[int, float]], temperature: float
 ) -> OptionScores:
-    """Compute the probability of each option, and the model's own probability of answering with one of the options at
-    all.
+    """Compute the probability of each option, given as token ids, and the model's own probability of answering with one
+    of the options at all.
 
-    `logprobs` maps each beginning after which options branch to the model's log probabilities of the tokens that
-    continue an option there. The probability of an option is the product over these branches, each at the temperature
-    and normalized over the tokens that continue an option. All other tokens count as certain. The model's own
-    probability is the sum at the first branch, without normalization.
+    `logprobs` has the model's log probabilities, by token id, at each branch: its keys are the beginnings after which
+    options continue differently, and its values are about the tokens that continue an option there. The probability of
+    an option is the product over these branches, each at the temperature and normalized over the tokens that continue
+    an option. All other tokens count as certain. The model's own probability is the sum at the first branch, without
+    normalization.
     """
     shares = {prefix: log_shares(tokens, temperature) for prefix, tokens in logprobs.items()}
 

@@ -543,11 +543,12 @@ class ToolLoop(Answer):
         return self._tools.results[key]
 
     async def _continue(self, answer: WholeAnswer, results: Sequence[ToolOutput]) -> bool:
-        """Start the next round, whose prompt ends with the results of all tool calls in `answer`. While the engine's
-        queue is full, wait and try again.
+        """Start the next round, whose prompt ends with `results`, the results of all tool calls in `answer`, the answer
+        of the last round. While the engine's queue is full, wait and try again.
 
-        Returns False, and records why the answer ends, if no round can follow: no tokens are left, the prompt is too
-        long, the deadline has passed, or the answer has been ended. Raises the other errors of `generate`.
+        Returns whether a round has been started. If no round can follow, records why the answer ends: no tokens are
+        left, the prompt is too long, the deadline has passed, or the answer has been ended. Raises the other errors of
+        `generate`.
         """
         self._rounds_left -= 1
         chat = self._next_chat(answer, results)

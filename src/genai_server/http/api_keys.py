@@ -202,8 +202,8 @@ def hash_key(key: str) -> bytes:
 
 
 def _check_strength(label: str, key: str) -> None:
-    """Raise ConfigurationError if a key is too short or has invalid characters. `label` names the key in the message,
-    which never shows it.
+    """Raise ConfigurationError if a key is too short or has characters that a key may not have. `label` names the key
+    in the message, which never shows it.
     """
     if len(key) < MIN_KEY_LENGTH or not _KEY.fullmatch(key):
         raise ConfigurationError(

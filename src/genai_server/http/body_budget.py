@@ -30,7 +30,7 @@ class _Pool:
         self.held: dict[Hashable, int] = {}
 
     def add(self, key: Hashable, num_bytes: int) -> None:
-        """Count `num_bytes` more bytes of a key's bodies; a negative number counts fewer."""
+        """Add `num_bytes`, which may be negative, to the bytes that the API key `key` holds."""
         self.total += num_bytes
         key_bytes = self.held.pop(key, 0) + num_bytes
         if key_bytes:

@@ -191,7 +191,8 @@ class Leniency:
         return self.names.name(path) + remark
 
     def report(self) -> dict[str, str]:
-        """The response headers that name everything left out or converted; empty if there is nothing.
+        """Return the response headers that name everything that was left out of the request or converted; empty if
+        there is nothing.
 
         Each kind of field that was left out is also logged, once in a process.
         """

@@ -74,7 +74,7 @@ class RunInTurn(Protocol):
     """
 
     async def __call__(self, job: Callable[[], T], *, is_long: bool = False) -> T:
-        """Run the job and return its result. A long job runs in a thread, where API keys take turns.
+        """Run the job and return its result. A long job runs in a thread, once it is the turn of the request's API key.
 
         A job is long if the request's body is large, or if `is_long` says that the job takes longer than the body's
         size suggests.

@@ -141,7 +141,9 @@ class EventStream(StreamingResponse):
             await self._events.aclose()
 
     async def _send_comments(self, send: Send) -> None:
-        """Send a comment every few seconds, until cancelled."""
+        """Send a comment, which clients skip, every few seconds until cancelled. It reports the progress of reading the
+        prompt, if there is any.
+        """
         while True:
             await asyncio.sleep(self.COMMENT_INTERVAL)
             progress = self._source.progress

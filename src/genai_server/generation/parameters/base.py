@@ -154,7 +154,9 @@ class StrictModel(BaseModel):
 
 
 class WithoutEffect(StrictModel):
-    """OpenAI's fields that have no effect on this server. Any value is accepted."""
+    """OpenAI's fields that have no effect on this server, such as `metadata`. Any value is accepted. Bodies of
+    endpoints that have these fields extend it.
+    """
 
     metadata: Any = Field(None, description="Accepted, but has no effect.")
     moderation: Any = Field(None, description="Accepted, but has no effect.")
@@ -167,8 +169,8 @@ class WithoutEffect(StrictModel):
 
 
 class RouterFields(StrictModel):
-    """Fields of vLLM and SGLang that routers add to every body. Only the values that match what this server does are
-    accepted.
+    """Fields of vLLM and SGLang that routers, which distribute requests to several servers, add to every body. Only the
+    values that match what this server does are accepted.
     """
 
     no_stop_trim: Literal[False] | None = Field(
@@ -179,7 +181,9 @@ class RouterFields(StrictModel):
 
 
 class ChatRouterFields(RouterFields):
-    """Fields of vLLM and SGLang that routers add to the bodies of chat requests."""
+    """Fields of vLLM and SGLang that routers, which distribute requests to several servers, add to the bodies of chat
+    requests. Only the values that match what this server does are accepted.
+    """
 
     add_generation_prompt: Literal[True] | None = Field(None, description="Only vLLM's default is accepted.")
     best_of: Literal[1] | None = Field(None, description="Only 1 is accepted: answers are not ranked.")

@@ -1,4 +1,6 @@
-"""Body of OpenAI's older endpoint /v1/completions, which continues a text without a chat template."""
+"""The body of OpenAI's older endpoint /v1/completions, which continues one or several texts without a chat template, as
+a pydantic model (`CompletionRequest`).
+"""
 
 from typing import Annotated, Any, ClassVar, Self
 
@@ -85,7 +87,9 @@ class CompletionRequest(GenerationFields, StreamFields, RouterFields, OtherStruc
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt, as text or as token ids."""
+        """All prompts of the request in order, each as a text or as token ids, even if the field `prompt` has
+        only one.
+        """
         if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)

@@ -379,7 +379,9 @@ class Uploads:
         self._folder = folder
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Receive the form and call the app with an empty body, or refuse the request if the form cannot be used."""
+        """Receive the form of a request, store it in the request's state and call `app` with an empty body; or answer
+        with an error if the form cannot be used.
+        """
         headers = Headers(scope=scope)
         if headers.get("sec-fetch-site") in _OTHER_ORIGIN and headers.get("origin") not in self._origins:
             await error_response(OriginForbidden(), scope)(scope, receive, send)

@@ -109,8 +109,8 @@ class Drain:
 
 
 class DrainMiddleware:
-    """A pure ASGI middleware that counts running requests for the drain, and answers those that the drain cancels with
-    an error.
+    """A pure ASGI middleware that counts running requests for the `Drain`, which lets them finish before the server
+    stops. It answers the requests that the drain cancels after its timeout with an error.
 
     A request counts when its body has arrived, so the drain waits for no slow client. Low-priority requests of batches
     and background responses do not count, because they are repeated after the next start.
@@ -135,8 +135,8 @@ class DrainMiddleware:
 
 
 class RequestLifetime:
-    """A pure ASGI middleware that creates each request's state, completes its response, and passes its record to the
-    observers at the end.
+    """A pure ASGI middleware that creates each request's state, completes its response, and passes its record at the
+    end to the observers, functions that write the log and count requests.
 
     This is the outermost middleware of HTTP requests, and the only one that wraps `send`, which is called for every
     streamed token. It adds the headers that all responses have. It treats a HEAD request as a GET whose body is not
@@ -144,7 +144,7 @@ class RequestLifetime:
 
     It refuses connections beyond the limit of open files, except at OPEN_PATHS, which are used for health checks. It
     also refuses request heads that two programs could read differently: with several Host headers, of which another
-    program may use the second, or with a path that is not UTF-8.
+    program may use the second, or with a path or query that is not UTF-8.
 
     An unexpected exception is logged and answered with status 500, and the connection stays open. Starlette's own
     handler would raise the exception again, and uvicorn would then close the connection, on which the client may

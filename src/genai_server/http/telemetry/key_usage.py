@@ -113,7 +113,9 @@ class KeyUsage:
         return await self._opened.read(None, lambda file: list(_rows(file, first, last)))
 
     async def close(self) -> None:
-        """Add the remaining numbers to the file and close it."""
+        """Add the numbers that are only in memory to the file and close it. If the file cannot be written, they are
+        lost.
+        """
         if self._database is not None:
             with suppress(StoreUnavailable):
                 await self._write()

@@ -178,8 +178,8 @@ class RequestRecord:
 
     @property
     def is_for_answers(self) -> bool:
-        """Whether the request asked a model for answers and got some or was refused. Admin requests and unknown paths
-        do not count.
+        """Whether the request asked a model for answers, and got some or was refused. Requests to admin endpoints and
+        unknown paths are not for answers.
         """
         is_refused = self.status >= 400 and not self.only_reads and self.path and "/admin/" not in self.path
         return bool(self.answers or is_refused)

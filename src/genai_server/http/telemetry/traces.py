@@ -42,7 +42,7 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     def observe(self, record: RequestRecord) -> None:
-        """Create the spans of a request that has ended."""
+        """Create the spans of a request that has ended. No span is created for a request that only reads."""
         if record.only_reads:
             return
         headers = Headers(scope=record.scope)
