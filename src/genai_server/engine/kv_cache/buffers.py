@@ -252,7 +252,7 @@ class _Drafted(NamedTuple):
 
 class RowStates:
     """The recurrent states of all KV cache slots in CPU memory, and the encoded audio of models that transcribe. The
-    batched runner creates it for models that have layers with such states.
+    batched runner creates it; it is empty for models that have neither.
 
     There is one array [slots, …] for each state of each layer. A row is the part of all these arrays that belongs to
     one slot; methods take the slot's number as `row`. `operators` is an ONNX Runtime session with only those operators

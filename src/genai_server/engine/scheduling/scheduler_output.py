@@ -128,8 +128,8 @@ class KvMemory:
     """The size of the memory that KV cache slots share, in pages of a fixed number of tokens. Each slot has one page of
     its own, and gets other pages when its tokens need them.
 
-    The runner creates it. Scheduler, slots and runner have the same object, so a change of the size takes effect for
-    all of them at once.
+    It is created when the model is loaded. Scheduler, slots and runner then have the same object, so a change of the
+    size takes effect for all of them at once.
     """
 
     # Number of tokens in a page. Their keys, or their values, in one layer and head fill pages of the operating system
