@@ -132,7 +132,9 @@ def source_of(text: str, settings: Settings) -> Source:
 
 
 def kind_of(settings: Settings) -> str:
-    """Return the kind of the first configured device, such as "cuda", for which models are downloaded."""
+    """Return the kind of the first configured device, such as "cuda" for `cuda:1`. Variants of models are downloaded
+    for this kind.
+    """
     return settings.devices[0].partition(":")[0]
 
 
@@ -334,10 +336,11 @@ def print_how_to_serve(directory: Path) -> None:
 
 
 def _former(directory: Path, name: str, selection: Selection) -> store.Origin | None:
-    """Return the recorded origin of an existing model directory; None if the directory does not exist.
+    """Return the recorded origin of the model directory into which a model is to be downloaded; None if the directory
+    does not exist yet.
 
-    `name` and `selection` are what is to be downloaded into it. Raises ConfigurationError if the directory contains
-    another model.
+    `name` is the repository, and `selection` has the files to download. Raises ConfigurationError if the directory
+    contains another model.
     """
     if not directory.exists():
         return None

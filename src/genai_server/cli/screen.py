@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def screen() -> "Console | None":
-    """Return the terminal for styled output; None if standard output is no terminal and gets plain text."""
+    """Return the terminal on which styled output can be printed; None if standard output is no terminal, so that it
+    must get plain text.
+    """
     if not sys.stdout.isatty():
         return None
     from rich.console import Console
@@ -179,7 +181,7 @@ _MIB = 1024 * 1024
 
 
 def size_in_words(num_bytes: int) -> str:
-    """Return a size in MiB or bytes, with its unit."""
+    """Return a number of bytes as a text with its unit: in MiB or, below one MiB, in bytes."""
     return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes:,} bytes"
 
 

@@ -50,8 +50,8 @@ def piped_line() -> str:
 
 
 def typed_text(text: str) -> str:
-    """Return an argument of the command as the user typed it. Bytes that Python could not decode in the locale's
-    encoding are decoded as UTF-8, if they are UTF-8.
+    """Return an argument of the command line as the user has typed it; a type for argparse. If Python could not decode
+    its bytes in the locale's encoding, they are decoded as UTF-8, provided that they are UTF-8.
     """
     try:
         text.encode()

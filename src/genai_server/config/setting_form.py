@@ -73,8 +73,8 @@ class SettingsForm(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _in_bytes(cls, value: object, info: ValidationInfo) -> object:
-        """Convert the value of a setting whose name ends in `_bytes` to a number of bytes if it has a unit, such as
-        `4GiB`. Other values are returned unchanged.
+        """Convert the value of a setting whose name ends in `_bytes` to the number of bytes, as text, if it has a unit,
+        such as `4GiB`. Other values are returned unchanged.
         """
         is_size = (info.field_name or "").endswith("_bytes") and isinstance(value, str) and _SIZE.fullmatch(value)
         return str(int(_SIZES.validate_python(value))) if is_size else value

@@ -1,7 +1,8 @@
-"""Decides from a model's config.json whether the model builder of onnxruntime-genai can build the model.
+"""Decides from a model's config.json which model builder can build the model: onnxruntime-genai's
+(`check_architecture`) or Microsoft's other builder, mobius (`why_not_mobius`).
 
-For many models that it cannot build, the builder itself ends with a traceback or writes a model that answers wrongly.
-The faults listed here are those of version 0.18 with Transformers 5.
+For many models that it cannot build, onnxruntime-genai's builder itself ends with a traceback or writes a model that
+answers wrongly. The faults listed here are those of version 0.18 with Transformers 5.
 """
 
 import re

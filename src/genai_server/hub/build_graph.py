@@ -42,7 +42,9 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def main() -> None:
-    """Run the model builder with the arguments of the command line."""
+    """Run onnxruntime-genai's model builder with the arguments of the command line, after patching it as the options
+    --gguf and --eight-bit-ends say.
+    """
     arguments = sys.argv[1:]
     importlib.import_module(_BUILDER.rpartition(".")[0])  # it lets its parts be imported without their package
     correct_gemma_3()
@@ -227,7 +229,9 @@ class GgufWeights:
 
 
 def is_equal(values: Any, weight: Any) -> bool:
-    """Whether two matrices of weights are equal except for differences that rounding to 16 bits explains."""
+    """Whether two matrices of weights have the same shape and equal values, except for differences that rounding to 16
+    bits explains. `values` is a numpy array, `weight` a PyTorch tensor.
+    """
     unpacked = weight.detach().float().numpy()
     if values.shape != unpacked.shape:
         return False
@@ -332,8 +336,8 @@ def save_model(model: Any, original: Any, weights: Any, *arguments: Any) -> None
 
 
 def as_quantized(blocks: "gguf_blocks.Blocks") -> SimpleNamespace:
-    """Return blocks as an object with the attributes in which the builder expects quantized weights, such as `qweight`,
-    `scales` and `qzeros`.
+    """Convert blocks of quantized weights to the form in which the model builder expects a quantized matrix: an object
+    with the attributes `qweight`, `scales`, `qzeros` and so on. Returns this object.
     """
     num_rows, num_columns = blocks.codes.shape
     quantized = SimpleNamespace(

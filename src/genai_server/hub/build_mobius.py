@@ -36,7 +36,7 @@ _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def main() -> None:
-    """Build the model with the source, target and precision on the command line."""
+    """Build the model directory with the source, target and precision that the command line names."""
     from mobius.__main__ import main as run_mobius
 
     source, target, precision = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

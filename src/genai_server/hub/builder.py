@@ -128,7 +128,8 @@ class Build:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the weights are quantized by the method k_quant_mixed: to 4 bits, and in sensitive layers to 8 bits.
+        """Whether the weights are quantized by the method k_quant_mixed: to 4 bits, and in layers where that would
+        change answers most to 8 bits.
 
         This method needs rows whose lengths are multiples of the block size. That holds for all models with blocks of
         32, but not for every block size that a user may choose.
@@ -138,7 +139,8 @@ class Build:
 
     @property
     def options(self) -> list[str]:
-        """The options for onnxruntime-genai's builder, as `NAME=VALUE`; none for encoders and mobius.
+        """The options for onnxruntime-genai's builder, as `NAME=VALUE`: those that are fastest for this server, and the
+        user's own. There are none for encoders and mobius.
 
         The graph computes only the logits of a prompt's last token. On CPUs, activations are rounded to 8 bits, and
         weights have 4 bits where that hardly changes the answers, and 8 elsewhere (measurements: docs/performance.md).
@@ -243,11 +245,11 @@ def _why_not_with_mobius(build: Build, *, unchecked: bool) -> str | None:
 
 
 def check_source(build: Build, python: Path) -> None:
-    """Raise ConfigurationError, with the reason, if the model builder that the interpreter `python` has cannot build
-    the model.
+    """Raise ConfigurationError, with the reason, if onnxruntime-genai's model builder cannot build the model of
+    `build`. The builder is the one that the interpreter `python` has, whose version decides.
 
-    The source needs to contain only config.json; quantized weights are checked if they are there. Encoders are not
-    checked, because another program builds them.
+    The source directory needs to contain only config.json; quantized weights are checked if they are there. Encoders
+    are not checked, because another program builds them.
     """
     if build.is_encoder:
         return

@@ -145,7 +145,8 @@ class Hub:
 
 
 class _ProgressFile(io.BufferedWriter):
-    """A file to which a download is appended, and which reports its size after each write.
+    """The local file to which a download is appended. It calls `watch`, if there is one, with its size in bytes after
+    each write.
 
     `write` raises PullFailed if the file becomes larger than the hub lists, because a response without a length may be
     endless.

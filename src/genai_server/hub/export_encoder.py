@@ -25,7 +25,9 @@ _OPSET = 23
 
 
 def main() -> None:
-    """Build the model with the source, target and precision on the command line."""
+    """Build model.onnx of an encoder, and copy its tokenizer, with the source, target and precision that the command
+    line names.
+    """
     source, target, precision = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     target.mkdir(parents=True, exist_ok=True)
     print("Reading configuration", flush=True)
@@ -86,8 +88,8 @@ class Mean(torch.nn.Module):
     """Pooling layer that returns the mean of the vectors of a text's tokens."""
 
     def forward(self, states: Any, mask: Any) -> Any:
-        """Return one vector for each text, [texts, width]. `states` are [texts, tokens, width], and `mask` [texts,
-        tokens] is 1 for tokens that count.
+        """Return the mean vector of each text, [texts, width]. `states` has the vectors of its tokens, [texts, tokens,
+        width], and `mask`, [texts, tokens], is 1 for tokens that count and 0 for padding.
         """
         weights = mask.unsqueeze(-1).to(states.dtype)
         return (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
@@ -97,7 +99,9 @@ class First(torch.nn.Module):
     """Pooling layer that returns the vector of a text's first token (CLS)."""
 
     def forward(self, states: Any, mask: Any) -> Any:
-        """Return one vector for each text, [texts, width]. `states` are [texts, tokens, width]."""
+        """Return the vector of the first token of each text, [texts, width]. `states` has the vectors of all tokens,
+        [texts, tokens, width]; `mask` is not used.
+        """
         return states[:, 0]
 
 
@@ -139,8 +143,9 @@ def load(source: Path) -> tuple[Any, str]:
 
 
 def layers_behind(source: Path) -> list[Any]:
-    """Return the layers of a sentence-transformers model that the graph contains after the encoder: all of its modules
-    up to the last dense layer. Empty if there is no dense layer, because the server can pool vectors without the graph.
+    """Return the layers that the exported graph shall contain after the encoder, for a model in the
+    sentence-transformers format in `source`: all of its modules up to the last dense layer. Returns an empty list if
+    there is no dense layer, because the server can pool vectors without the graph.
 
     Raises SystemExit for modules that are not supported.
     """

@@ -79,8 +79,8 @@ def concatenated(parts: list[Blocks]) -> Blocks:
 
 
 def form(kind: str) -> tuple[int, int] | None:
-    """Return the bits of a code and the block size to which tensors of a GGUF type, such as Q4_K, are converted; None
-    for types that cannot be converted.
+    """Return in which form this module converts tensors of the GGUF type `kind`, such as Q4_K: the number of bits of a
+    weight and the number of weights in a block. Returns None for types that cannot be converted.
     """
     reader = _READERS.get(kind)
     return None if reader is None else reader.form
@@ -143,7 +143,7 @@ def _fields(blocks: Bytes, group: int, bits: int) -> Bytes:
 
 
 def _bits_of_words(blocks: Bytes) -> Bytes:
-    """Return the single bits of each block's bytes, the lowest bit of a byte first, [blocks, bits]."""
+    """Return the single bits (0 or 1) of each block's bytes, the lowest bit of a byte first: [blocks, bits]."""
     return np.unpackbits(blocks, axis=1, bitorder="little")
 
 
@@ -165,9 +165,8 @@ def _q8_0(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _with_minimum(codes: Bytes, scales: Floats, minima: Floats) -> tuple[Bytes, Floats, Floats]:
-    """Return codes, scales and offsets of 4-bit blocks whose weights are `scale * code + minimum`.
-
-    The offset of a block is the weight for the middle code, 8.
+    """Convert 4-bit blocks whose weights are `scale * code + minimum`. Returns their codes, scales and offsets for
+    `Blocks`, where the offset of a block is the weight that the middle code, 8, stands for.
     """
     return codes, scales, minima + scales * 8
 
@@ -185,7 +184,9 @@ def _q3_k(blocks: Bytes) -> tuple[Bytes, Floats, None]:
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
-    """Return the eight scales and the eight minima of each Q4_K block of a file."""
+    """Return the eight scales and the eight minima of each block of the GGUF type Q4_K, for its eight groups of
+    weights. `blocks` are the bytes of blocks in the file, [blocks, bytes].
+    """
     first, second, both = (blocks[:, 4 + 4 * n : 8 + 4 * n] for n in range(3))
     scales = np.concatenate([first & 63, both & 15 | first >> 2 & 48], axis=1)
     minima = np.concatenate([second & 63, both >> 4 | second >> 2 & 48], axis=1)

@@ -98,10 +98,10 @@ def windows_of(built: Path) -> list[list[int]]:
 
 
 def load_built(built: Path) -> Any:
-    """Load the built model in the directory `built`.
+    """Load the built decoder in the directory `built` into ONNX Runtime.
 
-    Returns a function that takes a window of token ids and returns the logits of all its tokens, [tokens, vocabulary].
-    Raises SystemExit if the graph does not read tokens.
+    Returns a function that takes a window, a list of token ids, and returns the logits of all its tokens, [tokens,
+    vocabulary]. Raises SystemExit if the graph does not read tokens.
     """
     decoder = json.loads((built / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
     graph = onnx.load(str(built / decoder["filename"]), load_external_data=False)
@@ -171,8 +171,8 @@ def initial(entry: Any, window: list[int], head_size: int, capacity: int) -> Any
 
 
 def symbolic(name: str, head_size: int, capacity: int) -> int:
-    """Return the size of that dimension of the KV cache which has the symbolic name `name` in the graph: 1 for the
-    batch, `capacity` for tokens, otherwise `head_size`.
+    """Return the size that a dimension of the KV cache with the symbolic name `name` gets for a run: 1 for the batch,
+    `capacity` for the number of tokens, otherwise `head_size`.
     """
     if "batch" in name:
         return 1

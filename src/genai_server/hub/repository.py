@@ -110,11 +110,12 @@ Choose = Callable[[Sequence["Selection"]], "Selection | None"]
 def select_model(
     repository: Repository, include: Sequence[str] = (), device: str = "", choose: Choose = lambda candidates: None
 ) -> Selection:
-    """Return the files of the only onnxruntime-genai model in a repository or, if there is none, of its only encoder.
+    """Choose the files of a repository that form the model to download: its only onnxruntime-genai model or, if there
+    is none, its only encoder. Returns these files.
 
     With patterns in `include`, only files that match one of them count. Of several variants of a model, the best one
-    for the kind of device `device` is selected. If several models remain, `choose` gets them and returns one, or None
-    to choose none. Raises PullFailed if no model matches, or if several do and none was chosen.
+    for the kind of device `device`, such as "cuda", is selected. If several models remain, `choose` gets them and
+    returns one, or None to choose none. Raises PullFailed if no model matches, or if several do and none was chosen.
     """
     chosen = [file for file in repository.files if not include or _matches(file.path, include)]
     if not chosen:
@@ -189,8 +190,8 @@ def _model_folders(files: Iterable[RemoteFile]) -> list[str]:
 
 
 def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFile]) -> Selection:
-    """Return those of `files` that belong to the model in `folder`. Files of models in its subfolders are left out;
-    `folders` has the folders of all models.
+    """Return the selection of those `files` that belong to the model in the folder `folder` of a repository. `folders`
+    has the folders of all its models; files of models in subfolders are left out.
     """
     inside, other_folders = f"{folder}/" if folder else "", tuple(f"{other}/" for other in folders if other != folder)
     return _selection(

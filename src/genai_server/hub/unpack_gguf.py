@@ -43,7 +43,7 @@ _TOKENIZER_FILES = (_TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
 
 
 def main() -> None:
-    """Unpack the GGUF file FILE into the directory TARGET, which the command line names."""
+    """Unpack the GGUF file that the command line names into a directory in Hugging Face's format."""
     path, target, bits = Path(sys.argv[1]), Path(sys.argv[2]), "".join(sys.argv[3:])
     target.mkdir(parents=True, exist_ok=True)
     print("Reading GGUF file", flush=True)
@@ -79,7 +79,9 @@ def main() -> None:
 
 
 def refuse(reason: str) -> NoReturn:
-    """End the program with the reason why no model can be built from the file."""
+    """End the program with exit status 1, after printing `reason`, why no model can be built from the file, in the form
+    that `export` recognizes.
+    """
     print(f"refused: {reason}", flush=True)
     raise SystemExit(1)
 
@@ -143,8 +145,8 @@ def read_config(gguf: GGUFReader, path: Path, architecture: str) -> Any:
 
 
 def correct_rope(gguf: GGUFReader, config: Any) -> None:
-    """Set the parameters of Llama 3's rope (rotary position embedding) in `config` if the file has the frequency
-    factors that result from them. Ends the program (`refuse`) if the file has other factors.
+    """If the GGUF file has frequency factors of the rope (rotary position embedding), set in `config` the parameters of
+    Llama 3's rope from which these factors result. Ends the program (`refuse`) if they are not Llama 3's.
     """
     for tensor in gguf.tensors:
         if tensor.name == _ROPE_FACTORS:

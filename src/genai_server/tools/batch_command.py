@@ -4,9 +4,10 @@ INPUT has a request in each line, and OUTPUT gets a result in each line, both in
 Requests that fail are in a file next to OUTPUT, such as results.errors.jsonl for results.jsonl. If OUTPUT has results
 already, the command continues where it stopped, and sends failed requests again.
 
-The server is that of --url. Without it, a --model that is a directory, or the name of one in GENAI_MODELS_DIR, gets a
-server on a free port, which is stopped afterwards. Otherwise it is the server at HOST and PORT if one is running, else
-one for the model in GENAI_MODEL_DIR. Its own server answers for any model that a line names.
+With --url, the requests are sent to this server. Without it, a --model that is a directory, or the name of one in
+GENAI_MODELS_DIR, gets a server on a free port, which is stopped afterwards. With neither, the command uses the server
+at HOST and PORT if one is running, or else starts one for the model in GENAI_MODEL_DIR. A server that the command has
+started answers for any model that a line names.
 """
 
 import argparse

@@ -310,7 +310,7 @@ def port(settings: Settings) -> Iterator[Finding]:
 
 
 def _is_served(settings: Settings) -> bool:
-    """Whether a genai-server answers at the configured address."""
+    """Whether a genai-server answers GET /healthz at the configured address."""
     address = urlsplit(url_of(settings.host, settings.port, is_https=bool(settings.tls_cert))).netloc
     connection = http.client.HTTPConnection(address, timeout=_ANSWER_TIMEOUT)
     if settings.tls_cert:

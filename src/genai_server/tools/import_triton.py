@@ -347,8 +347,8 @@ def _choose_runner(result: Translation) -> None:
 
 
 def as_toml(result: Translation) -> str:
-    """Return the translated configuration as the text of a configuration file, with the notes as comments at the
-    beginning.
+    """Return a translated configuration as the text of a configuration file of this server (TOML), which begins with
+    the notes about what was left out as comments.
     """
     lines = [f"# {note}" for note in result.notes]
     lines += [f"{name} = {toml_value(value)}" for name, value in result.settings.items()]

@@ -89,9 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Operator:
-    """What an operator can ask of one server. Public methods are MCP tools, and agents read their docstrings.
+    """The tools of `genai-server mcp`: what an operator can ask of one server, or do there. Public methods are MCP
+    tools, and agents read their docstrings as descriptions.
 
-    All methods raise ServerUnusable.
+    `url` is the server's address, and `api_key` its admin key or None. All methods raise ServerUnusable if the server
+    does not answer or refuses the request.
     """
 
     def __init__(self, url: str, api_key: str | None) -> None:

@@ -20,7 +20,9 @@ _WITHOUT_SCHEME = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(/\S*)?")
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is meant as the address of a server: a URL, or HOST:PORT."""
+    """Whether a text that the user has typed is meant as the address of a server (a URL, or HOST:PORT) and not, for
+    example, as a directory.
+    """
     return "://" in text or _WITHOUT_SCHEME.fullmatch(text) is not None
 
 
@@ -104,8 +106,9 @@ def unanswered(url: str, error: BaseException) -> str:
 
 
 def error_message(status: int, reason: str, body: bytes) -> str:
-    """Return the HTTP status and the message of an error response, in the format of OpenAI's API or another one.
-    Without a message, the body itself is used if it is plain text, otherwise `reason`, the reason phrase of the status.
+    """Return a message for the user about an HTTP error response: the status, and the error message in the response's
+    body, in the format of OpenAI's API or another one. If there is none, the body itself is used if it is plain text,
+    otherwise `reason`, the reason phrase of the status.
     """
     try:
         message = str(json.loads(body)["error"]["message"])

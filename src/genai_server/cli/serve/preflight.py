@@ -140,7 +140,9 @@ def check_runners(settings: Settings, name: str) -> None:
 
 
 def check_cores(settings: Settings) -> None:
-    """Check that each device `cpu:NODE` names a NUMA node that this process may use. Raises ConfigurationError."""
+    """Check that each configured device of the form `cpu:NODE` names a NUMA node that this process may use. Raises
+    ConfigurationError if one does not.
+    """
     try:
         planned_cores(settings.devices)
     except ConfigurationError as error:
@@ -162,7 +164,9 @@ def check_draft_model_of(settings: Settings, name: str) -> None:
 
 
 def check_kv_events(settings: Settings) -> None:
-    """Raise ConfigurationError if events of the prefix cache are configured but cannot be published."""
+    """Raise ConfigurationError if the settings ask the server to publish events of its prefix cache, but the libraries
+    for that are missing.
+    """
     missing = [name for name in ("zmq", "cbor2") if importlib.util.find_spec(name) is None]
     if settings.kv_events and missing:
         raise ConfigurationError(
@@ -172,7 +176,9 @@ def check_kv_events(settings: Settings) -> None:
 
 
 def check_tool_servers(settings: Settings) -> None:
-    """Raise ConfigurationError if tool servers are configured wrongly or cannot be used."""
+    """Raise ConfigurationError if the tool servers (MCP servers whose tools models may call) are configured wrongly, or
+    if the package mcp, which they need, is missing.
+    """
     database = "[mcp.NAME] in the configuration file" if tool_servers(settings) else ""
     needed_by = database or ("GENAI_MCP_HOSTS" if settings.allowed_mcp_hosts else "")
     if needed_by and importlib.util.find_spec("mcp") is None:
@@ -245,7 +251,9 @@ def _check_file(setting: str, value: str, path: Path | None, versions: Set[int])
 
 
 def check_traces(settings: Settings) -> None:
-    """Raise ConfigurationError if traces are configured but cannot be exported."""
+    """Raise ConfigurationError if the settings name an endpoint for OpenTelemetry traces of requests, but traces cannot
+    be exported.
+    """
     if (traces := load_traces(settings)) is not None:
         traces.close()
 

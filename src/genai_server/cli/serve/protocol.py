@@ -93,7 +93,8 @@ class _HeadTooLarge(Exception):
 
 
 class GuardedProtocol(StallGuard, HttpToolsProtocol):
-    """An HTTP connection that is closed if a request's head is too large or too late, or if the client stops reading.
+    """An HTTP connection of uvicorn that is closed if the head (request line and headers) of a request is too large or
+    arrives too late, or if the client stops reading the response. uvicorn creates one for each connection.
 
     A head may have `h11_max_incomplete_event_size` bytes (a setting of uvicorn). It must arrive within
     `timeout_keep_alive` seconds after the connection was opened (including the TLS handshake) or the last response was
@@ -313,7 +314,7 @@ class HalfClosed:
         self._check()
 
     def stop(self) -> None:
-        """Stop checking, because the connection has ended."""
+        """Stop checking whether the client has left; called when the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -325,10 +326,10 @@ class HalfClosed:
 
 
 class Unchunked:
-    """ASGI wrapper for HTTP/1.0 clients: ends a response of unknown length by closing the connection.
+    """Wraps an ASGI app for HTTP/1.0 clients: a response of unknown length is ended by closing the connection.
 
-    HTTP/1.0 clients do not understand chunked transfer coding, which uvicorn would use. The wrapper sets uvicorn's
-    count of remaining bytes for each piece.
+    HTTP/1.0 clients do not understand chunked transfer coding, with which uvicorn would send such a response. The
+    wrapper sets uvicorn's count of remaining bytes for each piece.
     """
 
     # The request cycle of the app's call; set before that.

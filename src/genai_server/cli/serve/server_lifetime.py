@@ -240,8 +240,8 @@ def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
 
 
 def _max_body_bytes(settings: Settings) -> int:
-    """Return the maximum size of a request body in bytes. It is larger if one of the configured models takes images or
-    audio.
+    """Return the maximum size of a request body in bytes, by the settings. A server with a model that takes images or
+    audio allows larger bodies than others.
     """
     if any_takes_media(settings.served.values()):
         return max(settings.max_body_bytes, settings.max_media_body_bytes)

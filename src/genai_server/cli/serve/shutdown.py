@@ -49,7 +49,8 @@ _TRACES = 1.0
 
 
 def end_within(seconds: float) -> None:
-    """Have the operating system end this process after `seconds`, whatever its threads do, unless it is to end earlier.
+    """Have the operating system end this process `seconds` seconds from now, whatever its threads do. An earlier end
+    that was requested before stays as it is.
 
     This works while another thread holds Python's lock or output is blocked. Must be called in the main thread.
     """
@@ -170,10 +171,11 @@ class ServerStop:
         self._workers: Callable[[], Collection[int | None]] | None = None
 
     def handle_signals(self) -> None:
-        """Handle stop signals in this process: the first one orders the stop, the second one ends the process.
+        """Handle stop signals (SIGINT, SIGTERM) in this process: the first one orders the stop of the server, the
+        second one ends the process at once.
 
-        An API process within this process replaces these handlers while it runs. When it has ended, uvicorn raises the
-        signal that it received again.
+        If this process also answers HTTP requests itself, StopSignals replaces these handlers meanwhile. When it has
+        ended, uvicorn raises the signal that it received again.
         """
         self._workers = None
         for number in STOP_SIGNALS:

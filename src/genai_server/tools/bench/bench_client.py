@@ -75,7 +75,7 @@ class Calibration:
         return max(1, round((prompt_tokens - self.overhead) / self.tokens_per_word))
 
     def tokens_of(self, prompt: str) -> int:
-        """Return the number of tokens of a prompt that consists of random words, including the tokens of the chat
+        """Return how many tokens `prompt`, a text of random words, has by this calibration, including those of the chat
         template.
         """
         return round(self.overhead + self.tokens_per_word * len(prompt.split()))
@@ -434,8 +434,8 @@ class Target:
     processes: Sequence[psutil.Process] = ()
 
     def cpu_seconds(self) -> float | None:
-        """Return the total CPU time of the server's processes so far; None if it is unknown or one of them has
-        ended.
+        """Return the total CPU time, in seconds, that the server's processes have used so far; None if it is unknown or
+        one of them has ended.
         """
         try:
             times = [process.cpu_times() for process in self.processes]
@@ -445,7 +445,9 @@ class Target:
 
 
 def server_processes(url: str) -> list[psutil.Process]:
-    """Return the processes that listen at a URL; empty if they run on another machine or belong to another user."""
+    """Return the processes that listen at a server's URL, so that their CPU time can be measured. Returns an empty list
+    if they run on another machine or belong to another user.
+    """
     parts = urlsplit(url)
     if not is_loopback(parts.hostname or ""):
         return []

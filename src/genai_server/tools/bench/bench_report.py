@@ -210,7 +210,9 @@ class Report:
 
     @property
     def ratios(self) -> list[Ratio]:
-        """The ratios between measurements of the same round."""
+        """How figures of two servers, or of two kinds of request, compare: the ratios of measurements of the same
+        round.
+        """
         return ratios(self.measurements)
 
     @property

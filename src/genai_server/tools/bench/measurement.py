@@ -201,8 +201,8 @@ def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
 
 
 def output_rate(answers: Sequence[Answer]) -> float | None:
-    """Return the output tokens per second, from the first request to the end of the last answer; None without
-    answers.
+    """Return how many tokens all answers together have per second, from the sending of the first request to the end of
+    the last answer; None without answers.
     """
     if not answers:
         return None
@@ -237,7 +237,9 @@ def decode_rate(answers: Sequence[Answer], streams: int) -> float | None:
 
 
 def _all_decoding(answers: Sequence[Answer], streams: int) -> list[tuple[float, float]]:
-    """Return the time spans in which exactly `streams` answers are between their first text and their end."""
+    """Return the time spans, as pairs of start and end in seconds, in which exactly `streams` answers are between their
+    first text and their end.
+    """
     # At equal times an end (-1) sorts before a beginning.
     changes = sorted([(answer.chunks[0], 1) for answer in answers] + [(answer.ended, -1) for answer in answers])
     spans, active = [], 0

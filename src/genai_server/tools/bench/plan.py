@@ -47,8 +47,8 @@ class Plan:
     seed: str = "0"
 
     def requests_at(self, streams: int) -> int:
-        """Return the number of requests for one case of a sweep with `streams` concurrent streams: by default one for
-        each stream, and at least four.
+        """Return how many requests are sent for one case of a sweep with `streams` concurrent streams: the configured
+        number, or by default one for each stream, and at least four.
         """
         return self.requests or max(4, streams)
 

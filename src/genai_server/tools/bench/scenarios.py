@@ -1,4 +1,6 @@
-"""The scenarios of a benchmark. Each function measures one round on one server.
+"""The scenarios of a benchmark: `measure_sweep`, `measure_prefix`, `measure_crowd`, `measure_fairness`,
+`measure_disturbance` and `measure_decisions`. Each function sends the requests of one round to one server and returns
+the measurements.
 
 The sweep measures each number of concurrent streams with each prompt length. Every prompt is new to the server. The
 bare library does not support speculative decoding, so each server is also measured without draft tokens.
@@ -171,10 +173,11 @@ async def measure_prefix(target: Target, plan: Plan, number: int) -> list[Measur
 
 
 async def measure_crowd(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure requests that arrive together and begin with the same long text, which is not cached, in round `number`.
+    """Measure requests that arrive together and begin with the same long text, which is not cached yet: how much of the
+    text the server reads more than once. Returns one measurement. `number` is the round, from 0.
 
-    The figure `prompts_read` is the number of prompt tokens that the server processed, divided by those of one prompt:
-    a little more than 1 at best, and the number of requests without any cache.
+    The figure `prompts_read` is the number of prompt tokens that the server processed, divided by those of one prompt.
+    It is a little more than 1 at best, and the number of requests if the server has no cache.
     """
     shared, unique = target.calibration.words_for(plan.prefix_tokens), target.calibration.words_in(plan.new_tokens)
     recordings = []
@@ -207,7 +210,9 @@ async def measure_fairness(target: Target, plan: Plan, number: int) -> list[Meas
 
 
 async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure how a long prompt and running streams slow each other down, in round `number`.
+    """Measure how a long prompt and running streams slow each other down. Returns measurements of the gaps between
+    tokens of the streams, with and without the prompt, and of the time to the prompt's first token, alone and next to
+    the streams. `number` is the round, from 0.
 
     Each repeat sends a prompt alone, and then another prompt while streams are running.
     """
@@ -231,11 +236,12 @@ async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[M
 
 
 async def measure_decisions(target: Target, plan: Plan, number: int) -> list[Measurement]:
-    """Measure yes-or-no questions about a new text: in one request to /v1/decisions, and as chats. `number` is the
-    round.
+    """Measure yes-or-no questions about a new text in three ways: all in one request to /v1/decisions, and as chats
+    that begin with the text or with the question. Returns a measurement for each way. `number` is the round, from 0.
 
-    Chats have a schema for the answer. They begin with the text, which is cached before the measurement begins, or with
-    the question. `plan.streams` chats of each kind run at once. The time of the decisions includes processing the text.
+    Chats have a JSON schema for the answer. For those that begin with the text, the text is cached before the
+    measurement begins. `plan.streams` chats of each kind run at once. The time of the decisions includes processing the
+    text.
     """
     server, length = target.server, target.calibration.words_for(plan.prefix_tokens)
     questions = [
@@ -299,8 +305,8 @@ def _keys(target: Target, plan: Plan, number: int) -> Iterator[tuple[object, ...
 def _measurements(
     target: Target, prompt_tokens: int, number: int, by_case: dict[str, list[Recording]]
 ) -> list[Measurement]:
-    """Return a measurement in round `number` for each case in `by_case`, from the recordings of its requests, which
-    were sent one at a time with prompts of `prompt_tokens` tokens.
+    """Return a measurement for each case in `by_case`, which has the recorded responses of each kind of request. The
+    requests were sent one at a time, with prompts of `prompt_tokens` tokens, in round `number`.
     """
     return [
         read_all(recordings).measurement(target.server.label, Case(name, 1, prompt_tokens, _OUTPUT_TOKENS), number)
@@ -311,10 +317,10 @@ def _measurements(
 async def _ask_alongside(
     target: Target, plan: Plan, key: tuple[object, ...], prompt: str
 ) -> tuple[list[Recording], Recording]:
-    """Start streams, send a prompt when all streams are running, and cancel the streams when the prompt is answered.
-    The prompts of the streams are generated from `key`.
+    """Start `plan.streams` streamed answers, send `prompt` when all of them are running, and cancel them when the
+    prompt is answered. The streams have prompts of their own, which are generated from `key`.
 
-    Returns the recordings of the streams and of the prompt.
+    Returns the recordings of the streams, and that of the answer to `prompt`.
     """
     server, count = target.server, target.calibration.words_for(plan.stream_tokens)
     streams = [Recording(_UNDISTURBED_EVENTS) for _ in range(plan.streams)]

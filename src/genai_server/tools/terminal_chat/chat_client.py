@@ -123,7 +123,9 @@ class ChatClient:
                 raise ChatFailed(unanswered(self.url, error)) from None
 
     def models(self) -> dict[str, ListedModel]:
-        """Return the server's models by id. Raises ChatFailed if the list cannot be read."""
+        """Ask the server for its list of models, and return the models by id. Raises ChatFailed if the list cannot be
+        read.
+        """
         with closing(self.connect(_SHORT)) as connection:
             body = self.response(connection, "GET", "/v1/models", None).read()
         try:

@@ -53,10 +53,10 @@ class Conversation:
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Self:
-        """Return the conversation that consists of these messages: an optional system prompt, then questions and
-        answers.
+        """Return a conversation that consists of `messages`: an optional system prompt, then questions and answers in
+        turn. The last question may have no answer.
 
-        A question without an answer may come last. Raises ValueError for any other order.
+        Raises ValueError for any other order.
         """
         conversation = cls()
         conversation._turns = list(messages)

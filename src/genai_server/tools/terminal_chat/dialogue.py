@@ -1,5 +1,5 @@
-"""The dialogue of a terminal chat: reads lines, runs commands or sends questions, and shows the answers, as Markdown
-while they arrive.
+"""The dialogue of a terminal chat (`Dialogue`): reads lines, runs commands or sends questions, and shows the answers,
+as Markdown while they arrive (`MarkdownStream`).
 
 An unfinished block of Markdown is redrawn by moving the cursor up by the number of lines drawn before. A terminal that
 echoes typed keys meanwhile, such as `^C` or a new line, moves the cursor itself, and an interrupted drawing is
@@ -208,7 +208,8 @@ Two \""" begin and end a question of several lines."""
 
 
 def choose_model(client: ChatClient, name: str | None) -> str:
-    """Return the model to chat with. If `name` is None, it is the server's first model that generates text.
+    """Return the id of the model to chat with: `name` or, if that is None, the server's first model that generates
+    text.
 
     Raises ChatFailed if the model does not exist or cannot chat.
     """
@@ -473,7 +474,8 @@ def _interrupting_reasoning(end: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def _display() -> Iterator[Callable[[ChatPiece], None]]:
-    """Yield a function that shows the pieces of one answer.
+    """Within a `with` block, yield a function that shows the pieces of one answer, which it is called with as they
+    arrive.
 
     Reasoning is dim, tool calls have lines of their own, and content is shown as Markdown in a terminal.
     """

@@ -1,6 +1,7 @@
-"""Chat with a model, or ask it one question. It is fetched first if necessary.
+"""`genai-server run MODEL [QUESTION]`: chat with a model in the terminal, or ask it one question.
 
-The chat is the one of `genai-server chat`, with a server of its own.
+The model is fetched first if necessary. The command starts a server for it, and stops the server at the end; the chat
+itself is that of `genai-server chat`.
 """
 
 import argparse

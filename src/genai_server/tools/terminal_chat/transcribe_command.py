@@ -1,8 +1,8 @@
 """`genai-server transcribe FILE`: the transcript of a recording, with a running server or one of its own.
 
-The server is that of --url. Without it, a --model that is a directory, or the name of one in GENAI_MODELS_DIR, gets a
-server on a free port, which is stopped afterwards. Otherwise it is the server at HOST and PORT if one is running, else
-one for the model in GENAI_MODEL_DIR.
+With --url, the recording is sent to this server. Without it, a --model that is a directory, or the name of one in
+GENAI_MODELS_DIR, gets a server on a free port, which is stopped afterwards. With neither, the command uses the server
+at HOST and PORT if one is running, or else starts one for the model in GENAI_MODEL_DIR.
 
 In the format text, the transcript is printed piece by piece while the model writes it; in the other formats, when it is
 complete.
