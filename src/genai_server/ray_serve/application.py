@@ -1,4 +1,5 @@
-"""The Ray Serve application: an ingress, and a deployment of replicas for each model.
+"""The Ray Serve application: an ingress (the deployment that receives all HTTP requests), and a deployment of replicas
+of the server for each model.
 
 Ray Serve imports `build` by name, from the configuration that `serve deploy` reads.
 """
@@ -40,10 +41,11 @@ _DEFAULT_CONFIG = "genai-server.toml"
 
 
 def build(args: Mapping[str, Any]) -> Any:
-    """Return the application for a table of settings, named as in genai-server.toml, and `replicas` (`2`, or `1:4` to
-    scale).
+    """Return the Ray Serve application for `args`, a table of settings, named as in genai-server.toml, and `replicas`:
+    the number of replicas of each model, such as "2", or "1:4" to scale between 1 and 4.
 
-    Other settings come from the environment, as for `serve`. Raises ConfigurationError.
+    Other settings come from the environment, as for `genai-server serve`. Raises ConfigurationError for an unknown name
+    or an invalid value.
     """
     options = {name: str(value) for name, value in args.items()}
     replicas = options.pop("replicas", "1")
@@ -53,10 +55,11 @@ def build(args: Mapping[str, Any]) -> Any:
 
 
 def application(settings: Settings, replicas: str) -> Any:
-    """Return the application for these settings.
+    """Return the Ray Serve application for these settings, with `replicas` replicas of each model, such as "2", or
+    "1:4" to scale.
 
-    Raises ConfigurationError for a wrong number of replicas, and for GENAI_FILES_DIR, because replicas on other nodes
-    would not have the files.
+    Raises ConfigurationError for an invalid `replicas`, and for GENAI_FILES_DIR, because replicas on other nodes would
+    not have the files.
     """
     if settings.files_dir:
         raise ConfigurationError(
@@ -80,7 +83,7 @@ def application(settings: Settings, replicas: str) -> Any:
 
 
 def settings_of(settings: Settings, model: str) -> Settings:
-    """Return the settings for a model's replicas: those of a server that serves only this model.
+    """Return the settings for the replicas of a model, which are those of a server that serves only this model.
 
     A replica cannot see where Ray Serve's proxies listen, so it never counts as bound to loopback.
     """
@@ -103,21 +106,25 @@ def settings_of(settings: Settings, model: str) -> Settings:
 
 
 def tasks_of(settings: Settings) -> dict[str, Task]:
-    """Return what each model does, read from the files on this machine."""
+    """Return the task of each model in the settings, such as generating text or embedding, by the model's name. It is
+    read from the model's files on this machine.
+    """
     return {name: task_of(Path(path)) for name, path in settings.served.items()}
 
 
 def max_replicas(replicas: str) -> int:
-    """Return the largest number of replicas that `2` or `1:4` stands for. Raises ConfigurationError for other
-    forms.
+    """Return the maximum number of replicas that `replicas` allows, which is a text such as "2", or "1:4" to scale.
+    Raises ConfigurationError for other forms.
     """
     return _bounds(replicas)[1]
 
 
 def scaling(replicas: str, target: int) -> dict[str, Any]:
-    """Return the scaling options of a deployment.
+    """Return the options of a Ray Serve deployment for its number of replicas. `replicas` is a text such as "2", or
+    "1:4" to scale between 1 and 4.
 
-    `target` is the number of running requests per replica to scale for.
+    `target` is the number of running requests per replica for which Ray Serve scales. Raises ConfigurationError for
+    another form of `replicas`.
     """
     minimum, maximum = _bounds(replicas)
     if ":" not in replicas:
@@ -157,10 +164,10 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
 
 
 def _version(settings: Settings) -> str:
-    """Return a digest of everything that replicas and ingress read at their start.
+    """Return a digest of everything that replicas and ingress read when they start: settings, the key file, the
+    configuration file, and the server's version.
 
-    Deploying again with the same version changes the number of replicas without restarting any, so the contents of the
-    key file and the configuration file are included.
+    Ray Serve compares it: deploying again with the same version changes the number of replicas without restarting any.
     """
     files = [Path(name) for name in (settings.api_key_file, settings.config) if name]
     parts = [__version__.encode(), settings.model_dump_json(exclude=set(SERVE_SETTINGS)).encode()]

@@ -1,4 +1,6 @@
-"""Sends one request to all replicas at once."""
+"""Sends one request to all running replicas of the Ray Serve application at once, and collects their answers
+(`ask_replicas`).
+"""
 
 import asyncio
 import json
@@ -23,10 +25,11 @@ async def ask_replicas(
     named: str | None = None,
     is_enough: Callable[[ReplicaAnswer], bool] = lambda answer: False,
 ) -> list[ReplicaAnswer]:
-    """Return the answers of all running replicas of these deployments, or only of the replica `named`.
+    """Send a request to all running replicas of the deployments `handles`, or only to the replica `named`, and return
+    their answers.
 
-    Stops early at an answer for which `is_enough` is true. A replica that has not answered after `seconds` gets an
-    answer with status 503; a replica that dies has no answer.
+    Stops early at an answer for which `is_enough` is true. A replica that has not answered after `seconds` seconds gets
+    an answer with status 503; a replica that dies has no answer.
     """
     ends = time.monotonic() + seconds
     calls = await asyncio.gather(*(_calls(handle, request, named, seconds) for handle in handles))
@@ -60,9 +63,10 @@ class _Call:
 async def _calls(
     handle: Any, request: ForwardedRequest, named: str | None, seconds: float
 ) -> dict["asyncio.Task[Any]", _Call]:
-    """Call each running replica of a deployment; with `named`, only the replica with this name handles the request.
-    Returns a running task for each call; empty if no replica is running, or if the list of replicas does not arrive
-    within `seconds`.
+    """Send a request to each running replica of the deployment `handle`, and return the running asyncio tasks that
+    receive the answers. If `named` is given, only the replica with this name handles the request.
+
+    The result is empty if no replica is running, or if the list of replicas does not arrive within `seconds` seconds.
     """
     try:
         async with asyncio.timeout(seconds):

@@ -33,7 +33,7 @@ _CONNECT_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the options of `genai-server deploy ray` to the argument parser."""
     parser.usage = "%(prog)s ray [OPTION]… [OPTION OF SERVE]…"
     parser.add_argument("target", metavar="ray", choices=["ray"], help="where to: ray")
     parser.add_argument(
@@ -52,9 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Deploy the application; returns the exit status. Without --address, it serves until a signal arrives.
+    """Run `genai-server deploy ray`: deploy the application on Ray Serve, and return the exit status. Without
+    --address, it starts Ray on this machine and serves until a signal arrives.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError if the settings are invalid or Ray is not installed.
     """
     options = vars(arguments)
     settings = load_settings(options)
@@ -75,9 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def configuration(settings: Settings, replicas: str) -> str:
-    """Return the YAML for `serve deploy`: all settings that differ from the default, without API keys.
+    """Return the YAML file for Ray's command `serve deploy`, with all settings that differ from the default, except API
+    keys. `replicas` is the number of replicas of each model, such as "2", or "1:4" to scale.
 
-    Raises ConfigurationError for a wrong number of replicas.
+    Raises ConfigurationError for an invalid `replicas`.
     """
     import yaml
 
@@ -106,7 +108,7 @@ def configuration(settings: Settings, replicas: str) -> str:
 
 
 def _http_options(settings: Settings) -> dict[str, Any]:
-    """Return the address and certificate for Ray Serve's proxies."""
+    """Return the options of Ray Serve's HTTP proxies: the address and the TLS certificate from the settings."""
     options: dict[str, Any] = {"host": settings.host, "port": settings.port}
     if settings.tls_cert:
         options |= {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key or settings.tls_cert}
@@ -114,7 +116,9 @@ def _http_options(settings: Settings) -> dict[str, Any]:
 
 
 def _check_cluster(address: str) -> None:
-    """Raise ConfigurationError if nothing listens at a host and port, because Ray would try for two minutes."""
+    """Raise ConfigurationError if nothing listens at the address of a Ray cluster, a host and port. Ray itself would
+    try to connect for two minutes.
+    """
     host, _, port = address.rpartition(":")
     if "/" in host or not host or not port.isdigit():
         return

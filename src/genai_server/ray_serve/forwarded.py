@@ -1,4 +1,6 @@
-"""What is sent between ingress and replicas: a request, and a replica's complete answer."""
+"""What the ingress of the Ray Serve application and the replicas send to each other: a request (`ForwardedRequest`) and
+a replica's complete answer (`ReplicaAnswer`). Also reads the fields of a request's body.
+"""
 
 import json
 import time
@@ -27,7 +29,9 @@ _PROMPT_FIELDS = ("system", "instructions", "messages", "prompt", "input")
 
 @dataclass(frozen=True)
 class ForwardedRequest:
-    """An HTTP request with its whole body, sent from the ingress to a replica."""
+    """An HTTP request with its whole body, which the ingress sends to a replica. `scope` turns it into an ASGI request
+    again.
+    """
 
     # What its ASGI scope has of FORWARDED.
     parts: Mapping[str, Any]
@@ -38,7 +42,9 @@ class ForwardedRequest:
     arrived_at: float | None = None
 
     def scope(self) -> Scope:
-        """Return the ASGI scope of this request for the replica's app. The clocks of the two machines may differ."""
+        """Return the ASGI scope of this request for the replica's app. The time of arrival is computed from the wall
+        clocks of the two machines, which may differ.
+        """
         age = 0.0 if self.arrived_at is None else max(0.0, time.time() - self.arrived_at)
         state = with_receipt(Receipt(request_clock() - age, is_counted=True))
         version = {"asgi": {"version": "3.0"}, "http_version": "1.1"}
@@ -70,7 +76,9 @@ class ReplicaAnswer:
 
 
 def body_fields(body: bytes) -> dict[str, Any]:
-    """Return the fields of a JSON body, empty if it is no JSON object. The replica checks the body later."""
+    """Return the fields of a request's JSON body; empty if the body is not a JSON object. The replica checks the body
+    later.
+    """
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
@@ -79,7 +87,9 @@ def body_fields(body: bytes) -> dict[str, Any]:
 
 
 def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
-    """Return the fields of a form without its file, empty if the body is no form. The replica then refuses it."""
+    """Return the fields of a multipart form without its file; empty if the body is not a form. The replica then refuses
+    the request. `headers` are those of the request.
+    """
     try:
         form = FormParser(headers)
         for start in range(0, len(body), _FORM_CHUNK_BYTES):
@@ -91,7 +101,9 @@ def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
 
 
 def prompt_text(fields: Mapping[str, Any]) -> str:
-    """Return the beginning of a prompt's texts, joined in order, by which the request router compares prompts."""
+    """Return the beginning of the texts of a request's prompt, joined in order, by which the request router compares
+    prompts. `fields` are the fields of the request's body; the result is "" if they have no prompt.
+    """
     length, texts = 0, []
     for text in _texts([fields.get(name) for name in _PROMPT_FIELDS]):
         texts.append(text)
@@ -103,7 +115,9 @@ def prompt_text(fields: Mapping[str, Any]) -> str:
 
 
 def with_header(message: Message, name: str, value: str) -> Message:
-    """Return the start message of a response with one header replaced. An empty value removes the header."""
+    """Return a copy of `message`, the ASGI message that starts a response, with the header `name` (in lower case)
+    replaced. An empty value removes the header.
+    """
     encoded = name.encode("latin-1")
     remaining = [header for header in message["headers"] if header[0].lower() != encoded]
     added = [(encoded, value.encode("latin-1"))] if value else []

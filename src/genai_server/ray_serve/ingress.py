@@ -1,4 +1,5 @@
-"""The ingress of a Ray Serve application: reads a request, chooses the model's deployment and forwards the response.
+"""The ingress of a Ray Serve application, which is the deployment that receives all HTTP requests: it reads a request,
+chooses the model's deployment, forwards the request to a replica and passes on the response.
 
 The ingress uses neither models nor engines. It checks keys and bodies like the app of every replica, so the body of a
 client without a key takes no memory and is sent to no replica.
@@ -70,15 +71,16 @@ _DATA = b"\ndata: "
 
 
 def is_event(message: Message) -> bool:
-    """Whether a message of a response contains a named server-sent event, which `stream_end` can read."""
+    """Return whether an ASGI message of a response contains a named server-sent event."""
     return bool(message.get("body", b"").startswith(_NAMED))
 
 
 def stream_end(start: Message, last_event: bytes, error: GenaiServerError, scope: Scope) -> Message:
-    """Return the last message of a response that has begun with `start`: an event or line with the error.
+    """Return the last ASGI message of a response that has begun with the message `start` and cannot be completed: an
+    event or line of the stream that contains `error`.
 
-    If the response is no stream of events or lines, the message is empty. `last_event` is the last named event that was
-    sent, because the events of /v1/responses are numbered.
+    If the response is not a stream of events or lines, the message's body is empty. `last_event` is the last named
+    event that was sent, because the events of /v1/responses are numbered. `scope` is that of the request.
     """
     kind = Headers(raw=start["headers"]).get("content-type", "")
     body = b""
@@ -117,9 +119,10 @@ _UNSUPPORTED = 1008
 
 
 class Ingress:
-    """The ingress deployment.
+    """The class of the ingress deployment, of which Ray Serve creates an instance.
 
-    Its app is created where Ray Serve runs it. `models` maps model names to deployment handles.
+    `names` chooses the model of a request, and `models` maps model names to the handles of their deployments. The ASGI
+    app is created in the process where Ray Serve runs the ingress.
     """
 
     def __init__(self, names: ModelNames, models: Mapping[str, Any]) -> None:
@@ -131,7 +134,9 @@ class Ingress:
 
 
 class _IngressApp:
-    """The ASGI app of the ingress, which forwards each request to a replica or to all replicas."""
+    """The ASGI app of the ingress. It checks each HTTP request, forwards it to a replica of the model or to all
+    replicas, and sends their response to the client.
+    """
 
     def __init__(self, names: ModelNames, models: Mapping[str, Any]) -> None:
         settings = names.settings
@@ -144,8 +149,8 @@ class _IngressApp:
         self._app = self._guarded(settings)
 
     def _guarded(self, settings: Settings) -> ASGIApp:
-        """Return the app that forwards requests, wrapped in those checks of the server's app that need no replica: API
-        keys, rate limits, and the size of bodies.
+        """Return the ASGI app that forwards requests, wrapped in those checks of a normal server that need no replica:
+        API keys, rate limits, and the size of bodies.
         """
         bodies = BodyBudget(settings.max_bodies_bytes)
         media_limit = settings.max_media_body_bytes if any_takes_media(settings.served.values()) else 0
@@ -225,7 +230,9 @@ class _IngressApp:
             await self._pass_on(request, self._model(scope, fields), scope, send)
 
     def _model(self, scope: Scope, fields: Mapping[str, Any]) -> str:
-        """Return the name of the model that a request chooses. Raises ModelNotFound and TaskUnsupported."""
+        """Return the name of the model that a request chooses by its path or the fields of its body. Raises
+        ModelNotFound, and TaskUnsupported if the model cannot do what the endpoint needs.
+        """
         for prefix in _MODEL_PATHS:
             if scope["path"].startswith(prefix):
                 return self._names.choose(scope["path"].removeprefix(prefix))
@@ -235,10 +242,10 @@ class _IngressApp:
         return self._names.choose(id, requested_task(scope, fields))
 
     async def _pass_on(self, request: ForwardedRequest, model: str, scope: Scope, send: Send) -> None:
-        """Forward one replica's response as it arrives.
+        """Send a request to one replica of a model, and send the response to the client as it arrives.
 
         If the replica dies before its response begins, the request is sent to another replica, once. If it dies later,
-        the stream ends with an error event.
+        the stream ends with an error event. Raises EngineDied if no response begins.
         """
         start: Message | None = None
         last_event = b""
@@ -264,7 +271,9 @@ class _IngressApp:
                     return
 
     async def _messages(self, request: ForwardedRequest, model: str) -> AsyncGenerator[Message]:
-        """Yield the ASGI messages of one replica's response. Raises QueueFull, NoEngineReady and RayActorError."""
+        """Send a request to one replica of a model, and yield the ASGI messages of the response. Raises QueueFull if
+        all replicas are busy, NoEngineReady if none can be started, and RayActorError if the replica dies.
+        """
         handle = self._streams[model]
         # The request router reads the prompt of positional arguments only, and refuses an empty one.
         answers = handle.remote(request) if request.prompt else handle.remote(request=request)
@@ -284,7 +293,9 @@ class _IngressApp:
             raise
 
     async def _ask_one(self, request: ForwardedRequest, model: str) -> ReplicaAnswer:
-        """Return the answer of the model's replica that answers first. Raises NoEngineReady if none is running."""
+        """Send a request to the replicas of a model and return the first successful answer, or an unsuccessful one if
+        there is no other. Raises NoEngineReady if no replica is running.
+        """
         answers = await ask_replicas([self._replicas[model]], request, _STATE_TIMEOUT, is_enough=_is_success)
         if not answers:
             raise NoEngineReady(f"no replica of {model} is running")
@@ -293,8 +304,9 @@ class _IngressApp:
     async def _ask_all(
         self, request: ForwardedRequest, seconds: float, *, named: str | None = None, **options: Any
     ) -> list[ReplicaAnswer]:
-        """Send a request to the replicas of all models, or only to the replica `named`, and return their answers.
-        `seconds` and `options` are the other arguments of `ask_replicas`.
+        """Send a request to the replicas of all models, or only to the replica `named`, and return their answers. A
+        replica that does not answer within `seconds` seconds counts as failed. `options` are further arguments of
+        `ask_replicas`.
 
         Raises NoEngineReady if no replica is running, and InvalidField if there is no replica `named`.
         """
@@ -306,10 +318,11 @@ class _IngressApp:
         return answers
 
     async def _state(self) -> ReplicaAnswer:
-        """Return the answer of a replica that accepts work to a readiness check or, if there is none, the answer of
-        another replica.
+        """Return a replica's answer to a readiness check: that of a replica which accepts work or, if there is none,
+        that of another replica.
 
-        It is cached for a moment, because load balancers ask often.
+        The answer is cached for a moment, because load balancers ask often. Raises NoEngineReady if no replica is
+        running.
         """
         checked, state = self._health
         if state is None or time.monotonic() - checked > _HEALTH_LASTS:

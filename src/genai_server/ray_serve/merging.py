@@ -1,4 +1,6 @@
-"""Merges the answers of several replicas to one request into one response."""
+"""Merges the answers of several Ray Serve replicas to one request, such as an admin call or /metrics, into one
+response.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -19,7 +21,7 @@ _LISTS = ("data", "models")
 
 
 def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
-    """Merge the answers of one or more replicas to the same request into one.
+    """Merge the answers of one or more replicas to the same request into one answer, and return it.
 
     The status and headers are those of the first success. If a replica failed with a status other than 404, they are
     those of the first such failure instead. In a JSON body, lists contain the entries of all successes, each with its
@@ -45,8 +47,8 @@ def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
 
 def joined(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
-    """Merge the answers of one replica per model: concatenate their lists, as a server with all models would
-    return them.
+    """Merge the answers of one replica for each model into one answer, whose lists are concatenated, as a server with
+    all models would return them. If a replica has failed, the first failure is returned.
     """
     failure = next((answer for answer in answers if answer.status >= HTTPStatus.BAD_REQUEST), None)
     if failure is not None or len(answers) == 1:
@@ -61,7 +63,8 @@ def joined(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
 
 def merged_metrics(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
-    """Merge the metrics of all replicas that return them. Each series gets the label `replica`.
+    """Merge the metrics of all replicas that return them into one answer in Prometheus's text format. Each series gets
+    the label `replica`.
 
     If no replica returns metrics, the first failure is returned.
     """
@@ -75,7 +78,9 @@ def merged_metrics(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
 
 class _Families(Collector):
-    """The metric families of all replicas, parsed from Prometheus's text format."""
+    """A Prometheus collector that yields the metric families of all replicas, parsed from their answers and labelled by
+    replica.
+    """
 
     def __init__(self, answers: Sequence[ReplicaAnswer]) -> None:
         self._answers = answers

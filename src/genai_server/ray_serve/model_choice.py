@@ -1,4 +1,6 @@
-"""Chooses the deployment for a request, by the task that the endpoint needs and by the model's name."""
+"""Chooses the Ray Serve deployment for a request, by the task that the endpoint needs (such as embedding) and by the
+model's name in the request.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,7 +32,9 @@ _ROUTES = {
 
 
 def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:
-    """Return the task that a request needs of its model; None if models of any task can answer it."""
+    """Return the task that the endpoint of a request needs of its model; None if models of any task can answer it.
+    `fields` are the fields of the request's body.
+    """
     if matches(tokens.router.routes, scope):
         # The prompt that they make, or its tokens.
         return None if fields.get("messages") is None else Task.GENERATE
@@ -40,14 +44,14 @@ def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:
 
 
 def matches(routes: Iterable[BaseRoute], scope: Scope) -> bool:
-    """Whether one of the routes serves the path and method of a request."""
+    """Return whether one of the routes serves the path and method of a request, given by its ASGI scope."""
     return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
 @dataclass(frozen=True)
 class ModelNames:
-    """The names of the deployed models, and the choice of a model by the `model` field of a request, by the same
-    rules as in a single server (`Catalog.choose_for`).
+    """The names of the deployed models with their tasks, and the choice of a model by the `model` field of a request.
+    The ingress uses it; the rules are those of a single server (`Catalog.choose_for`).
     """
 
     settings: Settings
@@ -55,11 +59,12 @@ class ModelNames:
     tasks: Mapping[str, Task]
 
     def choose(self, id: object, task: Task | None = None) -> str:
-        """Return the name of the model for the value `id` of a request's field `model`. If that is no string, the
-        result is the first model for the task, or the first model of all.
+        """Return the name of the model for `id`, the value of a request's field `model`, which may also be an alias. If
+        `id` is not a string, the result is the first model for `task`, or the first model of all.
 
-        Raises ModelNotFound, and TaskUnsupported for a model of another task. If only one model is deployed, it is
-        returned without checks, because its replicas check the name and the task.
+        Raises ModelNotFound for an unknown name, and TaskUnsupported if the model is for another task than `task`
+        (None: any). If only one model is deployed, it is returned without checks, because its replicas check the name
+        and the task.
         """
         served = list(self.settings.served)
         suitable = [name for name in served if task in (None, self.tasks[name])]

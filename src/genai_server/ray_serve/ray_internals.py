@@ -1,6 +1,7 @@
-"""All private parts of Ray that this package uses. A new version of Ray may change each of them.
+"""All uses of Ray's private parts in this package, such as its prefix-aware request router. A new version of Ray may
+change each of them.
 
-The request router is imported by name in Ray Serve's processes (docs/decisions/0055-ray-serve.md). Its public name, in
+Ray Serve's processes import the request router by name (docs/decisions/0055-ray-serve.md). Its public name, in
 `ray.serve.llm`, needs vLLM; the module behind that name needs nothing more than Ray Serve.
 """
 
@@ -28,8 +29,8 @@ TREE_OPTIONS: dict[str, Any] = {
 
 
 def with_version(deployment: Any, version: str, **options: Any) -> Any:
-    """Return a copy of a Ray Serve deployment with this version and these options. Deploying again with the same
-    version restarts no replica.
+    """Return a copy of a Ray Serve deployment with this version and these options. When it is deployed again with the
+    same version, Ray Serve restarts no replica.
     """
     return deployment.options(version=version, _internal=True, **options)
 
@@ -40,7 +41,8 @@ def http_config() -> Any:
 
 
 async def replica_results(broadcast: Any) -> Sequence[Any]:
-    """Return the result of each replica of a broadcast, to be awaited one by one.
+    """Return the result of each replica of a broadcast, which the caller awaits one by one. `broadcast` is what Ray
+    Serve's `DeploymentHandle.broadcast` returns.
 
     Ray Serve's own method returns nothing if one result is missing. Raises DeploymentUnavailableError.
     """
@@ -49,7 +51,9 @@ async def replica_results(broadcast: Any) -> Sequence[Any]:
 
 
 class _NamedReplica(RunningReplica):
-    """Adds the replica's id to each result, so that a replica that does not answer can be named."""
+    """Ray Serve's client of a running replica, which adds the replica's id to each result, so that a replica that does
+    not answer can be named.
+    """
 
     def try_send_request(self, pr: Any, with_rejection: bool) -> Any:
         result = super().try_send_request(pr, with_rejection)
@@ -58,14 +62,16 @@ class _NamedReplica(RunningReplica):
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):
-    """Sends a prompt to the replica that has received the longest prefix of the prompt, as long as the load is
-    balanced.
+    """Ray Serve's request router for replicas of a model: sends a prompt to the replica that has received the longest
+    prefix of the prompt, as long as the load is balanced.
 
     It is Ray's own prefix router with handling for errors that Ray's router does not expect.
     """
 
     def initialize_state(self, **options: Any) -> None:
-        """Create the actor with the tree of prefixes, or find that of an earlier ingress."""
+        """Create the Ray actor that has the tree of prefixes, or find the actor that an earlier ingress has created.
+        Called by Ray Serve.
+        """
         deployment = self._deployment_id
         name = f"prefixes of {deployment.app_name} {deployment.name}"
         tree = PrefixTreeActor.options(name=name, namespace=SERVE_NAMESPACE, **TREE_OPTIONS).remote()
@@ -74,14 +80,16 @@ class PrefixRouter(PrefixCacheAffinityRouter):
         super().initialize_state(**options, tree_actor=tree)
 
     def create_replica_wrapper(self, replica_info: Any) -> RunningReplica:
-        """Return the object that sends requests to a replica."""
+        """Return the object by which requests are sent to a replica. Called by Ray Serve."""
         return _NamedReplica(replica_info)
 
     async def _prefix_match_best_replicas(self, pending_request: Any, candidate_replicas: list[Any]) -> list[list[Any]]:
-        """Return the replicas to choose from; an empty list leaves the choice to the power of two choices.
+        """Return the replicas among `candidate_replicas` that have received the longest prefix of the request's prompt.
+        An empty list leaves the choice to Ray's rule for load (power of two choices).
 
         The tree of prefixes outlives an ingress, and may then name a replica that no longer exists. For that replica
-        Ray's method raises KeyError, and while the tree restarts RayActorError. Either would leave the request waiting.
+        Ray's method raises KeyError, and while the tree restarts RayActorError. Either would leave the request waiting,
+        so the result is empty.
         """
         try:
             ranked: list[list[Any]] = await super()._prefix_match_best_replicas(pending_request, candidate_replicas)
@@ -90,8 +98,8 @@ class PrefixRouter(PrefixCacheAffinityRouter):
         return ranked
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        """Add the prompt to the tree of prefixes, unless the tree is restarting: the replica has the request
-        already.
+        """Add the prompt of a request that was sent to a replica to the tree of prefixes. Does nothing while the tree
+        restarts. Called by Ray Serve.
         """
         with suppress(RayActorError):
             super().on_request_routed(pending_request, replica_id, result)

@@ -1,4 +1,5 @@
-"""A replica in a Ray Serve deployment: the app of `genai-server serve`, with a supervisor of its own.
+"""A replica in a Ray Serve deployment: the app of `genai-server serve`, with engines and a supervisor (the process that
+starts them) of its own.
 
 Ray Serve calls the replica in an actor's process. The app receives ASGI messages there, so no port is opened.
 """
@@ -29,13 +30,17 @@ _CHECK_INTERVAL = 0.05
 
 
 class Replica:
-    """One replica of one model. For use in the event loop of the actor's user code only."""
+    """One replica of one model: the server's app in a Ray actor, whose methods the ingress calls. Ray Serve creates and
+    deletes it. Only the event loop of the actor's user code may use it.
+    """
 
     # Whether it is to be stopped.
     _is_up = False
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve waits for it
-        """Start the app and return when the model is loaded. Raises ConfigurationError if it cannot be loaded."""
+        """Start the app and its engines, and return when the model is loaded. Raises ConfigurationError if it cannot be
+        loaded.
+        """
         configure_logging(settings.log_level, settings.log_format)
         texts = await asyncio.to_thread(check_models, settings)
         context = serve.get_replica_context()
@@ -65,7 +70,8 @@ class Replica:
         self._is_up = True
 
     def check_health(self) -> None:
-        """Raise ConfigurationError if no device can recover, so that Ray Serve replaces the replica.
+        """Raise ConfigurationError if all engines have failed for good, so that Ray Serve replaces the replica. Called
+        by Ray Serve.
 
         A model that is unloaded because it is idle has no engines, and counts as healthy.
         """
@@ -74,9 +80,10 @@ class Replica:
             raise ConfigurationError("; ".join(f"device {engine.device}: {engine.error}" for engine in engines))
 
     async def stream(self, request: ForwardedRequest) -> AsyncIterator[list[Message]]:
-        """Yield the ASGI messages of the app's response, in lists of those that are available at the same time.
+        """Answer a request, and yield the ASGI messages of the app's response, in lists of those that are available at
+        the same time.
 
-        When Ray Serve ends the iteration, the app receives the disconnection of the client.
+        When Ray Serve ends the iteration, the app is told that the client has disconnected.
         """
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
         has_left = asyncio.Event()
@@ -109,8 +116,8 @@ class Replica:
             has_left.set()
 
     async def answer(self, request: ForwardedRequest, replica: str | None) -> ReplicaAnswer | None:
-        """Return the complete response, for requests that are sent to all replicas; None if another replica is
-        named.
+        """Answer a request that is sent to all replicas, and return the complete response. If `replica` is the id of
+        another replica, return None.
         """
         return await self._answer(request) if replica in (None, self._id) else None
 
@@ -120,7 +127,7 @@ class Replica:
         return ReplicaAnswer(self._id, self._model, messages[0]["status"], messages[0]["headers"], body)
 
     def __del__(self) -> Coroutine[Any, Any, None] | None:
-        """Return a coroutine that stops the replica; None if it has stopped.
+        """Return a coroutine that stops the app and its engines; None if they have been stopped.
 
         Ray Serve calls this method after the drain and awaits the result. When Python calls it later, it returns None.
         """

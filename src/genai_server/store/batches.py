@@ -1,4 +1,6 @@
-"""Batches in the store, where every API process sees their state."""
+"""Batches of the OpenAI batch API in the server's database, the store, where every API process sees their state
+(`BatchStore`). Their input and result files are in files.py.
+"""
 
 import json
 import sqlite3
@@ -22,8 +24,8 @@ _COLUMNS = "id, owner, input, output, errors, keeps, value"
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """A batch that has not ended, with what the API process that runs it needs: its owner and the ids of its input and
-    result files.
+    """A batch that has not ended, with what the API process that runs it needs: its owner, and the ids of its input
+    file, output file and error file. BatchStore reads it from the store.
     """
 
     id: str
@@ -52,7 +54,8 @@ class StoredBatch:
 
 
 class BatchStore:
-    """Creates, reads and changes batches in the store. Their input and result files are in a FileStore.
+    """Creates, reads and changes batches in the store, the database that all API processes share. Their input and
+    result files are in the given FileStore. Each API process has one BatchStore.
 
     Only the event loop may call the methods. Each of them raises StoreUnavailable if the store cannot be used.
     """
@@ -70,14 +73,16 @@ class BatchStore:
         await self._database.write(batch.owner, lambda rows: self._insert(rows, batch), is_durable=True)
 
     async def get(self, id: str, owner: str) -> JsonObject:
-        """A batch of this owner in OpenAI's format. Raises BatchNotFound."""
+        """Return the batch with this id, which must belong to `owner` (an API key), in OpenAI's format. Raises
+        BatchNotFound.
+        """
         return _found(await self._database.read(owner, lambda rows: _value(rows, id, owner)), id)
 
     async def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[JsonObject], bool]:
-        """A page of at most `limit` batches of this owner, newest first, and whether more follow. The page begins after
-        the batch with the id `after`.
+        """Return a page of at most `limit` batches of `owner` (an API key), newest first, in OpenAI's format, and
+        whether more follow. The page begins after the batch with the id `after`; None for the first page.
 
-        Raises InvalidField if the owner has no batch with this id.
+        Raises InvalidField if the owner has no batch with the id `after`.
         """
 
         def read(rows: sqlite3.Connection) -> list[JsonObject]:
@@ -92,9 +97,11 @@ class BatchStore:
         return batches[:limit], len(batches) > limit
 
     async def cancel(self, id: str, owner: str) -> JsonObject:
-        """Mark a batch for cancellation by the API process that runs it, and return it in OpenAI's format.
+        """Mark a batch of `owner` (an API key) for cancellation by the API process that runs it, and return it in
+        OpenAI's format.
 
-        Raises BatchNotFound, and InvalidField if the batch is in a state in which it cannot be cancelled.
+        Raises BatchNotFound if the owner has no such batch, and InvalidField if the batch is in a state in which it
+        cannot be cancelled.
         """
 
         def cancel(rows: sqlite3.Connection) -> JsonObject | None:
@@ -110,7 +117,7 @@ class BatchStore:
         return _found(await self._database.write(owner, cancel, is_durable=True), id)
 
     async def open(self) -> list[StoredBatch]:
-        """All batches of all owners that have not ended, oldest first."""
+        """Return all batches of all owners that have not ended, oldest first."""
 
         def read(rows: sqlite3.Connection) -> list[StoredBatch]:
             batches = rows.execute(f"SELECT {_COLUMNS} FROM batches WHERE is_open ORDER BY key")
@@ -122,16 +129,19 @@ class BatchStore:
         return await self._database.read("", read)
 
     async def reread(self, batch: StoredBatch) -> JsonObject | None:
-        """The batch as the store has it now, in OpenAI's format; None if the batch has ended."""
+        """Return the batch in OpenAI's format as it is now in the store, where another process may have changed it;
+        None if the batch has ended.
+        """
         return await self._database.read(batch.owner, lambda rows: _open_value(rows, batch))
 
     async def update(
         self, batch: StoredBatch, change: Callable[[JsonObject], None], sizes: tuple[int, int]
     ) -> tuple[JsonObject, str]:
-        """Change a running batch. `sizes` are the bytes of its output file and its error file.
+        """Change a running batch in the store: `change` modifies its object in OpenAI's format. `sizes` are the bytes
+        of its output file and of its error file so far.
 
-        Returns the batch in OpenAI's format, and the name of the setting whose limit leaves no space for more results;
-        "" if there is space.
+        Returns the changed object, and the name of the setting whose limit leaves no space for more results; "" if
+        there is space.
         """
 
         def update(rows: sqlite3.Connection) -> tuple[JsonObject, str]:
@@ -148,8 +158,8 @@ class BatchStore:
         return await self._database.write(batch.owner, update, is_durable=True)
 
     async def end(self, batch: StoredBatch, changes: JsonObject, sizes: tuple[int, int]) -> None:
-        """End a batch: apply `changes` and make its result files visible, in one transaction. `sizes` are the bytes of
-        its output file and its error file. Result files without content are removed.
+        """End a batch: apply `changes` to its object and make its result files visible, in one transaction. `sizes` are
+        the bytes of its output file and of its error file. Result files without content are removed.
         """
 
         def end(rows: sqlite3.Connection) -> None:

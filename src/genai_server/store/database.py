@@ -1,5 +1,6 @@
-"""An SQLite file that all API processes of a server share, the one thread of each process that accesses it, and the
-tables of the store with their migration from version 0.2.0.
+"""The store: an SQLite file that all API processes of a server share, with stored responses, conversations, files and
+batches. `Database` is the thread that accesses it; `open_store` opens it, creates its tables or migrates those of
+version 0.2.0.
 
 The thread runs one job at a time, each in a transaction and within a time limit. Owners (API keys) take turns by the
 seconds that their jobs have taken, so that an owner's jobs delay those of others by at most one job.
@@ -120,12 +121,12 @@ class _Job:
 
 
 class Database:
-    """Runs jobs on an SQLite file, in a thread of its own. A job is a function that gets the connection. The caller
-    must close the database.
+    """Runs jobs on an SQLite file, in a thread of its own. A job is a function that gets the connection. Each API
+    process has one Database for the store, and must close it.
 
     `prepare` creates the tables of a new file or migrates those of an older version, and raises ValueError for an
     unknown version. The first job opens the file; after a failure, the next job opens it again. The file never grows
-    beyond `max_bytes`.
+    beyond `max_bytes` bytes. `timeout` is the time limit of a job in seconds.
 
     Only the event loop may call `read`, `write` and `close`. The thread is a daemon thread, because a disk that hangs
     may block it forever.
@@ -216,7 +217,9 @@ class Database:
             raise
 
     def disconnect(self) -> None:
-        """Close the file; the next transaction opens it again. Only for the database's thread."""
+        """Close the SQLite file; the next transaction opens it again. Only the database's own thread may call this
+        method.
+        """
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(sqlite3.Error):
@@ -274,8 +277,8 @@ class Database:
         self._ended.set_result(None)
 
     def _next(self) -> tuple[str, _Job] | None:
-        """Wait for a job. Returns the next job of the owner whose turn it is, with the owner; None when the database is
-        being closed and no job is left.
+        """Wait for a job, remove it from its queue and return it with its owner (an API key): the next job of the owner
+        whose turn it is. Returns None when the database is being closed and no job is left.
         """
         with self._changed:
             while not self._queues:
@@ -300,10 +303,10 @@ class Database:
             job.done.set_result(result)
 
     def _commit(self, connection: sqlite3.Connection, kind: str) -> None:
-        """Commit a transaction of this kind, DEFERRED or IMMEDIATE.
+        """Commit the current transaction of `connection`, whose kind is DEFERRED for jobs that only read, and IMMEDIATE
+        for others.
 
-        Jobs that only read have the kind DEFERRED. Their one change is the time at which a record was last used, so an
-        error is ignored for them.
+        A DEFERRED transaction changes only the time at which a record was last used, so an error is ignored for it.
         """
         try:
             if connection.in_transaction:
@@ -339,8 +342,8 @@ class Database:
 
 
 def check_version(rows: sqlite3.Connection, accepted: Set[int]) -> int:
-    """The version of the database file behind the connection `rows`, 0 if the file is new. Raises ValueError if the
-    version is not in `accepted`.
+    """Return the version of the database file behind the connection `rows`; 0 if the file is new. Raises ValueError if
+    the version is not in `accepted`.
     """
     (version,) = rows.execute("PRAGMA user_version").fetchone()
     if version not in accepted:
@@ -351,7 +354,8 @@ def check_version(rows: sqlite3.Connection, accepted: Set[int]) -> int:
 
 
 def why_unusable(path: Path, accepted: Set[int]) -> str | None:
-    """Why the server could not use the database file at this path, in words; None if it could. Nothing is changed.
+    """Return, as text for operators, why the server could not use the database file at this path; None if it could. The
+    file is not changed.
 
     `accepted` are the versions that the server can open.
     """
@@ -376,8 +380,8 @@ def why_unusable(path: Path, accepted: Set[int]) -> str | None:
 
 
 def statements(script: str) -> Iterator[str]:
-    """Split an SQL script into statements. sqlite3's own `executescript` cannot be used, since it commits the
-    transaction.
+    """Yield the single statements of an SQL script. They are run one by one, because sqlite3's own `executescript`
+    commits the transaction.
     """
     statement = ""
     for line in script.splitlines():
@@ -388,10 +392,11 @@ def statements(script: str) -> Iterator[str]:
 
 
 def open_store(path: Path, record_bytes: int, files_dir: Path | None = None) -> Database:
-    """Open the store in the file at `path`. `record_bytes` is the limit of all stored responses and conversations
-    together, from which the maximum size of the file is derived.
+    """Return the Database for the store in the file at `path`. `record_bytes` is the limit of all stored responses and
+    conversations together, in bytes, from which the maximum size of the file is derived.
 
-    `files_dir` is the folder for files and batches; version 0.2.0 may have left a file there that lists them.
+    `files_dir` is the folder for files and batches, or None; version 0.2.0 may have left a file there that lists them.
+    The file is opened by the first job.
     """
     max_bytes = _SIZE_FACTOR * record_bytes + (_MIN_BYTES if files_dir is None else _FILES_BYTES)
     return Database(path, partial(prepare, index=None if files_dir is None else files_dir / INDEX_NAME), max_bytes)

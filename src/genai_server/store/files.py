@@ -1,4 +1,6 @@
-"""Uploaded files and results of batches: their contents in a folder, and their properties in the store."""
+"""Uploaded files and result files of batches, as in OpenAI's files API: their contents are in a folder, and their
+properties in the server's database, the store (`FileStore`).
+"""
 
 import asyncio
 import os
@@ -25,7 +27,7 @@ _COLUMNS = "id, owner, created, expires, name, purpose, size"
 
 @dataclass(frozen=True)
 class StoredFile:
-    """The properties of a stored file."""
+    """The properties of a stored file, such as id, name, size in bytes, purpose, and when it expires."""
 
     id: str
     # Stands for an API key; "" without API keys.
@@ -39,7 +41,7 @@ class StoredFile:
     size: int
 
     def to_json(self) -> JsonObject:
-        """The file as an object in OpenAI's format."""
+        """Return the file as an object in the format of OpenAI's files API."""
         expires = {} if self.expires is None else {"expires_at": self.expires}
         return {
             "id": self.id,
@@ -56,8 +58,8 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class FileLimits:
-    """Limits of stored files: maximum bytes for each owner and for all owners, and maximum number of files of an
-    owner.
+    """The limits of a FileStore: maximum bytes of files for each owner (API key) and for all owners together, and
+    maximum number of files of an owner.
     """
 
     per_owner: int
@@ -66,10 +68,11 @@ class FileLimits:
 
 
 class FileStore:
-    """Stores files within limits. A file is visible only to its owner.
+    """Stores uploaded files and result files of batches, within limits. A file is visible only to its owner (API key).
+    Each API process has one FileStore; all use the same folder and the same database.
 
-    Creates its folders, and raises OSError if it cannot. Only the event loop may call the methods; each of them raises
-    StoreUnavailable if the store cannot be used.
+    The constructor creates the folders, and raises OSError if it cannot. Only the event loop may call the methods; each
+    of them raises StoreUnavailable if the database cannot be used.
     """
 
     def __init__(self, database: Database, folder: Path, limits: FileLimits) -> None:
@@ -86,11 +89,12 @@ class FileStore:
         self._limits = limits
 
     def content(self, id: str) -> Path:
-        """The path of the content of the file with this id."""
+        """Return the path of the content of the file with this id. The file need not exist."""
         return self._contents / id
 
     async def add(self, upload: Path, name: str, purpose: str, owner: str, seconds: int) -> StoredFile:
-        """Move an uploaded file into the store, with this name and purpose. It is removed after `seconds`.
+        """Move the uploaded file at the path `upload` into the store, with this name and purpose, for `owner` (an API
+        key), and return its properties. It is removed after `seconds` seconds.
 
         Raises InvalidField if the owner would have too many files or bytes, and UploadUnavailable if all files together
         would have too many bytes or if the disk fails.
@@ -110,7 +114,9 @@ class FileStore:
         return file
 
     async def get(self, id: str, owner: str) -> StoredFile:
-        """The file of this owner with this id. Raises StoredFileNotFound."""
+        """Return the properties of the file with this id, which must belong to `owner` (an API key). Raises
+        StoredFileNotFound.
+        """
         file = await self.database.read(owner, lambda rows: find(rows, id, owner))
         if file is None:
             raise _not_found(id)
@@ -119,11 +125,11 @@ class FileStore:
     async def page(
         self, owner: str, *, after: str | None, limit: int, order: str, purpose: str | None
     ) -> tuple[list[StoredFile], bool]:
-        """A page of at most `limit` files of this owner, and whether more follow. The page begins after the file with
-        the id `after`.
+        """Return a page of at most `limit` files of `owner` (an API key), and whether more follow. The page begins
+        after the file with the id `after`; None for the first page.
 
-        `order` is asc or desc by age. With `purpose`, only files with this purpose are listed. Raises InvalidField if
-        the owner has no file with the id `after`.
+        `order` is "asc" (oldest first) or "desc". If `purpose` is given, only files with this purpose are listed.
+        Raises InvalidField if the owner has no file with the id `after`.
         """
 
         def read(rows: sqlite3.Connection) -> list[StoredFile]:
@@ -140,8 +146,8 @@ class FileStore:
         return files[:limit], len(files) > limit
 
     async def delete(self, id: str, owner: str) -> None:
-        """Delete a file of this owner. Raises StoredFileNotFound, and InvalidField while the file is the input of a
-        running batch.
+        """Delete the file with this id of `owner` (an API key). Raises StoredFileNotFound if there is none, and
+        InvalidField while the file is the input of a running batch.
         """
 
         def remove(rows: sqlite3.Connection) -> bool:
@@ -160,8 +166,8 @@ class FileStore:
         await asyncio.to_thread(_remove, self.content(id))
 
     def reached_limit(self, rows: sqlite3.Connection, owner: str) -> str:
-        """The name of the setting whose limit is reached, if the owner's batches may not write more results because the
-        stored files take too many bytes; otherwise "".
+        """Return the name of the setting whose limit is reached, if the batches of `owner` may not write more results
+        because the stored files take too many bytes; otherwise "". `rows` is the connection of the current transaction.
         """
         _, own_bytes, total = _used(rows, owner)
         if own_bytes >= self._limits.per_owner:
@@ -170,7 +176,7 @@ class FileStore:
 
     async def remove_expired(self) -> None:
         """Remove files that have expired, except inputs of running batches, and contents without an entry in the
-        store.
+        database.
         """
 
         def expired(rows: sqlite3.Connection) -> None:
@@ -213,20 +219,22 @@ class FileStore:
 
 
 def new_id(prefix: str) -> str:
-    """A new random id in OpenAI's form, such as `file-…` or `batch_…`."""
+    """Return a new random id in OpenAI's form, such as `file-…` or `batch_…`, that begins with `prefix`."""
     return f"{prefix}-{secrets.token_hex(12)}" if prefix == "file" else f"{prefix}_{secrets.token_hex(12)}"
 
 
 def insert(rows: sqlite3.Connection, file: StoredFile, writer: str = "") -> None:
-    """Add a file to the table of files. `writer` is the id of the batch that still writes the file; such a file is
-    invisible to requests. "" for a complete file.
+    """Add a file to the table of files, in the caller's transaction on `rows`. `writer` is the id of the batch that
+    still writes the file; such a file is invisible to requests. "" stands for a complete file.
     """
     values = (file.id, file.owner, file.created, file.expires, file.name, file.purpose, file.size, writer)
     rows.execute(f"INSERT INTO files ({_COLUMNS}, writer) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def find(rows: sqlite3.Connection, id: str, owner: str) -> StoredFile | None:
-    """The file with this id if it belongs to this owner, is complete and has not expired; otherwise None."""
+    """Return the properties of the file with this id; None unless the file belongs to `owner` (an API key), is complete
+    and has not expired. `rows` is the connection of the current transaction.
+    """
     row = rows.execute(
         f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND writer = '' AND COALESCE(expires, ?) > ?",
         (id, owner, 2**62, int(time.time())),
@@ -235,9 +243,10 @@ def find(rows: sqlite3.Connection, id: str, owner: str) -> StoredFile | None:
 
 
 def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str, order: str) -> int:
-    """The primary key in `table` after which a page begins; without `after`, a key before the first row in this order.
+    """Return the primary key in `table` after which a page begins: that of the row with the id `after` or, if `after`
+    is None, a key before the first row in this order.
 
-    Raises InvalidField if the owner has no row with the id `after`.
+    `order` is "asc" or "desc". Raises InvalidField if the owner has no row with the id `after`.
     """
     if after is None:
         return 2**62 if order == "desc" else 0
@@ -249,7 +258,7 @@ def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str
 
 
 def _used(rows: sqlite3.Connection, owner: str) -> tuple[int, int, int]:
-    """The number of an owner's files, their bytes, and the bytes of all owners' files."""
+    """Return the number of an owner's files, their bytes, and the bytes of all owners' files."""
     number, own_bytes = rows.execute(f"SELECT COUNT(*), {_COUNTED} FROM files WHERE owner = ?", (owner,)).fetchone()
     (total,) = rows.execute(f"SELECT {_COUNTED} FROM files").fetchone()
     return number, own_bytes, total

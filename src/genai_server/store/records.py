@@ -1,7 +1,7 @@
-"""Stored responses and conversations. Each is a record: one row for the object itself, and one for each item and stream
-event.
+"""Stored responses and conversations, as in OpenAI's responses API, in the server's database (`Records`). Each is a
+record: one row for the object itself, and one for each item and each stream event.
 
-An access reads and writes only the rows that it needs. Records are visible only to their owners.
+An access reads and writes only the rows that it needs. Records are visible only to their owners (API keys).
 """
 
 import json
@@ -31,7 +31,9 @@ _HISTORY_LIMIT = "8 times GENAI_MAX_BODY_BYTES, and at least GENAI_MAX_MEDIA_BOD
 
 
 class Key(NamedTuple):
-    """Identifies a record: its type, its id and its owner."""
+    """Identifies a stored record: whether it is a response or a conversation, its id, and its owner (a digest of the
+    API key).
+    """
 
     object: Literal["response", "conversation"]
     id: str
@@ -41,7 +43,9 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A response or a conversation to be stored."""
+    """A response or a conversation to be stored, with its items and, if clients may request them again, its stream
+    events.
+    """
 
     # The object that clients receive.
     value: JsonObject
@@ -74,8 +78,8 @@ class Row(NamedTuple):
 
 
 class EncodedRecord:
-    """A record whose parts are encoded as JSON. Encoding a large record takes long and is done outside of the event
-    loop.
+    """A Record whose parts are encoded as JSON, ready to be stored by `Records.put`. Encoding a large record takes
+    long, and is therefore done before the database's thread gets it, outside of the event loop.
     """
 
     def __init__(self, record: Record) -> None:
@@ -91,8 +95,8 @@ class EncodedRecord:
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A response or conversation read from the database, without its input items and events. A response's output items
-    are raw JSON.
+    """A response or conversation that `Records.get` has read from the database, without its input items and events. The
+    output items of a response are raw JSON.
     """
 
     value: JsonObject
@@ -108,7 +112,7 @@ class StoredRecord:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a record's items, in the requested order."""
+    """A page of a record's items, in the requested order, and whether more items follow."""
 
     # Pairs of id and item.
     items: list[tuple[str, JsonObject | msgspec.Raw]]
@@ -127,11 +131,12 @@ class History(NamedTuple):
 
 
 class Records:
-    """Reads and changes records. `rows` is always the connection with a transaction of the caller.
+    """Reads and changes stored responses and conversations. The parameter `rows` of the methods is always the database
+    connection with a transaction of the caller; the methods run in the database's thread.
 
-    If the records exceed a limit, the least recently used record of the owner who uses most is evicted, so that an
-    owner within an equal share loses none. An item that several records share counts for each of them. A change that
-    makes a single record exceed a limit raises InvalidField.
+    If the records exceed a limit, the least recently used record of the owner (API key) who uses most is evicted, so
+    that an owner within an equal share loses none. An item that several records share counts for each of them. A change
+    that makes a single record exceed a limit raises InvalidField.
     """
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
@@ -140,7 +145,9 @@ class Records:
         self._max_bytes = max_bytes
 
     def put(self, rows: sqlite3.Connection, encoded: EncodedRecord) -> None:
-        """Store a record, in place of one with the same id. The caller must call `evict` afterwards."""
+        """Store a record, in place of a record with the same id and owner. The caller must call `evict` afterwards.
+        Raises InvalidField if the record is too large.
+        """
         record = encoded.record
         self._check(record.id, encoded.size, len(encoded.rows))
         owner, used = record.owner or "", time.time_ns() + (_MAX_RUN if record.run else 0)
@@ -156,6 +163,7 @@ class Records:
 
     def complete(self, rows: sqlite3.Connection, encoded: EncodedRecord) -> bool:
         """Store the final state of a response that was stored while it ran. The caller must call `evict` afterwards.
+        Raises InvalidField if the response is too large.
 
         Returns False if the response is no longer stored, because another process has deleted it.
         """
@@ -173,7 +181,8 @@ class Records:
         return True
 
     def evict(self, rows: sqlite3.Connection, newcomer: str | None) -> str | None:
-        """If the records exceed a limit, delete one of them and return its id; otherwise return None.
+        """If the records together exceed a limit, delete one of them and return its id; otherwise return None. The
+        caller repeats the call until it returns None.
 
         `newcomer` is the owner of the record stored last, who loses a record only if no other owner has as much. Each
         call deletes only one record, so that other jobs can run between two calls.
@@ -196,7 +205,7 @@ class Records:
         return deleted.rowcount > 0
 
     def get(self, rows: sqlite3.Connection, key: Key) -> StoredRecord | None:
-        """A record without its input items; None if it does not exist."""
+        """Return a record without its input items; None if it does not exist. The record counts as used."""
         if (record := _use(rows, key)) is None:
             return None
         head, *more = rows.execute(
@@ -214,10 +223,11 @@ class Records:
     def page(
         self, rows: sqlite3.Connection, key: Key, *, order: Literal["asc", "desc"], after: str | None, limit: int
     ) -> Page | None:
-        """A page of a record's items, without a response's output; None if the record does not exist.
+        """Return a page of a record's items, without a response's output; None if the record does not exist.
 
-        The page has at most `limit` items and begins after the item with the id `after`. Raises InvalidField if the
-        record has no such item.
+        The page has at most `limit` items, fewer if they are large, and begins after the item with the id `after`; None
+        for the first page. `order` "desc" begins with the newest item. Raises InvalidField if the record has no item
+        `after`.
         """
         if (record := _use(rows, key)) is None:
             return None
@@ -242,7 +252,9 @@ class Records:
         return Page(items, has_more=False)
 
     def item(self, rows: sqlite3.Connection, key: Key, id: str) -> bytes | None:
-        """One item of a record as JSON; None if the record or the item does not exist."""
+        """Return the item with this id of a record as JSON; None if the record or the item does not exist. Items of a
+        response's output are not found.
+        """
         if (record := _use(rows, key)) is None:
             return None
         sql = "SELECT json FROM parts WHERE owner = ? AND id = ? AND record = ? AND kind = ? ORDER BY place LIMIT 1"
@@ -252,10 +264,10 @@ class Records:
     def history(
         self, rows: sqlite3.Connection, key: Key, max_bytes: int, *, is_shortened: bool = False
     ) -> History | None:
-        """All items of a record, including a response's output; None if the record does not exist.
+        """Return all items of a record, including a response's output; None if the record does not exist.
 
-        If the items have more than `max_bytes`, InvalidField is raised. With `is_shortened`, the first item and the
-        newest items with at most half of `max_bytes` are returned instead.
+        If the items together have more than `max_bytes` bytes, InvalidField is raised. With `is_shortened`, the result
+        then has the first item, and the newest items with at most half of `max_bytes`, instead.
         """
         if (record := _use(rows, key)) is None:
             return None
@@ -281,8 +293,8 @@ class Records:
         return History(items[:num_newest][::-1], first)
 
     def events(self, rows: sqlite3.Connection, key: Key, after: int) -> list[bytes] | None:
-        """The stored stream events after the one with sequence number `after`, up to a page; None if the record does
-        not exist.
+        """Return the stored stream events of a response after the one with sequence number `after`, as JSON; at most
+        one page of them. None if the record does not exist.
         """
         if (record := _use(rows, key)) is None:
             return None
@@ -298,11 +310,11 @@ class Records:
     def find_items(
         self, rows: sqlite3.Connection, wanted: Mapping[str, int], owner: str | None, max_bytes: int
     ) -> dict[str, bytes]:
-        """The owner's items with the ids in `wanted`, as JSON by id. Unknown ids are omitted.
+        """Return the stored items of `owner` with the ids in `wanted`, as JSON by id. Unknown ids are omitted.
 
         `owner` is the digest of an API key; None means the items of a server without API keys. `wanted` has the number
-        of times that each item is used. Raises InvalidField if the items, counted that often, have more than
-        `max_bytes`.
+        of times that a request uses each item. Raises InvalidField if the items, counted that often, have more than
+        `max_bytes` bytes.
         """
         items: dict[str, bytes] = {}
         size = 0
@@ -320,8 +332,8 @@ class Records:
     def set_value(
         self, rows: sqlite3.Connection, key: Key, change: Callable[[JsonObject], JsonObject]
     ) -> JsonObject | None:
-        """Replace a conversation's object by the result of `change` and return it; None if the record does not
-        exist.
+        """Replace a conversation's JSON object by the result of `change`, which receives the present object, and return
+        the new one; None if the record does not exist. Raises InvalidField if the record becomes too large.
         """
         if (record := _find(rows, key)) is None:
             return None
@@ -334,7 +346,9 @@ class Records:
         return value
 
     def append(self, rows: sqlite3.Connection, key: Key, items: Sequence[Row]) -> bool:
-        """Append items to a record. The caller must call `evict` afterwards. Returns whether the record exists."""
+        """Append items to a record. Returns False if the record does not exist. The caller must call `evict`
+        afterwards. Raises InvalidField if the record becomes too large.
+        """
         if (record := _find(rows, key)) is None:
             return False
         (size,) = rows.execute("SELECT size FROM records WHERE key = ?", (record,)).fetchone()
@@ -348,7 +362,7 @@ class Records:
         return True
 
     def remove_item(self, rows: sqlite3.Connection, key: Key, id: str) -> bool:
-        """Delete one item of a record. Returns whether the item existed."""
+        """Delete the item with this id of a record. Returns whether the item existed."""
         record = _find(rows, key)
         position = None if record is None else _position(rows, record, key.owner, id)
         if position is None:
@@ -380,17 +394,19 @@ class Records:
 
 
 def encode_items(items: Iterable[JsonObject], kind: int = ITEM) -> list[Row]:
-    """Encode items as rows of one kind: ITEM or OUTPUT."""
+    """Return items, which must have ids, as database rows of one kind: ITEM (input or conversation items) or OUTPUT (a
+    response's output items).
+    """
     return [Row(kind, item["id"], to_json(item)) for item in items]
 
 
 def size_of(rows: Iterable[Row]) -> int:
-    """Size of the rows' JSON in bytes."""
+    """Return the total size of the rows' JSON in bytes."""
     return sum(len(row.json) for row in rows)
 
 
 def to_json(part: JsonObject) -> bytes:
-    """Encode an object as JSON; lone surrogates become escapes."""
+    """Return an object encoded as JSON in UTF-8. Lone surrogates, which UTF-8 cannot encode, become escapes."""
     try:
         return msgspec.json.encode(part)
     except UnicodeEncodeError:
@@ -398,7 +414,9 @@ def to_json(part: JsonObject) -> bytes:
 
 
 def references_too_large(max_bytes: int) -> InvalidField:
-    """The error for a request whose references to stored items stand for more than `max_bytes`."""
+    """Return the error for a request whose references to stored items (`item_reference`) stand for more than
+    `max_bytes` bytes.
+    """
     return InvalidField(
         None,
         "the items referred to by item_reference may have at most",
@@ -408,12 +426,12 @@ def references_too_large(max_bytes: int) -> InvalidField:
 
 
 def no_such_item(after: str) -> InvalidField:
-    """The error for a page that is to begin after an item which does not exist."""
+    """Return the error for a request for a page of items that begins after the item `after`, which does not exist."""
     return InvalidField("after", "must be the id of an input item", given=after)
 
 
 def _find(rows: sqlite3.Connection, key: Key) -> int | None:
-    """The primary key of a record; None if it does not exist."""
+    """Return the primary key of the record that `key` identifies; None if it does not exist."""
     row = rows.execute(
         "SELECT key FROM records WHERE owner = ? AND id = ? AND object = ?", (key.owner or "", key.id, key.object)
     ).fetchone()
@@ -421,7 +439,9 @@ def _find(rows: sqlite3.Connection, key: Key) -> int | None:
 
 
 def _use(rows: sqlite3.Connection, key: Key) -> int | None:
-    """The primary key of a record; None if the record does not exist. Also sets the record's time of last use."""
+    """Return the primary key of the record that `key` identifies, and set the record's time of last use; None if the
+    record does not exist.
+    """
     record = _find(rows, key)
     if record is not None:
         with suppress(sqlite3.Error):  # a full or read-only disk, or another writer, does not prevent reading
@@ -430,8 +450,8 @@ def _use(rows: sqlite3.Connection, key: Key) -> int | None:
 
 
 def _position(rows: sqlite3.Connection, record: int, owner: str | None, id: str) -> int | None:
-    """The position in a record of the first item with this id; None if the record has no such item. `record` is the
-    primary key of the record.
+    """Return the position, in a record, of the first item with this id; None if the record has no such item. `record`
+    is the primary key of the record.
     """
     row = rows.execute(
         "SELECT MIN(place) FROM parts WHERE owner = ? AND id = ? AND record = ? AND kind = ?",
@@ -441,7 +461,7 @@ def _position(rows: sqlite3.Connection, record: int, owner: str | None, id: str)
 
 
 def _add_rows(rows: sqlite3.Connection, record: int, owner: str, added: Sequence[Row], position: int = 0) -> None:
-    """Add rows to the record with the primary key `record`.
+    """Add rows with items and events to the record with the primary key `record`.
 
     Items get consecutive positions from `position` on; output items, and also events, get consecutive positions from 0
     on.
