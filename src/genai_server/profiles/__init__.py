@@ -1,1 +1,3 @@
-"""Reads and analyses ONNX Runtime's profiles, and shows them as text, HTML page or trace, without ONNX Runtime."""
+"""Reads the profiles that ONNX Runtime has written for an engine, analyses them, and shows them as text, HTML page or
+Chrome trace. ONNX Runtime itself is not needed.
+"""

@@ -1,8 +1,9 @@
-"""The manifest of a profile session: says which file of ONNX Runtime belongs to which token of which request.
+"""The manifest of a profile session, a recording of some of an engine's forward passes: the file that says which
+profile file of ONNX Runtime belongs to which token of which request. Also finds and removes sessions.
 
-It is a text file next to the profiles with one JSON object per line: the session, then a line for each file as it
-appears, and the end. So it is complete up to its last line, however the engine ended. Durations are in seconds; points
-in time are Unix time.
+A manifest is a text file next to the profiles with one JSON object per line: the session, then a line for each file as
+it appears, and the end. So it is complete up to its last line, however the engine ended. Durations are in seconds;
+points in time are Unix time.
 
 If the folder is full or sessions are too old, whole sessions are removed, oldest first. Only files that a manifest
 names are ever removed. Other files in the folder count, but are kept.
@@ -24,7 +25,9 @@ PREFILL, DECODE = "prefill", "decode"
 
 
 class Session(Struct, frozen=True, tag="session"):
-    """The first line of a manifest: circumstances of a profile session, such as device, model and versions."""
+    """The first line of a profile session's manifest: the session's id, when it began, and the circumstances under
+    which it was recorded, such as device, model, threads and versions.
+    """
 
     id: str
     prefix: str
@@ -43,8 +46,8 @@ class Session(Struct, frozen=True, tag="session"):
 
 
 class PassRecord(Struct, frozen=True, tag="pass"):
-    """A line of a manifest: the name of a file with a profile, and the forward pass that was profiled. Points in time
-    are Unix time, durations are in seconds.
+    """The line of a manifest for one profiled forward pass: the name of the file with its profile, the request and
+    token, and its duration. Points in time are Unix time, durations are in seconds.
     """
 
     file: str
@@ -63,7 +66,7 @@ class PassRecord(Struct, frozen=True, tag="pass"):
 
 
 class End(Struct, frozen=True, tag="end"):
-    """The last line of a manifest: when and why the profile session ended."""
+    """The last line of a manifest: when the profile session ended, and why."""
 
     ended: float
     # Why the session ended; None if an operator has ended it.
@@ -78,7 +81,9 @@ _LINES = msgspec.json.Decoder(Line)
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a manifest file. While the session is recording, `end` is None and `passes` is incomplete."""
+    """The contents of a manifest file, which describes one profile session. While the session is recording, `end` is
+    None and `passes` is incomplete.
+    """
 
     path: Path
     session: Session
@@ -89,19 +94,22 @@ class Manifest:
 
     @property
     def files(self) -> list[Path]:
-        """Paths of the files that ONNX Runtime has written in this session; some of them may no longer exist."""
+        """The paths of the profile files that ONNX Runtime has written in this session; some of the files may no longer
+        exist.
+        """
         return [self.path.parent / record.file for record in self.passes]
 
 
 def encode_line(line: Line) -> bytes:
-    """Return a line of a manifest file as bytes, with its line break."""
+    """Return a line of a manifest file as JSON in bytes, including the line break."""
     return msgspec.json.encode(line) + b"\n"
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """Read a manifest file. Returns None if it does not begin with a session, and raises OSError if it cannot be read.
+    """Read the manifest file at `path` and return its contents. Returns None if the file does not begin with a session,
+    and raises OSError if it cannot be read.
 
-    Incomplete lines, and lines whose file would lie in another folder, are ignored.
+    Incomplete lines, and lines that name a file in another folder, are ignored.
     """
     session, passes, end = None, [], None
     with path.open("rb") as file:
@@ -122,8 +130,8 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def find_manifests(root: Path) -> list[Manifest]:
-    """Return the manifests in a folder and in the folders directly below it, oldest first. Raises OSError if there is
-    no such folder.
+    """Return the manifests of all profile sessions in a folder and in the folders directly below it, oldest first.
+    Raises OSError if there is no such folder.
     """
     list(root.iterdir())
     manifests = []
@@ -146,10 +154,10 @@ ABANDONED_AFTER = 3600.0
 
 
 def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Manifest]:
-    """Return the manifests of sessions that may be removed, oldest first: those of all devices that have ended or were
-    abandoned, without those whose paths are in `keep`.
+    """Return the manifests of those profile sessions below the folder `root` that may be removed, oldest first: those
+    that have ended or were abandoned, except those whose manifest paths are in `keep`.
 
-    `now` is Unix time.
+    `now` is the current Unix time. Nothing is removed. The result is empty if the folder does not exist.
     """
     try:
         manifests = find_manifests(root)
@@ -159,11 +167,11 @@ def removable(root: Path, now: float, *, keep: Collection[Path] = ()) -> list[Ma
 
 
 def is_open(manifest: Manifest, now: float) -> bool:
-    """Whether an engine may still write to a profile session: the session has no end, and its manifest was changed
-    within the last ABANDONED_AFTER seconds.
+    """Return whether an engine may still write to a profile session: the session has no end, and its manifest was
+    changed within the last ABANDONED_AFTER seconds.
 
     A session whose plan waits for an event, such as a slow token, counts as changed until the longest duration that the
-    plan allows is over. `now` is Unix time.
+    plan allows is over. `now` is the current Unix time.
     """
     plan, last = manifest.session.plan, manifest.changed
     if plan is not None:
@@ -172,20 +180,24 @@ def is_open(manifest: Manifest, now: float) -> bool:
 
 
 def remove(manifest: Manifest) -> None:
-    """Remove a session's files and then its manifest. Raises OSError if one of them cannot be removed."""
+    """Remove the profile files that a manifest names, and then the manifest file itself. Raises OSError if one of them
+    cannot be removed.
+    """
     for path in [*manifest.files, manifest.path]:
         path.unlink(missing_ok=True)
 
 
 def remove_all(manifests: Iterable[Manifest]) -> None:
-    """Remove several sessions. A session that cannot be removed is skipped."""
+    """Remove several profile sessions: their profile files and manifest files. A session that cannot be removed is
+    skipped.
+    """
     for manifest in manifests:
         with suppress(OSError):
             remove(manifest)
 
 
 def end_of(manifest: Manifest) -> float:
-    """Return when a session that is no longer open (`is_open`) ended, as Unix time; for an abandoned session the time
-    of its last change.
+    """Return when a profile session that is no longer open (`is_open`) ended, as Unix time. For an abandoned session,
+    this is the time of its last change.
     """
     return manifest.changed if manifest.end is None else manifest.end.ended

@@ -1,5 +1,5 @@
-"""Reads the profiles in a folder, with or without a manifest: forward passes of a model, and the kernels that ran in
-each.
+"""Reads the profile files that ONNX Runtime has written in a folder, with or without a manifest (see manifest.py), as
+forward passes of a model and the kernels that ran in each (`read_profile`).
 
 The files are ONNX Runtime's own, with events of the Chrome trace format, from one run of the model or from a session.
 The event `model_run` marks a run. Events of category Node whose names end in `_kernel_time` are its kernels.
@@ -31,8 +31,8 @@ _RUN = "model_run"
 
 @dataclass(frozen=True)
 class ThreadUse:
-    """What the threads of ONNX Runtime's pool did during a kernel, as far as ONNX Runtime reports it. Times are in
-    microseconds.
+    """What the threads of ONNX Runtime's thread pool did during one kernel, as far as ONNX Runtime reports it: how long
+    the calling thread worked and waited, in microseconds, and how much other threads did.
     """
 
     # Time in which the calling thread ran its share.
@@ -45,7 +45,9 @@ class ThreadUse:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One execution of a node of the graph. Times are in microseconds."""
+    """One execution of a node of the ONNX graph, as read from a profile: the node, its operator and execution provider,
+    and when and for how long it ran. Times are in microseconds.
+    """
 
     node: str
     operator: str
@@ -63,8 +65,8 @@ class Kernel:
 
     @property
     def layer(self) -> int | None:
-        """Number of the decoder layer, from the node's name, as 3 in /model/layers.3/attn; None for nodes outside the
-        layers.
+        """The number of the decoder layer, taken from the node's name, such as 3 for /model/layers.3/attn; None for
+        nodes outside the layers.
         """
         match = _LAYER.search(self.node)
         return int(match[1]) if match else None
@@ -72,7 +74,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """One run of the model for a chunk of a prompt or for a decode step. Times are in microseconds."""
+    """One run of the model, for a chunk of a prompt or for a decode step, with the kernels that ran in it. Times are in
+    microseconds.
+    """
 
     file: str
     # Time from the start of the profile's first pass.
@@ -87,7 +91,7 @@ class ForwardPass:
 
     @property
     def kernel_time(self) -> int:
-        """Time in microseconds during which at least one kernel ran."""
+        """The time in microseconds during which at least one kernel ran."""
         total, end = 0, 0
         for kernel in sorted(self.kernels, key=lambda kernel: kernel.start):
             last = kernel.start + kernel.duration
@@ -97,15 +101,17 @@ class ForwardPass:
 
     @property
     def other_time(self) -> int:
-        """Time in microseconds during which no kernel ran: binding inputs, allocating memory, and the time between
-        nodes.
+        """The time in microseconds during which no kernel ran, because the pass bound inputs, allocated memory, or was
+        between two nodes.
         """
         return max(0, self.duration - self.kernel_time)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The forward passes of a profile session, in order."""
+    """The forward passes of one profile session, in order, with the files that could not be read. `read_profile`
+    returns it.
+    """
 
     name: str
     # Contains the files of the passes.
@@ -119,8 +125,8 @@ class Profile:
 
 
 class Arguments(Struct):
-    """Those arguments of a kernel's event that this package uses: operator, execution provider, types and shapes of
-    inputs, and statistics of threads.
+    """The arguments of a kernel's event in an ONNX Runtime profile that this package uses: operator, execution
+    provider, types and shapes of inputs, and statistics of threads.
     """
 
     op_name: str = ""
@@ -131,7 +137,9 @@ class Arguments(Struct):
 
 
 class Event(Struct):
-    """An event in a file that ONNX Runtime has written. Times are in microseconds."""
+    """An event in a profile file that ONNX Runtime has written, in the Chrome trace format. Times are in
+    microseconds.
+    """
 
     name: str
     cat: str = ""
@@ -144,8 +152,8 @@ class Event(Struct):
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return the events in a file. Raises OSError if it cannot be read, and ValueError if it is incomplete or no
-    profile.
+    """Return the events in a profile file of ONNX Runtime. Raises OSError if the file cannot be read, and ValueError if
+    it is incomplete or not a profile.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[Event])
@@ -154,9 +162,9 @@ def read_events(path: Path) -> list[Event]:
 
 
 def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
-    """Return the event of each run of the model in a file, in order, with the events during the run.
+    """Return the event of each run of the model in a profile file, in order, with the events during that run.
 
-    Raises OSError if the file cannot be read, and ValueError if it is incomplete or no profile.
+    Raises OSError if the file cannot be read, and ValueError if it is incomplete or not a profile.
     """
     events = read_events(path)
     runs = _runs_of_events(events)
@@ -165,10 +173,10 @@ def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
 
 
 def read_runs(path: Path) -> list[ForwardPass]:
-    """Return the runs of the model in a file, in order. Their starts are in microseconds, relative to the time at which
-    the recording of this file began.
+    """Return the runs of the model in a profile file as forward passes, in order. Their starts are in microseconds
+    since the recording of this file began.
 
-    Raises OSError if the file cannot be read, and ValueError if it is incomplete or no profile.
+    Raises OSError if the file cannot be read, and ValueError if it is incomplete or not a profile.
     """
     events = read_events(path)
     runs = _runs_of_events(events)
@@ -202,8 +210,8 @@ def _run(file: str, run: Event, kernels: list[tuple[Kernel, int | None]]) -> For
 
 
 def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel, int | None]]:
-    """Yield the kernels of a file. Each comes with the number of tokens that it looks up if it is an embedding,
-    otherwise with None.
+    """Yield a Kernel for each event of a profile file, with the number of tokens that it looks up if it is an embedding
+    lookup, otherwise with None. `nodes` has the events with their arguments.
     """
     shared_before = 0
     for event, args in nodes:
@@ -222,8 +230,8 @@ def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel,
 
 
 def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Return the kernels with their nesting depth, and with their self time, which is the duration without the kernels
-    nested in them.
+    """Return copies of the kernels with their nesting depth, and with their self time, which is the duration without
+    the kernels nested in them.
 
     Only kernels of the same thread are nested. `kernels` must be sorted by start, and those with equal starts by
     duration, the longest first.
@@ -245,11 +253,12 @@ def _nest(kernels: Iterable[Kernel]) -> list[Kernel]:
 
 
 def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
-    """Return a kernel's thread use, and how many pieces of work other threads than the calling one have run from the
-    beginning of the file to the end of this kernel.
+    """Return what the threads did during a kernel, and how many pieces of work threads other than the calling one have
+    run from the beginning of the file to the end of this kernel.
 
-    `stats` are the statistics in the kernel's event; without any, the thread use is None. `shared_before` is the number
-    of pieces up to the previous kernel, which is subtracted because ONNX Runtime counts them from the beginning.
+    `stats` are the statistics in the kernel's event; without valid statistics, the first result is None.
+    `shared_before` is the number of pieces up to the end of the previous kernel, which is subtracted because ONNX
+    Runtime counts them from the beginning.
     """
     try:
         main = stats["main_thread"]
@@ -261,8 +270,8 @@ def _thread_use(stats: Any, shared_before: int) -> tuple[ThreadUse | None, int]:
 
 
 def _num_tokens(args: Arguments) -> int | None:
-    """Return the number of tokens that an embedding lookup reads, which is the number of columns of its indices [batch,
-    tokens]; None for other kernels.
+    """Return the number of tokens that a kernel reads if it is an embedding lookup, which is the number of columns of
+    its indices [batch, tokens]; None for other kernels. `args` are the arguments of the kernel's event.
     """
     if args.op_name.startswith("Gather"):
         for shapes in args.input_type_shape:
@@ -276,9 +285,9 @@ _STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")
 
 
 def read_profile(path: Path, session: str | None = None) -> Profile:
-    """Return the profile of one session in a folder, or in a folder directly below it.
+    """Return the profile of one session whose manifest is in the folder `path`, or in a folder directly below it.
 
-    `session` is the id of the session; the last session by default. If no session has a manifest, all files of the
+    `session` is the id of the session; None stands for the last session. If no session has a manifest, all files of the
     folder are read as one profile. `path` may also be a single file that ONNX Runtime has written. Raises
     ProfileNotFound if there is no such session or no readable profile.
     """
@@ -293,8 +302,8 @@ def read_profile(path: Path, session: str | None = None) -> Profile:
 
 
 def find_session(root: Path, session: str | None = None) -> Manifest | None:
-    """Return the manifest of the session with the id `session`, or of the last session if that is None; None if there
-    is no session at all.
+    """Return the manifest of the profile session with the id `session`, or of the last session if that is None; None if
+    the folder `root` has no session at all.
 
     Raises ProfileNotFound if the folder does not exist or has no session with this id.
     """
@@ -312,7 +321,9 @@ def find_session(root: Path, session: str | None = None) -> Manifest | None:
 
 
 def read_session(manifest: Manifest) -> Profile:
-    """Return the profile that a manifest describes. Raises ProfileNotFound if none of its files can be read."""
+    """Read the files that a manifest names and return their profile. Files that cannot be read are listed in its
+    `unread`. Raises ProfileNotFound if none can be read.
+    """
     unread: dict[str, str] = {}
     passes = []
     for record in manifest.passes:
@@ -325,10 +336,10 @@ def read_session(manifest: Manifest) -> Profile:
 
 
 def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
-    """Return the profile of files without a manifest.
+    """Read profile files of ONNX Runtime that belong to no manifest, and return their profile with the name `name`.
 
-    The order is that of the times in ONNX Runtime's file names, which are exact to the millisecond. A file without a
-    time in its name follows the file before it without a gap.
+    The files are ordered by the times in their names, which are exact to the millisecond. A file without a time in its
+    name follows the file before it without a gap. Raises ProfileNotFound if no file has a forward pass.
     """
     unread: dict[str, str] = {}
     passes: list[ForwardPass] = []
@@ -342,7 +353,7 @@ def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
 
 
 def _profile(profile: Profile) -> Profile:
-    """Return the profile with all starts shifted so that its first pass starts at 0.
+    """Return the profile with the starts of all passes shifted so that its first pass starts at 0.
 
     Raises ProfileNotFound if the profile has no pass.
     """
@@ -363,8 +374,8 @@ def _runs(path: Path, unread: dict[str, str]) -> Iterator[ForwardPass]:
 
 
 def _begun(path: Path) -> int | None:
-    """Return when the recording of a file began, from the file's name, in microseconds since 1970; None if the name has
-    no time.
+    """Return when the recording of a profile file began, according to the file's name, in microseconds since 1970; None
+    if the name has no time.
     """
     match = _STAMP.search(path.name)
     if match is None:

@@ -1,7 +1,8 @@
-"""The report on a profile: its fields, which are shown as text, JSON or HTML page, and the analysis that computes them.
+"""The report on a profile of a model's forward passes: its fields (`Report`), which are shown as text, JSON or HTML
+page, and the analysis that computes them (`analyse`).
 
-The analysis finds how the time is shared, which decode tokens were slow, and what else stands out. All times are whole
-microseconds.
+The analysis finds how the time is shared among operators, layers and nodes, which decode tokens were slow, and what
+else stands out. All times are whole microseconds.
 """
 
 from collections import Counter, defaultdict
@@ -21,7 +22,7 @@ _MAX_REASONS = 5
 
 
 class PhaseTime(Struct, frozen=True):
-    """Times of all forward passes of one phase, prefill or decode."""
+    """A part of the report: the times of all forward passes of one phase, prefill or decode, in microseconds."""
 
     phase: str
     passes: int
@@ -36,7 +37,9 @@ class PhaseTime(Struct, frozen=True):
 
 
 class TimeShare(Struct, frozen=True):
-    """The total time of all kernels of one operator, one node or one layer."""
+    """A part of the report: the number and the total time, in microseconds, of all kernels of one operator, one node or
+    one layer.
+    """
 
     name: str
     # Number of kernels.
@@ -47,8 +50,8 @@ class TimeShare(Struct, frozen=True):
 
 
 class ThreadShare(Struct, frozen=True):
-    """How an operator used the threads of ONNX Runtime's pool, summed over its kernels for which ONNX Runtime reports
-    that.
+    """A part of the report: how the kernels of one operator used the threads of ONNX Runtime's pool, summed over those
+    kernels for which ONNX Runtime reports it. Times are in microseconds.
     """
 
     name: str
@@ -63,7 +66,9 @@ class ThreadShare(Struct, frozen=True):
 
 
 class NodeExcess(Struct, frozen=True):
-    """A node of the graph that took longer in a slow pass than the median of all decode passes."""
+    """A reason why a pass was slow: a node of the graph that took longer in it than the median of all decode passes.
+    Times are in microseconds.
+    """
 
     # The node's name, or OTHER for time during which no kernel ran.
     name: str
@@ -74,7 +79,9 @@ class NodeExcess(Struct, frozen=True):
 
 
 class SlowToken(Struct, frozen=True):
-    """A decode pass that took much longer than the median decode pass."""
+    """A decode pass that took much longer than the median decode pass, with the nodes that took most of the additional
+    time.
+    """
 
     index: int
     request_id: str | None
@@ -88,8 +95,8 @@ class SlowToken(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The token and its request as text, such as "token 5 of ID"; without a manifest the number of the pass and its
-        file.
+        """The token and its request as text, such as "token 5 of ID"; without a manifest, the number of the pass and
+        its file.
         """
         if self.token is None:
             return f"pass {self.index} ({self.file})"
@@ -97,7 +104,9 @@ class SlowToken(Struct, frozen=True):
 
 
 class PassTime(Struct, frozen=True):
-    """Times of one forward pass and of the kernels in it."""
+    """A part of the report: when one forward pass ran and for how long, and the same for each kernel in it, in
+    microseconds.
+    """
 
     file: str
     request_id: str | None
@@ -114,7 +123,9 @@ class PassTime(Struct, frozen=True):
 
 
 class NodeName(Struct, frozen=True):
-    """Name, operator, execution provider and layer of a node of the graph."""
+    """The name, operator, execution provider and layer of a node of the graph. Kernels in the report refer to it by
+    index.
+    """
 
     name: str
     operator: str
@@ -123,7 +134,9 @@ class NodeName(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """The report on one profile. Lists of TimeShare are sorted by time, the largest first."""
+    """The report on one profile, as it is shown to operators: times by phase, operator, layer and node, slow tokens,
+    and sentences about what stands out. Lists of TimeShare are sorted by time, the largest first.
+    """
 
     name: str
     session: Session | None
@@ -147,17 +160,19 @@ class Report(Struct, frozen=True):
 
     @property
     def total_us(self) -> int:
-        """Total time of all passes, in microseconds."""
+        """The total time of all passes, in microseconds."""
         return sum(phase.total_us for phase in self.phases)
 
     @property
     def other_us(self) -> int:
-        """Total time, in microseconds and over all passes, during which no kernel ran."""
+        """The total time of all passes during which no kernel ran, in microseconds."""
         return sum(phase.other_us for phase in self.phases)
 
 
 def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
-    """Return the report on a profile. Decode tokens that took more than `slow_at` times the median are slow."""
+    """Analyse a profile and return the report on it. A decode token is slow if it took more than `slow_at` times the
+    median.
+    """
     passes = profile.passes
     decodes = [(index, forward_pass) for index, forward_pass in enumerate(passes) if forward_pass.phase == DECODE]
     nodes = _nodes(passes)
@@ -259,7 +274,9 @@ def _node_times(forward_pass: ForwardPass) -> Counter[str]:
 
 
 def _nodes(passes: Iterable[ForwardPass]) -> dict[NodeName, int]:
-    """Return an index for each node of the graph, in the order in which the nodes first ran."""
+    """Return an index for each node of the graph that ran in the passes. The nodes are numbered in the order in which
+    they first ran.
+    """
     names: dict[NodeName, int] = {}
     for kernel in (kernel for forward_pass in passes for kernel in forward_pass.kernels):
         names.setdefault(_name(kernel), len(names))

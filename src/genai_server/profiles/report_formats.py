@@ -1,5 +1,5 @@
-"""Shows the report on a profile as tables for a terminal, or as a single HTML page, which needs no network and no other
-file.
+"""Shows the report on a profile (report.py) as tables for a terminal (`as_text`, `for_terminal`), or as a single HTML
+page, which needs no network and no other file (`as_page`).
 """
 
 import base64
@@ -32,7 +32,7 @@ def as_text(report: Report, max_rows: int = 10) -> str:
 
 
 def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | Rows]:
-    """Return the report for a terminal of `width` columns as paragraphs and tables, the slow tokens first.
+    """Return the report as a list of paragraphs and tables for a terminal of `width` columns, the slow tokens first.
 
     A table is a list of rows, the first of which has the titles, and has at most `max_rows` other rows. Request ids are
     shortened (`short_names`). On a narrow terminal, slow nodes are listed without their operators.
@@ -45,7 +45,9 @@ def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | R
 
 
 def short_names(ids: Iterable[str]) -> dict[str, str]:
-    """Return a short name for each request id: the shortest beginning of the id that no other id has."""
+    """Return a short name for each request id: its beginning, as long as needed to distinguish all ids, followed by `…`
+    if it was cut.
+    """
     all_ids = list(dict.fromkeys(ids))
     for length in range(_SHORT_NAME, max(map(len, all_ids), default=0)):
         names = {each: each if len(each) <= length + 1 else f"{each[:length]}…" for each in all_ids}
@@ -135,11 +137,11 @@ def _threads(report: Report, max_rows: int) -> Rows:
 def _slow(
     report: Report, max_rows: int, names: Mapping[str, str] | None = None, *, with_operators: bool = True
 ) -> list[str | Rows]:
-    """Return a sentence and a table about the slow tokens, at most `max_rows` of them; empty if the profile has no
-    decode tokens.
+    """Return a sentence and a table about the slow tokens of a report, at most `max_rows` of them; empty if the profile
+    has no decode tokens.
 
     `names` has the short names of the requests by id; None stands for full ids. If there is only one request, the table
-    does not name it. `with_operators` adds its operator to each node.
+    does not name it. With `with_operators`, the table shows the operator of each node.
     """
     if report.median_decode_us is None:
         return []
@@ -181,7 +183,7 @@ def _count(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def as_page(report: Report) -> str:
-    """Return the HTML page of a report. The page contains the report as JSON, which its script shows."""
+    """Return the report as the text of an HTML page. The page contains the report as JSON, which its script shows."""
     data = msgspec.json.encode(report).decode()
     # Names of nodes and requests must not close the element that contains them.
     return _template().replace(_PLACEHOLDER, data.replace("<", "\\u003c"))
@@ -189,7 +191,9 @@ def as_page(report: Report) -> str:
 
 @cache
 def inline_hashes() -> tuple[str, ...]:
-    """Return the hashes of the page's script and style, in the format of a Content-Security-Policy."""
+    """Return the hashes of the script and style in the report's HTML page, in the format of a Content-Security-Policy,
+    so that a server can allow exactly these.
+    """
     texts = _INLINE.findall(_template())
     return tuple(f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}" for text in texts)
 

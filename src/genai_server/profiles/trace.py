@@ -1,4 +1,5 @@
-"""Merges the files of a profile into one trace in Chrome's event format, which https://ui.perfetto.dev opens.
+"""Merges the files of a profile into one trace in Chrome's event format, which https://ui.perfetto.dev opens
+(`write_trace`).
 
 Each request is a process in the trace, and each of its tokens a thread, so that tokens appear one below the other. The
 format is described at https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
@@ -19,7 +20,7 @@ _MAX_THREADS = 1000
 
 
 class _Event(Struct, omit_defaults=True):
-    """An event of the trace. Times are in microseconds."""
+    """An event of the trace in Chrome's format, as it is written. Times are in microseconds."""
 
     name: str
     # "X" for an event with a duration, "M" for one that names its track.
@@ -34,8 +35,8 @@ class _Event(Struct, omit_defaults=True):
 
 @dataclass
 class _Tracks:
-    """Assigns numbers to the processes and threads of the trace. `fresh` has events that name new ones and are not
-    written yet.
+    """Assigns numbers to the processes and threads of the trace, by their names. `fresh` has the events that name new
+    processes and threads and are not written yet.
     """
 
     fresh: list[_Event] = field(default_factory=list)
@@ -43,15 +44,17 @@ class _Tracks:
     _threads: dict[tuple[int, str], int] = field(default_factory=dict)
 
     def process(self, name: str) -> int:
-        """Return the number of the process with this name, which is new if there is none yet."""
+        """Return the number of the process of the trace with this name. If there is none yet, a new number is
+        assigned.
+        """
         if name not in self._processes:
             pid = self._processes[name] = len(self._processes) + 1
             self.fresh.append(_Event("process_name", "M", pid, args={"name": name}))
         return self._processes[name]
 
     def thread(self, pid: int, name: str, position: int) -> int:
-        """Return the number of the thread of process `pid` with this name. A new thread is shown at `position` among
-        the threads of its process.
+        """Return the number of the thread with this name in the trace's process `pid`. If there is none yet, a new
+        number is assigned, and viewers show the thread at `position` among the threads of its process.
         """
         if (pid, name) not in self._threads:
             tid = self._threads[pid, name] = len(self._threads) + 1
@@ -88,10 +91,11 @@ def _events(profile: Profile) -> Iterator[_Event]:
 
 
 def _of_pass(index: int, forward_pass: ForwardPass, events: list[Event], tracks: _Tracks) -> Iterator[_Event]:
-    """Yield the trace's events for one forward pass, the pass with the index `index` in the profile. Events that name
-    new processes and threads come first.
+    """Yield the trace's events for one forward pass, which has the index `index` in the profile. Events that name new
+    processes and threads come first.
 
     `events` are the events of this pass in the file that ONNX Runtime has written; the first one is the pass itself.
+    `tracks` has the numbers of processes and threads.
     """
     run = events[0]
     name, position = _track(index, forward_pass)
@@ -121,7 +125,7 @@ def _of_pass(index: int, forward_pass: ForwardPass, events: list[Event], tracks:
 
 def _track(index: int, forward_pass: ForwardPass) -> tuple[str, int]:
     """Return the name of the thread that shows a forward pass in the trace, and its position among the threads of its
-    request.
+    request. `index` is the index of the pass in the profile.
     """
     if forward_pass.record is None:
         return f"pass {index}", index
@@ -133,11 +137,12 @@ def _track(index: int, forward_pass: ForwardPass) -> tuple[str, int]:
 
 
 def _fit(ends: list[int], start: int, duration: int) -> int:
-    """Return the duration of an event, shortened so that it does not outlast the events around it. It begins at
-    `start`.
+    """Return the duration of an event that begins at `start`, shortened so that it does not outlast the events around
+    it.
 
-    `ends` has the ends of these events; the new event's end is appended. All times are in microseconds. After rounding
-    to whole microseconds, an event may seem to outlast the one around it, and viewers reject such traces.
+    `ends` has the ends of the events around it; ends up to `start` are removed, and the new event's end is appended.
+    All times are in microseconds. After rounding to whole microseconds, an event may seem to outlast the one around it,
+    and viewers reject such traces.
     """
     while ends and ends[-1] <= start:
         ends.pop()
@@ -147,7 +152,9 @@ def _fit(ends: list[int], start: int, duration: int) -> int:
 
 
 def _about(forward_pass: ForwardPass) -> dict[str, Any]:
-    """Return what the trace shows about a forward pass: file, phase, tokens and time outside kernels."""
+    """Return the details of a forward pass that a viewer shows for its event in the trace, by name: file, phase, tokens
+    and time outside kernels.
+    """
     args = {
         "file": forward_pass.file,
         "phase": forward_pass.phase,

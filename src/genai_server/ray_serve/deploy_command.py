@@ -116,8 +116,8 @@ def _http_options(settings: Settings) -> dict[str, Any]:
 
 
 def _check_cluster(address: str) -> None:
-    """Raise ConfigurationError if nothing listens at the address of a Ray cluster, a host and port. Ray itself would
-    try to connect for two minutes.
+    """Raise ConfigurationError if nothing listens at `address`, the host and port of a Ray cluster, because Ray itself
+    would try to connect for two minutes. Addresses of another form, such as `auto`, are not checked.
     """
     host, _, port = address.rpartition(":")
     if "/" in host or not host or not port.isdigit():

@@ -17,7 +17,9 @@ _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 
 @lru_cache(maxsize=16)  # called for each request
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine without a lookup: `localhost` or a loopback address."""
+    """Return whether a host name or IP address means this machine: `localhost` or a loopback address. Names are not
+    looked up.
+    """
     if host == "localhost":
         return True
     try:
@@ -27,7 +29,9 @@ def is_loopback(host: str) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address belongs to the public internet, and not to this machine or its networks."""
+    """Return whether an IP address belongs to the public internet, and not to this machine or its networks. Raises
+    ValueError for a text that is not an IP address.
+    """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.sixtofour is not None or ip.teredo is not None:  # lead to an IPv4 address by a gateway
@@ -39,12 +43,15 @@ def is_public(address: str) -> bool:
 
 
 def has_url_characters(text: str) -> bool:
-    """Whether a text consists of characters that a URL may contain: printable ASCII without blanks and backslashes."""
+    """Return whether a text consists only of characters that a URL may contain: printable ASCII without blanks and
+    backslashes.
+    """
     return _URL.fullmatch(text) is not None
 
 
 def host_of(parts: SplitResult) -> str:
-    """Return the host of an http or https URL as operators list it: with a port only if it is not the scheme's default.
+    """Return the host of an http or https URL, given by its parts, in the form in which operators list allowed hosts:
+    with a port only if it is not the scheme's default.
 
     Raises ValueError for a port that is not a number.
     """
@@ -54,7 +61,9 @@ def host_of(parts: SplitResult) -> str:
 
 
 def is_at(url: str, hosts: Collection[str]) -> bool:
-    """Whether a text is an http or https URL, without a user's name and password, of one of these hosts."""
+    """Return whether a text is an http or https URL whose host is one of `hosts` (in the form of `host_of`). False for
+    a URL with a user's name and password.
+    """
     if not hosts or len(url) > MAX_URL or not has_url_characters(url):
         return False
     try:

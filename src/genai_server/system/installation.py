@@ -1,4 +1,5 @@
-"""Where this copy of the server was installed from, and the command that adds an optional extra.
+"""Where this copy of the server was installed from (`this_installation`), and the commands that install optional
+extras, for messages and for the server's own installer.
 
 The server is not on the package index, so commands name the clone or the wheel from which it was installed.
 """
@@ -32,14 +33,14 @@ class Installation:
     prefix: Path
 
     def command(self, *extras: str, python: str = sys.executable) -> str:
-        """Return the command that installs the server with these extras into the environment of the interpreter
-        `python`.
+        """Return the shell command that installs the server with these extras, using pip, into the environment of the
+        interpreter `python`.
         """
         return in_shell(self._words(*extras, python=python))
 
     def extra_command(self, extra: str) -> str:
-        """Return the command that adds one extra to this installation. If it was installed from a clone, that is the
-        clone's install script.
+        """Return the shell command that adds one optional extra to this installation. If the server was installed from
+        a clone, the command is the clone's install script.
         """
         script = self._script()
         return self.command(extra) if script is None else f"{script} {extra}"
@@ -60,7 +61,9 @@ class Installation:
         return [python, "-m", "pip", "install", *(["-e"] if self.editable else []), requirement]
 
     def device_command(self, extra: str) -> str:
-        """Return the command that installs the extra of another device, which needs a new environment."""
+        """Return the shell command that installs the server with the extra of another kind of device, such as `cuda`.
+        This needs a new Python environment.
+        """
         script = self._script()
         if script is None:
             return f"{self.command(extra)} (in a new environment)"
@@ -84,12 +87,12 @@ class Installation:
 
 
 def in_shell(words: Sequence[str]) -> str:
-    """Return a command, given as words, as it is typed in a shell."""
+    """Return a command, given as a list of words, as one line that can be typed in a shell of this system."""
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def this_installation() -> Installation:
-    """Return the installation of the running server."""
+    """Return the installation of the running server. Its source is None if it is not known."""
     try:
         text = importlib.metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:  # only the sources are on Python's path
@@ -98,8 +101,8 @@ def this_installation() -> Installation:
 
 
 def installation(direct_url: str | None, prefix: Path) -> Installation:
-    """Return the installation described by pip's `direct_url.json` (PEP 610), given as text; None if there is no such
-    file. `prefix` is the folder of its environment.
+    """Return the installation that pip's file `direct_url.json` (PEP 610) describes. `direct_url` is the text of that
+    file, or None if there is none; the source is then unknown. `prefix` is the folder of the Python environment.
     """
     noted = json.loads(direct_url or "{}")
     url = urlsplit(noted.get("url", ""))

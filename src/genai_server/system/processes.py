@@ -1,5 +1,5 @@
-"""The processes of a server: how child processes are started and prepared so that only the parent controls them, and
-the folder in which the processes of one server find each other.
+"""The processes of a server: starts child processes that only their parent controls (`start_module`), limits their
+memory, and makes the folder in which the processes of one server find each other (`open_runtime_folder`).
 """
 
 import getpass
@@ -35,8 +35,8 @@ _ARBITER = "gunicorn.arbiter"
 def start_module(
     module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Run a Python module as a process whose standard input and output are pipes. Raises OSError if it cannot be
-    started.
+    """Start `python -m module` as a process whose standard input and output are pipes, and return it. `environment` has
+    its environment variables. Raises OSError if the process cannot be started.
 
     The module must call `ignore_group_signals`. Until then, signals to the process group are blocked.
     """
@@ -46,7 +46,9 @@ def start_module(
 
 
 def in_words(status: int) -> str:
-    """Return an exit status with its meaning, for an operator."""
+    """Return a process's exit status as text for operators, such as `exit status -9: killed, …`. A negative status is
+    the number of the signal that ended the process.
+    """
     if status == -9:
         return "exit status -9: killed, by the kernel if memory ran out, or by a user"
     if status < 0:
@@ -55,9 +57,11 @@ def in_words(status: int) -> str:
 
 
 def ignore_group_signals() -> None:
-    """Ignore signals to the whole process group, such as Ctrl-C.
+    """Let this process ignore signals that go to the whole process group, such as Ctrl-C. Called at the start of each
+    child process.
 
-    The parent handles them, and its end ends this process.
+    The parent process handles these signals; when it ends, the child process ends, too, because its standard input
+    ends.
     """
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -67,7 +71,8 @@ def ignore_group_signals() -> None:
 
 @contextmanager
 def group_signals_blocked() -> Iterator[None]:
-    """Block the signals that a terminal or a service manager sends to all processes of a group (`GROUP_SIGNALS`).
+    """Return a context manager that blocks the signals which a terminal or a service manager sends to all processes of
+    a group (`GROUP_SIGNALS`).
 
     They are blocked within the `with` block, for the calling thread and for the processes that it starts there. Does
     nothing on Windows.
@@ -83,9 +88,10 @@ def group_signals_blocked() -> Iterator[None]:
 
 
 def private_standard_output() -> int:
-    """Reserve standard output for messages to the parent, and redirect what native libraries print to standard error.
+    """Reserve this process's standard output for messages to its parent: whatever native libraries print goes to
+    standard error from now on.
 
-    Returns the file descriptor for the messages.
+    Returns the file descriptor to which the messages are written.
     """
     output = os.dup(1)
     os.dup2(2, 1)
@@ -93,8 +99,8 @@ def private_standard_output() -> int:
 
 
 def limit_memory(allowed: int) -> None:
-    """Make sure that this process is ended when its memory has grown by more than `allowed` bytes: by the kernel on
-    Linux, otherwise by a thread that watches the memory.
+    """Make sure that this process cannot use more than `allowed` bytes of memory in addition to what it uses now. On
+    Linux the system refuses more memory; otherwise a thread watches the memory and ends the process.
     """
     if sys.platform == "linux":
         import resource
@@ -109,7 +115,7 @@ def limit_memory(allowed: int) -> None:
 
 def watch_memory(allowed: int) -> None:
     """Wait until this process's memory has grown by `allowed` bytes, and then end the process, even while it runs
-    native code.
+    native code. Runs in a thread of its own and does not return.
     """
     import psutil
 
@@ -121,17 +127,20 @@ def watch_memory(allowed: int) -> None:
 
 
 def parent_of_workers() -> int | None:
-    """Return the id of the uvicorn or gunicorn process whose worker this process is; None if it is no worker."""
+    """Return the process id of the uvicorn or gunicorn process of which this process is a worker; None if this process
+    is not a worker.
+    """
     if (parent := multiprocessing.parent_process()) is not None:
         return parent.pid
     return os.getppid() if _ARBITER in sys.modules else None
 
 
 def open_runtime_folder(pid: int) -> Path:
-    """Return the folder of the server whose first process has this id, and create it if necessary.
+    """Return the runtime folder of the server whose first process has the id `pid`, and create it if necessary. In it,
+    the server's processes find each other.
 
-    Raises ConfigurationError if it cannot be created, or if another user has created it, because the name is
-    predictable.
+    Raises ConfigurationError if the folder cannot be created, or if it belongs to another user, who may have guessed
+    its name.
     """
     folder = Path(tempfile.gettempdir()) / f"genai-server-{getpass.getuser()}-{pid}"
     try:
@@ -147,10 +156,10 @@ def open_runtime_folder(pid: int) -> Path:
 
 
 def own_folder(parent: Path, name: str) -> Path:
-    """Return the path of this process's own folder below `parent`, for files of the kind `name`. The caller creates it,
-    with mode 0700, and removes it.
+    """Return the path of this process's own folder below `parent`, for files of the kind `name`. The caller creates the
+    folder, with mode 0700, and removes it.
 
-    Folders of dead processes, and of an earlier process with the same id, are removed.
+    Folders of this kind that dead processes have left, or an earlier process with the same id, are removed.
     """
     for folder in parent.glob(f"{name}-*"):
         id = folder.name.rpartition("-")[2]

@@ -1,13 +1,14 @@
-"""The processor cores and the memory that this process may use, within the limits of its control groups.
+"""The processor cores and the memory that this process may use, within the limits of its control groups
+(`usable_cores`, `numa_nodes`, `free_memory`).
 
 Cores and NUMA nodes are read from /sys, so that the limits of a container's cpuset and of Kubernetes' static CPU policy
 are respected, and CPUs that are offline are not counted. ONNX Runtime's own count of cores leaves half of a small
 machine idle. In a container with a limit, the memory that may still be allocated is less than the machine's free
 memory.
 
-The module also decides when Python collects garbage, and when freed memory is returned to the operating system. A full
-collection visits every container object and stops the process meanwhile: half a second with 2,000 requests. Of the C
-libraries, only glibc is supported.
+The module also decides when Python collects garbage (`rare_full_collections`), and when freed memory is returned to the
+operating system (`release_free_memory`). A full collection visits every container object and stops the process
+meanwhile: half a second with 2,000 requests. Of the C libraries, only glibc is supported.
 """
 
 import asyncio
@@ -45,8 +46,8 @@ _GROUP_FILES = (
 
 
 def control_groups(root: Path, controller: str) -> list[Path]:
-    """Return the folders of this process's control groups and their ancestors that may limit a controller such as
-    "memory".
+    """Return the folders of this process's control groups and of their ancestors that may limit a controller such as
+    "memory". `root` is the root of the file system, which tests replace.
 
     /proc/self/cgroup has a line `number:controllers:path` for each hierarchy. cgroup version 2 names no controllers and
     has one tree; version 1 has a tree for each controller. In a container, the process sees its own group as the root.
@@ -69,7 +70,9 @@ def control_groups(root: Path, controller: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core, with its logical CPUs that this process may use."""
+    """A physical processor core: the logical CPUs of it that this process may use, and its kind on hybrid
+    processors.
+    """
 
     # Its logical CPUs that this process may use, in ascending order.
     cpus: tuple[int, ...]
@@ -91,10 +94,10 @@ class Node:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Number of physical cores that the CPU affinity of the process and the quotas of its control groups allow, at
-    least 1.
+    """Return the number of physical cores that this process may use by its CPU affinity and the CPU quotas of its
+    control groups, at least 1.
 
-    `root` is the root of the file system.
+    `root` is the root of the file system, which tests replace.
     """
     if sys.platform == "linux":
         present = len(_cores(root, os.sched_getaffinity(0)))
@@ -104,10 +107,10 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """Number of logical CPUs that the CPU affinity of the process and the quotas of its control groups allow, at least
-    1.
+    """Return the number of logical CPUs that this process may use by its CPU affinity and the CPU quotas of its control
+    groups, at least 1.
 
-    `root` is the root of the file system.
+    `root` is the root of the file system, which tests replace.
     """
     if sys.platform == "linux":
         present = len(os.sched_getaffinity(0))
@@ -117,11 +120,11 @@ def usable_cpus(root: Path = Path("/")) -> int:
 
 
 def numa_nodes(root: Path = Path("/")) -> list[Node]:
-    """The NUMA nodes that have cores which this process may use, in ascending order of their numbers. Empty on other
-    systems than Linux.
+    """Return the NUMA nodes that have cores which this process may use, in ascending order of their numbers. Empty on
+    other systems than Linux.
 
     Where the kernel or a container does not show the nodes, all cores form one node with the number 0. `root` is the
-    root of the file system.
+    root of the file system, which tests replace.
     """
     nodes: list[Node] = []
     if sys.platform == "linux":
@@ -134,7 +137,7 @@ def numa_nodes(root: Path = Path("/")) -> list[Node]:
 
 
 def cpus_of(text: str) -> list[int]:
-    """Parse a list of CPUs in the form of the Linux kernel, such as `0-3,8`."""
+    """Return the numbers of the CPUs in a list in the form of the Linux kernel, such as `0-3,8`."""
     cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -143,7 +146,7 @@ def cpus_of(text: str) -> list[int]:
 
 
 def in_ranges(cpus: Iterable[int]) -> str:
-    """Format numbers of CPUs as a list in the form of the Linux kernel, such as `0-3,8`."""
+    """Return numbers of CPUs as text in the form of the Linux kernel's lists, such as `0-3,8`."""
     ranges: list[list[int]] = []
     for cpu in sorted(cpus):
         if ranges and cpu == ranges[-1][1] + 1:
@@ -154,18 +157,18 @@ def in_ranges(cpus: Iterable[int]) -> str:
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """Number of CPUs that the process's control group and its ancestors allow, which is the smallest of their quotas;
-    infinity without a quota.
+    """Return the number of CPUs that the process's control group and its ancestors allow, which is the smallest of
+    their quotas; infinity without a quota.
 
-    `root` is the root of the file system.
+    `root` is the root of the file system, which tests replace.
     """
     groups = control_groups(root, "cpu")
     return min(quota(group) for group in groups for quota in (_quota_v1, _quota_v2))
 
 
 def _cores(root: Path, cpus: Set[int]) -> tuple[Core, ...]:
-    """The physical cores to which the logical CPUs with these numbers belong. Where /sys does not show that, each CPU
-    counts as a core of its own.
+    """Return the physical cores to which the logical CPUs with the numbers `cpus` belong. Where /sys does not show
+    that, each CPU counts as a core of its own. `root` is the root of the file system.
     """
     efficient = set(cpus_of(_text(root / _EFFICIENT)))
     members: dict[str, list[int]] = {}
@@ -179,15 +182,15 @@ def _cores(root: Path, cpus: Set[int]) -> tuple[Core, ...]:
 
 
 def _free_memory(node: Path) -> int:
-    """The bytes of a NUMA node's memory that are free or hold files that can be read again; 0 if unknown. `node` is the
-    node's folder in /sys.
+    """Return the bytes of a NUMA node's memory that are free or hold files that can be read again; 0 if unknown. `node`
+    is the node's folder in /sys.
     """
     sizes = {words[2]: int(words[3]) for line in _text(node / "meminfo").splitlines() if len(words := line.split()) > 3}
     return 1024 * sum(sizes.get(name, 0) for name in ("MemFree:", "Active(file):", "Inactive(file):"))
 
 
 def _text(file: Path) -> str:
-    """The text of a file without white space around it; "" if the file cannot be read."""
+    """Return the text of a file without white space around it; "" if the file cannot be read."""
     try:
         return file.read_text(encoding="ascii").strip()
     except OSError:
@@ -212,10 +215,11 @@ def _quota_v1(group: Path) -> float:
 
 
 def free_memory(root: Path = Path("/"), *, keeps_mapped: bool = False) -> int:
-    """Return the bytes that are free on the machine and within the limits of this process's control groups.
+    """Return the bytes of memory that are free on the machine and within the limits of this process's control groups.
 
-    With `keeps_mapped`, files that processes have mapped count as used. These include the weights of running engines,
-    which the system would otherwise have to read again and again.
+    With `keeps_mapped`, files that processes have mapped into memory count as used. These include the weights of
+    running engines, which the system would otherwise have to read again and again. `root` is the root of the file
+    system.
     """
     group_free = [_left(group, keeps_mapped=keeps_mapped) for group in control_groups(root, "memory")]
     available = float(psutil.virtual_memory().available) - (_mapped(root) if keeps_mapped else 0)
@@ -223,7 +227,9 @@ def free_memory(root: Path = Path("/"), *, keeps_mapped: bool = False) -> int:
 
 
 def total_memory(root: Path = Path("/")) -> int:
-    """Return the machine's memory in bytes, or the smallest limit of this process's control groups."""
+    """Return the machine's memory in bytes, or the smallest memory limit of this process's control groups if that is
+    less.
+    """
     limits = [_limit(group) for group in control_groups(root, "memory")]
     return int(min([float(psutil.virtual_memory().total), *limits]))
 
@@ -240,7 +246,9 @@ def _limit(group: Path) -> float:
 
 
 def _mapped(root: Path) -> int:
-    """Return the bytes of files that the machine's processes have mapped; 0 if the system does not report them."""
+    """Return the bytes of files that the machine's processes have mapped into memory; 0 if the system does not report
+    them. `root` is the root of the file system.
+    """
     try:
         lines = (root / "proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Mapped:")), 0)
@@ -249,10 +257,11 @@ def _mapped(root: Path) -> int:
 
 
 def _left(group: Path, *, keeps_mapped: bool) -> float:
-    """Return the bytes left within a control group's limit; infinity without a limit.
+    """Return the bytes of memory that are left within the limit of a control group, whose folder is `group`; infinity
+    without a limit.
 
-    Inactive cached files count as free. With `keeps_mapped`, active ones do as well, but no files that processes have
-    mapped.
+    Cached files that were not used recently count as free. With `keeps_mapped`, all cached files count as free except
+    those that processes have mapped into memory.
     """
     for limit_file, used, inactive, active, mapped in _GROUP_FILES:
         try:
@@ -280,28 +289,32 @@ _NEVER = 1_000_000_000
 
 
 def release_large_blocks_at_once() -> None:
-    """From now on, return each freed memory block of 128 KiB or more to the operating system at once.
+    """Let the C library return each memory block of 128 KiB or more to the operating system as soon as it is freed,
+    from now on in this process.
 
     glibc raises that threshold up to 32 MiB as large blocks are freed. Memory for a few large bodies and grammars then
     stays with the process (measured: 145 MB instead of 70 MB after 20,000 hostile requests). Not for a process that
-    allocates large arrays all the time, because the system would clear each of them again.
+    allocates large arrays all the time, because the system would clear each of them again. Does nothing with another C
+    library than glibc.
     """
     _ask("mallopt", _M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
 
 
 def share_heaps() -> None:
-    """Make threads that are started from now on share the existing heaps of the C library.
+    """Let threads that are started from now on share the existing heaps of the C library, so that the process keeps
+    less freed memory.
 
     glibc gives each thread a heap of its own, which keeps its freed memory. Threads that wait for Python's lock do not
-    benefit from that.
+    benefit from that. Does nothing with another C library than glibc.
     """
     _ask("mallopt", _M_ARENA_MAX, 1)
 
 
 def release_free_memory() -> None:
-    """Return all free pages of the heap to the operating system, including those between used blocks.
+    """Return all free pages of the C library's heap to the operating system, including those between used blocks.
 
-    Takes some milliseconds, or longer if much is returned. No thread can allocate memory during that time.
+    This takes some milliseconds, or longer if much is returned. No thread can allocate memory during that time. Does
+    nothing with another C library than glibc.
     """
     _ask("malloc_trim", 0)
 
@@ -315,15 +328,18 @@ def _ask(function: str, *arguments: int) -> None:
 
 
 def freeze_existing_objects() -> None:
-    """Exclude all existing objects, which live as long as the process, from later garbage collections."""
+    """Exclude all Python objects that exist now from later garbage collections, which then take less time. For objects
+    that live as long as the process.
+    """
     gc.collect()
     gc.freeze()
 
 
 @asynccontextmanager
 async def rare_full_collections(min_seconds: float = _MIN_SECONDS) -> AsyncIterator[None]:
-    """Run full garbage collections by the clock instead of by the number of objects, during the block. There are at
-    least `min_seconds` between two collections, and more if collections take long.
+    """Return an asynchronous context manager: during the block, Python runs full garbage collections by the clock
+    instead of by the number of objects. There are at least `min_seconds` seconds between two collections, and more if
+    collections take long.
     """
     freeze_existing_objects()
     young, middle, old = gc.get_threshold()
