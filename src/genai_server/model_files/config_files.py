@@ -1,5 +1,5 @@
-"""The JSON files of model directories, such as config.json: their names, how they are read, and the mask token of draft
-models that draft in parallel (PARD).
+"""Reads the JSON files of model directories, such as genai_config.json and config.json (`read_value`, `read_object`),
+and the mask token of draft models that draft several tokens in parallel (PARD).
 """
 
 import json
@@ -17,7 +17,7 @@ MASK_TOKEN = "pard_token"
 
 
 def read_value(path: Path, otherwise: Any) -> Any:
-    """Return the value in a JSON file; `otherwise` if there is no file.
+    """Return the value in the JSON file at `path`; `otherwise` if there is no file.
 
     Raises ModelDirectoryError, which names the file, if the file cannot be read or is not JSON.
     """
@@ -30,9 +30,9 @@ def read_value(path: Path, otherwise: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one if there is no file.
+    """Return the object in the JSON file at `path`; an empty one if there is no file.
 
-    Raises ModelDirectoryError, which names the file, if the file cannot be read or has no JSON object.
+    Raises ModelDirectoryError, which names the file, if the file cannot be read or does not contain a JSON object.
     """
     value = read_value(path, {})
     if not isinstance(value, dict):
@@ -41,7 +41,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_mask_token(directory: Path, vocab_size: int) -> int | None:
-    """Return the id of the mask token of the draft model in a directory; None if it does not draft in parallel.
+    """Return the id of the mask token of the draft model (speculative decoding) in a directory; None if the model does
+    not draft several tokens in parallel (PARD).
 
     `vocab_size` is the number of tokens of the model's vocabulary. Raises ModelDirectoryError for a value that is not
     the id of one of these tokens.

@@ -1,4 +1,6 @@
-"""Estimates the memory that a loaded model needs from the files in its directory, without reading the weights."""
+"""Estimates, from the files in a model's directory and without reading the weights, how much memory the loaded model
+needs for its weights and its KV cache (`read_model_memory`).
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +25,9 @@ AGENT_TOKENS = 32_768
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """The estimated memory of a loaded model. Sizes are in bytes; values that the files do not show are 0."""
+    """The estimated memory of a loaded model: the bytes of its weights, and those of the KV cache for one token. Values
+    that the model's files do not show are 0. `read_model_memory` returns it.
+    """
 
     # Bytes of the loaded weights.
     weights: int = 0
@@ -46,18 +50,19 @@ class ModelMemory:
         )
 
     def kv_cache_size(self, num_tokens: int, cache_type: str = "fp32") -> int:
-        """Return the KV cache size in bytes for a sequence of `num_tokens` tokens, or for the model's context length if
-        that is shorter.
+        """Return the KV cache size in bytes for a sequence of `num_tokens` tokens, or for a sequence of the model's
+        context length if that is shorter.
 
-        `cache_type` is a value of the setting `kv_cache_type`. The size for "auto" is that for "fp32".
+        `cache_type` is a value of the setting `kv_cache_type`, such as "fp16". The size for "auto" is that for "fp32".
         """
         narrow = {"fp16": self.per_token // 2, "int8": self.per_token_in_8_bits}
         return narrow.get(cache_type, self.per_token) * min(num_tokens, self.context_length)
 
 
 def advice_for_context(max_length: int, context_length: int) -> str:
-    """Return advice to the operator if `max_length`, the number of tokens that the memory holds for a request, is too
-    small for coding agents although the model's context (`context_length` tokens) is longer; otherwise "".
+    """Return advice to the operator if `max_length`, the maximum number of tokens of a request for which there is
+    memory, is too small for coding agents although the model's context (`context_length` tokens) is longer; otherwise
+    "".
     """
     if max_length >= min(context_length, AGENT_TOKENS):
         return ""
@@ -68,7 +73,7 @@ def advice_for_context(max_length: int, context_length: int) -> str:
 
 
 def read_model_memory(directory: Path) -> ModelMemory:
-    """Estimate the memory of the model in a directory.
+    """Estimate the memory of the model in a directory from its files, and return the estimate.
 
     Files that cannot be read count as missing, because loading the model reports them.
     """
@@ -87,7 +92,9 @@ def read_model_memory(directory: Path) -> ModelMemory:
 
 
 def _graphs(config: Any) -> list[str]:
-    """Return the file names of all ONNX graphs that a parsed genai_config.json, or a part of it, names at any depth."""
+    """Return the file names of all ONNX graphs that genai_config.json names. `config` is the parsed file or a part of
+    it; names are found at any depth.
+    """
     if isinstance(config, list):
         return [name for value in config for name in _graphs(value)]
     if not isinstance(config, dict):
@@ -105,8 +112,8 @@ def _graphs(config: Any) -> list[str]:
 
 
 def _size_with_weights(graph: Path) -> int:
-    """Return the size in bytes of a graph file and of the files next to it whose names begin with its name, such as
-    model.onnx.data. Adapters are left out.
+    """Return the total size in bytes of a graph file and of the files next to it whose names begin with its name, such
+    as model.onnx.data, which has the weights. Adapters are left out. 0 if the files cannot be read.
     """
     try:
         return sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*") if "adapter" not in path.suffix)
@@ -128,8 +135,8 @@ def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
 
 
 def _mentions(graph: Path, name: bytes) -> bool:
-    """Whether a graph file contains a text, such as the name of a file with weights. False for a file of more than
-    _MAX_GRAPH_BYTES, which contains the weights themselves.
+    """Return whether a graph file contains the bytes `name`, such as the name of a file with weights. False for a file
+    of more than _MAX_GRAPH_BYTES, which contains the weights themselves, and for one that cannot be read.
     """
     try:  # reading from a pipe would block
         return graph.is_file() and graph.stat().st_size <= _MAX_GRAPH_BYTES and name in graph.read_bytes()
@@ -139,9 +146,9 @@ def _mentions(graph: Path, name: bytes) -> bool:
 
 def _kv_cache_memory(config: dict[str, Any]) -> ModelMemory:
     """Return the KV cache sizes of one token and the model's context length, from `config`, the contents of
-    genai_config.json. The size of the weights is left at 0.
+    genai_config.json. The size of the weights in the result is 0.
 
-    All are 0 if the configuration lacks the necessary numbers.
+    All values are 0 if the configuration lacks the necessary numbers.
     """
     try:
         model = config["model"]

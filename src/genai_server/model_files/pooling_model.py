@@ -1,5 +1,5 @@
-"""Reads from its directory the description of a model that returns a vector or a score for a text, instead of
-generating text.
+"""Reads from a model's directory what the model does (`task_of`), and the description of an embedding or reranking
+model (`read_pooling_model`), which returns a vector or a score for a text instead of generating text.
 
 The files are those of sentence-transformers (modules.json, the configurations of its modules,
 config_sentence_transformers.json and sentence_bert_config.json) and config.json of transformers.
@@ -46,7 +46,9 @@ _DECODERS = ("ForCausalLM", "ForConditionalGeneration")
 
 
 class Task(StrEnum):
-    """What a model does. The values are names that llama.cpp, Ollama and Cohere use."""
+    """The task of a model: to generate text, to embed or rerank texts, or to transcribe speech. The values are names
+    that llama.cpp, Ollama and Cohere use.
+    """
 
     GENERATE = "completion"
     EMBED = "embedding"
@@ -55,13 +57,13 @@ class Task(StrEnum):
 
     @property
     def pools(self) -> bool:
-        """Whether the model reads complete texts and returns a vector or a score for each."""
+        """Whether a model with this task reads complete texts and returns a vector or a score for each."""
         return self in (Task.EMBED, Task.RERANK)
 
     @property
     def why_no_drafts(self) -> str:
-        """Why a model with this task cannot use a draft model (speculative decoding), as a phrase for messages; "" if
-        it can.
+        """The reason why a model with this task cannot use a draft model (speculative decoding), as a phrase for
+        messages; "" if it can.
         """
         return "" if self is Task.GENERATE else f"the task of the model is {self}, and only {Task.GENERATE} has drafts"
 
@@ -75,7 +77,9 @@ ENDPOINTS = {
 
 
 class PoolingModel(Struct, frozen=True):
-    """Description of an embedding or reranking model, read from its directory."""
+    """Description of an embedding or reranking model, read from its directory: its graph, the maximum length of a text,
+    and how vectors or scores are computed. Engines and API processes use it.
+    """
 
     task: Task
     # The ONNX file, relative to the directory.
@@ -128,8 +132,8 @@ class PoolingModel(Struct, frozen=True):
         return ", ".join(map(str, sorted({*self.shorter, self.dimensions})))
 
     def takes_length(self, dimensions: int) -> bool:
-        """Whether a request may ask for vectors with this number of dimensions: the model's own, or a smaller number
-        for which it was trained.
+        """Return whether a request may ask for vectors with this number of dimensions: the model's own number, or a
+        smaller one for which it was trained.
         """
         return dimensions in (self.dimensions, *self.shorter) or (
             self.takes_any_length and 0 < dimensions < self.dimensions
@@ -137,7 +141,9 @@ class PoolingModel(Struct, frozen=True):
 
 
 def task_of(directory: Path) -> Task:
-    """Return the task of the model in a directory; GENERATE if the directory's files cannot be read."""
+    """Return the task of the model in a directory, such as generating or embedding; GENERATE if the directory's files
+    cannot be read.
+    """
     try:
         return _task(directory)
     except ModelDirectoryError:
@@ -146,9 +152,9 @@ def task_of(directory: Path) -> Task:
 
 def read_pooling_model(directory: Path) -> PoolingModel | None:
     """Return the description of the embedding or reranking model in a directory; None if the model there has another
-    task.
+    task, such as generating text.
 
-    Raises ModelDirectoryError, which names the file, if a configuration is not valid.
+    Raises ModelDirectoryError, which names the file or directory, if a configuration is not valid.
     """
     task = _task(directory)
     if not task.pools:
@@ -171,7 +177,8 @@ def module_configs(directory: Path) -> list[str]:
 
 
 def is_decoder(directory: Path) -> bool:
-    """Whether the model in a directory in Hugging Face's format is a decoder, according to config.json.
+    """Return whether the model in a directory in Hugging Face's format is a decoder (a model of the kind that generates
+    text), according to config.json.
 
     Raises ModelDirectoryError if that file is not valid.
     """
@@ -347,7 +354,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
-    """Return the kind and the folder of each module in the file modules.json; empty if there is no such file.
+    """Return the kind and the folder of each module that sentence-transformers' file modules.json lists; empty if there
+    is no such file.
 
     Raises ModelDirectoryError if the file is not valid.
     """

@@ -1,5 +1,6 @@
-"""Reads which models take audio or images: models that transcribe speech, which are Whisper (arXiv 2212.04356) as
-onnxruntime-genai's builder writes it, and models that generate text and take images or audio clips in chats.
+"""Reads from a model's directory whether and how it takes audio or images: `read_speech_model` for models that
+transcribe speech, which are Whisper (arXiv 2212.04356) as onnxruntime-genai's builder writes it, and
+`read_vision_model` for models that generate text and take images or audio clips in chats.
 
 A speech model's ids of special tokens come from tokenizer.json. Tokens that a transcript never contains come from the
 original model's generation_config.json, if the directory has that file; otherwise from a list in this module. Whether a
@@ -57,7 +58,9 @@ _LFM2_AUDIO = "lfm2_audio"
 
 
 class SpeechModel(Struct, frozen=True):
-    """Description of a speech model, read from its directory. Fields that name a token have its id."""
+    """Description of a model that transcribes speech, read from its directory: its special tokens, its languages, and
+    how many seconds of audio it reads at once. Fields that name a token have its id.
+    """
 
     directory: Path
     # Seconds of a recording that the model reads at once.
@@ -84,7 +87,7 @@ class SpeechModel(Struct, frozen=True):
 
 
 def transcribes(directory: Path) -> bool:
-    """Whether the model in a directory transcribes speech. False if genai_config.json cannot be read."""
+    """Return whether the model in a directory transcribes speech. False if genai_config.json cannot be read."""
     try:
         return _has_kind(read_object(directory / GENAI_CONFIG))
     except ModelDirectoryError:
@@ -158,7 +161,9 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
 
 
 def _window_seconds(directory: Path) -> float:
-    """Return the length in seconds to which onnxruntime-genai's audio processor pads or cuts every recording."""
+    """Return the length in seconds to which onnxruntime-genai's audio processor, as configured in the model directory,
+    pads or cuts every recording.
+    """
     steps = read_object(directory / AUDIO_PROCESSOR).get("feature_extraction", {}).get("sequence", [])
     for step in steps:
         seconds = step.get("operation", {}).get("attrs", {}).get("chunk_size")
@@ -168,9 +173,11 @@ def _window_seconds(directory: Path) -> float:
 
 
 def _non_speech_tokens(vocabulary: Mapping[str, int]) -> list[int]:
-    """Return the ids of the tokens for symbols that are no speech (`_SYMBOLS`, `_NOTES`, `_STARTS`).
+    """Return the ids of the tokens for symbols that are not speech, such as brackets and musical notes (`_SYMBOLS`,
+    `_NOTES`, `_STARTS`).
 
-    Most symbols count both alone and after a space. `vocabulary` has the ids of the tokens of a byte-level BPE.
+    Most symbols count both alone and after a space. `vocabulary` has the ids of the tokens of a byte-level BPE by their
+    texts.
     """
     tokens = set()
     for symbol in _SYMBOLS:
@@ -188,13 +195,13 @@ def _spelled(symbol: str) -> Iterable[str]:
 
 
 def _byte_level(text: str) -> str:
-    """Return a text as a byte-level BPE vocabulary writes it: one printable character for each byte of UTF-8."""
+    """Return a text as a byte-level BPE vocabulary writes it: one printable character for each byte of its UTF-8."""
     return "".join(BYTE_CHARACTERS[byte] for byte in text.encode())
 
 
 def _characters() -> list[str]:
-    """Return the character by which GPT-2's vocabulary writes each of the 256 bytes (`bytes_to_unicode`): the byte's
-    character in Latin-1 if that is printable, otherwise a character from U+0100 on.
+    """Return, for each of the 256 byte values, the character by which GPT-2's vocabulary writes it
+    (`bytes_to_unicode`): the byte's character in Latin-1 if that is printable, otherwise a character from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unprintable = [byte for byte in range(256) if byte not in printable]
@@ -205,14 +212,14 @@ BYTE_CHARACTERS = _characters()
 
 
 def longest_audio(num_bytes: int, max_seconds: int) -> int:
-    """Return the number of seconds that an audio file of `num_bytes` bytes can have at most, but no more than
-    `max_seconds`.
+    """Return the maximum number of seconds that an audio file of `num_bytes` bytes can last, but no more than
+    `max_seconds`. Used to estimate the work before the file is decoded.
     """
     return min(max_seconds, num_bytes // MIN_BYTES_PER_SECOND + 1)
 
 
 class Medium(StrEnum):
-    """The kind of input that a model takes in chats besides text."""
+    """The kind of input that a generating model takes in chats besides text: images or audio clips."""
 
     IMAGE = "image"
     AUDIO = "sound"
@@ -248,8 +255,8 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class VisionModel:
-    """Description of a generating model that takes images or, with `Medium.AUDIO`, audio clips, read from its
-    directory.
+    """Description of a model that generates text and takes images or, with `Medium.AUDIO`, audio clips, read from its
+    directory: the texts and the token that stand for an image or audio clip in a prompt.
     """
 
     directory: Path
@@ -266,8 +273,8 @@ class VisionModel:
 
 
 def read_vision_model(model_dir: Path) -> VisionModel | None:
-    """Return the description of the model in a directory; None if the model takes only text, or its type is not
-    supported.
+    """Return how the generating model in a directory takes images or audio clips; None if the model takes only text, or
+    if its type is not supported.
 
     Raises ModelDirectoryError, which names the file, if a configuration is not valid.
     """
@@ -300,8 +307,8 @@ def _audio_model(model_dir: Path, model: dict[str, Any]) -> VisionModel:
 
 
 def medium_of(model_dir: Path) -> Medium | None:
-    """Return whether the model in a directory takes images or audio besides text; None if it takes only text, or if a
-    configuration is not valid, which the engine reports.
+    """Return which medium, images or audio, the model in a directory takes in chats besides text; None if it takes only
+    text. Also None if a configuration is not valid, because the engine reports that.
     """
     try:
         model = read_vision_model(model_dir)
@@ -311,7 +318,7 @@ def medium_of(model_dir: Path) -> Medium | None:
 
 
 def any_takes_media(model_dirs: Iterable[str]) -> bool:
-    """Whether any of the directories has a model that takes images or audio clips in chats."""
+    """Return whether any of the model directories has a model that takes images or audio clips in chats."""
     return any(medium_of(Path(model_dir)) is not None for model_dir in model_dirs)
 
 

@@ -1,7 +1,9 @@
-"""Writes model directories without weights, from which onnxruntime-genai loads a model's image or audio processor.
+"""Writes stubs of model directories (`write_stub`): directories without weights, from which onnxruntime-genai loads a
+model's image or audio processor.
 
-onnxruntime-genai creates a processor only from a loaded model. It therefore loads a stub: a directory with the model's
-own configuration and tokenizer, and with graphs that have the same inputs and outputs but no nodes.
+onnxruntime-genai creates a processor only from a loaded model. A process that only prepares images or audio therefore
+loads a stub: a directory with the model's own configuration and tokenizer, and with graphs that have the same inputs
+and outputs but no nodes.
 """
 
 import json
@@ -21,10 +23,11 @@ _MAX_COPIED = 64 * 1024 * 1024
 
 
 def write_stub(model_dir: Path, folder: Path, graphs: Sequence[str], **sections: Any) -> dict[str, Any]:
-    """Write a stub of a model directory into the empty folder `folder`. It loads on the CPU and has no weights.
+    """Write a stub of the model directory `model_dir` into the empty folder `folder`: a model that onnxruntime-genai
+    loads on the CPU and that has no weights, so that its image or audio processor can be used.
 
     `graphs` are the names of the sections below `model` in genai_config.json whose graphs the stub needs; `sections`
-    has values that replace other sections. Returns the stub's contents of `model`.
+    has values that replace other sections. Returns the section `model` of the stub's genai_config.json.
     """
     config = read_object(model_dir / GENAI_CONFIG)
     model: dict[str, Any] = config["model"]
@@ -44,8 +47,10 @@ def write_stub(model_dir: Path, folder: Path, graphs: Sequence[str], **sections:
 
 
 def _stub(graph: onnx.GraphProto) -> bytes:
-    """Return a serialized ONNX model with the inputs and outputs of `graph` and no nodes. The outputs are constants,
-    without elements where their shapes allow that.
+    """Return a serialized ONNX model that has the inputs and outputs of `graph`, and no nodes. The outputs are
+    constants, without elements where their shapes allow that.
+
+    Inputs in bfloat16, which numpy does not have, become float32; this changes `graph`.
     """
     constants = []
     for output in graph.output:

@@ -1,5 +1,5 @@
-"""Reads the configuration file, which has settings by name, and tables with the options of sessions and execution
-providers.
+"""Reads the configuration file, genai-server.toml, which has settings by name, and tables with the options of ONNX
+Runtime's sessions and execution providers.
 
 A table of options may stand at the top level, below a device (`[devices.cuda.session]`, `[devices."cuda:1".session]`),
 below a model (`[models.NAME.session]`), or below a device of a model. If several tables set the same key, the most
@@ -39,10 +39,11 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def read_text(text: str, written_as: str) -> dict[str, Any]:
-    """Return the tables of options in a text in TOML, such as the value of `--options`.
+    """Return the tables of session and provider options in `text`, which is TOML, such as the value of the command-line
+    option `--options`.
 
-    Raises ConfigurationError if the text is not TOML or has an unknown table. The message says by `written_as` where
-    the text comes from.
+    Raises ConfigurationError if the text is not TOML or has an unknown table. The message begins with `written_as`,
+    which says where the text comes from.
     """
     try:
         tables = tomllib.loads(text)
@@ -57,8 +58,8 @@ def file_settings(tables: Mapping[str, Any], setting_names: Sequence[str], path:
     """Return the settings in the configuration file by name, with each value as the text that an environment variable
     would have.
 
-    `tables` has the file's contents, `setting_names` the names of all settings; `path` is for messages. Raises
-    ConfigurationError for an unknown name, and for a value that is a list or a table.
+    `tables` has the contents of the file, and `setting_names` the names of all settings. `path` is the file's path for
+    messages. Raises ConfigurationError for an unknown name, and for a value that is a list or a table.
     """
     settings: dict[str, str] = {}
     for name, value in tables.items():
@@ -80,8 +81,8 @@ def device_options(
 ) -> dict[str, DeviceOptions]:
     """Return the session and provider options of a model on each of its devices, by device.
 
-    `sources` has the contents of configurations, of which later ones override earlier ones. Raises ConfigurationError
-    for an invalid option, and for a provider that none of the devices uses.
+    `sources` has the contents of configuration files or texts, of which later ones override earlier ones. Raises
+    ConfigurationError for an invalid option, and for options of a provider that none of the devices uses.
     """
     merged: dict[str, dict[str, Any]] = {device: {} for device in devices}
     for device, tables in ((device, tables) for tables in sources for device in devices):
@@ -97,9 +98,10 @@ def device_options(
 
 
 def _scopes(tables: Mapping[str, Any], model: str, device: str) -> list[Mapping[str, Any]]:
-    """Return those tables of a configuration that apply to a model on a device, the most specific one last.
+    """Return the tables of a configuration that apply to a model on a device, the most specific one last. `tables` is
+    the whole configuration.
 
-    Raises ConfigurationError if one of them has an unknown key.
+    Raises ConfigurationError if one of these tables has an unknown key.
     """
     model_table = _part(tables, "models", model)
     scopes = [tables]
@@ -124,8 +126,8 @@ def _part(tables: Mapping[str, Any], scope: str, name: str) -> Mapping[str, Any]
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a new table with the entries of both tables. If both have a key, the value is that of `over`; nested
-    tables are merged in the same way.
+    """Return a new table with the entries of both tables. If both have a key, the value of `over` is taken; if both
+    values are tables, they are merged in turn.
     """
     both = dict(under)
     for name, value in over.items():

@@ -1,5 +1,5 @@
-"""The session and provider options of one device: which options a runner can use, how they are checked, and the values
-that ONNX Runtime and onnxruntime-genai take for them.
+"""Checks the session and provider options of one device (`check_device`), finds options that have no effect
+(`unreachable`), and converts values to the texts that ONNX Runtime and onnxruntime-genai take.
 
 An engine runs a model either with onnxruntime-genai (`Reach.GENERATOR`), or in its own ONNX Runtime sessions, in which
 requests run as a batch (`Reach.BATCHED`). Some options exist in only one of the two. The options themselves are listed
@@ -29,7 +29,9 @@ _INDICES = ("device_id", "device_index", "deviceId")
 
 
 class ProviderOptions(Struct, frozen=True):
-    """An execution provider and its options, with the names and text values that the provider itself uses."""
+    """An execution provider of ONNX Runtime that a device uses, with its options. Names and values are texts as the
+    provider itself uses them.
+    """
 
     name: str
     options: dict[str, str] = {}
@@ -40,7 +42,9 @@ class ProviderOptions(Struct, frozen=True):
 
 
 class DeviceOptions(Struct, frozen=True):
-    """The checked options of the ONNX Runtime sessions on one device, by ONNX Runtime's names. All values are text."""
+    """The checked options of the ONNX Runtime sessions on one device, by ONNX Runtime's names, and its execution
+    providers. All values are text. `check_device` creates it from the configuration; the engine applies it.
+    """
 
     # Options that are fields of ONNX Runtime's SessionOptions.
     session: dict[str, str] = {}
@@ -59,8 +63,8 @@ _SESSION_ROWS = names(session.SESSION)
 
 
 def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
-    """Return a sentence about the first option that has no effect if `runner` runs the model, with the reason; None if
-    all options have an effect.
+    """Return a sentence for operators about the first option that has no effect if `runner` (onnxruntime-genai or the
+    batched sessions) runs the model; None if all options have an effect.
     """
     for name in options.session:
         if _misses(_SESSION_ROWS[name], runner):
@@ -80,8 +84,8 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
 
 
 def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
-    """Return the options with one addition: idle threads of a session stop spinning at the end of each run of the
-    model. This is for models that share processor cores.
+    """Return a copy of the options that also makes idle threads of a session stop spinning at the end of each run of
+    the model. This is for models that share processor cores.
 
     If the operator has set `session.force_spinning_stop`, that value stays.
     """
@@ -89,7 +93,9 @@ def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
 
 
 def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
-    """Return the options without those that have no effect if `runner` runs the model."""
+    """Return a copy of the options without those that have no effect if `runner` (onnxruntime-genai or the batched
+    sessions) runs the model.
+    """
     providers = []
     for ep in options.providers:
         definition = provider(ep.name)
@@ -105,8 +111,8 @@ def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
 
 
 def device_id(options: DeviceOptions) -> int:
-    """Return the device's number among devices of its kind: the option `device_id` of the first execution provider, 0
-    by default.
+    """Return the number of the device among the devices of its kind, such as 1 for `cuda:1`: the option `device_id` of
+    the first execution provider, or 0.
     """
     ep_options = next((ep.options for ep in options.providers), {})
     return int(ep_options.get("device_id", "0"))
@@ -121,10 +127,11 @@ def _where(reach: Reach) -> str:
 
 
 def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
-    """Check a device's tables of the configuration file, and return them as options.
+    """Check the tables of options that apply to a device, and return them as options.
 
-    `sections` may have the tables `session`, `provider` and `providers`. Raises ConfigurationError, whose message names
-    section, key and value; for an unknown key it suggests the most similar known one.
+    `sections` has the merged tables `session`, `provider` and `providers` of the configuration file; each may be
+    missing. Raises ConfigurationError, whose message names section, key and value; for an unknown key it suggests the
+    most similar known one.
     """
     session_options = flat(_table(sections.get("session", {}), "[session]"))
     tables = {
@@ -158,7 +165,8 @@ def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table without nested tables: `{"session": {"intra_op": 1}}` becomes `{"session.intra_op": 1}`.
+    """Return a copy of `table` in which the entries of nested tables have joined names: `{"session": {"intra_op": 1}}`
+    becomes `{"session.intra_op": 1}`.
 
     ONNX Runtime's option names contain dots, which TOML reads as nested tables unless they are quoted. `prefix` is put
     in front of each name.
@@ -179,8 +187,8 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 
 
 def _read(table: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
-    """Remove those options from `table`, the table [session], that `rows` describes, and return their values as text,
-    by ONNX Runtime's names.
+    """Remove from `table`, the table `[session]` of the configuration, the options that `rows` describes, and return
+    their values as text, by ONNX Runtime's names.
 
     Raises ConfigurationError for an invalid value.
     """
@@ -204,7 +212,7 @@ def _add(options: dict[str, str], row: Row, name: str, value: Value, where: str)
 
 
 def value_text(row: Row, name: str, value: Value, where: str) -> str:
-    """Return the value of an option as the text that ONNX Runtime takes.
+    """Return the configured value of an option as the text that ONNX Runtime takes. `row` describes the option.
 
     Raises ConfigurationError if the value is invalid or the option cannot be set. The message names the option by
     `name` and its section of the configuration by `where`.
@@ -224,11 +232,12 @@ def _libraries(value: Any) -> list[str]:
 
 
 def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) -> list[ProviderOptions]:
-    """Return a device's execution providers with their options. ONNX Runtime offers the nodes of a graph to them in
-    this order.
+    """Return a device's execution providers with their options, in the order in which ONNX Runtime offers the nodes of
+    a graph to them. The CPU, which is always last, is left out.
 
-    `order` is the configured list of names; None stands for the device's default. Providers in `tables` that `order`
-    lacks are checked but left out. Raises ConfigurationError for invalid names and options.
+    `order` is the configured list of names; None stands for the device's default. `tables` has the tables
+    `[provider.NAME]` by name; those that `order` lacks are checked but left out. Raises ConfigurationError for invalid
+    names and options.
     """
     kind, _, index = device.partition(":")
     if order is None:
@@ -256,13 +265,13 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
 
 
 def on_providers(options: DeviceOptions, device: str) -> DeviceOptions:
-    """Return the options, with the device's default execution providers if they name none."""
+    """Return the options, with the default execution providers of `device` added if the options name none."""
     return msgspec.structs.replace(options, providers=options.providers or _providers(None, {}, device))
 
 
 def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
-    """Return a provider's options with the number `index` of the device that it uses, unless this provider has no
-    option for a number.
+    """Return a provider's options with the option for the number of the device set to `index`, as in `cuda:1`. A
+    provider without such an option is returned unchanged.
 
     Raises ConfigurationError if the operator has set another number.
     """
@@ -301,10 +310,10 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
 
 
 def _check_together(options: DeviceOptions, warnings: list[str]) -> None:
-    """Check options that depend on each other.
+    """Check options of a device that depend on each other.
 
     Raises ConfigurationError if options exclude each other. For each option that has no effect because of another one,
-    a sentence is appended to `warnings`.
+    a sentence for operators is appended to `warnings`.
     """
     shrinking = options.run.get(session.SHRINKAGE, "")
     if "cpu" in shrinking and options.session.get(session.ARENA) == "0":

@@ -1,5 +1,5 @@
-"""The execution providers that the server knows, each with its options and its names in ONNX Runtime and in
-onnxruntime-genai.
+"""The execution providers that the server knows (`PROVIDERS`), such as CUDA and OpenVINO, each with its options and its
+names in ONNX Runtime and in onnxruntime-genai.
 
 onnxruntime-genai's names are those of `NormalizeProviderName` and the table in its session_options.cpp (0.18); it does
 not have TensorRT, and takes the options of CUDA's memory arena separately. The names of the options of NVIDIA's
@@ -180,7 +180,9 @@ OPENVINO: tuple[Row, ...] = (
 
 @dataclass(frozen=True)
 class Provider:
-    """An execution provider: its names, its options, and the package that installs it."""
+    """An execution provider of ONNX Runtime: its names in the configuration, in ONNX Runtime and in onnxruntime-genai,
+    its options, and the package that installs it.
+    """
 
     name: str
     # onnxruntime-genai's name; None if it has none.
@@ -269,7 +271,7 @@ PROVIDERS: dict[str, Provider] = {
 
 
 def provider(name: str) -> Provider:
-    """Return the provider with this name in the configuration.
+    """Return the execution provider that has the name `name` in the configuration.
 
     A provider that is not in PROVIDERS comes from a library, and has the same name in ONNX Runtime and
     onnxruntime-genai.
@@ -278,8 +280,8 @@ def provider(name: str) -> Provider:
 
 
 def is_scripted(device: str) -> bool:
-    """Whether a device writes scripted answers, with a tokenizer and a chat template of its own, instead of running a
-    model. Tests and demonstrations of load use such devices.
+    """Return whether a device writes scripted answers, with a tokenizer and a chat template of its own, instead of
+    running a model. Tests and demonstrations of load use such devices.
     """
     return device.startswith("scripted")
 
@@ -299,8 +301,8 @@ _MAX_NAME = 40
 
 
 def suggested_devices(name: str) -> str:
-    """Return the end of an error message about an unknown device: `; did you mean …?` with the most similar names, or a
-    list of the known devices.
+    """Return the end of an error message about the unknown device `name`: `; did you mean …?` with the most similar
+    names, or a list of the known devices.
     """
     letters = name.strip().lower().rstrip(string.digits)
     index = name.strip()[len(letters) :]

@@ -1,5 +1,5 @@
-"""The options of [session] in the configuration file: fields of ONNX Runtime's SessionOptions, and its configuration
-entries, which are set by name.
+"""The options of the table `[session]` in the configuration file, as rows of tables (table.py): fields of ONNX
+Runtime's SessionOptions, configuration entries of a session, which are set by name, and options of each run.
 
 Names and values follow onnxruntime_session_options_config_keys.h and onnxruntime_run_options_config_keys.h of ONNX
 Runtime 1.31. Triton's names for the same options are those of its ONNX Runtime backend. onnxruntime-genai (0.18,

@@ -1,5 +1,5 @@
-"""The classes of which tables of options consist: a row for each option, the kinds of values, and suggestions for
-unknown names.
+"""The classes of which the tables of ONNX Runtime's options consist: a row for each option (`Row`), the kinds of values
+that options have (`Kind`, `flag`, `number`, …), and suggestions for unknown names (`nearest`).
 """
 
 import difflib
@@ -21,7 +21,9 @@ _MAX_SIZE = 2**64 - 1
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value that an option can have, with the check of a configured value and its conversion to text."""
+    """A kind of value that an option of ONNX Runtime can have, such as a flag or a number: checks a configured value,
+    and converts it to the text that the library takes.
+    """
 
     # A phrase for messages that describes the valid values.
     expected: str
@@ -40,15 +42,15 @@ class Kind:
 
 
 def flag(true: str = "1", false: str = "0") -> Kind:
-    """Return the kind of an option that is true or false. `true` and `false` are the texts that the library takes for
-    these values.
+    """Return the Kind of an option whose value is true or false. `true` and `false` are the texts that the library
+    takes for these values.
     """
     return Kind("true or false (or 1 or 0)", lambda value: true if _FLAGS[str(value).lower()] else false)
 
 
 def number(minimum: int = 0, maximum: int | None = None) -> Kind:
-    """Return the kind of a whole number from `minimum` to `maximum`, both included; without a `maximum` there is no
-    upper limit.
+    """Return the Kind of an option whose value is a whole number from `minimum` to `maximum`, both included; with None
+    as `maximum` there is no upper limit.
     """
 
     def read(value: Value) -> str:
@@ -63,13 +65,13 @@ def number(minimum: int = 0, maximum: int | None = None) -> Kind:
 
 
 def size() -> Kind:
-    """Return the kind of a number of bytes, at most 2**64 - 1."""
+    """Return the Kind of an option whose value is a number of bytes, at most 2**64 - 1."""
     return Kind("a number of bytes below 2**64", number(0, _MAX_SIZE).read)
 
 
 def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
-    """Return the kind of a value that is one of `names`, in upper or lower case. `also` maps other accepted spellings
-    to these names.
+    """Return the Kind of an option whose value is one of `names`, in upper or lower case. `also` maps other accepted
+    spellings to these names.
     """
     spellings = {name.lower(): name for name in names} | {key.lower(): name for key, name in (also or {}).items()}
     shown = ", ".join(names) + ("" if not also else f" (or {', '.join(also)})")
@@ -77,21 +79,21 @@ def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
 
 
 def number_or_default(valid: Collection[str], default: str) -> Kind:
-    """Return the kind of a whole number for which only the numbers in `valid` have a meaning. Any other number becomes
-    `default`, as in Triton.
+    """Return the Kind of an option whose value is a whole number, but only the numbers in `valid` have a meaning. Any
+    other number becomes `default`, as in Triton.
     """
     read_number = number(-_MAX_SIZE, _MAX_SIZE).read
     return Kind("a whole number", lambda value: parsed if (parsed := read_number(value)) in valid else default)
 
 
 def text() -> Kind:
-    """Return the kind of a text that is not empty."""
+    """Return the Kind of an option whose value is a text that is not empty."""
     return _pattern("a text", _TEXT)
 
 
 def anything() -> Kind:
-    """Return the kind of a value that is not checked, because the option's values are not documented. It is passed on
-    as text, true and false as 1 and 0.
+    """Return the Kind of an option whose value is not checked, because the values are not documented. A value is passed
+    on as text, and true and false as 1 and 0.
     """
 
     def read(value: Value) -> str:
@@ -103,15 +105,15 @@ def anything() -> Kind:
 
 
 def shapes() -> Kind:
-    """Return the kind of a text with shapes of the graph's inputs, as TensorRT's optimization profiles have them:
-    `input_ids:1x1,attention_mask:1x8`.
+    """Return the Kind of an option whose value is a text with shapes of the graph's inputs, as TensorRT's optimization
+    profiles have them: `input_ids:1x1,attention_mask:1x8`.
     """
     return _pattern('shapes such as "input_ids:1x1,attention_mask:1x8"', _SHAPES)
 
 
 def arenas() -> Kind:
-    """Return the kind of a text that lists the devices whose memory arenas ONNX Runtime shrinks after each run, such as
-    `cpu:0;gpu:0`.
+    """Return the Kind of an option whose value is a text that lists the devices whose memory arenas ONNX Runtime
+    shrinks after each run, such as `cpu:0;gpu:0`.
     """
     return _pattern('devices such as "cpu:0" or "cpu:0;gpu:0"', _ARENAS)
 
@@ -137,7 +139,9 @@ class Reach(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One option in a table of options: its names, the kind of its values, and when it has an effect."""
+    """One option of ONNX Runtime in a table of options: its names, the kind of its values, and in which ways of running
+    a model it has an effect.
+    """
 
     # ONNX Runtime's name.
     name: str
@@ -153,21 +157,22 @@ class Row:
     why: str = ""
 
     def options(self, text: str) -> Mapping[str, str]:
-        """Return the options of ONNX Runtime, with their values by name, that this option sets. `text` is its value, as
-        returned by `kind`.
+        """Return the options of ONNX Runtime, with their values by name, that this option of the configuration sets to
+        `text`, a value that `kind` has converted to text. It is one option, except for options of Triton that stand for
+        others.
         """
         return self.means[text] if self.means else {self.name: text}
 
 
 def names(rows: Iterable[Row]) -> dict[str, Row]:
     """Return rows by the names of their options. A row whose option has several names is in the result under each of
-    them.
+    the names.
     """
     return {name: row for row in rows for name in (row.name, *row.also)}
 
 
 def possible(rows: Mapping[str, Row]) -> list[str]:
-    """Return the names of those options in a table that can be set, for suggestions in messages."""
+    """Return the names of the options in a table that can be set, for suggestions in error messages."""
     return [name for name, row in rows.items() if not row.impossible]
 
 
