@@ -323,14 +323,6 @@ def _for_template(part: TextPart | ImagePart | AudioPart) -> dict[str, Any]:
     return {"type": "image" if isinstance(part, ImagePart) else "audio"}
 
 
-class DirectCaller(StrictModel):
-    """A caller of a tool, of which only one is accepted: `direct`, the model itself. Code execution environments, which
-    may call tools in other APIs, are not supported.
-    """
-
-    type: Literal["direct"]
-
-
 class Function(StrictModel):
     """A function the model may call: its name, what it does, and a JSON schema of its arguments (`parameters`)."""
 
