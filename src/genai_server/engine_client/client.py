@@ -51,10 +51,11 @@ class EngineAdmin:
         self._numbers = count()
 
     async def ask(self, make_call: Callable[[int], Call[R]]) -> R:
-        """Send the call that `make_call` creates, and return the engine's reply.
+        """Send an admin call to the engine, wait for the reply and return it.
 
-        `make_call` receives the number by which the reply is recognized. Raises the error in the engine's reply, and
-        NoEngineReady if the engine is not running or ends before it has replied.
+        `make_call` creates the call from the number by which its reply is recognized. Raises the error in the engine's
+        reply if the call failed, and NoEngineReady if the engine is not connected or its connection ends before it has
+        replied.
         """
         number = next(self._numbers)
         waiting: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -63,7 +64,9 @@ class EngineAdmin:
         return await waiting
 
     def receive(self, reply: AdminReply) -> None:
-        """Pass a reply of the engine to the coroutine that waits for it. The reply is dropped if none is waiting."""
+        """Pass the engine's reply to the coroutine that waits for it in `ask`. The reply is dropped if no coroutine
+        waits.
+        """
         waiting = self._calls.pop(reply.call, None)
         if waiting is None or waiting.done():
             return
@@ -73,8 +76,8 @@ class EngineAdmin:
             waiting.set_result(reply)
 
     def lose(self, reason: str) -> None:
-        """End all waiting calls with NoEngineReady, whose message is `reason`, because the connection to the engine has
-        ended.
+        """End all calls that wait for a reply with NoEngineReady, whose message is `reason`, because the connection to
+        the engine has ended.
         """
         calls, self._calls = self._calls, {}
         for waiting in calls.values():
@@ -137,17 +140,17 @@ class EngineClient:
 
     @property
     def work(self) -> int:
-        """Number of requests of normal priority in the engine.
+        """The number of requests of normal priority in the engine, by which the Router compares engines.
 
-        This is the number of this process's current requests, plus the number of other processes' requests in the
+        It is the number of this process's current requests, plus the number of other processes' requests in the
         engine's last report.
         """
         return len(self.in_flight) - self.in_flight.num_low_priority + self.load.others
 
     @property
     def low_priority_work(self) -> int:
-        """Number of low-priority requests in the engine: the number in the engine's last report, or the number that
-        this process has sent if that is larger.
+        """The number of low-priority requests in the engine: the number in the engine's last report, or the number of
+        this process's own requests if that is larger.
         """
         return max(self.in_flight.num_low_priority, self.load.low_priority_running + self.load.low_priority_waiting)
 
@@ -160,13 +163,14 @@ class EngineClient:
     def require_capacity(
         self, num_answers: int, lengths: Sequence[int] = (), *, param: str, tenant: str = "", low_priority: bool = False
     ) -> None:
-        """Raise QueueFull if the engine would not accept `num_answers` answers now, and InvalidField if it could not
-        accept them even when idle.
+        """Check whether the engine would accept a request for `num_answers` answers. Raises QueueFull if it would not
+        accept them now, and InvalidField if it could not accept them even when idle.
 
         `lengths` has the number of prompt tokens of each answer; it is empty if these are unknown. `param` is the
         request's field that asks for several answers, which InvalidField names. `tenant` is the API key whose share of
         the queue counts. The check uses the engine's last report; the engine itself checks again when the requests
-        arrive, with the same errors. Whether the queue of low-priority requests is full is only checked by the engine.
+        arrive, with the same errors. For a request with `low_priority`, only the engine checks whether the queue is
+        full.
         """
         load, capacity = self.load, self.load.capacity
         if capacity is None:
@@ -222,8 +226,8 @@ class EngineClient:
             self._forget()
 
     def _forget(self) -> None:
-        """Reset the state after the connection to the engine has ended: calls and requests that wait for the engine
-        fail, except the requests that can be sent to the restarted engine.
+        """Reset the state after the connection to the engine has ended. Admin calls fail, and so do requests of which a
+        token has arrived; other requests wait for the restarted engine.
         """
         self._writer, self.model, self.load, self.figures = None, None, Load(), None
         self.cached_blocks = set()
@@ -251,7 +255,9 @@ class EngineClient:
                 self.in_flight.receive(message)
 
     def _send(self, *messages: ToEngine | Call[Any]) -> None:
-        """Send messages to the engine. Raises NoEngineReady, and sends none of them, if the engine is not connected."""
+        """Send messages to the engine without waiting. Raises NoEngineReady, and sends none of them, if the engine is
+        not connected.
+        """
         # Between the loss of a connection and `_forget` it is closing; uvloop then raises an error of its own.
         if self._writer is None or self._writer.is_closing():
             raise NoEngineReady(f"device {self.device} cannot take requests now: its engine is not running")
@@ -292,12 +298,12 @@ class Router:
 
     @property
     def is_ready(self) -> bool:
-        """Whether at least one engine accepts requests."""
+        """Whether at least one of the model's engines accepts requests."""
         return any(engine.is_ready for engine in self.engines.values())
 
     def select(self, device: str | None) -> list[EngineClient]:
-        """Return the engine of `device`, or all engines if it is None. Raises InvalidField for a device that is not
-        configured.
+        """Return the connection to the engine of `device` as a list, or the connections to all engines of the model if
+        `device` is None. Raises InvalidField for a device that is not configured.
         """
         if device is None:
             return list(self.engines.values())
@@ -371,8 +377,9 @@ def describe(status: EngineStatus) -> str:
 
 
 def _require_possible(capacity: Capacity, device: str, num_answers: int, lengths: Sequence[int], param: str) -> None:
-    """Raise InvalidField, which names `param`, if even an idle engine could not accept `num_answers` answers to prompts
-    with these `lengths` in tokens.
+    """Raise InvalidField, which names the request's field `param`, if an engine with this capacity could not accept
+    `num_answers` answers even when idle. `lengths` has the prompts' lengths in tokens, and `device` the device's name
+    for the message.
     """
     if num_answers > capacity.requests:
         raise InvalidField(

@@ -81,8 +81,8 @@ class TokenStream:
     # the engine's side
 
     def receive(self, message: Event) -> None:
-        """Process the engine's next message about this answer. Vectors and log probabilities of the prompt are
-        collected without waking the reader.
+        """Process the engine's next message about this answer, and wake the reader. Vectors and log probabilities of
+        the prompt are collected without waking the reader.
         """
         match message:
             case Tokens():
@@ -111,8 +111,9 @@ class TokenStream:
         self._wake()
 
     def _furthest(self, progress: Progress) -> Progress | None:
-        """Return the largest progress so far, so that the progress that a client sees never decreases; None if the
-        reader has received it.
+        """Return the report on reading the prompt that the reader is to receive next: `progress`, unless an earlier
+        report had more tokens. The progress that a client sees never decreases. None if the reader has received the
+        earlier report.
 
         A prompt is read again from its start after a preemption, and after a restart of the engine.
         """
@@ -140,8 +141,10 @@ class TokenStream:
             self._wake()
 
     def take_unstarted_request(self) -> GenerationRequest | None:
-        """Return the request of this answer with the rest of its timeout, so that it can be sent to a restarted engine,
-        and discard what was received for it. None if the answer has ended or has a token, or after an earlier call.
+        """Return the request of this answer, so that it can be sent to a restarted engine, and discard what was
+        received for it. The request's timeout is reduced by the time since the request was sent.
+
+        Returns None if the answer has ended or a token has arrived, or after an earlier call.
         """
         request, self._request = self._request, None
         if self.is_ended or request is None:
@@ -152,8 +155,8 @@ class TokenStream:
 
     @property
     def phases(self) -> Phases | None:
-        """How long each phase of the request took in the engine, as reported at the end; None before, and if the engine
-        sent no report.
+        """How many seconds each phase of the request took in the engine, as the engine reports at the end; None before
+        the end, and if the engine sent no report.
         """
         return None if self.finished is _UNFINISHED else self.finished.phases
 
@@ -170,7 +173,9 @@ class TokenStream:
     # the reader's side
 
     async def accepted(self) -> None:
-        """Wait until the engine has accepted the request. Raises the engine's error if the engine refuses it."""
+        """Wait until the engine has accepted the request. Raises the engine's error if the engine refuses the request
+        or the answer fails before.
+        """
         while not self._accepted and self.reason is None:
             if self._error is not None:
                 raise self._error
@@ -187,7 +192,7 @@ class TokenStream:
 
     @property
     def has_items(self) -> bool:
-        """Whether `take` can be called: there are tokens or progress, or the answer has ended."""
+        """Whether `take` may be called: tokens or a report of progress have arrived, or the answer has ended."""
         return self._tokens is not None or self._progress is not None or self.is_ended
 
     async def wait(self) -> None:
@@ -196,8 +201,8 @@ class TokenStream:
             await self._until_woken()
 
     def take(self) -> Tokens | Progress | None:
-        """Return the progress or the tokens that have arrived since the last call, progress first; None at the end.
-        Raises the error that ended the answer, after all tokens.
+        """Return the tokens that have arrived since the last call or, first, the newest report on reading the prompt;
+        None at the end of the answer. After all tokens, raises the error that ended the answer.
 
         Must only be called if `has_items` is true.
         """
@@ -212,8 +217,8 @@ class TokenStream:
         return None
 
     async def vectors(self) -> bytes:
-        """Wait for the end of an embedding or reranking request, and return the vectors of all its texts, one after the
-        other. Raises the error that ended the request.
+        """Wait for the end of an embedding or reranking request, and return the vectors or scores of all its texts, one
+        after the other, as little-endian float32 numbers. Raises the error that ended the request.
         """
         while not self.is_ended:
             await self._until_woken()
@@ -247,8 +252,8 @@ class TokenStream:
 
 
 class SendMessages(Protocol):
-    """Function that sends messages to the engine: all of them, or none if it raises NoEngineReady because the engine is
-    not connected.
+    """The type of a function that sends messages to the engine: all of them, or none if it raises NoEngineReady because
+    the engine is not connected.
     """
 
     def __call__(self, *messages: ToEngine) -> None: ...
@@ -266,8 +271,8 @@ class _Sent(Struct, frozen=True):
 
 
 class _Waiting(Struct, frozen=True):
-    """An answer that had no token yet when its engine died, and waits to be requested again from the restarted engine.
-    It fails if that engine dies too.
+    """An answer of which no token had arrived when its engine died. It waits to be requested again from the restarted
+    engine, and fails if that engine dies, too.
     """
 
     request: GenerationRequest
@@ -278,11 +283,12 @@ class _Waiting(Struct, frozen=True):
 
 
 class InFlight:
-    """The unfinished answers that this process has requested from one engine.
+    """The unfinished answers that this process has requested from one engine, with their streams: sends the requests,
+    passes the engine's messages to the streams, and sends requests again after a restart of the engine.
 
     Each answer has a number, its key, which messages to and from the engine contain. The answers to one HTTP request
-    form a group, which is sent as a whole or not at all. Each EngineClient has an InFlight. Used by the event loop's
-    thread only.
+    form a group, which is sent as a whole or not at all. Each EngineClient has an InFlight. Only the event loop's
+    thread may use it.
     """
 
     def __init__(self, send: SendMessages, clock: Callable[[], float] = time.monotonic) -> None:
@@ -297,18 +303,18 @@ class InFlight:
 
     @property
     def num_low_priority(self) -> int:
-        """Number of unfinished answers to low-priority requests."""
+        """The number of unfinished answers to low-priority requests."""
         sent = sum(entry.low_priority for entry in self._sent.values())
         return sent + sum(entry.request.low_priority for entry in self._waiting.values())
 
     async def submit(self, *requests: GenerationRequest, files: Sequence[object] = ()) -> list[TokenStream]:
-        """Send the requests of one group to the engine, and return a stream for each once the engine has accepted all
-        of them.
+        """Send requests to the engine, one for each answer to an HTTP request, and return a stream for each of them
+        once the engine has accepted all.
 
         `files` are objects whose files on disk the engine reads, and which remove these files when they are no longer
         referenced. Each stream keeps a reference until its first token has arrived, because until then the request may
         be sent to a restarted engine. Raises Unavailable with the engine's reason if the engine refuses one of the
-        requests, and NoEngineReady if the connection ends. In both cases the other requests of the group are cancelled.
+        requests, and NoEngineReady if the connection ends. In both cases the other requests are cancelled.
         """
         group = {next(self._keys): request for request in requests}
         self._send(*_submits(group))
@@ -389,7 +395,7 @@ class InFlight:
             self._send(Stop(key))
 
     def _leave(self, key: int) -> None:
-        """Cancel the request with the number `key`, whose stream was closed by its reader."""
+        """Cancel the request whose answer has the number `key`, because the reader has closed its stream."""
         self._waiting.pop(key, None)
         if self._sent.pop(key, None) is not None:
             with suppress(NoEngineReady):

@@ -76,7 +76,7 @@ class SupervisorClient:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection to the supervisor."""
+        """Whether this process is connected to the supervisor now."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def ready(self) -> None:

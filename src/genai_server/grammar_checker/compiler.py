@@ -70,8 +70,8 @@ def reason(matcher: LLMatcher) -> str:
 
 
 def shortened_message(words: str) -> str:
-    """Return an error message of llguidance, cut to a maximum length and without the backtrace that the message of a
-    panic contains.
+    """Return `words`, an error message of llguidance, cut to a maximum length, and without the backtrace that the
+    message of a panic contains.
     """
     return words.partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()[:_MAX_MESSAGE]
 
@@ -129,8 +129,8 @@ def _follow(matcher: LLMatcher) -> None:
 
 
 def _placeholder_tokenizer(grammar: str) -> LLTokenizer:
-    """Return a tokenizer of single bytes with the special tokens and token ids that a grammar names. It takes the place
-    of the model's tokenizer, which is not known here.
+    """Return a tokenizer whose tokens are single bytes, and the special tokens and token ids that the grammar names.
+    The grammar checker compiles with it, because it does not know the model's tokenizer.
     """
     ids = [int(number) for listed in _IDS.findall(grammar) for number in re.findall(r"\d{1,9}", listed)]
     largest = max((number for number in ids if number <= _MAX_ID), default=0)

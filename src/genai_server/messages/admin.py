@@ -72,7 +72,9 @@ class Profiled(Struct, frozen=True):
 
 
 class ProfileState(Struct, frozen=True):
-    """A profile session that has not ended: whether it waits or records, and what it has recorded so far."""
+    """A profile session that has not ended, as operators see it: its id, whether it waits or records, and what it has
+    recorded so far.
+    """
 
     id: str
     # "waiting" until a request reaches what the session profiles, then "recording".

@@ -77,7 +77,7 @@ class MessageConnection(asyncio.Protocol, Generic[M]):
         self._decoder = decoder
 
     def data_received(self, data: bytes) -> None:
-        """Decode received data and pass on the messages that are complete. Called by asyncio."""
+        """Decode received bytes and pass the messages that are complete to `receive`. Called by asyncio."""
         try:
             for message in self._decoder.feed(data):
                 self._receive(message)

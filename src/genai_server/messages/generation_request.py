@@ -121,7 +121,7 @@ class TranscriptRules(Struct, frozen=True):
 
 class ReasoningRules(Struct, frozen=True):
     """How the engine recognizes reasoning ("thoughts") in the text of an answer, and how many tokens the reasoning may
-    have.
+    have before the engine ends it. A part of `GenerationRequest` for reasoning models.
     """
 
     # Regular expressions that find, in an answer's text, the marker that begins a thought and the one that ends it.

@@ -131,8 +131,8 @@ class ModelStatus(Struct, frozen=True):
 
 
 class ServerStatus(Struct, frozen=True, tag=True):
-    """The state of all models and engines, which the supervisor sends to each API process on connection and after each
-    change.
+    """The status of all models and engines of a server. The supervisor (the process that starts engines) sends it to
+    each API process when that connects, and after each change.
     """
 
     # API processes show it to engines; "" once the supervisor has ended.

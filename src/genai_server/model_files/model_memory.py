@@ -122,8 +122,8 @@ def _size_with_weights(graph: Path) -> int:
 
 
 def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
-    """Return the size in bytes of the second copy of the output matrix that is in memory if a head for multi-token
-    prediction (MTP) uses the matrix from the decoder's file; 0 if there is no such head.
+    """Return the size in bytes of the second copy of the output matrix in memory, which a head for multi-token
+    prediction (MTP) causes if it uses the matrix from the decoder's file; 0 if the model has no such head.
 
     `model` is the section `model` of genai_config.json. The size is an upper bound.
     """

@@ -166,8 +166,8 @@ def read_pooling_model(directory: Path) -> PoolingModel | None:
 
 
 def module_configs(directory: Path) -> list[str]:
-    """Return the paths of the configuration files of the pooling and scoring modules that modules.json lists, relative
-    to the directory.
+    """Return the paths of the configuration files of those sentence-transformers modules that pool or score, relative
+    to the directory. The file modules.json lists the modules.
 
     Raises ModelDirectoryError if modules.json is not valid.
     """

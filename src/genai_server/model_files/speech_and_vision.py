@@ -95,8 +95,7 @@ def transcribes(directory: Path) -> bool:
 
 
 def read_speech_model(directory: Path) -> SpeechModel | None:
-    """Return the description of the speech recognition model in a directory; None if the model there does not
-    transcribe.
+    """Return the description of the model in a directory if it transcribes speech; None if the model there does not.
 
     Raises ModelDirectoryError, which names the file, if a configuration is not valid.
     """

@@ -200,7 +200,8 @@ def _read(table: dict[str, Any], rows: Mapping[str, Row]) -> dict[str, str]:
 
 
 def _add(options: dict[str, str], row: Row, name: str, value: Value, where: str) -> None:
-    """Add to `options` the options of ONNX Runtime that are set by the configured option `name` with this value.
+    """Add to `options` the options of ONNX Runtime, as text, that the configured option `name` sets with this value.
+    `row` describes the option.
 
     Raises ConfigurationError if the value is invalid, or if `options` already has one of these options. `where` is the
     section of the configuration, which the message names.
@@ -286,7 +287,8 @@ def _with_index(options: ProviderOptions, index: str) -> ProviderOptions:
 
 
 def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
-    """Check the table `[provider.NAME]` of an execution provider, and return its options.
+    """Check `table`, which is the table `[provider.NAME]` of an execution provider in the configuration, and return its
+    options.
 
     The options of a provider that is loaded from a library or a Python package are unknown to this server, and are
     passed on unchecked. Raises ConfigurationError for an unknown provider or option, or an invalid value.

@@ -31,7 +31,7 @@ class Kind:
     read: Callable[[Value], str]
 
     def text(self, value: Value) -> str:
-        """Return a configured value as the text that ONNX Runtime or onnxruntime-genai takes.
+        """Check a configured value, and return it as the text that ONNX Runtime or onnxruntime-genai takes.
 
         Raises ValueError for an invalid value; the message says which values are valid.
         """

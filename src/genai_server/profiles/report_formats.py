@@ -26,7 +26,7 @@ _INLINE = re.compile(r"<(?:script|style)>(.*?)</(?:script|style)>", re.DOTALL)
 
 
 def as_text(report: Report, max_rows: int = 10) -> str:
-    """Return the report as text. Tables are as wide as they need to be, and have at most `max_rows` rows each."""
+    """Return the report as plain text. Tables are as wide as they need to be, and have at most `max_rows` rows each."""
     parts = [*_beginning(report), *_shares_of_all(report, max_rows), *_slow(report, max_rows), *_unread(report)]
     return plain_report(parts)
 

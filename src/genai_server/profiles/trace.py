@@ -64,9 +64,9 @@ class _Tracks:
 
 
 def write_trace(profile: Profile, out: IO[bytes]) -> int:
-    """Write the trace of a profile as JSON to `out`. Returns the number of events.
+    """Write the trace of a profile, in Chrome's event format (JSON), to the file `out`. Returns the number of events.
 
-    Raises OSError and ValueError if a file of the profile has changed since the profile was read.
+    Raises OSError or ValueError if a file of the profile has been removed or changed since the profile was read.
     """
     metadata = {} if profile.session is None else {"otherData": msgspec.to_builtins(profile.session)}
     head = msgspec.json.encode({"displayTimeUnit": "ms"} | metadata)

@@ -1,6 +1,7 @@
-"""`genai-server deploy ray`: deploys replicas of the server on Ray Serve, in a cluster or on this machine.
+"""The command `genai-server deploy ray`, which deploys replicas of the server on Ray Serve, in a cluster or on this
+machine.
 
-It also takes the options of `genai-server serve`, whose --help lists them.
+The command also takes the options of `genai-server serve`, whose --help lists them.
 """
 
 import argparse
@@ -181,7 +182,7 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
 
 
 def _drain(delete: Callable[[str], None]) -> None:
-    """Delete the application with the function `delete`, and wait until its replicas have ended. Ray Serve kills
+    """Delete the Ray Serve application by calling `delete`, and wait until its replicas have ended. Ray Serve kills
     replicas that do not end in time.
     """
     while True:

@@ -59,7 +59,9 @@ READINESS = ForwardedRequest(
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """The complete HTTP response of one replica, with the names of the replica and of its model."""
+    """The complete HTTP response of one replica, with the names of the replica and of its model, as the ingress
+    receives it for requests that go to several replicas.
+    """
 
     replica: str
     # The replica's deployment.
@@ -70,7 +72,7 @@ class ReplicaAnswer:
 
     @property
     def content_type(self) -> str:
-        """The media type of the body, in lower case and without parameters."""
+        """The media type of the response's body, in lower case and without parameters; "" without one."""
         header = next((value for name, value in self.headers if name.lower() == b"content-type"), b"")
         return header.partition(b";")[0].strip().lower().decode("latin-1")
 

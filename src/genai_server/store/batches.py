@@ -48,7 +48,7 @@ class StoredBatch:
 
     @property
     def expires(self) -> int:
-        """The time until which the requests of the batch are run, in seconds since 1970."""
+        """The time in seconds since 1970 after which no more requests of the batch are run."""
         expires_at: int = self.value["expires_at"]
         return expires_at
 
@@ -65,10 +65,10 @@ class BatchStore:
         self._database = files.database
 
     async def create(self, batch: StoredBatch) -> None:
-        """Store a new batch together with its result files, which are empty and not visible yet.
+        """Store a new batch, and register its result files, which are empty and not visible to requests yet.
 
-        Raises InvalidField if the owner has no such input file or no space for results, and RateLimitExceeded if the
-        owner has the maximum number of batches that have not ended.
+        Raises InvalidField if the owner (API key) has no such input file or no space for results, and RateLimitExceeded
+        if the owner has the maximum number of batches that have not ended.
         """
         await self._database.write(batch.owner, lambda rows: self._insert(rows, batch), is_durable=True)
 

@@ -182,7 +182,7 @@ class Database:
         return await self._run(owner, do, "IMMEDIATE", is_durable=is_durable)
 
     async def close(self) -> None:
-        """Finish the waiting jobs and close the file, for at most as long as the time limit of a job."""
+        """Run the waiting jobs and close the file. Waits for at most the time limit of a job."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -193,8 +193,8 @@ class Database:
 
     @contextmanager
     def transaction(self, kind: str, *, is_durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """Run the `with` block in a transaction, whose changes are made completely or not at all. Blocks; only for the
-        database's thread.
+        """Return a context manager that runs its block in a transaction, whose changes are made completely or not at
+        all. It blocks; only the database's own thread may use it.
 
         `kind` is DEFERRED or IMMEDIATE, as in SQLite. If `is_durable`, a power failure after the block cannot undo the
         changes. Raises StoreUnavailable if the file cannot be read or written.
@@ -403,10 +403,11 @@ def open_store(path: Path, record_bytes: int, files_dir: Path | None = None) -> 
 
 
 def prepare(rows: sqlite3.Connection, index: Path | None = None) -> None:
-    """Create the tables in a new file, or migrate the tables of version 0.2.0.
+    """Create the tables of the store in a new file, or migrate the tables of version 0.2.0. `rows` is the connection to
+    the file.
 
-    Rows of `index`, the file in which 0.2.0 kept files and batches, are moved into the store, and the file is removed.
-    Raises ValueError for a file of another version, which is not changed.
+    The rows of `index`, the file in which version 0.2.0 kept files and batches, are moved into the store, and that file
+    is removed. Raises ValueError for a file of another version, which is not changed.
     """
     has_index = index is not None and index.exists()
     if index is not None and has_index:

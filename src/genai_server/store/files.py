@@ -269,7 +269,9 @@ def _not_found(id: str) -> StoredFileNotFound:
 
 
 def _move(source: Path, target: Path) -> int:
-    """Move a file so that a power failure cannot undo or damage it, and return its size in bytes."""
+    """Move the file `source` to `target` so that a power failure cannot undo the move or damage the file. Returns the
+    file's size in bytes.
+    """
     with source.open("rb+") as file:
         os.fsync(file.fileno())
     os.replace(source, target)

@@ -120,9 +120,10 @@ class Page:
 
 
 class History(NamedTuple):
-    """The items of a record as JSON, in order, including the output of a response.
+    """The items of a conversation or response as JSON, in order, including a response's output. `Records.history`
+    returns it.
 
-    If the beginning was left out because the items are too large, `first` is the record's first item.
+    If older items were left out because the items are too large, `first` is the record's first item.
     """
 
     items: list[bytes]
@@ -200,7 +201,9 @@ class Records:
         return None
 
     def delete(self, rows: sqlite3.Connection, id: str, owner: str | None) -> bool:
-        """Delete the record with this id if `owner` owns it. Returns whether it existed."""
+        """Delete the record with the id `id` if it belongs to `owner` (the digest of an API key). Returns whether such
+        a record existed.
+        """
         deleted = rows.execute("DELETE FROM records WHERE owner = ? AND id = ?", (owner or "", id))
         return deleted.rowcount > 0
 
@@ -375,7 +378,9 @@ class Records:
         return True
 
     def mark_cancelled(self, rows: sqlite3.Connection, key: Key) -> None:
-        """Mark a running response as cancelled; the API process that runs the response reads this mark."""
+        """Mark a running response as cancelled. The API process that runs the response reads the mark and ends the
+        response. Does nothing if the response does not run.
+        """
         rows.execute("UPDATE records SET is_cancelled = 1 WHERE key = ? AND run != ''", (_find(rows, key),))
 
     def _check(self, id: str, size: int, num_rows: int) -> None:

@@ -65,8 +65,8 @@ class Watchdog:
         self._seconds = 0.0
 
     def run(self, newest: Callable[[], Beat], ended: threading.Event, on_hang: Callable[[str], None]) -> None:
-        """Check the heartbeats at regular intervals until `ended` is set or the engine hangs. `newest` returns the
-        latest heartbeat. If the engine hangs, `on_hang` is called once, with the reason.
+        """Check the engine's heartbeats every CHECK_INTERVAL seconds until `ended` is set or the engine hangs. `newest`
+        returns the latest heartbeat. If the engine hangs, `on_hang` is called once, with the reason.
         """
         while not ended.wait(CHECK_INTERVAL):
             if reason := self.check(newest()):
@@ -74,7 +74,7 @@ class Watchdog:
                 return
 
     def check(self, beat: Beat) -> str | None:
-        """Check the newest heartbeat, CHECK_INTERVAL seconds after the previous check.
+        """Check the newest heartbeat of the engine. To be called every CHECK_INTERVAL seconds.
 
         Returns the reason, as a sentence for operators, if the heartbeat is so old that the engine hangs; otherwise
         None.
@@ -174,7 +174,7 @@ class EngineProcess:
         return f"the engine process died, {in_words(status)}"
 
     def kill(self) -> None:
-        """Kill the process at once, and wait until it has ended.
+        """Kill the engine process at once, and wait until it has ended.
 
         Unlike `leave`, this does not make the engine remove the supervisor's folder.
         """

@@ -69,7 +69,9 @@ class MemoryModel(Protocol):
 
 
 class Decision(Enum):
-    """What to do for a model that is not loaded and that requests wait for: load it, or first unload an idle model."""
+    """The result of `MemoryBudget.decide` for a model that requests wait for: load it, or first unload an idle
+    model.
+    """
 
     LOAD = "load"
     # Unload the model that has been idle the longest.
@@ -154,11 +156,11 @@ class MemoryBudget:
             engine.resize(share)
 
     def weights(self, status: ModelStatus) -> int:
-        """Return the bytes of memory that all engines of a model need besides their KV caches."""
+        """Return the bytes of memory that all engines of a model together need besides their KV caches."""
         return len(status.devices) * RUNTIME + self._num_host_engines(status) * self._memory(status).weights
 
     def weights_of_engine(self, status: ModelStatus) -> int:
-        """Return the bytes of memory that one engine of a model needs on a CPU besides its KV cache."""
+        """Return the bytes of memory that an engine of a model on a CPU needs besides its KV cache."""
         return RUNTIME + self._memory(status).weights
 
     def _figures(self, status: ModelStatus, loaded: Collection[MemoryModel]) -> str:

@@ -414,7 +414,7 @@ class ModelPool:
 
     @property
     def _loaded(self) -> list[ManagedModel]:
-        """The models whose processes take memory, or soon will."""
+        """The models whose engine processes hold them in memory, or will do so soon."""
         return [model for model in self if model.takes_memory]
 
     @staticmethod

@@ -94,7 +94,7 @@ class SupervisorServer:
 
     @property
     def num_connected(self) -> int:
-        """The number of connected API processes. Thread-safe."""
+        """The number of connected API processes. Any thread may read it."""
         return len(self._connected)
 
     def publish(self, status: ServerStatus) -> None:
@@ -216,7 +216,7 @@ class _ApiProcess(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection to the API process at once, without sending what is still unsent."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -247,7 +247,7 @@ class Supervisor:
 
     @property
     def num_api_processes(self) -> int:
-        """The number of connected API processes."""
+        """The number of API processes that are connected to the supervisor."""
         return 0 if self._server is None else self._server.num_connected
 
     def status(self) -> ServerStatus:
@@ -256,12 +256,12 @@ class Supervisor:
             return ServerStatus(self._secret, self.statuses(), self._models.statuses(), self._no_model_loaded)
 
     def statuses(self) -> list[EngineStatus]:
-        """Return the status of all engines, in the order of the configuration."""
+        """Return the status of each engine, in the order of models and devices in the configuration."""
         with self._lock:
             return [status for model in self._models for status in model.engine_statuses()]
 
     def model_statuses(self) -> list[ModelStatus]:
-        """Return the status of all models, in the order of the configuration."""
+        """Return the status of each model, in the order of the configuration."""
         with self._lock:
             return self._models.statuses()
 

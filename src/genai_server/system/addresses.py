@@ -1,4 +1,6 @@
-"""Rules about network addresses: what an IP address reaches, and which host a URL names."""
+"""Rules about network addresses: whether an IP address reaches this machine or the public internet, which host a URL
+names, and whether that host is in a list of allowed hosts.
+"""
 
 import ipaddress
 import re

@@ -46,11 +46,11 @@ class Installation:
         return self.command(extra) if script is None else f"{script} {extra}"
 
     def install_command(self, *extras: str, python: str) -> list[str]:
-        """Return the command, as a list of words, that adds these extras to the environment of the interpreter
-        `python`.
+        """Return the command, as a list of words, that adds these extras to the environment of the Python interpreter
+        with the path `python`.
 
-        For the environment of a clone, the command is the clone's install script. It installs the package for the
-        device by itself, so the extra `cpu` is left out.
+        If that is this process's interpreter and the server was installed from a clone, the command is the clone's
+        install script. The script installs the package for the device by itself, so the extra `cpu` is left out.
         """
         if python != sys.executable or (script := self._script_path()) is None:
             return self._words(*extras, python=python)
@@ -70,7 +70,9 @@ class Installation:
         return f'cmd /c "set GENAI_EXTRA={extra}&& {script}"' if os.name == "nt" else f"GENAI_EXTRA={extra} {script}"
 
     def _script(self) -> str | None:
-        """Return the path of a clone's install script for use in a shell; None for other installations."""
+        """Return the path of the install script as it is typed in a shell, if the server was installed from a clone;
+        otherwise None.
+        """
         path = self._script_path()
         if path is None or self.source is None:
             return None

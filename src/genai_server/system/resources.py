@@ -235,7 +235,7 @@ def total_memory(root: Path = Path("/")) -> int:
 
 
 def _limit(group: Path) -> float:
-    """Return the memory limit of a control group in bytes; infinity if it has none."""
+    """Return the memory limit of the control group with this folder in bytes; infinity if it has none."""
     for limit, *_ in _GROUP_FILES:
         try:
             text = (group / limit).read_text(encoding="utf-8").strip()

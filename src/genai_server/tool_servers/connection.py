@@ -373,7 +373,9 @@ class ToolServerConnection:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the connection's task has ended. A tool server that was started as a program has then ended, too."""
+        """Whether the connection has ended for good. A tool server that was started as a program has then
+        ended, too.
+        """
         return self._task.done()
 
     async def tools(self) -> list[ToolInfo]:

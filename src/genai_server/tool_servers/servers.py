@@ -213,8 +213,8 @@ class HeldRequests:
         self._held.pop((send, id), None)
 
     def forget(self, send: _Send) -> None:
-        """Remove all requests of the API process that `send` identifies, because the connection to that process
-        has ended.
+        """Remove all requests of the API process that `send` identifies from the list, because the connection to that
+        process has ended.
         """
         self._held = {key: held for key, held in self._held.items() if key[0] is not send}
 

@@ -60,8 +60,9 @@ class WorkerClient:
         self._waiting: dict[int, _Waiting] = {}
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Ask the pool to run the tasks of one request, and return a future for the answer of each task. The futures
-        raise the same errors as those of `Workers.submit`.
+        """Ask the pool to run the tasks of one request, and return a future for the answer of each task.
+        `Workers.submit` lists the errors that the futures raise; if the pool cannot be reached, they raise the error of
+        the kind of task.
         """
         return self._submit(tasks, None)
 
@@ -170,21 +171,25 @@ class _Space:
         self._wanted_bytes: int | None = None
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Ask the pool to run tasks that write into this space, and return a future for the answer of each task."""
+        """Ask the pool to run tasks that write files into this space, and return a future for the answer of
+        each task.
+        """
         return self._submit(tasks, self)
 
     def shrink(self, num_bytes: int) -> None:
-        """Give back all but `num_bytes` bytes of the space, as soon as no task writes into the space."""
+        """Give back all but `num_bytes` bytes of this disk space, as soon as no task writes into it."""
         if self._wanted_bytes is None or num_bytes < self._wanted_bytes:
             self._wanted_bytes = num_bytes
         self._resize()
 
     def release(self) -> None:
-        """Give back the whole space as soon as no task writes into the space."""
+        """Give back all of this disk space, as soon as no task writes into it."""
         self.shrink(0)
 
     def task_ended(self) -> None:
-        """Record that the pool has answered one of the tasks that write into the space."""
+        """Record that a task which writes into this disk space has ended, because the pool has answered it. Space that
+        was to be given back is given back when no such task is left.
+        """
         self.num_tasks -= 1
         self._resize()
 

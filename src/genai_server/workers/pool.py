@@ -461,20 +461,22 @@ class GrantedSpace:
         self._wanted_bytes = reservation.num_bytes
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Queue tasks that write into this space, and return a future for the answer of each task."""
+        """Queue tasks that write files into this space, and return a future for the answer of each task."""
         return self._submit(tasks, self)
 
     def shrink(self, num_bytes: int) -> None:
-        """Give back all but `num_bytes` bytes of the space, as soon as no task writes into the space."""
+        """Give back all but `num_bytes` bytes of this disk space, as soon as no task writes into it."""
         self._wanted_bytes = min(self._wanted_bytes, num_bytes)
         self._resize()
 
     def release(self) -> None:
-        """Give back the whole space as soon as no task writes into the space."""
+        """Give back all of this disk space, as soon as no task writes into it."""
         self.shrink(0)
 
     def task_ended(self) -> None:
-        """Record that one of the tasks that write into the space has ended."""
+        """Record that a task which writes into this disk space has ended. Space that was to be given back is given back
+        when no such task is left.
+        """
         self.num_tasks -= 1
         self._resize()
 
@@ -484,7 +486,7 @@ class GrantedSpace:
 
 
 def remove(path: str) -> None:
-    """Remove the output file of a task, if it exists."""
+    """Remove the file at `path` that a task has written, if it exists."""
     with contextlib.suppress(OSError):
         Path(path).unlink(missing_ok=True)
 

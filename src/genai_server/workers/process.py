@@ -22,11 +22,11 @@ _MAX_ANSWER = 16 * 1024 * 1024
 
 
 class ProcessDied(Exception):
-    """The worker process died while it ran a task, or was killed from outside. The message says how."""
+    """Raised when a worker process has died while it ran a task, or was killed from outside. The message says how."""
 
 
 class ProcessTimeout(Exception):
-    """The worker process was killed because its answer to a question took too long."""
+    """Raised when a worker process was killed because its answer to a question took too long."""
 
 
 class AnyWorkerProcess(Protocol):
@@ -39,7 +39,7 @@ class AnyWorkerProcess(Protocol):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is running and can accept a question."""
+        """Whether the worker process is running and can accept a question."""
         ...
 
     def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class WorkerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is running and can accept a question."""
+        """Whether the worker process is running and can accept a question."""
         return self._process.poll() is None
 
     def ask(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:

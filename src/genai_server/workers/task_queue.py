@@ -97,7 +97,9 @@ class TaskQueue(Generic[T]):
         return task
 
     def finish(self, task: T) -> None:
-        """Remove a running task that has ended, and count the process time that it used."""
+        """Remove a running task that has ended, and count the process time that it used for its tenant (API key) and
+        request.
+        """
         ended = self._running.pop(task)
         seconds = self._clock() - ended.since
         low_priority, tenant, request = ended.owner.low_priority, ended.owner.tenant, ended.owner.request
@@ -184,7 +186,7 @@ class TaskQueue(Generic[T]):
         return seconds
 
     def _forget(self, owner: TaskOwner) -> None:
-        """Drop what is remembered for fair turns about the request and the tenant of a task that has ended, if they
+        """Forget the process time used by the request and by the tenant (API key) of a task that has ended, if they
         have no other tasks.
         """
         low_priority, tenant = owner.low_priority, owner.tenant
@@ -227,7 +229,7 @@ class SpaceBudget:
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes that are reserved now."""
+        """The number of bytes of disk space that are reserved now."""
         return sum(reservation.num_bytes for reservation in self._taken)
 
     def reserve(self, owner: TaskOwner, num_bytes: int) -> Reservation:

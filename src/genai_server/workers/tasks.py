@@ -101,18 +101,18 @@ class Space(Protocol):
     """
 
     def submit(self, tasks: Sequence[Task]) -> "list[asyncio.Future[Answer]]":
-        """Run tasks that write into this space, and return a future for the answer of each task.
+        """Run tasks that write files into this space, and return a future for the answer of each task.
 
         The futures raise the same errors as the futures of `Workers.submit`.
         """
         ...
 
     def shrink(self, num_bytes: int) -> None:
-        """Give back all but `num_bytes` bytes of the space, as soon as no task writes into the space."""
+        """Give back all but `num_bytes` bytes of this disk space, as soon as no task writes into it."""
         ...
 
     def release(self) -> None:
-        """Give back the whole space as soon as no task writes into the space."""
+        """Give back all of this disk space, as soon as no task writes into it."""
         ...
 
 
@@ -166,18 +166,20 @@ class SharedCall(Generic[T]):
         self._task.add_done_callback(self._ended)
 
     async def result(self) -> T:
-        """Wait for the work and return its result, or raise its exception."""
+        """Wait for the work and return its result, or raise its exception. If the caller is cancelled, the work goes
+        on.
+        """
         return await asyncio.shield(self._task)
 
     def leave(self) -> None:
-        """End one caller's wait for the result. The work is cancelled if no other caller waits."""
+        """Record that one caller no longer waits for the result. If no other caller waits, the work is cancelled."""
         self.num_waiting -= 1
         if not self.num_waiting:
             self._task.cancel()
             self._forget(self)
 
     def add_done_callback(self, callback: Callable[[object], None]) -> None:
-        """Call `callback` when the work has ended or was cancelled."""
+        """Let `callback` be called, with the work's asyncio task, when the work has ended or was cancelled."""
         self._task.add_done_callback(callback)
 
     async def _run(self) -> T:
