@@ -1,6 +1,8 @@
-"""Routes of FastAPI that validate the body of a request before any other work (`BodyRoute`), and that may first leave
-out fields without effect (`lenient_route`, `history_route`). An API's router uses one of these classes for its
-endpoints.
+"""Route classes of FastAPI that validate the body of a request before any other work, such as dependencies.
+
+`BodyRoute` validates the body as it was sent. `lenient_route` makes a class that first removes the fields that clients
+send although this server has no use for them, so that they are no errors. `history_route` makes a class that does so
+only in the earlier messages of a conversation. An API's router gets one of these classes as its `route_class`.
 """
 
 import json

@@ -35,8 +35,8 @@ class _Event(Struct, omit_defaults=True):
 
 @dataclass
 class _Tracks:
-    """Assigns numbers to the processes and threads of the trace, by their names. `fresh` has the events that name new
-    processes and threads and are not written yet.
+    """Assigns the numbers by which a trace in Chrome's format refers to processes and threads, by their names. `fresh`
+    has the events that tell a viewer the names of new numbers; the writer of the trace empties it.
     """
 
     fresh: list[_Event] = field(default_factory=list)

@@ -158,9 +158,9 @@ def _widen_inputs(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _matrices(graph: onnx.GraphProto) -> set[str]:
-    """Return the names of the 16-bit weights in a graph that can keep 16 bits, and of their transposed forms.
-
-    They can keep 16 bits if only matrix products and lookups read them, which accept weights of 16 bits.
+    """Return the names of the 16-bit weights of a graph that need not be converted to 32 bits for the CPU, because only
+    matrix products and lookups read them, which accept weights of 16 bits. The outputs of Transpose nodes that read
+    such weights are included.
     """
     halves = {tensor.name for tensor in graph.initializer if tensor.data_type in _HALVES}
     turned: dict[str, str] = {}

@@ -15,9 +15,9 @@ tokens, and the probability of the best token.
 
 Layers with recurrent states are convolutions and linear attention. The operators RaggedConvolution and
 RaggedLinearAttention (native/README.md) read the flat tokens of all rows, and write the state of each row into the
-row's slot. Draft tokens do not change the states, because they may be rejected. A pass with drafts also returns what
-these operators have read, and a session that has only these operators then advances the states by the accepted tokens
-(`state_operators`).
+row's slot. Draft tokens do not change the states, because they may be rejected. A pass with drafts also returns the
+inputs of these operators. A second, small ONNX Runtime session, whose graph has only these operators, then advances the
+states by the accepted tokens (`state_operators`).
 """
 
 import math
