@@ -1,5 +1,5 @@
-"""An API process's connections to the engines of one model (`EngineClient`), admin calls to an engine (`EngineAdmin`),
-and the choice of an engine for a request (`Router`).
+"""The connections of an API process (which serves HTTP) to the engines of one model, the processes that run it on each
+device (`EngineClient`); admin calls to an engine (`EngineAdmin`); and the choice of an engine for a request (`Router`).
 
 The requests on a connection, and the streams of tokens that answer them, are in in_flight.py.
 """

@@ -1,5 +1,6 @@
-"""An API process's connection to the supervisor, the process that starts engines. Over the connection, the API process
-receives the server's status, sends commands such as to load a model, and uses the worker pool and the tool servers.
+"""The connection of an API process (which serves HTTP) to the supervisor, the process that starts engines
+(`SupervisorClient`). Over it, the API process receives the server's status, sends commands such as to load a model, and
+uses the worker pool and the tool servers.
 """
 
 import asyncio

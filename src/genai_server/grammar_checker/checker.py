@@ -16,7 +16,8 @@ V = TypeVar("V")
 
 
 class SaltedCache(Generic[V]):
-    """A cache of values by salt and key, with a maximum number of entries.
+    """A cache of values by salt and key, with a maximum number of entries. A salt is a text that separates clients,
+    such as an API key.
 
     Response times reveal whether something is cached, so requests with different salts must share nothing. If there are
     too many entries, the least recently used entry of the salt with the most entries is dropped: no salt can evict what

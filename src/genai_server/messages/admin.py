@@ -1,5 +1,5 @@
-"""The admin calls that an API process sends to an engine, and the engine's replies: runtime options, profile sessions,
-the prefix cache, running requests, and LoRA adapters.
+"""The admin calls that an API process (which serves HTTP) sends to an engine (the process that runs a model), and the
+engine's replies: runtime options, profile sessions, the prefix cache, running requests, and LoRA adapters.
 
 Calls derive from `Call`, replies from `Reply`. The field `call` of both is a number that the API process gives to the
 call, unique within its connection; the reply repeats it.
@@ -19,7 +19,7 @@ PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class SlowTokens(Struct, frozen=True):
-    """The part of a `ProfilePlan` that limits profiling to tokens which follow a slow token.
+    """The part of a `ProfilePlan` that limits profiling to tokens which are generated after a slow token.
 
     Exactly one of `over_ms` (milliseconds) and `ratio` (a multiple of the running median) defines when a token is slow.
     The other fields say how many tokens are then profiled, and how often that may happen in an hour.
@@ -36,8 +36,9 @@ class SlowTokens(Struct, frozen=True):
 
 
 class ProfilePlan(Struct, frozen=True):
-    """The plan of a profile session, which an operator sends to an engine: the requests and tokens that the session
-    records, the beginning of its file names, and after how many tokens or seconds it ends.
+    """The plan of a profile session, in which an engine lets ONNX Runtime profile the forward passes of some tokens. An
+    operator sends it: the requests and tokens to profile, the beginning of the file names, and after how many tokens or
+    seconds the session ends.
     """
 
     # The beginning of the files' names.
@@ -72,8 +73,8 @@ class Profiled(Struct, frozen=True):
 
 
 class ProfileState(Struct, frozen=True):
-    """A profile session that has not ended, as operators see it: its id, whether it waits or records, and what it has
-    recorded so far.
+    """A profile session (a recording of ONNX Runtime's profiles of some tokens) that has not ended, as operators see
+    it: its id, whether it waits or records, and what it has recorded so far.
     """
 
     id: str
@@ -178,22 +179,24 @@ class OpenProfiles(Reply, frozen=True):
 
 
 class StartProfile(Call[OpenProfiles], frozen=True):
-    """A call that begins a profile session, which records the tokens that `plan` selects. The engine answers with
-    `OpenProfiles`.
+    """A call that begins a profile session, in which the engine lets ONNX Runtime profile the tokens that `plan`
+    selects. The engine answers with `OpenProfiles`.
     """
 
     plan: ProfilePlan
 
 
 class EndProfile(Call[OpenProfiles], frozen=True):
-    """A call that ends the profile session with the given id. The engine answers with `OpenProfiles`."""
+    """A call that ends the profile session (a recording of ONNX Runtime's profiles) with the given id. The engine
+    answers with `OpenProfiles`.
+    """
 
     id: str
 
 
 class ListProfiles(Call[OpenProfiles], frozen=True):
-    """A call that asks an engine for the profile sessions that have not ended. The engine answers with
-    `OpenProfiles`.
+    """A call that asks an engine for the profile sessions (recordings of ONNX Runtime's profiles) that have not ended.
+    The engine answers with `OpenProfiles`.
     """
 
 

@@ -1,5 +1,6 @@
-"""The protocol between an API process and an engine: requests (`Submit`), the tokens and results of answers (`Tokens`,
-`Finished`, `Failed`), the engine's load (`Load`), and its counters for the metrics (`Figures`).
+"""The protocol between an API process (which serves HTTP) and an engine (the process that runs a model on a device):
+requests (`Submit`), the tokens and results of answers (`Tokens`, `Finished`, `Failed`), the engine's load (`Load`), and
+its counters for the metrics (`Figures`).
 
 The messages of admin calls are in admin.py, the frames that carry all of these messages in frames.py.
 """
@@ -257,8 +258,8 @@ class Progress(Struct, frozen=True, tag=True):
 
 
 class Vectors(Struct, frozen=True, tag=True):
-    """The engine sends the embedding vectors or scores of the next texts of a pooling request, in the order of the
-    texts, as little-endian float32 numbers.
+    """The engine sends the vectors or scores of the next texts of an embedding or reranking request, in the order of
+    the texts, as little-endian float32 numbers.
     """
 
     key: int

@@ -55,8 +55,8 @@ class Adapter(Struct, frozen=True):
 
 
 class PooledText(Struct, frozen=True, array_like=True):
-    """One text, or a pair of texts, of a pooling request: the model computes one embedding vector or one score for it.
-    The fields say which part of the request's `prompt` it is, in tokens.
+    """One text, or a pair of texts, of an embedding or reranking request: the model computes one vector or one score
+    for it. The fields say which part of the request's `prompt` it is, in tokens.
     """
 
     num_tokens: int

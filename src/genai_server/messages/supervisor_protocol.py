@@ -50,8 +50,8 @@ class TaskOwner(Struct, frozen=True):
 
 
 class Task(Struct, frozen=True):
-    """A piece of work on untrusted input for one worker process, such as an image to decode: the question to the
-    process, its data, the time limit in seconds, and the size of the work.
+    """A piece of work on untrusted input for one process of the worker pool, such as an image to decode: the question
+    to the process, its data, the time limit in seconds, and the size of the work.
     """
 
     # The name of a TaskKind.
@@ -72,8 +72,9 @@ class Task(Struct, frozen=True):
 
 
 class RunTasks(Struct, frozen=True, tag=True):
-    """An API process asks the worker pool to run tasks, whose ids are consecutive numbers from `first_id` on. The pool
-    accepts all of the tasks or refuses all, and answers each task with `Done`, `Ended` or `Refused`.
+    """An API process asks the worker pool, whose processes handle untrusted input, to run tasks. Their ids are
+    consecutive numbers from `first_id` on. The pool accepts all of the tasks or refuses all, and answers each task with
+    `Done`, `Ended` or `Refused`.
     """
 
     # The id of the first one; those of the others follow.

@@ -317,8 +317,8 @@ _MAX_PREFILL = 0.4
 
 
 def find(session: Session | None, phases: Sequence[PhaseTime], slow: Sequence[SlowToken]) -> list[str]:
-    """Return sentences for operators about what stands out in a profile, such as a slow token or idle cores, the most
-    general first.
+    """Return sentences for operators about what stands out in a profile, such as the slowest token or cores that other
+    processes used, the most general first.
 
     `session` describes how the profile was recorded (None without a manifest), `phases` has the times of prefill and
     decode, and `slow` the slow tokens.

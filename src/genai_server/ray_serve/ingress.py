@@ -119,7 +119,8 @@ _UNSUPPORTED = 1008
 
 
 class Ingress:
-    """The class of the ingress deployment, of which Ray Serve creates an instance.
+    """The class of the ingress deployment, which receives all HTTP requests and forwards them to replicas of the
+    models. Ray Serve creates its instances.
 
     `names` chooses the model of a request, and `models` maps model names to the handles of their deployments. The ASGI
     app is created in the process where Ray Serve runs the ingress.

@@ -30,8 +30,9 @@ _CHECK_INTERVAL = 0.05
 
 
 class Replica:
-    """One replica of one model: the server's app in a Ray actor, whose methods the ingress calls. Ray Serve creates and
-    deletes it. Only the event loop of the actor's user code may use it.
+    """One replica of one model under Ray Serve: the app of a server with this model, in a Ray actor. The ingress, which
+    receives all HTTP requests, calls `stream` and `answer`. Ray Serve creates and deletes it. Only the event loop of
+    the actor's user code may use it.
     """
 
     # Whether it is to be stopped.

@@ -1,5 +1,5 @@
-"""Runs one engine: `EngineProcess` starts its process, `Watchdog` detects that it hangs, and `EngineWatch` restarts it
-when it dies, as often as `Restarts` allows.
+"""Runs one engine, the process that runs a model on a device: `EngineProcess` starts the process, `Watchdog` detects
+that it hangs, and `EngineWatch` restarts it when it dies, as often as `Restarts` allows.
 """
 
 import contextlib
