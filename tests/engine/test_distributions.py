@@ -270,7 +270,6 @@ def chosen(asked: Asked, grammar: str, number: int, runner: TableRunner | None =
     return found
 
 
-@cache
 def guided() -> Guidance:
     """Guidance with the compiled grammar."""
     guidance = bytes_guidance(MODEL)
