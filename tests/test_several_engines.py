@@ -10,7 +10,7 @@ from tests.running_server import DEMO, run_server, wait_until
 from tests.scraped import scrape
 
 pytestmark = pytest.mark.timeout(300)
-CLIENTS, TURNS = 4, 10
+CLIENTS, TURNS = 4, 20
 
 
 def converse(client: httpx.Client, number: int) -> tuple[int, int]:
