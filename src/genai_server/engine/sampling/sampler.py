@@ -82,8 +82,8 @@ class Penalties:
         self.raises = self._repetition < 1.0 or self._frequency < 0.0 or self._presence < 0.0
 
     def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
-        """Apply the penalties to `logits`, in place. They are those of all tokens [vocab_size] or, with `tokens`, those
-        of the tokens with these ids, in the same order.
+        """Apply the penalties to `logits`, in place. Without `tokens`, `logits` has one entry for each token of the
+        vocabulary [vocab_size]; with `tokens`, `logits[i]` is the logit of the token with the id `tokens[i]`.
 
         First comes CTRL's repetition penalty (arXiv 1909.05858, section 4.1) for tokens of prompt and answer: positive
         logits are divided by it, negative ones multiplied. Then come OpenAI's penalties (API reference, "frequency and
