@@ -172,9 +172,9 @@ class ManagedModel:
 
 @dataclass
 class _Demand:
-    """Since when requests have been waiting for a model that is not loaded: the time at which the first of them began to
-    wait, and the latest time at which a request was still waiting. After TURN_SECONDS from the first, models in use may
-    be unloaded for it; WANT_SECONDS after the last, it is forgotten.
+    """Since when requests have been waiting for a model that is not loaded: the time at which the first of them began
+    to wait, and the latest time at which a request was still waiting. After TURN_SECONDS from the first, models in use
+    may be unloaded for it; WANT_SECONDS after the last, it is forgotten.
     """
 
     # When the first one came.
