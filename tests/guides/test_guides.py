@@ -36,7 +36,7 @@ def publish(hub: LocalHub, *names: str) -> None:
 def test_readme(tmp_path: Path) -> None:
     with run_hub() as hub, reader(tmp_path, HF_ENDPOINT=hub.url) as here:
         publish(hub, "microsoft/Phi-4-mini-instruct-onnx")
-        # The script installs, which tests/test_installation.py is about, and then starts this.
+        # The script installs, which tests/system/test_installation.py is about, and then starts this.
         here.replaced["./scripts/serve"] = "genai-server serve"
         here.replaced["--host 0.0.0.0"] = "--host 127.0.0.1"
         here.follow(Guide("README"))
