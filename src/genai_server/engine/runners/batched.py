@@ -125,8 +125,8 @@ class DecoderSession:
         self._adapters = adapters
         self._embedder = embedder  # of a graph that takes embeddings
         self._run_entries = dict(run_entries)  # run options of every pass
-        # Of passes that are never interrupted. Without entries they have none: with options, ONNX Runtime's Python part
-        # raises and catches an error in each pass.
+        # Run options of passes that are never interrupted. Without entries such passes get no options, because with
+        # options ONNX Runtime's Python layer raises and catches an exception in each pass.
         self._options = self.new_options() if run_entries else None
         self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         self._graph = graph
