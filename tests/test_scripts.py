@@ -29,24 +29,10 @@ def run(script: str, *arguments: str) -> str:
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "PackedMatMul"]),
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (["profile_prompt", str(DEMO), "--tokens", "1", "--behind", "40"], ["the whole prompt"]),
-        (
-            ["measure_speculation", "--tokens=16", "--rounds=1", "--clients=1,2", "--draft-model", str(DEMO)],
-            [
-                "that the draft model knows",
-                "repeats itself",
-                "memory / off",
-                "edit of an earlier answer",
-                "random, of 16 tokens",
-            ],
-        ),
         (["check_templates", str(DEMO)], ["hermes", "2 read"]),
         (
             ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
             ["| 6 | prefix |", "tokens found in the cache"],
-        ),
-        (
-            ["simulate_engines", "--engines", "2", "--clients", "2", "--turns", "5"],
-            ["| 2 | by load |", "s to the first token"],
         ),
         pytest.param(
             ["measure_server", str(DEMO), "--starts", "1", "--requests", "3"],

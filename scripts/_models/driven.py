@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import abc
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.launch import EngineSpec
+
+from .family import VOCABULARY
 
 # What a pass reads of a sequence: its id, the tokens, whether it decodes, and a draft behind the tokens.
 Tokens = tuple[int, list[int], bool] | tuple[int, list[int], bool, list[int]]
@@ -36,6 +39,12 @@ def engine_spec(directory: Path, slots: int, max_length: int, cache_dir: Path | 
         "log_level": "warning",
     }
     return sources.engine_spec(Settings.model_validate(given), "cpu", str(directory))
+
+
+def random_prompt(length: int, seed: int = 0) -> list[int]:
+    """Random tokens that every model of these scripts has."""
+    chance = random.Random(f"{seed} {length}")
+    return [chance.randrange(3, VOCABULARY) for _ in range(length)]
 
 
 class Driven:

@@ -1,68 +1,58 @@
-"""An engine's decode steps, taken apart: what ONNX Runtime takes, by operator, and what the engine itself does."""
+"""An engine's passes, taken apart: what ONNX Runtime takes, by operator, and what the engine does between passes."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from genai_server.engine.graph_description import DecoderGraph
+from genai_server.engine.api_connections import Connected
+from genai_server.engine.graph_description import DecoderGraph, DoesNotFit
+from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.model.weights import native_model
+from genai_server.engine.profiling.profile_files import ProfileFolder
+from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.sequence_limits import BatchLimits
+from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
+from genai_server.engine.runners.sequence_limits import IDLE_CHUNK, BatchLimits
 from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.engine_protocol import Submit, ToApi
 from genai_server.messages.frames import encode_frame
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 
-from .engine_loop import API, open_loop
-from .equality import prompt
+from .driven import random_prompt
 
 MAX_LENGTH, PROMPT_TOKENS = 512, 24
 WARM_UP = 4
+API = 1
 
 
 @dataclass(frozen=True)
-class Instant:
-    """A moment in seconds, by the clock and by the processor time of the calling thread."""
+class Pass:
+    """When a pass of a session began and ended, in seconds by the clock and by the calling thread's processor time."""
 
-    clock: float
-    cpu: float
-
-
-@dataclass(frozen=True)
-class Step:
-    """One decode step of an engine: a pass of the session, and the gap until the session's next pass begins.
-
-    Times are in seconds. `number` counts the session's passes before it.
-    """
-
-    in_session: float
-    gap: float
-    # The main thread's processor time in the gap: what other programs do in the machine adds little to it.
-    cpu_gap: float
-    number: int
-
-    @property
-    def whole(self) -> float:
-        """Seconds from the beginning of the pass to the beginning of the next one."""
-        return self.in_session + self.gap
+    begun: float
+    ended: float
+    cpu_begun: float
+    cpu_ended: float
 
 
 class TimedSession:
-    """Wraps a session of ONNX Runtime and records when its passes begin and end."""
+    """A session of ONNX Runtime for a graph, which records its passes; with a folder, ONNX Runtime profiles it."""
 
-    def __init__(self, session: Any) -> None:
-        self.passes: list[tuple[Instant, Instant]] = []
-        self._session = session
+    def __init__(self, graph: DecoderGraph, folder: Path | None = None) -> None:
+        self.passes: list[Pass] = []
+        self._session = open_session(graph, 0, profile_prefix=str(folder / "step") if folder else "")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
@@ -70,82 +60,67 @@ class TimedSession:
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         """Run a pass."""
         # The processor time takes longer to read than the clock, and belongs to no gap.
-        begun = Instant(clock=time.perf_counter(), cpu=time.thread_time())
+        begun, cpu_begun = time.perf_counter(), time.thread_time()
         self._session.run_with_iobinding(binding, options)
-        ended = Instant(cpu=time.thread_time(), clock=time.perf_counter())
-        self.passes.append((begun, ended))
+        cpu_ended, ended = time.thread_time(), time.perf_counter()
+        self.passes.append(Pass(begun, ended, cpu_begun, cpu_ended))
 
-    def steps(self, first: int) -> list[Step]:
-        """The steps from the pass with this number on, each of which ends where the next pass begins."""
-        pairs = pairwise(self.passes[first:])
-        return [
-            Step(ended.clock - begun.clock, after.clock - ended.clock, after.cpu - ended.cpu, number)
-            for number, ((begun, ended), (after, _)) in enumerate(pairs, first)
-        ]
-
-
-class ProfiledSession:
-    """A session that ONNX Runtime profiles, into a folder."""
-
-    def __init__(self, graph: DecoderGraph, folder: Path) -> None:
-        self._session = open_session(graph, 0, profile_prefix=str(folder / "step"))
-        self.timed = TimedSession(self._session)
-
-    def operators(self, found: dict[int, list[Step]]) -> dict[int, Counter[str]]:
-        """The seconds of each operator in all steps of a number of rows; ends the profiling."""
+    def operators(self, spans: Mapping[int, range]) -> dict[int, Counter[str]]:
+        """The seconds of each operator in the passes with these numbers, for each span; ends the profiling."""
         events = json.loads(Path(self._session.end_profiling()).read_text())
         passes = [event for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
         passes.sort(key=lambda event: event["ts"])
         nodes = [event for event in events if event["cat"] == "Node" and event["name"].endswith("_kernel_time")]
         times = {}
-        for rows, steps in found.items():
-            begin, last = passes[steps[0].number]["ts"], passes[steps[-1].number]
-            end = last["ts"] + last["dur"]
-            times[rows] = Counter[str]()
+        for key, span in spans.items():
+            begin, last = passes[span[0]]["ts"], passes[span[-1]]
+            times[key] = Counter[str]()
             for event in nodes:
-                if begin <= event["ts"] <= end:
-                    times[rows][event["args"]["op_name"]] += event["dur"] / 1e6
+                if begin <= event["ts"] <= last["ts"] + last["dur"]:
+                    times[key][event["args"]["op_name"]] += event["dur"] / 1e6
         return times
 
 
-class Line:
-    """A socket that the messages of a step are written to, as in an engine, and at once read from."""
+def graph_as_served(parser: argparse.ArgumentParser, model_dir: Path, cache: Path) -> DecoderGraph:
+    """The decoder's graph with the server's own operators, whose packed weights are stored in `cache`.
 
-    def __init__(self) -> None:
-        self._near, self._far = socket.socketpair()
-
-    def send(self, connection: int, messages: list[ToApi]) -> None:
-        """Write messages, and discard them at the other end."""
-        self._near.send(encode_frame(messages))
-        self._far.recv(1 << 20)
+    Ends the script if the model does not run in a batch.
+    """
+    try:
+        graph = read_decoder_graph(model_dir).in_32_bits()
+    except DoesNotFit as reason:
+        parser.exit(1, f"{model_dir} does not run in a batch: {reason}\n")
+    return replace(graph, path=native_model(model_dir, cache) / graph.path.name)
 
 
 def decode_steps(
-    model_dir: Path,
-    graph: DecoderGraph,
-    session: TimedSession,
-    rows: Sequence[int],
-    number: int,
-    sampling: Sampling | None = None,
-) -> dict[int, list[Step]]:
-    """A number of steps with each number of rows, as in the engine's main thread. Greedy without a `sampling`."""
+    model_dir: Path, graph: DecoderGraph, session: TimedSession, rows: Sequence[int], number: int, sampling: Sampling
+) -> dict[int, range]:
+    """Decode in steps of each number of rows, as an engine's main thread does, with messages to a socket.
+
+    Returns which passes of the session were the steps of this number of rows, of which there are `number` after some
+    for warming up. One pass more follows each.
+    """
     model = check_model_directory(model_dir)
     runner = BatchedRunner(graph, session, model, BatchLimits(max(rows), MAX_LENGTH))
-    line = Line()
-    loop, scheduler = open_loop(LoadedModel(runner, runner), model_guidance(model_dir, model), Path(), line.send)
+    scheduler = Scheduler(runner, max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
+    runners = RunnerPair(LoadedModel(runner, runner))
+    options = RuntimeOptionState(runners, ProfileFolder(Path(), "cpu", max_files=1, max_bytes=1))
+    near, far = socket.socketpair()
+
+    def send(_: int, messages: list[ToApi]) -> None:
+        near.send(encode_frame(messages))
+        far.recv(1 << 20)
+
+    loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), send)
+    loop.inbox.put((API, Connected()))
     found = {}
     for count in rows:
+        # Each is decoded while the prompts after it are read, too.
+        length = WARM_UP + number + 2 * count + 2
         for key in range(count):
-            # Each is decoded while the prompts after it are read, too.
-            length = WARM_UP + number + 2 * count + 2
-            request = GenerationRequest(
-                f"r{key}",
-                prompt(PROMPT_TOKENS, key),
-                length,
-                MAX_LENGTH,
-                sampling=sampling or Sampling(),
-                ignore_eos=True,
-            )
+            prompt = random_prompt(PROMPT_TOKENS, key)
+            request = GenerationRequest(f"r{key}", prompt, length, MAX_LENGTH, sampling, ignore_eos=True)
             loop.inbox.put((API, Submit(key, request)))
         loop.run_one_step()
         while any(not sequence.is_decoding for sequence in scheduler.running):
@@ -153,7 +128,7 @@ def decode_steps(
         first = len(session.passes) + WARM_UP
         for _ in range(WARM_UP + number + 1):
             loop.run_one_step()
-        found[count] = session.steps(first)
+        found[count] = range(first, first + number)
         while not scheduler.is_idle:
             loop.run_one_step()
     return found

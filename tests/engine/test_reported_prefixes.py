@@ -1,9 +1,6 @@
 """An engine reports its prefix cache to API processes that choose between several engines, and to no others."""
 
-import random
 from pathlib import Path
-
-from simulate_engines import VOCABULARY, EngineSize, PassTimes, TimedRunner
 
 from genai_server.engine.api_connections import Connected
 from genai_server.engine.kv_cache.kv_events import CachedBlocks, prefix_digest
@@ -13,17 +10,18 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.admin import ResetPrefixCache
 from genai_server.messages.engine_protocol import CachedPrefixes
 from genai_server.messages.prefix_cache import prefix_digests
+from tests.engine.model_runners import batched_runner
 from tests.stepped_loop import API, OTHER_API, SteppedLoop
 
-PROMPT = [number % VOCABULARY for number in range(200)]
+PROMPT = list(range(100, 300))
 
 
 def loop(folder: Path, *, reports: bool) -> SteppedLoop:
-    runner = TimedRunner(PassTimes(1, 1, 1), EngineSize(slots=2), random.Random(1))
+    runner = batched_runner(num_slots=2)
     blocks = CachedBlocks(runner.slots.slots, prefix_digest) if reports else None
     scheduler = Scheduler(runner, max_running=2, max_waiting=2, prefill_chunk=64)
     loaded = LoadedModel(runner, runner, cached_blocks=blocks)
-    return SteppedLoop(loaded, scheduler, Guidance(None, VOCABULARY), folder, clock=runner.clock)
+    return SteppedLoop(loaded, scheduler, Guidance(None, runner.model.vocab_size), folder)
 
 
 def known(bench: SteppedLoop, connection: int) -> set[bytes]:
@@ -38,7 +36,7 @@ def known(bench: SteppedLoop, connection: int) -> set[bytes]:
 
 def test_api_processes_know_the_prefix_cache(tmp_path: Path) -> None:
     bench = loop(tmp_path, reports=True)
-    bench.put_request(1, PROMPT, max_tokens=20, max_length=1000, ignore_eos=True)
+    bench.put_request(1, PROMPT, max_tokens=20, max_length=512, ignore_eos=True)
     bench.run()
     read = [*PROMPT, *bench.tokens(1)[:-1]]  # the last token of an answer is not read
     assert known(bench, API) == set(prefix_digests(read, None, None))
@@ -52,6 +50,6 @@ def test_api_processes_know_the_prefix_cache(tmp_path: Path) -> None:
 
 def test_the_only_engine_of_a_model_reports_nothing(tmp_path: Path) -> None:
     bench = loop(tmp_path, reports=False)
-    bench.put_request(1, PROMPT, max_tokens=20, max_length=1000, ignore_eos=True)
+    bench.put_request(1, PROMPT, max_tokens=20, max_length=512, ignore_eos=True)
     bench.run()
     assert bench.messages(CachedPrefixes) == []

@@ -1,10 +1,8 @@
 """The router prefers the engine whose prefix cache holds most of a prompt, unless it has too much other work."""
 
-import statistics
 from typing import Any, cast
 
 import pytest
-from simulate_engines import BY_LOAD, ONE_ENGINE, WEIGHTS, EngineSize, PassTimes, Workload, simulate
 
 from genai_server.engine_client.client import MAX_MORE_REQUESTS, TOKENS_PER_REQUEST, EngineClient, Router
 from genai_server.messages.engine_protocol import CachedPrefixes, Capacity, Load
@@ -102,23 +100,3 @@ def test_a_lost_engine_is_known_to_hold_nothing(router: Router) -> None:
     hold(engine, len(PROMPT))
     engine._forget()
     assert engine.cached_blocks == set()
-
-
-# Short, so that the test is. docs/scale-out.md has figures of longer ones.
-WORKLOAD = Workload(clients=2, turns=20, system=(50, 400), user=(10, 60), answer=(3, 12), pause=(0.0, 5.0))
-
-
-@pytest.mark.parametrize(
-    ("num_engines", "share"),
-    [pytest.param(2, 0.95, marks=pytest.mark.slow), (4, 0.85), pytest.param(8, 0.8, marks=pytest.mark.slow)],
-)
-def test_simulated_conversations_find_their_prefixes(num_engines: int, share: float) -> None:
-    """The more engines there are, the more of them read each system prompt once."""
-    one_engine, by_load, chosen = (
-        simulate(name, num_engines, WORKLOAD, PassTimes(13, 2.8, 1.9), EngineSize(), seed=1)
-        for name in (ONE_ENGINE, BY_LOAD, WEIGHTS)
-    )
-    assert chosen.cached_share >= share * one_engine.cached_share
-    assert chosen.cached_share > by_load.cached_share
-    assert max(chosen.turns) <= 2 * sum(chosen.turns) / num_engines
-    assert statistics.mean(chosen.whole) < statistics.mean(by_load.whole)
