@@ -11,6 +11,7 @@ import glob
 import os
 import sysconfig
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,26 +27,11 @@ VOCABULARY, CONTEXT = 32_760, 32_768
 SHAPES = read_families("bench_shapes")
 # Its settings have the ids of tokens for images, which are behind the tokenizer's three others.
 FOR_IMAGES = "qwen-3-vl"
-# Settings of WhisperConfig. Their vocabulary is Whisper's: 50,257 tokens of text, 99 languages, 1,501 timestamps.
-SPEECH_SHAPES: dict[str, dict[str, Any]] = {
-    name: {
-        "d_model": width,
-        "encoder_layers": layers,
-        "decoder_layers": layers,
-        "encoder_attention_heads": width // 64,
-        "decoder_attention_heads": width // 64,
-        "encoder_ffn_dim": 4 * width,
-        "decoder_ffn_dim": 4 * width,
-    }
-    for name, width, layers in (("whisper-base", 512, 6), ("whisper-small", 768, 12))
-}
+# Width and layers. Their vocabulary is Whisper's: 50,257 tokens of text, 99 languages, 1,501 timestamps.
+SPEECH_SHAPES = {"whisper-base": (512, 6), "whisper-small": (768, 12)}
 SPEECH_TEXT_TOKENS = 50_257
 # The projections of a layer that write to the residual stream.
 _OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight", "experts.down_proj")
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 
 
 def main() -> None:
@@ -70,70 +56,52 @@ def main() -> None:
     if arguments.shape in SPEECH_SHAPES and (arguments.vocabulary, arguments.context) != (VOCABULARY, CONTEXT):
         parser.error(f"--shape={arguments.shape}: its vocabulary and context are Whisper's")
     ensure_environment()
-    if arguments.shape in SPEECH_SHAPES:
-        _make_speech(arguments)
-        print(f"wrote {arguments.out}")
-        return
-
-    from _models.export import export
-    from _models.tokenizer import pad_vocabulary, save_tokenizer, train_tokenizer
-    from _models.vision_families import QWEN_MARKS, template
-
-    shape, takes_images = SHAPES[arguments.shape], arguments.shape == FOR_IMAGES
-    marks = QWEN_MARKS if takes_images else ()
-    tokenizer = pad_vocabulary(train_tokenizer(_standard_library(), VOCABULARY, marks), arguments.vocabulary)
     with tempfile.TemporaryDirectory() as temporary:
         source = arguments.checkpoint or Path(temporary)
-        source.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(tokenizer, source, template("qwen") if takes_images else CHATML, arguments.context)
-        model = random_model(tokenizer, shape, arguments.layers, arguments.context)
-        # numpy, which reads the embeddings of a model for images, has no such type.
-        model = model if takes_images else model.bfloat16()
-        model.save_pretrained(source)
-        if "mtp_num_hidden_layers" in shape.settings:
-            add_head(model.config.get_text_config(), source, lambda _, parameter: parameter.normal_(std=0.02))
-        export(
-            source,
-            arguments.out,
-            precision=arguments.precision,
-            block_size=arguments.block_size,
-            options=shape.options,
-        )
-        if takes_images:
-            from _models.bench_vision import write_bench_vision
-            from _models.vision_files import complete, qwen_layout
-
-            layout = qwen_layout("qwen3_vl", shape.outer or {}, 64 * 64, 1024 * 1024)
-            complete(layout, source, arguments.out, write_bench_vision)
+        how = {"precision": arguments.precision, "block_size": arguments.block_size}
+        if arguments.shape in SPEECH_SHAPES:
+            make_speech(arguments, source, how)
+        else:
+            make_decoder(arguments, source, how)
     print(f"wrote {arguments.out}")
 
 
-def _make_speech(arguments: argparse.Namespace) -> None:
-    from _models.random_speech import save_random_speech
-    from _models.speech_files import SpeechLayout, export_speech
+def make_decoder(arguments: argparse.Namespace, source: Path, how: dict[str, Any]) -> None:
+    """Write a model for text, or for text and images."""
+    from _models.export import export
+    from _models.graphs import write_bench_vision
+    from _models.media import QWEN, complete, template
+    from _models.tokenizer import pad_vocabulary, save_tokenizer, train_tokenizer
+
+    shape, takes_images = SHAPES[arguments.shape], arguments.shape == FOR_IMAGES
+    tokenizer = train_tokenizer(_standard_library(), VOCABULARY, QWEN.marks if takes_images else ())
+    tokenizer = pad_vocabulary(tokenizer, arguments.vocabulary)
+    source.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(tokenizer, source, template("qwen" if takes_images else "chatml"), arguments.context)
+    model = random_model(tokenizer, shape, arguments.layers, arguments.context)
+    # numpy, which reads the embeddings of a model for images, has no such type.
+    model = model if takes_images else model.bfloat16()
+    model.save_pretrained(source)
+    if "mtp_num_hidden_layers" in shape.settings:
+        add_head(model.config.get_text_config(), source, lambda _, parameter: parameter.normal_(std=0.02))
+    export(source, arguments.out, options=shape.options, **how)
+    if takes_images:
+        medium, write = QWEN.with_pixels(64 * 64, 1024 * 1024), partial(write_bench_vision, patch=QWEN.patch)
+        complete(medium, "qwen3_vl", source, arguments.out, write)
+
+
+def make_speech(arguments: argparse.Namespace, source: Path, how: dict[str, Any]) -> None:
+    """Write a model for speech."""
+    from _models.random_speech import export_random_speech
+    from _models.speech_files import SpeechLayout, speech_settings
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-    settings = dict(SPEECH_SHAPES[arguments.shape])
-    if arguments.layers:
-        settings |= {"encoder_layers": arguments.layers, "decoder_layers": arguments.layers}
-    layout = SpeechLayout(list(LANGUAGES)[:99])
-    with tempfile.TemporaryDirectory() as temporary:
-        source = arguments.checkpoint or Path(temporary)
-        recited = " ".join(["", *_different_words()])
-        tokenizer = save_random_speech(source, _standard_library(), settings, layout, SPEECH_TEXT_TOKENS, recited)
-        export_speech(
-            source,
-            arguments.out,
-            layout,
-            precision=arguments.precision,
-            block_size=arguments.block_size,
-            tokenizer=tokenizer,
-        )
-
-
-def _different_words() -> list[str]:
-    """Enough words for a window, none of them twice, so that a transcript is not taken for a repetition."""
-    return [word for word in WORDS.read_text(encoding="utf-8").split() if word.isalpha()][::3]
+    width, layers = SPEECH_SHAPES[arguments.shape]
+    settings = speech_settings(width, arguments.layers or layers, heads=width // 64, inner=4 * width)
+    texts, layout = (_standard_library(), SPEECH_TEXT_TOKENS), SpeechLayout(list(LANGUAGES)[:99])
+    # Enough words for a window, none of them twice, so that a transcript is not taken for a repetition.
+    recited = " ".join(["", *[word for word in WORDS.read_text(encoding="utf-8").split() if word.isalpha()][::3]])
+    export_random_speech(source, arguments.out, texts, settings, layout, recited=recited, **how)
 
 
 def _standard_library() -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from _models.environment import REPOSITORY, ensure_environment
 from _models.export import export
-from _models.family import FAMILIES, Family, make, read_families
+from _models.family import FAMILIES, make, read_families
 
 OUT = REPOSITORY / "tests" / "built_models"
 GRAPH, OTHERS = ["model.onnx", "genai_config.json"], ["model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
@@ -37,92 +37,63 @@ MODELS = read_families(
 )
 # Models for text whose files are complete, because they are to run.
 RUNNING = ("phi-3-128k", "phi-4-mini", "lfm2", "qwen-3.5")
-# Models for images and sounds, which all run: their medium (vision_families.py), and the type that onnxruntime-genai
-# knows each by.
+# Models for images and sounds, which all run, and the types that onnxruntime-genai knows them by.
 MEDIA = {
-    "qwen-3-vl-images": ("qwen", "qwen3_vl"),
-    "qwen-2.5-vl-images": ("qwen", "qwen2_5_vl"),
-    "qwen-3.5-images": ("qwen", "qwen3_5"),
-    "qwen-3.5-moe-images": ("qwen", "qwen3_5_moe"),
-    "mistral-3-images": ("mistral", "mistral3"),
-    "lfm2-vl-images": ("lfm2", "lfm2_vl"),
-    "lfm2-audio": ("lfm2_audio", "lfm2_audio"),
-    "gemma-3-images": ("gemma", "gemma3"),
+    "qwen-3-vl-images": "qwen3_vl",
+    "qwen-2.5-vl-images": "qwen2_5_vl",
+    "qwen-3.5-images": "qwen3_5",
+    "qwen-3.5-moe-images": "qwen3_5_moe",
+    "mistral-3-images": "mistral3",
+    "lfm2-vl-images": "lfm2_vl",
+    "lfm2-audio": "lfm2_audio",
+    "gemma-3-images": "gemma3",
 }
-# A model for speech; the encoder has 1,500 positions, so a window has its 30 s.
-SPEECH_MODELS: dict[str, dict[str, Any]] = {
-    "whisper": {
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
-    },
-}
-OF_SPEECH = [
-    "encoder.onnx",
-    "encoder.onnx.data",
-    "decoder.onnx",
-    "decoder.onnx.data",
-    "audio_processor_config.json",
-    "genai_config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-]
+SPEECH = "whisper"
+OF_SPEECH = ["encoder.onnx", "encoder.onnx.data", "decoder.onnx", "decoder.onnx.data", *OTHERS[1:], GRAPH[1]]
+OF_SPEECH += ["audio_processor_config.json", "generation_config.json"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*MODELS, *SPEECH_MODELS]
+    names = [*MODELS, SPEECH]
     parser.add_argument("--only", action="append", choices=names, help="this model (may be given again)")
     arguments = parser.parse_args()
     ensure_environment()
     print("onnxruntime-genai", importlib.metadata.version("onnxruntime-genai"))
     for name in arguments.only or names:
-        with tempfile.TemporaryDirectory() as temporary:
-            if name in SPEECH_MODELS:
-                build_speech(SPEECH_MODELS[name], Path(temporary) / "built", OUT / name)
-            elif name in MEDIA:
-                build_medium(MODELS[name], *MEDIA[name], Path(temporary), OUT / name)
-            else:
-                build(MODELS[name], Path(temporary), OUT / name, runs=name in RUNNING)
+        with tempfile.TemporaryDirectory() as work:
+            built, files = build_speech(Path(work)) if name == SPEECH else build(name, Path(work))
+            out = OUT / name
+            out.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                shutil.copyfile(built / file, out / file)
+                print(f"{out.name}/{file}: {(out / file).stat().st_size} bytes")
 
 
-def build(family: Family, work: Path, out: Path, *, runs: bool) -> None:
-    """Write the graph and its configuration, and what else the model needs if it is to run."""
-    make(family, work / "source")
-    export(work / "source", work / "built", precision="fp32", block_size=32, options=family.options)
+def build(name: str, work: Path) -> tuple[Path, list[str]]:
+    """Build a model; returns its directory, and which of its files tests need."""
+    family, source, built = MODELS[name], work / "source", work / "built"
+    if name in MEDIA:
+        from _models.media import export_medium
+
+        others = OF_SOUNDS if name == "lfm2-audio" else OF_IMAGES
+        return export_medium(family, MEDIA[name], work), [*GRAPH, *OTHERS, *others]
+    make(family, source)
+    export(source, built, precision="fp32", block_size=32, options=family.options)
     head = HEAD if "mtp_num_hidden_layers" in family.settings else []
-    _copy(work / "built", out, [*GRAPH, *(OTHERS if runs else []), *head])
+    return built, [*GRAPH, *(OTHERS if name in RUNNING else []), *head]
 
 
-def build_medium(text: Family, medium: str, kind: str, work: Path, out: Path) -> None:
-    """Write a model for images or sounds."""
-    from _models import vision_families
-
-    built = vision_families.export_medium(text, kind, vision_families.MEDIA[medium], work)
-    _copy(built, out, [*GRAPH, *OTHERS, *(OF_SOUNDS if medium == "lfm2_audio" else OF_IMAGES)])
-
-
-def build_speech(settings: dict[str, Any], built: Path, out: Path) -> None:
-    """Write a model for speech."""
+def build_speech(work: Path) -> tuple[Path, list[str]]:
+    """Build a model for speech, as `build` does. Its encoder has 1,500 positions, so a window has its 30 s."""
     from _models.random_speech import export_random_speech
-    from _models.speech_files import SpeechLayout
+    from _models.speech_files import SpeechLayout, speech_settings
 
-    layout = SpeechLayout(["en", "de", "es"], context=128)
-    texts = [__doc__ or ""]
-    export_random_speech(built, texts, settings, layout, text_tokens=300, precision="fp32", block_size=32)
-    _copy(built, out, OF_SPEECH)
-
-
-def _copy(built: Path, out: Path, files: list[str]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        shutil.copyfile(built / file, out / file)
-        print(f"{out.name}/{file}: {(out / file).stat().st_size} bytes")
+    texts, layout = ([__doc__ or ""], 300), SpeechLayout(["en", "de", "es"], context=128)
+    settings = speech_settings(32, layers=2, heads=2, inner=48)
+    how = {"precision": "fp32", "block_size": 32}
+    export_random_speech(work / "source", work / "built", texts, settings, layout, **how)
+    return work / "built", OF_SPEECH
 
 
 if __name__ == "__main__":

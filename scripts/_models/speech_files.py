@@ -49,6 +49,13 @@ def timestamp(at: int) -> str:
     return f"<|{at / POSITIONS_PER_SECOND:.2f}|>"
 
 
+def speech_settings(width: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
+    """Settings of WhisperConfig for an encoder and a decoder alike; `inner` is the width of their MLPs."""
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": inner}
+    sides = {f"{side}_{name}": value for name, value in sizes.items() for side in ("encoder", "decoder")}
+    return {"d_model": width, **sides, "tie_word_embeddings": False}
+
+
 def speech_config(tokenizer: Tokenizer, layout: SpeechLayout, settings: dict[str, Any]) -> WhisperConfig:
     """Whisper's configuration for a tokenizer of this layout."""
     end = tokenizer.token_to_id(END_OF_TEXT)

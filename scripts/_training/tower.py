@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _models.vision_graphs import graph_text, write_graph
+from _models.graphs import graph_text, write_graph
 from torch import nn
 from torch.nn import functional
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from _models.export import export, set_greedy
+from _models.media import QWEN, complete, template
 from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, save_tokenizer, train_tokenizer
-from _models.vision_families import QWEN_MARKS, template
-from _models.vision_files import complete, qwen_layout
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
@@ -40,7 +39,6 @@ from .template import load_template, render
 from .tower import WIDTH, Tower, write_tower
 
 CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
-IMAGE_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6}
 ROWS = 12  # conversations in a step
 _NOTHING = 0.15  # how much a place without anything counts
 
@@ -78,8 +76,8 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
     model.train(False)
     model.whole.save_pretrained(source)
     export(source, fresh, precision=arguments.precision, block_size=32, options=["exclude_embeds=true"])
-    layout = qwen_layout("qwen3_vl", IMAGE_TOKENS, MIN_PIXELS, MAX_PIXELS)
-    complete(layout, source, fresh, lambda path, _: write_tower(path, model.tower), half=True)
+    medium = QWEN.with_pixels(MIN_PIXELS, MAX_PIXELS)
+    complete(medium, "qwen3_vl", source, fresh, lambda path, _: write_tower(path, model.tower), half=True)
     set_greedy(fresh)
 
 
@@ -89,7 +87,7 @@ def make_tokenizer(seed: int) -> Tokenizer:
     unseen = np.zeros(0, np.float32)
     chats = [training_chat(lambda: (random_scene(rng, 1.0), unseen), rng, 1) for _ in range(3000)]
     texts = [render(template, chat.messages, None, answer_next=False) for chat in chats]
-    return train_tokenizer(texts, VOCABULARY, QWEN_MARKS)
+    return train_tokenizer(texts, VOCABULARY, QWEN.marks)
 
 
 class Seer(nn.Module):  # type: ignore[misc]
@@ -155,7 +153,7 @@ def config(vocabulary: int) -> Qwen3VLConfig:
             "deepstack_visual_indexes": [0],
         },
         tie_word_embeddings=False,
-        **IMAGE_TOKENS,
+        **QWEN.ids,
     )
 
 
