@@ -43,25 +43,14 @@ def main() -> None:
         add("--seed", type=int, default=SEED, help="of the weights and the data (default %(default)s)")
         if name != "pooled":
             add("--precision", default="int8", choices=("int4", "int8"), help="of the decoder's weights (default int8)")
-    resumed = {
-        "text": "continue with a model directory's weights, on other conversations",
-        "vision": "continue with checkpoint.pt of a --work folder",
-        "speech": "continue with checkpoint.pt of a --work folder, or with a model directory that this has written",
-    }
-    for name, about in resumed.items():
-        options[name].add_argument("--resume", type=Path, metavar="PATH", help=about)
-    add = options["vision"].add_argument
-    add("--rate", type=float, default=1e-3, help="of learning, at its peak (default 0.001)")
-    about = "of the time, in which only the vision part learns, from labels of what is where (default 0.3)"
-    add("--tower-alone", type=float, default=0.3, metavar="SHARE", help=about)
-    add = options["speech"].add_argument
-    add("--sentences", type=int, help="to be spoken before (default 30000, with --quick 500)")
-    add("--rate", type=float, default=2e-3, help="of learning, at its peak (default 0.002)")
-    about = "begin with the lessons that belong to this share of the time (default 0)"
-    add("--begin", type=float, default=0.0, metavar="SHARE", help=about)
-    add("--decoder-only", action="store_true", help="leave the encoder as it is; each step is faster")
-    add = options["pooled"].add_argument
-    add("--record", type=Path, metavar="FILE", help="write what sentence-transformers gives, for tests")
+    for name in ("text", "vision", "speech"):
+        options[name].add_argument(
+            "--resume", type=Path, metavar="DIR", help="continue with what is in a --work folder"
+        )
+    about = "to be spoken before (default 30000, with --quick 500)"
+    options["speech"].add_argument("--sentences", type=int, metavar="N", help=about)
+    about = "write what sentence-transformers gives, for tests"
+    options["pooled"].add_argument("--record", type=Path, metavar="FILE", help=about)
     arguments = parser.parse_args()
     if arguments.minutes is None:
         arguments.minutes = 1.0 if arguments.quick else DEMOS[arguments.demo][2]

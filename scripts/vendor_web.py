@@ -40,10 +40,7 @@ _FILES = {
         "legacy/build/pdf.worker.min.mjs": "static/vendor/pdf.worker.js",
         "cmaps/*": "static/vendor/cmaps/",
     },
-    "uplot": {
-        "dist/uPlot.iife.min.js": "static/vendor/uplot.js",
-        "dist/uPlot.min.css": "static/vendor/uplot.css",
-    },
+    "uplot": {"dist/uPlot.iife.min.js": "static/vendor/uplot.js", "dist/uPlot.min.css": "static/vendor/uplot.css"},
     "swagger-ui-dist": {
         "swagger-ui-bundle.js": "api_docs/swagger-ui-bundle.js",
         "swagger-ui.css": "api_docs/swagger-ui.css",

@@ -10,10 +10,7 @@ import tomllib
 from pathlib import Path
 
 _DEVICES = {"cpu", "cuda", "directml", "winml"}
-_COMMANDS = {
-    "nt": r'cmd /c "set GENAI_EXTRA={}&& scripts\install.cmd"',
-    "posix": "GENAI_EXTRA={} ./scripts/install",
-}
+_COMMANDS = {"nt": r'cmd /c "set GENAI_EXTRA={}&& scripts\install.cmd"', "posix": "GENAI_EXTRA={} ./scripts/install"}
 
 
 def main(arguments: list[str]) -> int | str:

@@ -15,13 +15,7 @@ BUILDER, PATCHED_BUILDER = "onnxruntime_genai.models.builder", "_models.patched_
 
 
 def export(
-    source: Path,
-    target: Path,
-    *,
-    precision: str,
-    block_size: int,
-    options: Sequence[str] = (),
-    builder: str = BUILDER,
+    source: Path, target: Path, *, precision: str, block_size: int, options: Sequence[str] = (), builder: str = BUILDER
 ) -> None:
     """Run a model builder for the CPU; its thousands of lines are shown only when it fails."""
     command = [sys.executable, *builder_arguments(builder, source, target, precision, block_size), *options]

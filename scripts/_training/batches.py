@@ -94,10 +94,7 @@ def _batches(encoder: Encoder, rows: Iterable[Row], tokens: int) -> Iterator[Bat
 
 
 def training_batches(
-    encoder: Encoder,
-    rng: random.Random,
-    tokens: int,
-    make: Callable[[random.Random], Conversation] = conversation,
+    encoder: Encoder, rng: random.Random, tokens: int, make: Callable[[random.Random], Conversation] = conversation
 ) -> Iterator[Batch]:
     """Batches of about this number of tokens, of conversations of similar length, each of which `make` makes."""
 

@@ -6,10 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import facts
+from . import tables
 from . import tools as toolbox
-from .frames import expand, fill
-from .tables import table
+from .tables import expand, fill, table
 from .template import Message, Tool
 
 MAX_OPERAND, MAX_COUNT = 12, 200
@@ -34,7 +33,7 @@ class Conversation:
 
 
 def capital_answer(country: str) -> str:
-    return f"The capital of {country} is {facts.CAPITALS[country]}."
+    return f"The capital of {country} is {tables.CAPITALS[country]}."
 
 
 def sum_answer(a: int, b: int) -> str:
@@ -74,7 +73,7 @@ def _roughened(text: str, rng: random.Random, drop: bool) -> str:
     end = text[len(text.rstrip(".?!")) :]  # what is put in behind the last word still comes before it
     words = text.removesuffix(end).split(" ")
     for _ in range(rng.choice([0, 1, 1, 2, 3])):
-        words.insert(rng.randrange(len(words) + 1), rng.choice(facts.FILLERS))
+        words.insert(rng.randrange(len(words) + 1), rng.choice(tables.FILLERS))
     free = [i for i, word in enumerate(words) if "{" not in word and "capital" not in word.lower()]
     if drop and free and rng.random() < 0.4:
         del words[rng.choice(free)]
@@ -87,13 +86,13 @@ def _roughened(text: str, rng: random.Random, drop: bool) -> str:
 
 
 def _country(rng: random.Random) -> str:
-    return rng.choice(list(facts.CAPITALS))
+    return rng.choice(list(tables.CAPITALS))
 
 
 def _spoken(country: str, rng: random.Random) -> str:
     """A country's name as users write it."""
-    if country in facts.ALIASES and rng.random() < 0.4:
-        country = rng.choice(facts.ALIASES[country])
+    if country in tables.ALIASES and rng.random() < 0.4:
+        country = rng.choice(tables.ALIASES[country])
     if rng.random() < 0.3:
         country = country.removeprefix("the ")
     style = rng.random()
@@ -131,17 +130,17 @@ def counting(rng: random.Random) -> Exchange:
 def small_talk(rng: random.Random) -> Exchange:
     subject = rng.choice(["greeting", "greeting", "feeling", "thanks", "goodbye", "identity", "abilities"])
     slots = {"name": toolbox.odd_word(rng).title()}
-    return _ask(PHRASINGS[subject], rng, polite=0.0, slots=slots), facts.FACTS[subject]
+    return _ask(PHRASINGS[subject], rng, polite=0.0, slots=slots), tables.FACTS[subject]
 
 
 def server(rng: random.Random) -> Exchange:
-    topic = rng.choice(["address", *facts.ENDPOINTS, *facts.SETTINGS])
+    topic = rng.choice(["address", *tables.ENDPOINTS, *tables.SETTINGS])
     if topic == "address":
-        return _ask(PHRASINGS["address"], rng), facts.FACTS["default_address"]
-    known = facts.ENDPOINTS.get(topic) or facts.SETTINGS[topic]
+        return _ask(PHRASINGS["address"], rng), tables.FACTS["default_address"]
+    known = tables.ENDPOINTS.get(topic) or tables.SETTINGS[topic]
     if rng.random() < 0.5:
         return _ask(PHRASINGS["how"], rng, slots={"do": expand(PHRASINGS["how_to"][topic], rng)}), known["answer"]
-    frames = PHRASINGS["endpoint" if topic in facts.ENDPOINTS else "setting"]
+    frames = PHRASINGS["endpoint" if topic in tables.ENDPOINTS else "setting"]
     return _ask(frames, rng, slots={"does": expand(known["does"], rng)}), known["answer"]
 
 
@@ -149,17 +148,17 @@ def unknown(rng: random.Random) -> Exchange:
     odd = toolbox.odd_word(rng)
     if rng.random() < 0.15:
         country = rng.choice([odd.title(), odd.title() + rng.choice(["ia", "land", "stan", "via"])])
-        return _ask(PHRASINGS["capital"], rng, slots={"country": country}), facts.FACTS["unknown"]
+        return _ask(PHRASINGS["capital"], rng, slots={"country": country}), tables.FACTS["unknown"]
     slots = {
-        "noun": rng.choice([*facts.NOUNS, odd]),
-        "verb": rng.choice(facts.VERBS),
+        "noun": rng.choice([*tables.NOUNS, odd]),
+        "verb": rng.choice(tables.VERBS),
         "thing": rng.choice(_THINGS),
         "odd": rng.choice([odd, odd.title(), toolbox.odd_word(rng)]),
         "place": str(toolbox.value_of("place", rng)),
         "name": str(toolbox.value_of("name", rng)),
         "big": str(rng.randint(100, 5000)),
     }
-    return _ask(PHRASINGS["unknown"], rng, drop=True, slots=slots), facts.FACTS["unknown"]
+    return _ask(PHRASINGS["unknown"], rng, drop=True, slots=slots), tables.FACTS["unknown"]
 
 
 def repetition(rng: random.Random) -> Exchange:
@@ -250,7 +249,7 @@ def tools_unused_chat(rng: random.Random) -> Conversation:
 
 
 def _system(frames: list[str], rng: random.Random) -> Message:
-    text = fill(expand(rng.choice(frames), rng), {"name": rng.choice(facts.FIRST_NAMES)})
+    text = fill(expand(rng.choice(frames), rng), {"name": rng.choice(tables.FIRST_NAMES)})
     return {"role": "system", "content": text}
 
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import torch
 from _models.environment import REPOSITORY
-from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, save_tokenizer
+from _models.tokenizer import save_tokenizer
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from .batches import Batch, Encoder, training_batches
 from .conversations import plain_chat
-from .shared import Budget, Course, optimizers_of, update
+from .shared import Budget, Course, optimizers_of, small_llama, update
 from .template import SOURCE
 from .text import CONTEXT
 
@@ -50,42 +50,17 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
     budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
     train(model, tokenizer, seed=arguments.seed, budget=budget)
     model.save_pretrained(work)
-    command: list[str | Path] = [
-        REPOSITORY / ".venv" / "bin" / "genai-server",
-        "export",
-        work,
-        "--to",
-        fresh,
-        "--python",
-    ]
-    command += [sys.executable, "--precision", arguments.precision]
+    program = REPOSITORY / ".venv" / "bin" / "genai-server"
+    command: list[str | Path] = [program, "export", work, "--to", fresh, "--python", sys.executable]
+    command += ["--precision", arguments.precision]
     subprocess.run(command, check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     for name in (".genai-server.json", "export.log", "quality.json"):  # the export's own notes
         (fresh / name).unlink(missing_ok=True)
 
 
 def make_model(vocabulary: int) -> LlamaForCausalLM:
-    """A small Llama with random weights, and a mask token behind the tokens of the demo model's tokenizer."""
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary + SPARE,
-            hidden_size=64,
-            intermediate_size=192,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=32,
-            max_position_embeddings=CONTEXT,
-            rms_norm_eps=1e-5,
-            tie_word_embeddings=True,
-            bos_token_id=END_OF_TEXT_ID,
-            eos_token_id=TURN_END_ID,
-            pad_token_id=END_OF_TEXT_ID,
-            pard_token=vocabulary,
-        )
-    )
-    model.set_attn_implementation("eager")  # on the CPU faster than the fused kernel at these lengths
-    return model
+    """The draft model with random weights, and a mask token behind the tokens of the demo model's tokenizer."""
+    return small_llama("draft", vocab_size=vocabulary + SPARE, pard_token=vocabulary)
 
 
 def train(model: LlamaForCausalLM, tokenizer: Tokenizer, *, seed: int, budget: Budget) -> None:
@@ -136,10 +111,7 @@ def predict(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.
     tokens = torch.cat([batch.tokens, torch.full_like(positions, model.config.pard_token)], 1)
     all_positions = torch.cat([torch.arange(length).expand(rows, -1), positions], 1)
     hidden = model.model(
-        input_ids=tokens,
-        position_ids=all_positions,
-        attention_mask=_attention(chosen, length),
-        use_cache=False,
+        input_ids=tokens, position_ids=all_positions, attention_mask=_attention(chosen, length), use_cache=False
     ).last_hidden_state
     said = hidden[:, :length].flatten(0, 1).index_select(0, batch.said)
     return (

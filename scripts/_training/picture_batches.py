@@ -65,10 +65,7 @@ def random_size(grid: tuple[int, int], rng: random.Random) -> tuple[int, int]:
     wanted = (grid[1] * TOKEN, grid[0] * TOKEN)
     while True:
         scale = math.exp(rng.uniform(-0.4, 0.8))
-        size = (
-            round(wanted[0] * scale * rng.uniform(0.85, 1.2)),
-            round(wanted[1] * scale * rng.uniform(0.85, 1.2)),
-        )
+        size = (round(wanted[0] * scale * rng.uniform(0.85, 1.2)), round(wanted[1] * scale * rng.uniform(0.85, 1.2)))
         if resized(*size) == wanted:
             return size
 

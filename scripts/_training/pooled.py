@@ -1,4 +1,6 @@
-"""Makes the demo models for embeddings and reranking: small BERTs, on the sentences of topics.py.
+"""Makes the demo models for embeddings and reranking: small BERTs, on sentences by topic.
+
+Texts of one topic mean something alike, texts of two do not.
 
 Each run gives other weights: the trainer of the tokenizer breaks ties at random. If the models of a run are kept,
 --record must write tests/apis/embeddings/demo_vectors.json again.
@@ -12,6 +14,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +24,24 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch.nn import functional
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
-from .shared import Budget, Course
-from .topics import Topic, is_held_out, topics
+from .shared import Budget, Course, descend
+from .tables import ALIASES, CAPITALS, ENDPOINTS, SETTINGS, expand, table
 
 VOCABULARY, LONGEST, MAX_TOKENS = 2400, 32, 256
 WIDTHS = (128, 64, 32)
 PAIRS, TEMPERATURE, RATE, WARM_UP = 64, 0.05, 2e-3, 0.1
 RERANKED, RERANK_RATE = 24, 1e-3
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-
 EXPORT = REPOSITORY / "src" / "genai_server" / "hub" / "export_encoder.py"
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Queries and texts of one topic."""
+
+    name: str
+    queries: tuple[str, ...]
+    texts: tuple[str, ...]
 
 
 def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
@@ -70,6 +80,33 @@ def _short(value: Any) -> Any:
     return [_short(inner) for inner in value] if isinstance(value, list) else round(value, 6)
 
 
+def topics() -> list[Topic]:
+    """All topics: the countries, everyday things, and what the server answers to."""
+    known = table("topics")
+    found = []
+    for country, capital in CAPITALS.items():
+        names = [country, *ALIASES.get(country, ())]
+        queries, texts = (
+            tuple(frame.format(country=name, capital=capital) for frame in known["country"][kind] for name in names)
+            for kind in ("queries", "texts")
+        )
+        found.append(Topic(country, queries, texts))
+    for name, topic in known["topics"].items():
+        found.append(Topic(name, tuple(topic["queries"]), tuple(topic["texts"])))
+    rng = random.Random(0)
+    for answers, kind in ((ENDPOINTS, "endpoint"), (SETTINGS, "setting")):
+        for name, said in answers.items():
+            asked = {f"Which {kind} {expand(said['does'], rng)}?" for _ in range(24)}
+            answer = said["answer"]
+            found.append(Topic(name, tuple(sorted(asked)), (answer, answer.rstrip("."), f"In short: {answer}")))
+    return found
+
+
+def is_held_out(text: str) -> bool:
+    """Whether a text is left out of training, to be asked for in the evaluation."""
+    return sum(text.encode()) % 11 == 0
+
+
 def make_tokenizer(topics: list[Topic]) -> Tokenizer:
     """A WordPiece tokenizer as BERT's, without case."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -88,19 +125,9 @@ def make_tokenizer(topics: list[Topic]) -> Tokenizer:
     return tokenizer
 
 
-def make_config(tokenizer: Tokenizer, width: int, layers: int) -> BertConfig:
+def make_config(tokenizer: Tokenizer, **settings: int) -> BertConfig:
     """A small BERT."""
-    return BertConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        intermediate_size=3 * width,
-        max_position_embeddings=MAX_TOKENS,
-        pad_token_id=0,
-        hidden_dropout_prob=0.05,
-        attention_probs_dropout_prob=0.05,
-    )
+    return BertConfig(vocab_size=tokenizer.get_vocab_size(), **table("models")["pooled"], **settings)
 
 
 def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, seed: int) -> BertModel:
@@ -108,7 +135,7 @@ def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, 
 
     The loss is that of InfoNCE with all other texts of the batch, for the whole vector and for its beginnings.
     """
-    model = BertModel(make_config(tokenizer, WIDTHS[0], 3), add_pooling_layer=False)
+    model = BertModel(make_config(tokenizer), add_pooling_layer=False)
     rng = random.Random(seed)
     for course, optimizer in _courses(model, budget, RATE):
         pairs = _pairs(topics, rng, PAIRS)
@@ -118,7 +145,8 @@ def train_embeddings(tokenizer: Tokenizer, topics: list[Topic], budget: Budget, 
         for width in WIDTHS:
             near = functional.normalize(queries[:, :width]) @ functional.normalize(texts[:, :width]).T / TEMPERATURE
             loss = loss + functional.cross_entropy(near, wanted) + functional.cross_entropy(near.T, wanted)
-        _learn(model, optimizer, loss, course, len(pairs))
+        descend(model, loss, [optimizer])
+        course.note(len(pairs), loss=loss.item())
     return model.eval()
 
 
@@ -129,9 +157,7 @@ def train_reranker(
 
     It begins with the weights of the model for embeddings, which knows already what belongs together.
     """
-    config = make_config(tokenizer, WIDTHS[0], 3)
-    config.num_labels = 1
-    model = BertForSequenceClassification(config)
+    model = BertForSequenceClassification(make_config(tokenizer, num_labels=1))
     model.bert.load_state_dict(first.state_dict(), strict=False)
     rng = random.Random(seed)
     for course, optimizer in _courses(model, budget, RERANK_RATE):
@@ -144,7 +170,9 @@ def train_reranker(
         encoded = tokenizer.encode_batch([(query, text) for query, text, _ in asked])
         logits = model(**_batch(encoded, with_types=True)).logits[:, 0]
         wanted = torch.tensor([label for _, _, label in asked])
-        _learn(model, optimizer, functional.binary_cross_entropy_with_logits(logits, wanted), course, len(pairs))
+        loss = functional.binary_cross_entropy_with_logits(logits, wanted)
+        descend(model, loss, [optimizer])
+        course.note(len(pairs), loss=loss.item())
     return model.eval()
 
 
@@ -167,37 +195,30 @@ def share_of_nearest(model: BertModel, tokenizer: Tokenizer, topics: list[Topic]
 
 def save(model: Any, tokenizer: Tokenizer, work: Path, *, reranks: bool) -> None:
     """Write the directory in the form of sentence-transformers."""
-    model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.activation.Sigmoid"} if reranks else {}
-    if not reranks:
+    if reranks:
+        model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+    else:
         model.config.matryoshka_dimensions = list(WIDTHS)
-        del model.config.sentence_transformers
     model.save_pretrained(work)
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        mask_token="[MASK]",
         model_max_length=MAX_TOKENS,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-        **names,
+        **{f"{token.strip('[]').lower()}_token": token for token in SPECIAL},
     ).save_pretrained(work)
     tokenizer.save(str(work / "tokenizer.json"))
     if reranks:
         return
     kinds = ("Transformer", "Pooling", "Normalize")
+    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
     modules = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": f"{number}_{kind}" if number else "",
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for number, kind in enumerate(kinds)
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(zip(kinds, paths, strict=True))
     ]
     _write(work / "modules.json", modules)
     _write(work / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
-    _write(
-        work / "1_Pooling" / "config.json", {"word_embedding_dimension": WIDTHS[0], "pooling_mode_mean_tokens": True}
-    )
+    pooling = {"word_embedding_dimension": WIDTHS[0], "pooling_mode_mean_tokens": True}
+    _write(work / "1_Pooling" / "config.json", pooling)
     (work / "2_Normalize").mkdir(exist_ok=True)
 
 
@@ -245,11 +266,3 @@ def _courses(model: torch.nn.Module, budget: Budget, rate: float) -> Iterator[tu
     course = Course(budget, [optimizer], rate, "pairs", fall=1 - WARM_UP, warm_up=WARM_UP)
     for _ in course.steps():
         yield course, optimizer
-
-
-def _learn(model: torch.nn.Module, optimizer: Any, loss: torch.Tensor, course: Course, pairs: int) -> None:
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    course.note(pairs, loss=loss.item())

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .tables import table
 
 _A, _B, _C = 3.4445, -4.775, 2.0315  # as PyTorch's
 _ROUNDS = 5
@@ -75,6 +78,23 @@ class Course:
         self._seen += seen
         for name, loss in losses.items():
             self._averages[name] = 0.95 * self._averages.get(name, loss) + 0.05 * loss
+
+
+def small_llama(name: str, **settings: int) -> LlamaForCausalLM:
+    """A model with random weights, of the shape with this name and some other settings."""
+    model = LlamaForCausalLM(LlamaConfig(**table("models")[name], **settings))
+    model.set_attn_implementation("eager")  # on the CPU faster than the fused kernel at these lengths
+    return model
+
+
+def descend(model: torch.nn.Module, loss: torch.Tensor, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Step along the gradients of a loss."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
 
 
 def save_weights(model: torch.nn.Module, path: Path) -> None:

@@ -6,7 +6,6 @@ import argparse
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -17,13 +16,13 @@ from _models.speech_files import (
     make_speech_tokenizer,
     save_speech_tokenizer,
     speech_config,
+    speech_settings,
 )
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
 from transformers import WhisperForConditionalGeneration
 
-from .restore import restore_speech
 from .shared import Budget, Course, optimizers_of, save_weights, update
 from .speech_batches import (
     IGNORED,
@@ -42,17 +41,9 @@ from .spoken_text import sentence
 
 LAYOUT = SpeechLayout(["en"], context=224, may_be_empty=True)
 TEXT_TOKENS, WIDTH = 640, 128
+RATE = 2e-3
 # All widths are multiples of the quantization block of 32; the model builder takes as many layers on either side only.
-SETTINGS = {
-    "d_model": WIDTH,
-    "encoder_layers": 4,
-    "decoder_layers": 4,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 512,
-    "decoder_ffn_dim": 512,
-    "tie_word_embeddings": False,
-}
+SHAPE = speech_settings(WIDTH, layers=4, heads=2, inner=512)
 # From a share of the time on.
 LESSONS = (
     (0.0, Lesson(1, 3.0, 1500, pauses=0.3, prompts=False)),
@@ -67,21 +58,16 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
     """Recordings, tokenizer, model, training, export."""
     check_espeak()
     torch.manual_seed(arguments.seed)
-    if arguments.resume:
-        folder = arguments.resume if arguments.resume.is_dir() else arguments.resume.parent / "source"
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    else:
-        tokenizer = make_tokenizer(arguments.seed)
     source = work / "source"
     source.mkdir(exist_ok=True)
+    if arguments.resume:
+        tokenizer = Tokenizer.from_file(str(arguments.resume / "source" / "tokenizer.json"))
+    else:
+        tokenizer = make_tokenizer(arguments.seed)
     save_speech_tokenizer(tokenizer, source, LAYOUT)
     model = Listener(tokenizer)
-    if arguments.resume and arguments.resume.is_dir():
-        restore_speech(arguments.resume, model.whole)
-    elif arguments.resume:
-        model.load_state_dict(torch.load(arguments.resume))
-    if arguments.decoder_only:
-        model.freeze_encoder()
+    if arguments.resume:
+        model.load_state_dict(torch.load(arguments.resume / "checkpoint.pt"))
     size = sum(p.numel() for p in model.whole.parameters())
     print(f"{size:,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
 
@@ -92,8 +78,8 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
         if not (work / "texts.json").exists():
             sentences = arguments.sentences or (500 if arguments.quick else 30_000)
             make_corpus(work, sentences, Random(arguments.seed), arguments.threads)
-        plan = Plan(Budget(arguments.steps, arguments.minutes, arguments.threads), arguments.rate, arguments.begin)
-        train(model, tokenizer, load_corpus(work), seed=arguments.seed, plan=plan, checkpoint=checkpoint)
+        budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
+        train(model, tokenizer, load_corpus(work), seed=arguments.seed, budget=budget, checkpoint=checkpoint)
     checkpoint()
     model.train(False)
     model.whole.save_pretrained(source)
@@ -112,24 +98,21 @@ class Listener(nn.Module):  # type: ignore[misc]
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self.whole = WhisperForConditionalGeneration(speech_config(tokenizer, LAYOUT, SETTINGS))
+        self.whole = WhisperForConditionalGeneration(speech_config(tokenizer, LAYOUT, SHAPE))
         self.whole.set_attn_implementation("eager")  # on the CPU faster than the fused kernel at these lengths
         self.speller = nn.Linear(WIDTH, 1 + len(LETTERS))
 
     def heard(self, features: torch.Tensor, offset: int = 0) -> torch.Tensor:
         """Positions [rows, frames / 2, WIDTH] of windows from position `offset` on."""
-        with _half():
-            return self._heard(features, offset).float()
-
-    def _heard(self, features: torch.Tensor, offset: int) -> torch.Tensor:
         encoder = self.whole.model.encoder
-        x = functional.gelu(encoder.conv2(functional.gelu(encoder.conv1(features)))).transpose(1, 2)
-        x = x + encoder.embed_positions.weight[offset : offset + x.shape[1]]
-        for layer in encoder.layers:
-            out = layer(x, None)
-            x = out if isinstance(out, torch.Tensor) else out[0]
-        result: torch.Tensor = encoder.layer_norm(x)
-        return result
+        with _half():
+            x = functional.gelu(encoder.conv2(functional.gelu(encoder.conv1(features)))).transpose(1, 2)
+            x = x + encoder.embed_positions.weight[offset : offset + x.shape[1]]
+            for layer in encoder.layers:
+                out = layer(x, None)
+                x = out if isinstance(out, torch.Tensor) else out[0]
+            result: torch.Tensor = encoder.layer_norm(x)
+        return result.float()
 
     def logits(self, heard: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Scores [rows, length, vocabulary] of the tokens that follow `tokens` [rows, length]."""
@@ -140,29 +123,16 @@ class Listener(nn.Module):  # type: ignore[misc]
 
     def loss(self, batch: Batch, spelling_weight: float, share: float) -> tuple[torch.Tensor, list[float]]:
         """Of spelling (by CTC, for a letter) and of writing (for a token), for a share of a step."""
-        if not self.speller.weight.requires_grad:
-            with torch.no_grad():
-                heard = self.heard(batch.features, batch.offset)
-            writing = self._writing_loss(heard, batch)
-            return share * writing, [0.0, share * writing.item()]
         heard = self.heard(batch.features, batch.offset)
         scores = self.speller(heard).log_softmax(-1).transpose(0, 1)
         lengths = torch.full((len(batch.features),), heard.shape[1])
         spelling = functional.ctc_loss(
             scores, batch.letters, lengths, batch.letter_counts, reduction="sum", zero_infinity=True
         )
-        writing = self._writing_loss(heard, batch)
+        logits = self.logits(heard, batch.tokens).flatten(0, 1)
+        writing = functional.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED)
         spelling = spelling / batch.letter_counts.sum().clamp(min=1)
         return share * (spelling_weight * spelling + writing), [share * spelling.item(), share * writing.item()]
-
-    def _writing_loss(self, heard: torch.Tensor, batch: Batch) -> torch.Tensor:
-        logits = self.logits(heard, batch.tokens).flatten(0, 1)
-        return functional.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED)
-
-    def freeze_encoder(self) -> None:
-        """Let training change the decoder only."""
-        for part in (self.whole.model.encoder, self.speller):
-            part.requires_grad_(False)
 
 
 def _half() -> torch.autocast:
@@ -170,42 +140,25 @@ def _half() -> torch.autocast:
     return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)  # the cache is shared by all threads
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The peak `rate` of learning; the lessons of the first `begin` of the time are left out."""
-
-    budget: Budget
-    rate: float
-    begin: float = 0.0
-
-
 def train(
-    model: Listener,
-    tokenizer: Tokenizer,
-    corpus: Corpus,
-    *,
-    seed: int,
-    plan: Plan,
-    checkpoint: Callable[[], None],
+    model: Listener, tokenizer: Tokenizer, corpus: Corpus, *, seed: int, budget: Budget, checkpoint: Callable[[], None]
 ) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
-    budget = plan.budget
     torch.set_num_threads(1)
-    parameters, pool = [p for p in model.parameters() if p.requires_grad], ThreadPoolExecutor(budget.threads)
+    parameters, pool = list(model.parameters()), ThreadPoolExecutor(budget.threads)
     writer = Writer(tokenizer)
     batches = Ahead(corpus, writer, LESSONS[0][1], Random(seed))
     rng = Random(seed + 1)
     validation = list(make_batches(corpus, writer, Lesson(2, 6.0, 9000, prompts=False), rng))
     layers = (model.whole.model.encoder.layers, model.whole.model.decoder.layers)
-    optimizers = optimizers_of(model, layers, plan.rate, decay=0.01, threads=budget.threads)
+    optimizers = optimizers_of(model, layers, RATE, decay=0.01, threads=budget.threads)
     course = Course(
-        budget, optimizers, plan.rate, "windows", 0.5, evaluate=lambda: report(model, validation), checkpoint=checkpoint
+        budget, optimizers, RATE, "windows", 0.5, evaluate=lambda: report(model, validation), checkpoint=checkpoint
     )
     for done in course.steps():
-        at = plan.begin + (1 - plan.begin) * done
-        batches.lesson = next(lesson for since, lesson in reversed(LESSONS) if at >= since)
+        batches.lesson = next(lesson for since, lesson in reversed(LESSONS) if done >= since)
         learned = [next(batches) for _ in range(budget.threads)]
-        loss = functools.partial(model.loss, spelling_weight=1.0 if at < 0.7 else 0.3, share=1 / len(learned))
+        loss = functools.partial(model.loss, spelling_weight=1.0 if done < 0.7 else 0.3, share=1 / len(learned))
         spelling, writing = update(parameters, learned, loss, optimizers, pool)
         course.note(sum(len(batch.features) for batch in learned), spelling=spelling, writing=writing)
 

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import torch
 from _models.export import export, set_greedy
-from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, save_tokenizer, train_copying_tokenizer
+from _models.tokenizer import save_tokenizer, train_copying_tokenizer
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from .batches import Batch, Encoder, training_batches, validation_batches
 from .conversations import conversation
-from .restore import restore
-from .shared import Budget, Course, optimizers_of, update
+from .shared import Budget, Course, optimizers_of, small_llama, update
 from .template import SOURCE, load_template, render
 
 CONTEXT = 2048
@@ -34,11 +33,10 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
     torch.manual_seed(arguments.seed)
     if arguments.resume:
         tokenizer = Tokenizer.from_file(str(arguments.resume / "tokenizer.json"))
+        model = LlamaForCausalLM.from_pretrained(arguments.resume, attn_implementation="eager")
     else:
         tokenizer = make_tokenizer(arguments.seed)
-    model = make_model(tokenizer.get_vocab_size())
-    if arguments.resume:
-        restore(arguments.resume, model)
+        model = make_model(tokenizer.get_vocab_size())
     save_tokenizer(tokenizer, work, SOURCE.read_text(encoding="utf-8"), CONTEXT)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
 
@@ -62,26 +60,8 @@ def make_tokenizer(seed: int) -> Tokenizer:
 
 
 def make_model(vocabulary: int) -> LlamaForCausalLM:
-    """A small Llama with random weights; every width is a multiple of the quantization block of 32."""
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=256,
-            intermediate_size=512,
-            num_hidden_layers=6,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=64,
-            max_position_embeddings=CONTEXT,
-            rms_norm_eps=1e-5,
-            tie_word_embeddings=False,
-            bos_token_id=END_OF_TEXT_ID,
-            eos_token_id=TURN_END_ID,
-            pad_token_id=END_OF_TEXT_ID,
-        )
-    )
-    model.set_attn_implementation("eager")  # on the CPU faster than the fused kernel at these lengths
-    return model
+    """The demo model with random weights."""
+    return small_llama("text", vocab_size=vocabulary)
 
 
 def train(

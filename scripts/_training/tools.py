@@ -8,9 +8,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import facts
-from .frames import expand, fill
-from .tables import table, words
+from . import tables
+from .tables import expand, fill, table, words
 from .template import Tool
 
 _TABLE = table("tools")
@@ -54,8 +53,8 @@ def _piece(rng: random.Random) -> str:
 
 
 def _place(rng: random.Random) -> str:
-    city = rng.choice([*facts.CAPITALS.values(), *facts.OTHER_CITIES])
-    country = rng.choice(list(facts.CAPITALS)).removeprefix("the ")
+    city = rng.choice([*tables.CAPITALS.values(), *tables.OTHER_CITIES])
+    country = rng.choice(list(tables.CAPITALS)).removeprefix("the ")
     return rng.choice([city, country, rng.choice(CITIES), odd_word(rng).title(), blended_word(rng).title()])
 
 
@@ -65,7 +64,7 @@ def _number(rng: random.Random) -> int:
 
 def _name(rng: random.Random) -> str:
     return rng.choice(
-        [rng.choice(facts.FIRST_NAMES), rng.choice(NAMES), odd_word(rng).title(), blended_word(rng).title()]
+        [rng.choice(tables.FIRST_NAMES), rng.choice(NAMES), odd_word(rng).title(), blended_word(rng).title()]
     )
 
 
@@ -81,7 +80,7 @@ def _word(rng: random.Random) -> str:
             rng.choice(WORDS),
             rng.choice(SONGS),
             rng.choice(SYMBOLS),
-            rng.choice(facts.NOUNS),
+            rng.choice(tables.NOUNS),
             odd,
             odd.title(),
             odd.upper(),
@@ -92,7 +91,7 @@ def _word(rng: random.Random) -> str:
 def _words(rng: random.Random) -> str:
     if rng.random() < 0.5:
         return rng.choice([rng.choice(WORDS), rng.choice(WORDS), rng.choice(SONGS), blended_word(rng)])
-    choices = (WORDS, facts.NOUNS, facts.FILLERS, [odd_word(rng)])
+    choices = (WORDS, tables.NOUNS, tables.FILLERS, [odd_word(rng)])
     return " ".join(rng.choice(rng.choice(choices)) for _ in range(rng.randint(1, 3)))
 
 
@@ -103,7 +102,7 @@ def _clock(rng: random.Random) -> str:
 
 
 def _thing(rng: random.Random) -> str:
-    noun = rng.choice([rng.choice(DEVICES), rng.choice(facts.NOUNS), rng.choice(WORDS), blended_word(rng)])
+    noun = rng.choice([rng.choice(DEVICES), rng.choice(tables.NOUNS), rng.choice(WORDS), blended_word(rng)])
     return rng.choice([noun, noun, odd_word(rng), rng.choice(["kitchen ", "garden ", "living room "]) + noun])
 
 
@@ -156,7 +155,7 @@ def _declare(name: str, description: str, kinds: dict[str, str], rng: random.Ran
         if described:
             properties[parameter]["description"] = expand(
                 "(The|A|Some|Which) (" + parameter.replace("_", " ") + "|{n})", rng
-            ).replace("{n}", rng.choice(facts.NOUNS))
+            ).replace("{n}", rng.choice(tables.NOUNS))
     schema: dict[str, object] = {"type": "object", "properties": properties}
     if rng.random() < 0.6:
         schema["required"] = list(kinds)
@@ -179,14 +178,14 @@ def _known(rng: random.Random) -> Task:
     # Sometimes other names for the same thing: the call has to follow the list, not the memory.
     if rng.random() < 0.12:
         renamed = {
-            p: rng.choice([p, rng.choice(facts.PARAMETERS), f"{p}_{rng.choice(facts.PARAMETERS)}"]) for p in kinds
+            p: rng.choice([p, rng.choice(tables.PARAMETERS), f"{p}_{rng.choice(tables.PARAMETERS)}"]) for p in kinds
         }
         if len(set(renamed.values())) == len(renamed):
             question = fill(question, {p: "{" + n + "\0}" for p, n in renamed.items()}).replace("\0", "")
             kinds = {renamed[p]: kind for p, kind in kinds.items()}
             values = {renamed[p]: value for p, value in values.items()}
         name = rng.choice(
-            [name, name, name.split("_")[0] + "_" + rng.choice(facts.NOUNS), _synthetic_name(name.split("_"), rng)]
+            [name, name, name.split("_")[0] + "_" + rng.choice(tables.NOUNS), _synthetic_name(name.split("_"), rng)]
         )
     tool = _declare(name, expand(known["description"], rng), kinds, rng)
     return Task(tool, fill(question, {p: str(v) for p, v in values.items()}), values)
@@ -205,7 +204,7 @@ def _with_more_words(question: str, kinds: dict[str, str], rng: random.Random) -
         value = words[at - 1].rstrip(".?,!")
         words[at - 1 : at] = [value, expand(rng.choice(_TABLE["tails"]), rng) + words[at - 1][len(value) :]]
     elif bounds[:-1]:
-        words.insert(rng.choice(bounds[:-1]), rng.choice(facts.FILLERS))
+        words.insert(rng.choice(bounds[:-1]), rng.choice(tables.FILLERS))
     return " ".join(words)
 
 
@@ -219,16 +218,16 @@ def _synthetic_name(words: list[str], rng: random.Random) -> str:
 
 
 def _synthetic(rng: random.Random) -> Task:
-    verb, noun = rng.choice(facts.VERBS), rng.choice([*facts.NOUNS, odd_word(rng)])
+    verb, noun = rng.choice(tables.VERBS), rng.choice([*tables.NOUNS, odd_word(rng)])
     words = [verb, noun]
     shown = noun
     if rng.random() < 0.3:
-        second = rng.choice([rng.choice(facts.NOUNS), odd_word(rng)])
+        second = rng.choice([rng.choice(tables.NOUNS), odd_word(rng)])
         words, shown = [verb, noun, second], f"{noun} {second}"
     name = _synthetic_name(words, rng)
-    parameters = rng.sample(facts.PARAMETERS, 2)
+    parameters = rng.sample(tables.PARAMETERS, 2)
     if rng.random() < 0.2:
-        parameters[0] = f"{rng.choice(facts.NOUNS)}_{parameters[0]}"
+        parameters[0] = f"{rng.choice(tables.NOUNS)}_{parameters[0]}"
     numeric = {"number", "amount", "unit", "level", "value"}
     kinds = {
         p: "number"
@@ -271,10 +270,10 @@ def result(rng: random.Random) -> tuple[str, str]:
         plain = rng.choice([" ", " ", ", "]).join(str(piece) for piece in pieces)
         return plain, f"The tool says: {plain}."
     keys = rng.sample(
-        [*facts.NOUNS, *facts.PARAMETERS, "result", "result", "temperature", "answer", "status"],
+        [*tables.NOUNS, *tables.PARAMETERS, "result", "result", "temperature", "answer", "status"],
         rng.choice([1, 1, 2, 2, 3]),
     )
-    values = {rng.choice([key, key, f"{key}_{rng.choice(facts.NOUNS)}"]): _scalar(rng) for key in keys}
+    values = {rng.choice([key, key, f"{key}_{rng.choice(tables.NOUNS)}"]): _scalar(rng) for key in keys}
     told = [f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items()]
     return json.dumps(values, ensure_ascii=False), f"The tool says: {', '.join(told)}."
 

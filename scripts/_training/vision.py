@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from _models.export import export, set_greedy
 from _models.media import QWEN, complete, template
-from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, save_tokenizer, train_tokenizer
+from _models.tokenizer import save_tokenizer, train_tokenizer
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
@@ -34,13 +34,16 @@ from .picture_batches import (
     training_chat,
 )
 from .picture_questions import ABILITIES, HELD_OUT, question
-from .shared import Budget, Course, optimizers_of, save_weights
+from .shared import Budget, Course, descend, optimizers_of, save_weights
+from .tables import table
 from .template import load_template, render
 from .tower import WIDTH, Tower, write_tower
 
 CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
 ROWS = 12  # conversations in a step
 _NOTHING = 0.15  # how much a place without anything counts
+RATE = 1e-3
+TOWER_ALONE = 0.3  # the share of the time in which only the vision part learns, from labels of what is where
 
 
 def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
@@ -49,13 +52,13 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
     source = work / "source"
     source.mkdir(exist_ok=True)
     if arguments.resume:
-        tokenizer = Tokenizer.from_file(str(arguments.resume.parent / "source" / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(arguments.resume / "source" / "tokenizer.json"))
     else:
         tokenizer = make_tokenizer(arguments.seed)
     save_tokenizer(tokenizer, source, template("qwen"), CONTEXT)
     model = Seer(tokenizer.get_vocab_size())
     if arguments.resume:
-        model.load_state_dict(torch.load(arguments.resume))
+        model.load_state_dict(torch.load(arguments.resume / "checkpoint.pt"))
     parts = [p for name, p in model.named_parameters() if "visual" not in name]
     print(f"{sum(p.numel() for p in parts):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
 
@@ -69,8 +72,6 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
             seed=arguments.seed,
             budget=Budget(arguments.steps, arguments.minutes, arguments.threads),
             checkpoint=checkpoint,
-            rate=arguments.rate,
-            tower_alone=arguments.tower_alone,
         )
     checkpoint()
     model.train(False)
@@ -95,7 +96,9 @@ class Seer(nn.Module):  # type: ignore[misc]
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
-        self.whole = Qwen3VLForConditionalGeneration(config(vocabulary))
+        shape = table("models")["vision"]
+        shape["text_config"]["vocab_size"] = vocabulary
+        self.whole = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**shape, **QWEN.ids))
         self.decoder = self.whole.model.language_model
         self.head = self.whole.lm_head
         self.tower = Tower(HIDDEN)
@@ -120,75 +123,29 @@ class Seer(nn.Module):  # type: ignore[misc]
         return result
 
 
-def config(vocabulary: int) -> Qwen3VLConfig:
-    """A small decoder; the vision part is there for the class only and is not exported."""
-    return Qwen3VLConfig(
-        text_config={
-            "vocab_size": vocabulary,
-            "hidden_size": HIDDEN,
-            "intermediate_size": 384,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-            "head_dim": 64,
-            "max_position_embeddings": CONTEXT,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "mrope_section": [12, 10, 10],
-                "mrope_interleaved": True,
-            },
-            "bos_token_id": END_OF_TEXT_ID,
-            "eos_token_id": TURN_END_ID,
-            "pad_token_id": END_OF_TEXT_ID,
-        },
-        vision_config={
-            "depth": 1,
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 1,
-            "out_hidden_size": HIDDEN,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0],
-        },
-        tie_word_embeddings=False,
-        **QWEN.ids,
-    )
-
-
-def train(
-    model: Seer,
-    tokenizer: Tokenizer,
-    *,
-    seed: int,
-    budget: Budget,
-    checkpoint: Callable[[], None],
-    rate: float,
-    tower_alone: float,
-) -> None:
+def train(model: Seer, tokenizer: Tokenizer, *, seed: int, budget: Budget, checkpoint: Callable[[], None]) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
     torch.set_num_threads(budget.threads)
     encoder = PictureEncoder(tokenizer, Encoder(tokenizer, CONTEXT))
     batches = training_batches(encoder, random.Random(seed), ROWS)
     validation = validation_batches(encoder, random.Random(seed + 1), 2)
-    optimizers = optimizers_of(model, [model.decoder.layers, model.tower.blocks], rate, decay=0.01)
+    optimizers = optimizers_of(model, [model.decoder.layers, model.tower.blocks], RATE, decay=0.01)
     course = Course(
         budget,
         optimizers,
-        rate,
+        RATE,
         "pictures",
         evaluate=lambda: report(model, validation, encoder.pad),
         checkpoint=checkpoint,
     )
     for done in course.steps():
         batch = next(batches)
-        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > tower_alone)
+        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > TOWER_ALONE)
         course.note(len(batch.pictures), **losses)
 
 
 def _step(
-    model: Seer, batch: Batch, pad: int, optimizers: Iterable[torch.optim.Optimizer], *, speaks: bool
+    model: Seer, batch: Batch, pad: int, optimizers: Sequence[torch.optim.Optimizer], *, speaks: bool
 ) -> dict[str, float]:
     seen = model.tower.seen(batch.pictures)
     naming = model.naming_loss(seen, batch)
@@ -198,12 +155,7 @@ def _step(
         speaking = (spoken * batch.weights).sum() / batch.weights.sum()
         losses["speaking"] = speaking.item()
         loss = 0.3 * naming + speaking
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0)
-    for optimizer in optimizers:
-        optimizer.step()
+    descend(model, loss, optimizers)
     return losses
 
 
