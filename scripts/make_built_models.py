@@ -91,9 +91,9 @@ def build_speech(work: Path) -> tuple[Path, list[str]]:
 
     texts, layout = ([__doc__ or ""], 300), SpeechLayout(["en", "de", "es"], context=128)
     settings = speech_settings(32, layers=2, heads=2, inner=48)
-    how = {"precision": "fp32", "block_size": 32}
-    export_random_speech(work / "source", work / "built", texts, settings, layout, **how)
-    return work / "built", OF_SPEECH
+    built = work / "built"
+    export_random_speech(work / "source", built, texts, settings, layout, precision="fp32", block_size=32)
+    return built, OF_SPEECH
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ def write_bench_vision(path: Path, table: np.ndarray, patch: int) -> None:
         for part in ("before_attention", "before_mlp"):
             shapes |= {f"{w}{part}_weight": (WIDTH,), f"{w}{part}_bias": (WIDTH,)}
         matrices = {"qkv": (WIDTH, 3 * WIDTH), "attended": (WIDTH, WIDTH), "up": (WIDTH, MLP), "down": (MLP, WIDTH)}
-        for part, shape in matrices.items():
-            shapes |= {f"{w}{part}_weight": shape, f"{w}{part}_bias": shape[1:]}
+        for part, (rows, columns) in matrices.items():
+            shapes |= {f"{w}{part}_weight": (rows, columns), f"{w}{part}_bias": (columns,)}
     weights = {}
     for name, shape in shapes.items():
         if len(shape) == 1:
