@@ -22,13 +22,12 @@ from _clients.installation import commands_here, install, installed_version, nam
 from _clients.libraries import LIBRARIES, QUICK
 from _clients.report import merged, placed, rows
 from _clients.samples import IMAGES_MODEL, SPEECH_DIRECTORY, SPEECH_MODEL
-from _clients.tool_servers import TOOL_SERVERS
 from _load.server import DEMO, HOST, REPOSITORY, run_server
 from _models.table import table
 from _peers.environment import PeerUnavailable
 from _templates.replay import faults
 
-CLIENTS = (*LIBRARIES, *CODING_AGENTS, *APPLICATIONS, *TOOL_SERVERS)
+CLIENTS = (*LIBRARIES, *CODING_AGENTS, *APPLICATIONS)
 SETTINGS = {
     # A token is a byte, and the first prompt of a coding agent has 120,000.
     Model.SCRIPTED: {

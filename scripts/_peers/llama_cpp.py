@@ -25,7 +25,6 @@ _OPTIONS = [
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
 ]
-_PERPLEXITY = "llama-perplexity"
 _CONVERT = Path(__file__).with_name("llama_convert.py")
 
 
@@ -33,80 +32,63 @@ def prepare(folder: Path, model: Model) -> Launch:
     """Build server, quantizer and the tool for perplexities; take the GGUF file, or convert the checkpoint. Then all
     matrices have 4 bits, including the output's.
     """
-    _, server, _ = built(folder)
-    weights = quantized(folder, model)
-    options = [*serving(weights), "--no-kv-unified", "--no-ui"]
+    environment = Environment(folder)
+    environment.install(_TOOLS)
+    sources = _sources(environment)
+    server, quantize, measure = _built(environment, sources)
+    weights = model.gguf or _quantized(environment, sources, quantize, model)
+    # A slot for each client. Prompts are cached by default.
+    options = ["--model", str(weights), "--threads", str(THREADS), "--parallel", str(SLOTS)]
+    options += ["--ctx-size", str(SLOTS * MAX_LENGTH), "--no-kv-unified", "--no-ui"]
     return Launch(
         command=lambda port: [str(server), "--port", str(port), *options],
-        version=f"llama.cpp {version(server)}",
+        version=f"llama.cpp {_version(server)}",
         weights=model.gguf.stem if model.gguf is not None else "Q4_0",
-        perplexity=lambda url: by_tool(server.with_name(_PERPLEXITY), weights),
+        perplexity=lambda url: by_tool(measure, weights),
     )
 
 
-def quantized(folder: Path, model: Model) -> Path:
-    """The GGUF file; without one, the checkpoint in llama.cpp's format, with 4 bits, made on first use."""
-    if model.gguf is not None:
-        return model.gguf
-    environment, _, quantize = built(folder)
-    weights = folder / f"{made_from(model)}.gguf"
+def _sources(environment: Environment) -> Path:
+    """llama.cpp's sources, which are part of the package's source distribution."""
+    unpacked = environment.folder / "source"
+    if not unpacked.exists():
+        name = PACKAGE.partition("==")[0]
+        download: list[str | Path] = [environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", name]
+        environment.run([*download, PACKAGE, "--dest", environment.folder])
+        (archive,) = environment.folder.glob("llama_cpp_python-*.tar.gz")
+        unfinished = environment.folder / "unpacked"
+        with tarfile.open(archive) as file:
+            file.extractall(unfinished, filter="data")
+        (top,) = unfinished.iterdir()
+        top.rename(unpacked)
+    return unpacked / "vendor" / "llama.cpp"
+
+
+def _built(environment: Environment, sources: Path) -> list[Path]:
+    """The server, the quantizer and the tool for perplexities, built on first use."""
+    build = environment.folder / "build"
+    programs = [build / "bin" / f"llama-{name}" for name in ("server", "quantize", "perplexity")]
+    if not all(program.exists() for program in programs):
+        environment.run(["cmake", "-G", "Ninja", "-S", sources, "-B", build, *_OPTIONS])
+        environment.run(["ninja", "-C", build, f"-j{THREADS}", *(program.name for program in programs)])
+    return programs
+
+
+def _quantized(environment: Environment, sources: Path, quantize: Path, model: Model) -> Path:
+    """The checkpoint in llama.cpp's format, with 4 bits, made on first use."""
+    weights = environment.folder / f"{made_from(model)}.gguf"
     if not weights.exists():
         complete, unfinished = weights.with_suffix(".bf16"), weights.with_suffix(".part")
-        convert(environment, checkpoint_of(model), complete, "bf16")
+        # Its vocabulary is split into words as Qwen's.
+        convert: list[str | Path] = [environment.python, _CONVERT, sources, sources / "gguf-py", "qwen2"]
+        environment.run([*convert, checkpoint_of(model), "--outfile", complete, "--outtype", "bf16"])
         environment.run([quantize, "--pure", complete, unfinished, "Q4_0"])
         complete.unlink()
         unfinished.rename(weights)
     return weights
 
 
-def built(folder: Path) -> tuple[Environment, Path, Path]:
-    """The environment, the server and the quantizer, built on first use."""
-    environment = Environment(folder)
-    environment.install(_TOOLS)
-    return environment, *build(environment, sources_of(environment) / "vendor" / "llama.cpp")
-
-
-def build(environment: Environment, sources: Path, *options: str) -> tuple[Path, Path]:
-    """The server and the quantizer of these sources, built on first use in an environment that has CMake and Ninja."""
-    build = environment.folder / "build"
-    server, quantize = build / "bin" / "llama-server", build / "bin" / "llama-quantize"
-    programs = server, quantize, server.with_name(_PERPLEXITY)
-    if not all(program.exists() for program in programs):
-        environment.run(["cmake", "-G", "Ninja", "-S", sources, "-B", build, *_OPTIONS, *options])
-        environment.run(["ninja", "-C", build, f"-j{THREADS}", *(program.name for program in programs)])
-    return server, quantize
-
-
-def convert(environment: Environment, checkpoint: Path, weights: Path, precision: str, words: str = "qwen2") -> None:
-    """Write a checkpoint as llama.cpp reads it; `words` names the way in which its vocabulary splits words."""
-    sources = sources_of(environment) / "vendor" / "llama.cpp"
-    command: list[str | Path] = [environment.python, _CONVERT, sources, sources / "gguf-py", words]
-    environment.run([*command, checkpoint, "--outfile", weights, "--outtype", precision])
-
-
-def sources_of(environment: Environment, package: str = PACKAGE) -> Path:
-    """A package's unpacked source distribution. The environment must have pip."""
-    sources = environment.folder / "source"
-    if not sources.exists():
-        name = package.partition("==")[0]
-        download: list[str | Path] = [environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", name]
-        environment.run([*download, package, "--dest", environment.folder])
-        (archive,) = environment.folder.glob(f"{name.replace('-', '_')}-*.tar.gz")
-        unpacked = environment.folder / "unpacked"
-        with tarfile.open(archive) as file:
-            file.extractall(unpacked, filter="data")
-        (top,) = unpacked.iterdir()
-        top.rename(sources)
-    return sources
-
-
-def serving(weights: Path) -> list[str]:
-    """Options for a slot for each client. Prompts are cached by default."""
-    slots = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * MAX_LENGTH)]
-    return ["--model", str(weights), "--threads", str(THREADS), *slots]
-
-
-def version(server: Path) -> str:
+def _version(server: Path) -> str:
     """The version that a server reports. Raises PeerUnavailable if it does not start."""
     done = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
     for line in (done.stdout + done.stderr).splitlines():

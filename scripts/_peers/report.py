@@ -1,21 +1,16 @@
-"""The measurements of all servers as one table and as a plot."""
+"""The measurements of all servers as one table, and what speaks against comparing them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from genai_server.tools.bench.measurement import Case, Summary
 
 from .measuring import COLD, SHARED
 
 _TITLES = {COLD: "new", SHARED: "cached"}
-_LINES = {COLD: "-", SHARED: "--"}
 # Title, figure, and the factor from its unit to the shown one.
-_FIGURES = (("tokens/s", "tokens_per_second", 1), ("TTFT ms", "ttft_p50", 1000), ("ITL p95 ms", "itl_p95", 1000))
+_FIGURES = (("tokens/s", "tokens_per_second", 1), ("TTFT ms", "ttft_p50", 1000))
 _EQUAL = ("prompt_tokens", "output_tokens")
 
 
@@ -25,16 +20,15 @@ def rows(summaries: Sequence[Summary], weights: Mapping[str, str], missing: Mapp
     `missing` has the servers that could not be measured, with the reason.
     """
     clients = sorted({summary.case.streams for summary in summaries})
-    shown = _FIGURES[:2]
     head = ["prompt", "its beginning", "server", "weights"]
-    head += [f"{title}, {number} client{'s' * (number > 1)}" for title, _, _ in shown for number in clients]
+    head += [f"{title}, {number} client{'s' * (number > 1)}" for title, _, _ in _FIGURES for number in clients]
     found = {(summary.target, summary.case): summary for summary in summaries}
     lines = list(dict.fromkeys((s.case.prompt_tokens, s.case.name, s.case.output_tokens) for s in summaries))
     table = [head]
     for length, name, output in sorted(lines, key=lambda line: (line[0], line[1] != COLD)):
         for target in dict.fromkeys(summary.target for summary in summaries):
             cells = [f"{length:,}", _TITLES[name], target, weights[target]]
-            for _, figure, scale in shown:
+            for _, figure, scale in _FIGURES:
                 for number in clients:
                     cells.append(_cell(found.get((target, Case(name, number, length, output))), figure, scale))
             table.append(cells)
@@ -77,51 +71,3 @@ def complaints(summaries: Sequence[Summary]) -> list[str]:
 
 def _describe(case: Case) -> str:
     return f"{_TITLES[case.name]} prompts of {case.prompt_tokens} tokens, {case.streams} at once"
-
-
-def save_plot(summaries: Sequence[Summary], path: Path) -> None:
-    """Write a PNG or SVG: a column for each prompt length, a row for each figure, over the number of clients."""
-    lengths = sorted({summary.case.prompt_tokens for summary in summaries})
-    figure = Figure(figsize=(4.5 * len(lengths), 3.5 * len(_FIGURES)), layout="constrained")
-    for row, (title, name, scale) in enumerate(_FIGURES):
-        for column, length in enumerate(lengths):
-            axes = figure.add_subplot(len(_FIGURES), len(lengths), row * len(lengths) + column + 1)
-            axes.set_title(f"{title}, prompts of {length:,} tokens", fontsize="medium")
-            _draw(axes, [summary for summary in summaries if summary.case.prompt_tokens == length], name, scale)
-    figure.suptitle("solid: new prompts\ndashed: all but the end is cached", fontsize="medium")
-    figure.savefig(path, dpi=100)
-
-
-def _draw(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
-    targets = list(dict.fromkeys(summary.target for summary in summaries))
-    for number, target in enumerate(targets):
-        for kind, style in _LINES.items():
-            points = sorted(
-                (summary.case.streams, value.min * scale, value.median * scale, value.max * scale)
-                for summary in summaries
-                if (summary.target, summary.case.name) == (target, kind)
-                and (value := summary.figures.get(name)) is not None
-            )
-            if points:
-                clients, least, medians, most = (list(values) for values in zip(*points, strict=True))
-                errors = [
-                    [median - low for median, low in zip(medians, least, strict=True)],
-                    [high - median for median, high in zip(medians, most, strict=True)],
-                ]
-                label = target if kind == COLD else None
-                axes.errorbar(
-                    clients,
-                    medians,
-                    yerr=errors,
-                    label=label,
-                    color=f"C{number}",
-                    linestyle=style,
-                    marker="o",
-                    capsize=3,
-                )
-    axes.set_xticks(sorted({summary.case.streams for summary in summaries}))
-    axes.set_xlabel("clients")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
