@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
-import struct
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from functools import cache
 from io import BytesIO
@@ -22,6 +21,7 @@ from typing import Any
 import av
 import numpy as np
 from _load.server import REPOSITORY
+from numpy.typing import NDArray
 
 from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField
@@ -32,7 +32,7 @@ from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.tasks import Requester
 
 from .campaign import Campaign, Outcome
-from .files import CLIENTS, SIZES, add_counts, changed, cut, refusal
+from .files import CLIENTS, add_counts, damaged, refusal
 
 _MODEL = REPOSITORY / "tests" / "built_models" / "whisper"
 _FIELD = "file"
@@ -66,11 +66,7 @@ _KINDS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("3gp", "libopencore_amrnb", (8000,)),
 )
 _LAYOUTS = ("mono", "stereo", "5.1")
-_RATES = (0, 1, 999, 1000, 8000, 16_000, 44_100, 768_000, 768_001, 2**31 - 1, 2**32 - 1)
-_CHANNELS = (0, 1, 2, 3, 8, 9, 16, 64, 65, 255, 1024, 65_535)
-_BITS = (0, 1, 4, 8, 12, 16, 24, 32, 64, 65_535)
-_TAGS = (0, 1, 2, 3, 6, 7, 0x11, 0x31, 0x50, 0x55, 0xFF, 0x161, 0x2000, 0xFFFE, 0xFFFF)
-_BEGINS = (
+_BEGINNINGS = (
     b"",
     b"ID3\x03\0\0\x7f\x7f\x7f\x7f",
     b"\xff\xfb\x90\x00",
@@ -85,162 +81,95 @@ _BEGINS = (
     b"%PDF-1.7",
 )
 _LISTS = (
-    "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:9,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n",
-    "ffconcat version 1.0\nfile /etc/hostname\n",
-    "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n",
-    '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"><Period><BaseURL>file:///etc/hostname'
-    "</BaseURL></Period></MPD>",
-    "[playlist]\nFile1=/etc/hostname\n",
-    "rtsp://127.0.0.1/",
-    "Hello, this is a text. " * 50,
+    b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:9,\nfile:///etc/hostname\n#EXT-X-ENDLIST\n",
+    b"ffconcat version 1.0\nfile /etc/hostname\n",
+    b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n",
+    b'<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"><Period><BaseURL>file:///etc/hostname'
+    b"</BaseURL></Period></MPD>",
+    b"[playlist]\nFile1=/etc/hostname\n",
+    b"rtsp://127.0.0.1/",
+    b"Hello, this is a text. " * 50,
 )
-# Seconds of the sounds, most of which are short for the sake of time.
-_LONG = 400
+# Of containers that also take pictures: the codec of the sound, or none, and that of the pictures.
+_PICTURED = tuple(
+    itertools.product(("mp4", "matroska", "mpeg", "mov"), ("", "aac", "mp2"), ("mjpeg", "mpeg4", "mpeg1video"))
+)
+# Each such file is a long recording of so many seconds; the others are short for the sake of time.
+_EVERY, _LONG = 1000, 400
 
 
 def hostile_recording(seed: int, number: int) -> tuple[str, bytes]:
-    """What the file is, and its bytes. Each thousandth is long."""
+    """What the file is, and its bytes."""
     chance = random.Random(f"{seed} {number}")
-    name, make = _RARE if number % _EVERY == _EVERY - 1 else chance.choice(_SORTS)
-    return name, make(chance)
+    if number % _EVERY == _EVERY - 1:  # within the limit or not, in few bytes
+        count = chance.choice((1, 10, 30))
+        format, codec, _ = _KINDS[chance.choice((0, 1, 8))]
+        return "long", _encoded(format, codec, 8000 if count == 30 else 48_000, "mono", _LONG) * count
+    return damaged(chance, _seeds(), (*_BEGINNINGS, *_LISTS))
 
 
 @cache
-def _encoded(kind: int, rate: int, layout: str, seconds: float, seed: int) -> bytes:
-    """An intact file; without sound if the encoder does not take the form."""
-    format, codec, _ = _KINDS[kind]
+def _seeds() -> list[bytes]:
+    """Intact files of all formats, rates and layouts, and files that have a picture or a video next to sound, or
+    without sound.
+    """
+    chance = random.Random(0)
+    sounds = [
+        _encoded(format, codec, rate, layout, chance.choice((0.001, 0.1, 0.5, 1, 3)))
+        for format, codec, rates in _KINDS
+        for rate in rates
+        for layout in _LAYOUTS
+    ]
+    silent = [_encoded(format, codec, rates[0], "mono", 0) for format, codec, rates in _KINDS]
+    pictured = [_with_pictures(*each) for each in _PICTURED]
+    return [file for file in (*sounds, *silent, *pictured) if file]
+
+
+def _encoded(format: str, codec: str, rate: int, layout: str, seconds: float) -> bytes:
+    """An intact file; without bytes if the encoder does not take the form."""
     count = round((max(seconds, 0.1) if codec == "vorbis" else seconds) * rate)  # its encoder hangs without samples
-    noise = np.random.default_rng(seed).standard_normal(count) * (np.arange(count) // (rate // 3 + 1) % 2)
+    noise = np.random.default_rng(0).standard_normal(count) * (np.arange(count) // (rate // 3 + 1) % 2)
     file = BytesIO()
     try:
         with av.open(file, "w", format=format) as container:
             stream: Any = container.add_stream(codec, rate=rate, options={"strict": "experimental"})
             stream.layout = layout
-            packed = np.repeat((noise * 3000).astype(np.int16), stream.codec_context.channels).reshape(1, -1)
-            frame = av.AudioFrame.from_ndarray(packed, format="s16", layout=layout)
-            frame.sample_rate = rate
-            resampler = av.AudioResampler(stream.format, stream.layout, rate, stream.codec_context.frame_size or None)
-            for part in (*resampler.resample(frame), *resampler.resample(None)) if count else ():
-                container.mux(stream.encode(part))
-            container.mux(stream.encode(None))
+            _add_sound(container, stream, (noise * 3000).astype(np.int16))
     except (av.FFmpegError, ValueError):
         return b""
     return file.getvalue()
 
 
-def _file(chance: random.Random) -> bytes:
-    """An intact file of any format."""
-    kind = chance.randrange(len(_KINDS))
-    rate, layout = chance.choice(_KINDS[kind][2]), chance.choice(_LAYOUTS)
-    found = _encoded(kind, rate, layout, chance.choice((0, 0.001, 0.1, 0.5, 1, 3)), chance.randrange(3))
-    return found or _encoded(kind, rate, "mono", 1, 0)
+def _add_sound(container: Any, stream: Any, samples: NDArray[np.int16]) -> None:
+    """The samples on all channels of the stream."""
+    codec = stream.codec_context
+    if len(samples):
+        packed = np.repeat(samples, codec.channels).reshape(1, -1)
+        frame = av.AudioFrame.from_ndarray(packed, format="s16", layout=codec.layout.name)
+        frame.sample_rate = codec.sample_rate
+        resampler = av.AudioResampler(stream.format, codec.layout, codec.sample_rate, codec.frame_size or None)
+        for part in (*resampler.resample(frame), *resampler.resample(None)):
+            container.mux(stream.encode(part))
+    container.mux(stream.encode(None))
 
 
-def _chained(chance: random.Random) -> bytes:
-    """Files one after the other, of one or of several formats."""
-    if chance.random() < 0.5:
-        return b"".join(_file(chance) for _ in range(chance.choice((2, 3, 10))))
-    kind = chance.randrange(len(_KINDS))
-    rates = _KINDS[kind][2]
-    parts = (
-        _encoded(kind, chance.choice(rates), chance.choice(_LAYOUTS), 0.5, 0) for _ in range(chance.randint(2, 30))
-    )
-    return b"".join(parts)
-
-
-def _claimed(chance: random.Random) -> bytes:
-    """A WAV, FLAC or MP4 header that claims something, with some bytes of sound or none."""
-    data = chance.randbytes(chance.choice((0, 1, 100, 20_000)))
-    rate, channels, size = chance.choice(_RATES), chance.choice(_CHANNELS), chance.choice((*SIZES, len(data)))
-    match chance.randrange(4):
-        case 0:
-            tag, bits = chance.choice(_TAGS), chance.choice(_BITS)
-            block = chance.choice((channels * bits // 8, *SIZES)) & 0xFFFF
-            form = struct.pack("<HHIIHH", tag, channels, rate, rate * block & 0xFFFFFFFF, block, bits)
-            form += chance.choice((b"", struct.pack("<H", 22) + chance.randbytes(22), chance.randbytes(50)))
-            riff = chance.choice((b"RIFF", b"RF64", b"RIFX"))
-            return (
-                riff
-                + b"\xff\xff\xff\xffWAVEfmt "
-                + struct.pack("<I", len(form))
-                + form
-                + b"data"
-                + struct.pack("<I", size)
-                + data
-            )
-        case 1:
-            bits = (
-                (rate & 0xFFFFF) << 44 | (channels - 1 & 7) << 41 | chance.randrange(32) << 36 | chance.getrandbits(36)
-            )
-            info = struct.pack(">HH", chance.choice((0, 16, 4096, 65_535)), 65_535) + chance.randbytes(6)
-            return b"fLaC\x80\0\0\x22" + info + struct.pack(">Q", bits) + bytes(16) + data
-        case 2:
-            whole = bytearray(_encoded(2, 44_100, "stereo", 1, 0))
-            for name in (b"stts", b"stsz", b"stsc", b"stco", b"mvhd", b"mdhd", b"mp4a", b"esds"):
-                place = whole.find(name) + 4 * chance.randint(1, 6)
-                if chance.random() < 0.4:
-                    whole[place : place + 4] = struct.pack(">I", chance.choice(SIZES))
-            return bytes(whole)
-        case _:
-            return b"ID3\x04\0\0" + bytes(chance.randrange(128) for _ in range(4)) + data + _file(chance)
-
-
-def _pictured(chance: random.Random) -> bytes:
-    """A file with a picture or a video next to the sound, or without sound."""
+def _with_pictures(format: str, sound: str, codec: str) -> bytes:
+    """A file of three pictures, and some sound; without bytes if the format does not take the codecs."""
     file = BytesIO()
     try:
-        with av.open(file, "w", format=chance.choice(("mp4", "matroska", "mpeg", "mov"))) as container:
-            streams: list[Any] = []
-            if chance.random() < 0.8:
-                streams.append(container.add_stream(chance.choice(("aac", "mp2", "ac3")), rate=48_000))
-                streams[0].layout = "mono"
-            picture: Any = container.add_stream(chance.choice(("mjpeg", "mpeg4", "mpeg1video", "png")), rate=25)
+        with av.open(file, "w", format=format) as container:
+            stream: Any = container.add_stream(sound, rate=48_000, layout="mono") if sound else None
+            picture: Any = container.add_stream(codec, rate=25)
             picture.width, picture.height = 64, 64
-            picture.pix_fmt = {"mjpeg": "yuvj420p", "png": "rgb24"}.get(picture.codec_context.name, "yuv420p")
+            picture.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
             for _ in range(3):
                 container.mux(picture.encode(av.VideoFrame(64, 64, picture.pix_fmt)))
             container.mux(picture.encode(None))
-            for stream in streams:
-                samples = np.zeros((1, 10 * (stream.codec_context.frame_size or 1024)), np.float32)
-                frame = av.AudioFrame.from_ndarray(samples, "fltp", "mono")
-                frame.sample_rate = 48_000
-                resampler = av.AudioResampler(stream.format, "mono", 48_000, stream.codec_context.frame_size or None)
-                for part in (*resampler.resample(frame), *resampler.resample(None)):
-                    container.mux(stream.encode(part))
-                container.mux(stream.encode(None))
+            if stream is not None:
+                _add_sound(container, stream, np.zeros(9600, np.int16))
     except (av.FFmpegError, ValueError):
-        pass  # not every format takes every codec
-    data = file.getvalue()
-    return changed(chance, data) if chance.random() < 0.5 else data
-
-
-def _other(chance: random.Random) -> bytes:
-    return chance.choice(_BEGINS) + chance.randbytes(chance.choice((0, 1, 10, 1000, 50_000)))
-
-
-def _list(chance: random.Random) -> bytes:
-    return chance.choice(_LISTS).encode()
-
-
-def _long(chance: random.Random) -> bytes:
-    """A long recording in few bytes, within the limit or not."""
-    count = chance.choice((1, 10, 30))
-    return _encoded(chance.choice((0, 1, 8)), 8000 if count == 30 else 48_000, "mono", _LONG, 0) * count
-
-
-_SORTS: list[tuple[str, Callable[[random.Random], bytes]]] = [
-    *[("intact", _file)] * 3,
-    *[("cut", lambda chance: cut(chance, _file(chance)))] * 3,
-    *[("changed", lambda chance: changed(chance, _file(chance)))] * 8,
-    *[("chained", _chained)] * 2,
-    *[("chained, changed", lambda chance: changed(chance, _chained(chance)))] * 2,
-    *[("header claimed", _claimed)] * 4,
-    *[("with pictures", _pictured)] * 2,
-    *[("no recording", _other)] * 2,
-    ("list or text", _list),
-]
-_RARE = ("long", _long)
-_EVERY = 1000
+        return b""
+    return file.getvalue()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
