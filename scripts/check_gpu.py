@@ -1,57 +1,73 @@
 """Check on a machine with a GPU what a server does, and how fast: one configuration after another, in a given time.
 
 Each configuration is a name, a model directory, a value of GENAI_SCHEDULER, and further settings. Its server is
-started, asked for all that it promises, measured with several numbers of streams, killed and unloaded. Every step has a
-deadline, and a failed one does not stop the next. Greedy answers are compared with those of the first configuration of
-the same model, so begin with `generator`.
+started, asked, measured with several numbers of streams, killed and unloaded. Every step has a deadline, and a failed
+one does not stop the next. Greedy answers are compared with those of the first configuration of the same model, so
+begin with `generator`.
 
     .venv/bin/python scripts/check_gpu.py --out /tmp/gpu one=MODEL_DIR:generator \\
         all=MODEL_DIR:batched:GENAI_MAX_BATCH_SIZE=128,GENAI_MAX_LENGTH=8192
 
-The folder gets results.json, which is complete after each step, and of each configuration the server's log and the
-report of a profile. Status 0: all that ran was as it should be. On Linux only.
+The folder gets results.json, which is complete after each step, and of each configuration the server's log. Status 0:
+all that ran was as it should be. On Linux only. tests/apis and tests/engine check what does not depend on the device.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
 import platform
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-import psutil
-from _load.behavior import Behavior
-from _load.gpu import gpu_memory, gpu_names
-from _load.greedy import Greedy, compared
-from _load.server import DoesNotStart, Server, run_server
-from _load.speed import GREEDY, SAMPLED, Prompts, Speed, prompts_for
-from _load.step_results import FAILED, NOT_REACHED, OK, Broken, Figures, Result, ResultBook, run_step
+import httpx
+from _load.answers import read_answer
+from _load.clients import ADMIN, DEATHS
+from _load.server import HOST, DoesNotStart, Server, run_server
 from _models.table import table
 
-PACKAGES = ("genai-server", "onnxruntime", "onnxruntime-gpu", "onnxruntime-genai", "onnxruntime-genai-cuda", "numpy")
-STREAMS = (1, 16, 64, 128)
-QUICK = ("chat", "greedy", "speed 1", "speed 16")
-PROMPTS = (512, 4000)
-OUTPUT_TOKENS = 192
-QUICK_TOKENS = 96
-# Maximum seconds of each step.
-SECONDS, SECONDS_FOR_SPEED, SECONDS_TO_KILL = 25.0, 40.0, 60.0
-SECONDS_TO_STOP = 8.0
-SECONDS_TO_RECOVER = 15.0
-MAX_LOG_BYTES = 200_000
+from genai_server.tools.bench.bench_client import Server as BenchServer
+from genai_server.tools.bench.bench_client import Target, calibrate, words
+from genai_server.tools.bench.measurement import Case, summarize
+from genai_server.tools.bench.plan import Plan
+from genai_server.tools.bench.scenarios import SWEEP, measure_sweep
+
+OK, FAILED, NOT_REACHED = "ok", "failed", "not reached"
+STREAMS, LONG_PROMPT, PROMPT, OUTPUT_TOKENS, ROUNDS = (1, 16, 64, 128), 4000, 64, 192, 3
+# Maximum seconds of a step, and what a server needs to stop.
+SECONDS, SECONDS_TO_STOP = 60.0, 8.0
+# A token that leads the second by so little, in natural logarithms, may change places with it by rounding.
+NEAR = 0.25
+GREEDY = {"temperature": 0, "ignore_eos": True}
+QUESTIONS = (
+    "What is the capital of France?",
+    "Count from 1 to 40.",
+    "Write a short story about a river and a bridge.",
+    "Explain how a sailing boat can move against the wind, step by step.",
+    words(300, "greedy"),
+)
 GIVEN = re.compile(r"(?P<name>[\w.-]+)=(?P<model>[^:]+):(?P<scheduler>\w+)(?::(?P<settings>.+))?")
 SEPARATOR = re.compile(r",(?=[A-Z_]+=)")
-HEAD = ("configuration", "ready s", "answer s", "TTFT ms 512", "4000", *(f"tokens/s {n}" for n in STREAMS), "greedy")
+Figures = dict[str, Any]
 Step = Callable[[], Awaitable[Figures]]
+
+
+class Broken(Exception):
+    """A step has seen what must not be."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +76,203 @@ class Configuration:
 
     name: str
     model_dir: Path
-    scheduler: str
     settings: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a step of a configuration ended. `message` is the reason, or a remark."""
+
+    configuration: str
+    step: str
+    status: str
+    seconds: float = 0.0
+    message: str = ""
+    figures: Figures = field(default_factory=dict)
 
 
 @dataclass
 class Run:
-    """What all configurations share: the results, the folder of their logs, the length of measured answers, the names
-    of the steps unless all are wanted, and the greedy answers to compare with, for each model.
+    """What all configurations share: the folder of results, the names of the steps unless all are wanted, the results
+    up to now, and the greedy answers to compare with, for each model.
     """
 
-    book: ResultBook
     folder: Path
-    output_tokens: int
+    about: Figures
     wanted: Sequence[str] | None
-    references: dict[Path, tuple[str, Sequence[Greedy]]] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+    references: dict[Path, tuple[str, list[Greedy]]] = field(default_factory=dict)
+
+    def note(self, result: Result) -> None:
+        """Print a result, and write all of them to the file."""
+        self.results.append(result)
+        figures = {name: value for name, value in result.figures.items() if isinstance(value, (int, float))}
+        print(f"{result.configuration} {result.step}: {result.status}, {result.message} {figures}"[:240], flush=True)
+        new = self.folder / "results.new"
+        content = {**self.about, "results": [asdict(one) for one in self.results]}
+        new.write_text(json.dumps(content, indent=1, ensure_ascii=False, default=str), encoding="utf-8")
+        os.replace(new, self.folder / "results.json")
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """An answer's tokens, and by how much each one's log probability is above the next token's; where the device has no
+    log probabilities, its text as one token.
+    """
+
+    tokens: list[str]
+    leads: list[float]
+
+    @classmethod
+    def read(cls, choice: dict[str, Any]) -> Greedy:
+        """A choice of /v1/chat/completions, with two `top_logprobs` or without any."""
+        entries = (choice.get("logprobs") or {}).get("content") or ()
+        if not entries:
+            return cls([choice["message"]["content"]], [0.0])
+        best = [sorted((top["logprob"] for top in entry["top_logprobs"]), reverse=True) for entry in entries]
+        return cls([entry["token"] for entry in entries], [pair[0] - pair[-1] for pair in best])
+
+
+def compared(name: str, reference: Sequence[Greedy], found: Sequence[Greedy]) -> Figures:
+    """How many answers equal those of the reference, whose name is given. Raises Broken if a difference is no rounding:
+    if the reference's first token that differs leads by more than a little.
+    """
+    leads = []
+    for one, other in zip(reference, found, strict=True):
+        pairs = enumerate(zip(one.tokens, other.tokens, strict=False))
+        leads += [one.leads[index] for index, (token, instead) in pairs if token != instead][:1]
+    figures = {"equal": len(found) - len(leads), "answers": len(found), "compared_with": name}
+    if max(leads, default=0.0) > NEAR:
+        raise Broken(f"{len(leads)} answers differ from {name} by more than rounding: {leads}")
+    return figures
+
+
+class Checks:
+    """The steps on one running server."""
+
+    def __init__(self, run: Run, one: Configuration, server: Server) -> None:
+        self._run = run
+        self._one = one
+        self._server = server
+        self._url = f"http://{HOST}:{server.port}"
+        self._client = httpx.AsyncClient(base_url=self._url, timeout=None)
+
+    def steps(self) -> Iterator[tuple[str, Step]]:
+        """Names and steps, at the end those that end an engine."""
+        yield "greedy", self.greedy
+        yield "together", self.together
+        for length, streams in ((LONG_PROMPT, 1), *((PROMPT, streams) for streams in STREAMS)):
+            name = f"speed {streams}" if length == PROMPT else f"prompt {length}"
+            yield name, partial(self.speed, Case(SWEEP, streams, length, OUTPUT_TOKENS))
+        yield from (("disconnect", self.disconnect), ("terminate", self.terminate))
+        yield from (("kill", self.kill), ("unload", self.unload))
+
+    async def greedy(self) -> Figures:
+        """The most likely tokens, for one question after another."""
+        found = [await self._most_likely(question) for question in QUESTIONS]
+        name, reference = self._run.references.setdefault(self._one.model_dir, (self._one.name, found))
+        return compared(name, reference, found)
+
+    async def together(self) -> Figures:
+        """The same for all questions at once."""
+        name, reference = self._run.references[self._one.model_dir]
+        return compared(name, reference, await asyncio.gather(*map(self._most_likely, QUESTIONS)))
+
+    async def speed(self, case: Case) -> Figures:
+        """Medians over some rounds of that many requests at once, after a round that does not count."""
+        plan = Plan(rounds=ROUNDS, seed=str(time.time()))
+        server = BenchServer("", self._url, api_key=None, model=None, body=GREEDY)
+        try:
+            target = Target(server, await calibrate(server, case), None)
+            _, *rounds = [await measure_sweep(target, plan, case, number) for number in range(ROUNDS + 1)]
+        finally:
+            await server.close()
+        (summary,) = summarize(rounds)
+        if summary.failed:
+            raise Broken(f"{summary.failed} requests failed: {summary.first_error}")
+        return {name: value.median for name, value in summary.figures.items() if value is not None}
+
+    async def disconnect(self) -> Figures:
+        """A client that leaves during a stream frees its place."""
+        body = {**_chat(QUESTIONS[2]), "stream": True}
+        headers = {"x-request-id": "leaver"}
+        async with self._client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+            await anext(response.aiter_bytes())
+        began = time.monotonic()
+        await self._until(lambda phases: "leaver" not in phases)
+        return {"seconds_to_free": time.monotonic() - began}
+
+    async def terminate(self) -> Figures:
+        """`terminate_session` while long prompts are read: their answers end, and new requests are refused."""
+        asking = [asyncio.create_task(self._ask(words(1000, "terminate", number))) for number in range(4)]
+        try:
+            await self._until(lambda phases: {"prefill", "decode"} & {*phases.values()} or asking[0].done())
+            began = time.monotonic()
+            await self._set_option("1")
+            ended = await asyncio.gather(*asking)
+            seconds = time.monotonic() - began
+            refused = await self._ask(QUESTIONS[0])
+        finally:
+            await self._set_option("0")
+        ends = [body["choices"][0]["finish_reason"] if "choices" in body else body["error"]["code"] for body in ended]
+        if refused.get("error", {}).get("code") != "session_terminated":
+            raise Broken(f"a new request got {str(refused)[:200]}")
+        return {"seconds_to_end": seconds, "ends": ends}
+
+    async def kill(self) -> Figures:
+        """SIGKILL to the engine during a stream, which ends with an error; another engine answers."""
+        pid = await asyncio.to_thread(self._server.engine_pid)
+        assert pid is not None
+        body = {**_chat(QUESTIONS[2]), "stream": True}
+        stream = asyncio.create_task(self._client.post("/v1/chat/completions", json=body))
+        await self._until(lambda phases: "decode" in phases.values())
+        os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        response = await stream
+        seconds_to_error = time.monotonic() - began
+        while await asyncio.to_thread(self._server.engine_pid) in (None, pid):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+        await self._most_likely(QUESTIONS[0])
+        if (reason := read_answer(response.status_code, response.content, streamed=True).reason) not in DEATHS:
+            raise Broken(f"the stream ended with {reason}")
+        return {"seconds_to_error": seconds_to_error, "seconds_to_answer": time.monotonic() - began}
+
+    async def unload(self) -> Figures:
+        """Unload the model; its memory on the GPU comes back."""
+        before, began = await asyncio.to_thread(gpu_memory), time.monotonic()
+        name = next(iter(await asyncio.to_thread(self._server.health)))
+        response = await self._client.post("/v1/admin/models/unload", json={"name": name, "timeout": 2})
+        if response.status_code != 200:
+            raise Broken(f"{response.status_code} {response.text[:300]}")
+        seconds = time.monotonic() - began
+        return {"seconds_to_unload": seconds, "mib_before": before, "mib_after": await asyncio.to_thread(gpu_memory)}
+
+    async def _most_likely(self, question: str) -> Greedy:
+        body = await self._ask(question, max_tokens=48, cache_prompt=False, logprobs=True, top_logprobs=2)
+        if "is not supported on this device" in body.get("error", {}).get("message", ""):
+            body = await self._ask(question, max_tokens=48, cache_prompt=False)
+        if "choices" not in body:
+            raise Broken(f"no answer: {str(body)[:300]}")
+        return Greedy.read(body["choices"][0])
+
+    async def _ask(self, question: str, **fields: Any) -> dict[str, Any]:
+        response = await self._client.post("/v1/chat/completions", json=_chat(question, **fields))
+        body: dict[str, Any] = response.json()
+        return body
+
+    async def _set_option(self, value: str) -> None:
+        (await self._client.post(ADMIN, json={"terminate_session": value})).raise_for_status()
+
+    async def _until(self, condition: Callable[[dict[str, str]], object]) -> None:
+        """Look at the phase of each request, by its id, until the condition holds."""
+        while True:
+            entries = (await self._client.get("/v1/requests")).json()["data"]
+            if condition({entry["id"]: entry["phase"] for entry in entries}):
+                return
+
+
+def _chat(question: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}], **GREEDY, **fields}
 
 
 def main() -> None:
@@ -82,7 +280,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="GENAI_DEVICE (default: cuda)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results and logs")
     parser.add_argument("--seconds", type=float, default=240.0, help="for all together (default: 240)")
-    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}, with short answers")
     parser.add_argument("--steps", metavar="STEP,...", help="only these, by their names in the output")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     parser.add_argument("configurations", nargs="+", type=configuration, metavar="NAME=MODEL_DIR:SCHEDULER[:SETTINGS]")
@@ -90,20 +287,18 @@ def main() -> None:
     for ending in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(ending, end_in_order)
     # Only if a step hangs beyond its deadline.
-    signal.alarm(int(arguments.seconds + SECONDS_TO_RECOVER))
+    signal.alarm(int(arguments.seconds + 2 * SECONDS_TO_STOP))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    about = {"device": arguments.device, "gpus": gpu_names(), "machine": platform.platform(), "packages": packages()}
-    output_tokens = QUICK_TOKENS if arguments.quick else OUTPUT_TOKENS
-    wanted = arguments.steps.split(",") if arguments.steps else QUICK if arguments.quick else None
-    run = Run(ResultBook(arguments.out / "results.json", about), arguments.out, output_tokens, wanted)
+    packages = {one.name: one.version for one in distributions() if one.name.startswith(("genai", "onnxruntime"))}
+    about = {"device": arguments.device, "machine": platform.platform(), "packages": packages}
+    run = Run(arguments.out, about, arguments.steps.split(",") if arguments.steps else None)
     end = time.monotonic() + arguments.seconds
     for number, one in enumerate(arguments.configurations):
+        one.settings.setdefault("GENAI_DEVICE", arguments.device)
         # What one leaves of its time is for the others.
-        share = (end - time.monotonic()) / (len(arguments.configurations) - number)
-        check(run, replace(one, settings={"GENAI_DEVICE": arguments.device} | one.settings), share)
-    rows = [row(run.book, one.name) for one in arguments.configurations]
-    print("\n" + table([HEAD, *rows], markdown=arguments.markdown))
-    sys.exit(any(result.status == FAILED for result in run.book.results))
+        check(run, one, (end - time.monotonic()) / (len(arguments.configurations) - number))
+    print("\n" + table(rows(run.results), markdown=arguments.markdown))
+    sys.exit(any(result.status == FAILED for result in run.results))
 
 
 def configuration(text: str) -> Configuration:
@@ -112,7 +307,9 @@ def configuration(text: str) -> Configuration:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=MODEL_DIR:SCHEDULER[:NAME=VALUE,...]")
     settings = dict(setting.split("=", 1) for setting in SEPARATOR.split(found["settings"] or "") if "=" in setting)
-    return Configuration(found["name"], Path(found["model"]).resolve(), found["scheduler"], settings)
+    model_dir = Path(found["model"]).resolve()
+    own = {"GENAI_MODEL_DIR": str(model_dir), "GENAI_SCHEDULER": found["scheduler"], "GENAI_DRAIN_TIMEOUT": "1"}
+    return Configuration(found["name"], model_dir, own | settings)
 
 
 def end_in_order(number: int, _: FrameType | None) -> None:
@@ -121,154 +318,64 @@ def end_in_order(number: int, _: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def packages() -> dict[str, str]:
-    """The versions of what runs a model."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def check(run: Run, one: Configuration, seconds: float) -> None:
     """All steps of a configuration, within its time."""
     began = time.monotonic()
     end = began + seconds - SECONDS_TO_STOP
-    settings = {"GENAI_MODEL_DIR": str(one.model_dir), "GENAI_SCHEDULER": one.scheduler, "GENAI_DRAIN_TIMEOUT": "1"}
-    log = run.folder / f"{one.name}.log"
-    if end - began <= 0:
-        run.book.note(Result(one.name, "start", NOT_REACHED, message="no time is left"))
+    if end <= began:
+        run.note(Result(one.name, "start", NOT_REACHED, message="no time is left"))
         return
+    log = run.folder / f"{one.name}.log"
     try:
         with (
-            tempfile.TemporaryDirectory() as temporary,
-            run_server(
-                Path(temporary), settings | one.settings, end - began, log=log, seconds_to_stop=SECONDS_TO_STOP
-            ) as server,
+            tempfile.TemporaryDirectory() as folder,
+            run_server(Path(folder), one.settings, end - began, log=log, seconds_to_stop=SECONDS_TO_STOP) as server,
         ):
-            asyncio.run(inspect(run, one, server, began, end))
+            scheduler = server.engines()[0]["batching"]["scheduler"]
+            run.note(Result(one.name, "start", OK, time.monotonic() - began, scheduler))
+            asyncio.run(inspect(run, one, server, end))
     except DoesNotStart as error:
         said = str(error).strip()
-        figures = {"log": said[-3000:]}
-        run.book.note(Result(one.name, "start", FAILED, time.monotonic() - began, said.splitlines()[-1], figures))
-    finally:
-        shorten(log)
+        run.note(Result(one.name, "start", FAILED, time.monotonic() - began, said[-3000:]))
 
 
-async def inspect(run: Run, one: Configuration, server: Server, began: float, end: float) -> None:
-    """The steps on a running server, the first of which is its start at `began`."""
-    seconds_to_ready = time.monotonic() - began
-    prompts: list[Prompts] = []
-
-    async def start() -> Figures:
-        prompts.append(await prompts_for(server.port))
-        asked = time.monotonic()
-        await Behavior(server, prompts[0], run.folder / "none").answers()
-        (device,) = server.engines()
-        figures = {"seconds_to_ready": seconds_to_ready, "seconds_to_answer": time.monotonic() - asked}
-        return figures | memory(device["pid"]) | {"message": device["batching"]["scheduler"], "device": device}
-
-    result = await run_step(one.name, "start", max(1.0, end - time.monotonic()), start)
-    run.book.note(replace(result, seconds=time.monotonic() - began))
-    if result.status != OK:
-        return
-    num_slots = int(result.figures["device"]["batching"]["num_slots"]) or 1
-    behavior = Behavior(server, prompts[0], run.folder / f"{one.name}.profile.txt")
-    reason = ""
-    for name, most, step in steps(run, one, behavior, Speed(server, prompts[0], num_slots, end), server):
+async def inspect(run: Run, one: Configuration, server: Server, end: float) -> None:
+    """The steps on a running server, each with a result."""
+    for name, step in Checks(run, one, server).steps():
         if run.wanted is not None and name not in run.wanted:
             continue
-        left = end - time.monotonic()
-        if left <= 1.0 or reason:
-            run.book.note(Result(one.name, name, NOT_REACHED, message=reason or "no time is left"))
-            continue
-        result = await run_step(one.name, name, min(most, left), step)
-        run.book.note(result)
-        if result.status == FAILED:
-            recovery = await run_step(one.name, "recovery", SECONDS_TO_RECOVER, recovered(behavior))
-            reason = "" if recovery.status == OK else f"the server no longer answers: {recovery.message}"
-
-
-def steps(
-    run: Run, one: Configuration, behavior: Behavior, speed: Speed, server: Server
-) -> Iterator[tuple[str, float, Step]]:
-    """Name, most seconds, and what to do; last what ends an engine."""
-
-    async def greedy() -> Figures:
-        found = await behavior.greedy()
-        name, reference = run.references.setdefault(one.model_dir, (one.name, found))
-        about: Figures = {"texts": [answer.text for answer in found]}
-        if name == one.name:
-            return about | {"message": "the answers that others of this model are compared with"}
+        began = time.monotonic()
+        figures: Figures = {}
+        status, message = FAILED, ""
         try:
-            return about | compared(reference, found, name)
-        except Broken as broken:
-            raise Broken(str(broken), about | broken.figures) from None
-
-    def decode(streams: int, **sampling: float) -> Step:
-        return lambda: speed.decode(streams, run.output_tokens, **sampling)
-
-    yield "chat", SECONDS, behavior.chat
-    yield "greedy", SECONDS, greedy
-    for name in ("together", "seed", "logprobs", "schema", "stop"):
-        yield name, SECONDS, getattr(behavior, name)
-    for length in PROMPTS:
-        yield f"prompt {length}", SECONDS, lambda length=length: speed.prompt(length)  # type: ignore[misc]
-    for streams in STREAMS:
-        yield f"speed {streams}", SECONDS_FOR_SPEED, decode(streams, **GREEDY)
-    yield "sampled 16", SECONDS_FOR_SPEED, decode(16, **SAMPLED)
-    yield "memory", SECONDS, lambda: asyncio.to_thread(lambda: memory(server.engine_pid()))
-    for name in ("disconnect", "terminate", "profile"):
-        yield name, SECONDS, getattr(behavior, name)
-    yield "kill", SECONDS_TO_KILL, behavior.kill
-    yield "unload", SECONDS, behavior.unload
+            async with asyncio.timeout(min(SECONDS, end - began)):
+                figures, status = await step(), OK
+        except TimeoutError:
+            status, message = (FAILED if end - began > SECONDS else NOT_REACHED), "its time was over"
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+        run.note(Result(one.name, name, status, round(time.monotonic() - began, 3), message, figures))
 
 
-def recovered(behavior: Behavior) -> Step:
-    """A step in which the server must answer again."""
-
-    async def recover() -> Figures:
-        await behavior.recover()
-        return {}
-
-    return recover
-
-
-def memory(pid: int | None) -> Figures:
-    """Resident bytes of the engine's process, and the GPU's memory."""
-    if pid is None:
-        raise Broken("no engine is ready")
-    return {"engine_rss_mib": psutil.Process(pid).memory_info().rss >> 20, **gpu_memory(pid)}
+def gpu_memory() -> int:
+    """MiB in use on all of NVIDIA's GPUs together; 0 without any."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return 0
+    command = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return sum(map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()))
 
 
-def shorten(log: Path) -> None:
-    """Keep the beginning and the end of a long log."""
-    said = log.read_bytes() if log.exists() else b""
-    if len(said) > MAX_LOG_BYTES:
-        half = MAX_LOG_BYTES // 2 - 50
-        log.write_bytes(said[:half] + b"\n[...]\n" + said[-half:])
-
-
-def row(book: ResultBook, name: str) -> list[str]:
-    """A configuration's line of the table."""
-    found = book.of(name)
-
-    def figure(step: str, name: str, form: str, factor: float = 1.0) -> str:
-        result = found.get(step)
-        value = None if result is None else result.figures.get(name)
-        return form.format(value * factor) if isinstance(value, (int, float)) else "–"
-
-    greedy = found.get("greedy")
-    return [
-        name,
-        figure("start", "seconds_to_ready", "{:.1f}"),
-        figure("start", "seconds_to_answer", "{:.2f}"),
-        *(figure(f"prompt {length}", "ttft_p50", "{:.0f}", 1000.0) for length in PROMPTS),
-        *(figure(f"speed {streams}", "decode_tokens_per_second", "{:.0f}") for streams in STREAMS),
-        "–" if greedy is None else f"{greedy.status}, {figure('greedy', 'equal', '{:.0f} equal')}",
+def rows(results: Sequence[Result]) -> list[list[str]]:
+    """The table of the results: a line for each step, with its main figures."""
+    shown = ("decode_tokens_per_second", "ttft_p50", "equal", "mib_after")
+    head = ["configuration", "step", "result", "seconds", *shown]
+    lines = [
+        [one.configuration, one.step, one.status, f"{one.seconds:.1f}"]
+        + [f"{one.figures[name]:.4g}" if name in one.figures else "–" for name in shown]
+        for one in results
     ]
+    return [head, *lines]
 
 
 if __name__ == "__main__":

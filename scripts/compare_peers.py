@@ -16,7 +16,7 @@ import json
 import platform
 import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,7 @@ class Comparison:
         }
         return {**as_json(self.report(self.measurements)), "servers": servers, "missing": self.missing}
 
-    def report(self, measurements: Sequence[Measurement]) -> Report:
+    def report(self, measurements: list[Measurement]) -> Report:
         """These measurements as a report of `genai-server bench`."""
         return Report(self.plan, [TargetInfo(name, "", None) for name in self.launches], measurements)
 

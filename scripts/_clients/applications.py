@@ -6,7 +6,8 @@ import base64
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def _check_open_webui(place: Place) -> list[Check]:
                 client.headers["authorization"] = f"Bearer {signed_in.json()['token']}"
                 return [
                     *_checks(client, "demo"),
-                    *_checks_over_ollama(client, place.url),
+                    # What OLLAMA_BASE_URL is in a first start: the connection that an admin sets.
+                    _check("its connection to Ollama", lambda: _set(client, _ollama(place.url))),
+                    *_checks(client, "demo:latest", " over Ollama's API"),
                     *_checks_of_an_image(client, place),
                     *_checks_of_a_file(client, place),
                     *_checks_of_a_recording(client, place),
@@ -91,53 +94,20 @@ def _checks(client: httpx.Client, model: str, connection: str = "") -> list[Chec
     """The same for each connection; `model` is the name that it gives the model."""
     return [
         _check(f"its list of models{connection}", lambda: _models(client, model)),
-        _check(f"chat{connection}", lambda: _chat(client, model)),
+        _check(f"chat{connection}", lambda: _equal(_said(_answer(client, model, "say hello")), "hello")),
         _check(f"stream{connection}", lambda: _stream(client, model)),
         _check(f"a title for a chat{connection}", lambda: _title(client, model)),
     ]
 
 
-def _checks_over_ollama(client: httpx.Client, url: str) -> list[Check]:
-    """What OLLAMA_BASE_URL is in a first start: the connection that an admin sets."""
-    wanted = {"ENABLE_OLLAMA_API": True, "OLLAMA_BASE_URLS": [url], "OLLAMA_API_CONFIGS": {}}
-    response = client.post("/ollama/config/update", json=wanted)
-    if response.is_error:
-        return [Check("its connection to Ollama", f"{response.status_code}: {response.text[:200]}")]
-    return _checks(client, "demo:latest", " over Ollama's API")
-
-
 def _checks_of_an_image(client: httpx.Client, place: Place) -> list[Check]:
     """An image as its page sends it, over both connections, to the model that reads images."""
     urls = [place.url, place.images_url]
-    settings = {
-        "/openai/config/update": _openai_connections(*(f"{url}/v1" for url in urls)),
-        "/ollama/config/update": {"ENABLE_OLLAMA_API": True, "OLLAMA_BASE_URLS": urls, "OLLAMA_API_CONFIGS": {}},
-    }
-    if why := _set(client, settings):
-        return [Check("its settings for images", why)]
     return [
+        _check("its settings for images", lambda: _set(client, _openai(*urls) | _ollama(*urls))),
         _check("an image", lambda: _image(client, IMAGES_MODEL)),
         _check("an image over Ollama's API", lambda: _image(client, f"{IMAGES_MODEL}:latest")),
     ]
-
-
-def _openai_connections(*urls: str) -> dict[str, object]:
-    return {
-        "ENABLE_OPENAI_API": True,
-        "OPENAI_API_BASE_URLS": list(urls),
-        "OPENAI_API_KEYS": ["none"] * len(urls),
-        "OPENAI_API_CONFIGS": {},
-    }
-
-
-def _set(client: httpx.Client, settings: Mapping[str, object]) -> str:
-    """Change settings, given by their paths; returns why one was refused."""
-    for path, wanted in settings.items():
-        if (response := client.post(path, json=wanted)).is_error:
-            return f"{response.status_code}: {response.text[:200]}"
-    # It asks the new connections for their models.
-    client.get("/api/models", params={"refresh": "true"})
-    return ""
 
 
 def _checks_of_a_file(client: httpx.Client, place: Place) -> list[Check]:
@@ -145,111 +115,127 @@ def _checks_of_a_file(client: httpx.Client, place: Place) -> list[Check]:
 
     Raises DoesNotStart.
     """
-    folder = place.folder / "server-demo"
-    folder.mkdir(exist_ok=True)
-    with run_server(folder, {"GENAI_MODELS": f"chat={DEMO},vectors={DEMO}-embeddings"}) as server:
-        url = f"http://{HOST}:{server.port}/v1"
-        settings = {
-            "/openai/config/update": _openai_connections(f"{place.url}/v1", url),
-            "/api/v1/retrieval/embedding/update": {
-                "RAG_EMBEDDING_ENGINE": "openai",
-                "RAG_EMBEDDING_MODEL": "vectors",
-                "openai_config": {"url": url, "key": "none"},
-            },
+    with _served(place, "server-demo", f"chat={DEMO},vectors={DEMO}-embeddings") as url:
+        embeddings = {
+            "RAG_EMBEDDING_ENGINE": "openai",
+            "RAG_EMBEDDING_MODEL": "vectors",
+            "openai_config": {"url": f"{url}/v1", "key": "none"},
         }
-        if why := _set(client, settings):
-            return [Check("its settings for files", why)]
+        settings = _openai(place.url, url) | {"/api/v1/retrieval/embedding/update": embeddings}
         return [
+            _check("its settings for files", lambda: _set(client, settings)),
             _check("the right part of a file", lambda: _source(client)),
-            _check("that part in the prompt", lambda: _read(client)),
+            _check("that part in the prompt", lambda: _equal(_said(_about_a_file(client, "demo")), _ANSWER)),
         ]
 
 
 def _checks_of_a_recording(client: httpx.Client, place: Place) -> list[Check]:
     """A recording as its page sends it, to the model for speech. Raises DoesNotStart and ValueError."""
-    folder = place.folder / "server-speech"
-    folder.mkdir(exist_ok=True)
-    with run_server(folder, {"GENAI_MODELS": f"{SPEECH_MODEL}={SPEECH_DIRECTORY}"}) as server:
-        url = f"http://{HOST}:{server.port}"
+    with _served(place, "server-speech", f"{SPEECH_MODEL}={SPEECH_DIRECTORY}") as url:
         settings = client.get("/api/v1/audio/config").json()
-        settings["stt"] |= {
-            "ENGINE": "openai",
-            "MODEL": SPEECH_MODEL,
-            "OPENAI_API_BASE_URL": f"{url}/v1",
-            "OPENAI_API_KEY": "none",
-        }
-        if why := _set(client, {"/api/v1/audio/config/update": settings}):
-            return [Check("its settings for recordings", why)]
+        own = {"MODEL": SPEECH_MODEL, "OPENAI_API_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
+        settings["stt"] |= {"ENGINE": "openai", **own}
         wanted = transcript(url)
         return [
+            _check("its settings for recordings", lambda: _set(client, {"/api/v1/audio/config/update": settings})),
             _check("a recording", lambda: _recording(client, wanted)),
             # It sends a request without the language, if the first is refused.
             _check("a recording in a language that the model lacks", lambda: _recording(client, wanted, "tlh")),
         ]
 
 
-def _check(name: str, look: Callable[[], str]) -> Check:
+@contextmanager
+def _served(place: Place, name: str, models: str) -> Iterator[str]:
+    """The URL of a server with these models, whose files go to a folder of this name. Raises DoesNotStart."""
+    folder = place.folder / name
+    folder.mkdir(exist_ok=True)
+    with run_server(folder, {"GENAI_MODELS": models}) as server:
+        yield f"http://{HOST}:{server.port}"
+
+
+def _openai(*urls: str) -> dict[str, object]:
+    """The setting of its connections over OpenAI's API to the servers at these URLs."""
+    bases, keys = [f"{url}/v1" for url in urls], ["none"] * len(urls)
+    names = {"OPENAI_API_BASE_URLS": bases, "OPENAI_API_KEYS": keys, "OPENAI_API_CONFIGS": {}}
+    return {"/openai/config/update": {"ENABLE_OPENAI_API": True, **names}}
+
+
+def _ollama(*urls: str) -> dict[str, object]:
+    """The setting of its connections over Ollama's API to the servers at these URLs."""
+    names = {"OLLAMA_BASE_URLS": list(urls), "OLLAMA_API_CONFIGS": {}}
+    return {"/ollama/config/update": {"ENABLE_OLLAMA_API": True, **names}}
+
+
+def _set(client: httpx.Client, settings: Mapping[str, object]) -> None:
+    """Change settings, given by their paths. Raises HTTPError."""
+    for path, wanted in settings.items():
+        client.post(path, json=wanted).raise_for_status()
+    # It asks the new connections for their models.
+    client.get("/api/models", params={"refresh": "true"})
+
+
+def _check(name: str, look: Callable[[], None]) -> Check:
+    """Look; what it raises is why the check failed."""
     try:
-        return Check(name, look())
+        look()
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         return Check(name, f"{type(error).__name__}: {error}")
+    return Check(name)
 
 
-def _asked(model: str, prompt: str = "say hello", *, stream: bool = False) -> dict[str, object]:
-    return {"model": model, "messages": [{"role": "user", "content": prompt}], "stream": stream}
+def _equal(found: object, wanted: object) -> None:
+    if found != wanted:
+        raise ValueError(f"{found!r} instead of {wanted!r}")
 
 
-def _models(client: httpx.Client, model: str) -> str:
+def _answer(client: httpx.Client, model: str, content: object, **more: object) -> dict[str, Any]:
+    """The answer to a chat with one message."""
+    wanted = {"model": model, "messages": [{"role": "user", "content": content}], "stream": False, **more}
+    answer: dict[str, Any] = client.post("/api/chat/completions", json=wanted).json()
+    return answer
+
+
+def _said(answer: dict[str, Any]) -> object:
+    return answer["choices"][0]["message"]["content"]
+
+
+def _models(client: httpx.Client, model: str) -> None:
     found = [one["id"] for one in client.get("/api/models").json()["data"]]
-    return "" if model in found else f"it has {found}"
+    _equal((model in found, found), (True, found))
 
 
-def _chat(client: httpx.Client, model: str) -> str:
-    answer = client.post("/api/chat/completions", json=_asked(model)).json()
-    said = answer["choices"][0]["message"]["content"]
-    return "" if said == "hello" else f"it said: {said}"
+def _stream(client: httpx.Client, model: str) -> None:
+    wanted = {"model": model, "messages": [{"role": "user", "content": "say hello"}], "stream": True}
+    text = client.post("/api/chat/completions", json=wanted).text
+    _equal((text.count("data: ") > 2, text.rstrip().rpartition("\n")[2]), (True, "data: [DONE]"))
 
 
-def _stream(client: httpx.Client, model: str) -> str:
-    text = client.post("/api/chat/completions", json=_asked(model, stream=True)).text
-    return "" if text.count("data: ") > 2 and text.rstrip().endswith("data: [DONE]") else f"it sent: {text[:200]}"
-
-
-def _title(client: httpx.Client, model: str) -> str:
+def _title(client: httpx.Client, model: str) -> None:
     prompt = 'Hello.\nscript: say {"title": "Hello"}'
-    answer = client.post("/api/v1/tasks/title/completions", json=_asked(model, prompt)).json()
-    said = answer["choices"][0]["message"]["content"]
-    return "" if said == '{"title": "Hello"}' else f"it said: {said}"
+    wanted = {"model": model, "messages": [{"role": "user", "content": prompt}], "stream": False}
+    _equal(_said(client.post("/api/v1/tasks/title/completions", json=wanted).json()), '{"title": "Hello"}')
 
 
-def _image(client: httpx.Client, model: str) -> str:
+def _image(client: httpx.Client, model: str) -> None:
     def tokens(content: object) -> int:
-        wanted = {"model": model, "messages": [{"role": "user", "content": content}], "stream": False, "max_tokens": 4}
-        usage = client.post("/api/chat/completions", json=wanted).json()["usage"]
+        usage = _answer(client, model, content, max_tokens=4)["usage"]
         return int(usage.get("prompt_tokens") or usage["prompt_eval_count"])
 
     url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
     parts = [{"type": "text", "text": _QUESTION}, {"type": "image_url", "image_url": {"url": url}}]
-    found = tokens(parts) - tokens(_QUESTION)
-    return "" if found == TOKENS else f"the image has {found} tokens instead of {TOKENS}"
+    _equal(tokens(parts) - tokens(_QUESTION), TOKENS)
 
 
-def _recording(client: httpx.Client, wanted: str, language: str = "en") -> str:
+def _recording(client: httpx.Client, wanted: str, language: str = "en") -> None:
     file = (RECORDING.name, RECORDING.read_bytes(), "audio/wav")
     answer = client.post("/api/v1/audio/transcriptions", files={"file": file}, data={"language": language})
-    said = answer.json().get("text", answer.text)
-    return "" if said == wanted else f"it said: {said}"
+    _equal(answer.json().get("text", answer.text), wanted)
 
 
-def _source(client: httpx.Client) -> str:
+def _source(client: httpx.Client) -> None:
     answer = _about_a_file(client, "chat")
     found = [text for source in answer["sources"] for text in source["document"]]
-    return "" if found == [_MEANT] and answer["choices"] else f"it found: {found}"
-
-
-def _read(client: httpx.Client) -> str:
-    said = _about_a_file(client, "demo")["choices"][0]["message"]["content"]
-    return "" if said == _ANSWER else f"it said: {said}"
+    _equal((found, bool(answer["choices"])), ([_MEANT], True))
 
 
 def _about_a_file(client: httpx.Client, model: str) -> dict[str, Any]:
@@ -261,9 +247,7 @@ def _about_a_file(client: httpx.Client, model: str) -> dict[str, Any]:
         if status == "failed" or time.monotonic() > end:
             raise ValueError(f"the file is {status}: {client.get(path).json()['data']}")
         time.sleep(0.1)
-    wanted = {**_asked(model, _QUESTION), "files": [{"type": "file", "id": path.rpartition("/")[2]}]}
-    answer: dict[str, Any] = client.post("/api/chat/completions", json=wanted).json()
-    return answer
+    return _answer(client, model, _QUESTION, files=[{"type": "file", "id": path.rpartition("/")[2]}])
 
 
 APPLICATIONS = (Client(_NAME, ("open-webui",), _check_open_webui, images=True, recipe=_HEADING),)

@@ -1,7 +1,7 @@
 """Coding agents: each answers, and does one thing to a file of a scratch folder.
 
 For the first it is started by the lines of docs/guides/coding-agents.md, for the second by `genai-server launch` if
-that knows it.
+that knows it. coding_agents.toml has their packages and options.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from genai_server.tools.launch_command import PROGRAMS
 
@@ -25,19 +27,10 @@ from .program import Ended, run
 from .recipe import recipe
 from .relay import Relay, relay
 
+_TABLE = Path(__file__).with_name("coding_agents.toml")
 _SECONDS = 120.0
 # An agent also shows its prompt, but with another character as the line break.
 _SAID = "script: say hello⏎from the server"
-_INPUT = "prompt.txt"
-# For an agent that changes its argument and not its standard input.
-_FROM_INPUT = f"<{_INPUT}"
-_ANY_FOLDER = ("--skip-git-repo-check",)
-_AIDER = (
-    *("--yes-always", "--no-git", "--no-pretty", "--no-stream", "--no-show-model-warnings", "--no-detect-urls"),
-    *("--no-check-update", "--analytics-disable"),
-)
-# The context of the recipes' server.
-_WINDOW = 131072
 _HEARD = re.compile(r"hello\s*\n\s*from the server")
 _READ = re.compile(r"I have\s*\n\s*read it")
 _TURNS = 10
@@ -46,30 +39,32 @@ _LAUNCHED = {program.title: program for program in PROGRAMS.values()}
 
 @dataclass(frozen=True)
 class Agent:
-    """A coding agent, and the call of its tool that reads a file."""
+    """A coding agent, as the table describes it."""
 
     name: str
-    package: str
-    call: Callable[[Path], dict[str, object]]
-    # Behind the prompt on its command line, and variables of its environment.
-    options: tuple[str, ...] = ()
+    options: Sequence[str] = ()
     more: Mapping[str, str] = field(default_factory=dict)
-    # Options with which it writes the context window in use, to its output or to its record of the session, and what
-    # it writes then.
-    window: tuple[tuple[str, ...], str] | None = None
-    # Whether it sends few tools at first, and the others once the model has searched for them.
+    reads: Mapping[str, Any] | None = None
+    window_options: Sequence[str] = ()
+    window: str = ""
     searches: bool = False
+
+    def call(self, file: Path) -> str:
+        """The command with which the model makes the call that reads this file."""
+        return _calling(json.dumps(self.reads).replace("$FILE", str(file)).replace("$NAME", file.name))
 
 
 def _run(
-    agent: Agent, place: Place, prompt: str, *, by_hand: bool = False, options: tuple[str, ...] | None = None
+    agent: Agent, place: Place, prompt: str, *, by_hand: bool = False, options: Sequence[str] | None = None
 ) -> Ended:
-    """Run the agent in the scratch folder: by `genai-server launch` if it knows the agent, or by its recipe."""
+    """Run the agent in the scratch folder: by `genai-server launch` if it knows the agent, or by its recipe. A file
+    there, prompt.txt, has the prompt as well.
+    """
     options = agent.options if options is None else options
-    (_scratch(place) / _INPUT).write_text(f"{prompt}\n", encoding="utf-8")
+    (_scratch(place) / "prompt.txt").write_text(f"{prompt}\n", encoding="utf-8")
     environment = {
         "PATH": f"{place.commands}{os.pathsep}{os.environ['PATH']}",
-        "PROMPT": "Hello." if _FROM_INPUT in options else prompt,
+        "PROMPT": "Hello." if "<prompt.txt" in options else prompt,
         "TERM": "dumb",
         **agent.more,
     }
@@ -86,18 +81,12 @@ def _scratch(place: Place) -> Path:
     return place.folder / "scratch"
 
 
-def _clean(place: Place) -> None:
-    shutil.rmtree(_scratch(place), ignore_errors=True)
-    _scratch(place).mkdir()
-
-
 def _key() -> str:
     return f"key-{secrets.token_hex(6)}"
 
 
-def _calling(call: Mapping[str, object]) -> str:
-    """The command with which the model makes a call."""
-    return f"say <tool_call>⏎{json.dumps(call)}⏎</tool_call>"
+def _calling(call: str) -> str:
+    return f"say <tool_call>⏎{call}⏎</tool_call>"
 
 
 def _answers(ended: Ended, pattern: re.Pattern[str]) -> str:
@@ -108,19 +97,33 @@ def _answers(ended: Ended, pattern: re.Pattern[str]) -> str:
 
 
 def _check(agent: Agent, place: Place) -> list[Check]:
+    shutil.rmtree(_scratch(place), ignore_errors=True)
+    _scratch(place).mkdir()
+    answered = Check("answers", _answers(_run(agent, place, _SAID, by_hand=True), _HEARD))
+    if agent.reads is None:
+        return [answered, _writes(agent, place)]
+    checks = [answered, _reads(agent, place), *_ten_turns(agent, place)]
+    if agent.window:
+        checks.append(_knows_its_window(agent, place))
+    if agent.searches:
+        checks.append(_finds_a_tool(agent, place))
+    return checks
+
+
+def _writes(agent: Agent, place: Place) -> Check:
+    """An agent without tools writes the file that the answer says."""
+    key, made = _key(), _scratch(place) / "made.txt"
+    ended = _run(agent, place, f"script: say made.txt⏎```⏎{key}⏎```")
+    written = made.exists() and made.read_text(encoding="utf-8").strip() == key
+    return Check("writes a file", "" if written else ended.why or "the file differs from the request")
+
+
+def _reads(agent: Agent, place: Place) -> Check:
     """The agent is instructed to call its tool that reads a file, and continues once the model has seen the file."""
-    _clean(place)
     key, file = _key(), _scratch(place) / "key.txt"
     file.write_text(f"{key}\n", encoding="utf-8")
-    first = _run(agent, place, _SAID, by_hand=True)
-    second = _run(agent, place, f"script: {_calling(agent.call(file))}\nscript after {key}: say I have⏎read it")
-    return [
-        Check("answers", _answers(first, _HEARD)),
-        Check("calls a tool that reads a file", _answers(second, _READ)),
-        *_ten_turns(agent, place),
-        *_knows_its_window(agent, place),
-        *_finds_a_tool(agent, place),
-    ]
+    ended = _run(agent, place, f"script: {agent.call(file)}\nscript after {key}: say I have⏎read it")
+    return Check("calls a tool that reads a file", _answers(ended, _READ))
 
 
 def _ten_turns(agent: Agent, place: Place) -> list[Check]:
@@ -130,10 +133,10 @@ def _ten_turns(agent: Agent, place: Place) -> list[Check]:
     for key, file in zip(keys, files, strict=True):
         # The first line has no key, because the call's result may repeat the file's name.
         file.write_text(f"The text of this file ends here: {key[::-1]}\n", encoding="utf-8")
-    said = [_calling(agent.call(file)) for file in files]
-    script = [f"script: {said[0]}"]
+    first, *later = map(agent.call, files)
+    script = [f"script: {first}"]
     script += [
-        f"script after {key[::-1]}: {one}" for key, one in zip(keys, [*said[1:], "say I have⏎read it"], strict=True)
+        f"script after {key[::-1]}: {said}" for key, said in zip(keys, [*later, "say I have⏎read it"], strict=True)
     ]
     with relay(place.url) as through:
         ended = _run(agent, replace(place, url=through.url), "\n".join(script))
@@ -153,132 +156,33 @@ def _replayed(recorded: Relay, place: Place) -> str:
     return "; ".join(found)[:500]
 
 
-def _knows_its_window(agent: Agent, place: Place) -> list[Check]:
-    if agent.window is None:
-        return []
-    options, written = agent.window
-    ended = _run(agent, place, _SAID, by_hand=True, options=options)
+def _knows_its_window(agent: Agent, place: Place) -> Check:
+    ended = _run(agent, place, _SAID, by_hand=True, options=agent.window_options)
     records = [path.read_text(encoding="utf-8") for path in _scratch(place).rglob("*.jsonl")]
-    is_written = any(written in text for text in [ended.output, *records])
-    return [Check("knows its window", "" if is_written else ended.why or f"it writes no {written}")]
+    is_written = any(agent.window in text for text in [ended.output, *records])
+    return Check("knows its window", "" if is_written else ended.why or f"it writes no {agent.window}")
 
 
-def _finds_a_tool(agent: Agent, place: Place) -> list[Check]:
-    if not agent.searches:
-        return []
+def _finds_a_tool(agent: Agent, place: Place) -> Check:
     search = {"name": "ToolSearch", "arguments": {"query": "select:TaskStop"}}
     stop = {"name": "TaskStop", "arguments": {"task_id": "none"}}
     script = (
-        f"script: {_calling(search)}\n"
-        f"script after <function>: {_calling(stop)}\n"
+        f"script: {_calling(json.dumps(search))}\n"
+        f"script after <function>: {_calling(json.dumps(stop))}\n"
         # What the result of a tool says that knows no such task.
         "script after tool_use_error: say I have⏎read it"
     )
     with relay(place.url) as through:
         ended = _run(agent, replace(place, url=through.url), script)
-    return [Check("finds a tool by its search and calls it", _answers(ended, _READ) or through.refused())]
-
-
-def _check_aider(agent: Agent, place: Place) -> list[Check]:
-    """It has no tools: it writes what the answer says."""
-    _clean(place)
-    key = _key()
-    first = _run(agent, place, _SAID)
-    second = _run(agent, place, f"script: say made.txt⏎```⏎{key}⏎```")
-    made = _scratch(place) / "made.txt"
-    written = made.exists() and made.read_text(encoding="utf-8").strip() == key
-    return [
-        Check("answers", _answers(first, _HEARD)),
-        Check("writes a file", "" if written else second.why or "the file differs from the request"),
-    ]
-
-
-def _calls(name: str, argument: str) -> Callable[[Path], dict[str, object]]:
-    """A call with the file's path."""
-    return lambda file: {"name": name, "arguments": {argument: str(file)}}
+    return Check("finds a tool by its search and calls it", _answers(ended, _READ) or through.refused())
 
 
 def _client(
-    agent: Agent,
-    registry: Registry = Registry.NPM,
-    check: Callable[[Agent, Place], list[Check]] = _check,
-    *,
-    postinstall: str = "",
-    python: str = "",
+    name: str, package: str, registry: str = "npm", postinstall: str = "", python: str = "", **row: Any
 ) -> Client:
-    return Client(
-        agent.name,
-        (agent.package,),
-        partial(check, agent),
-        registry,
-        recipe=agent.name,
-        postinstall=postinstall,
-        python=python,
-    )
+    """The client that a row of the table describes."""
+    check = partial(_check, Agent(name, **row))
+    return Client(name, (package,), check, Registry(registry), recipe=name, postinstall=postinstall, python=python)
 
 
-CODING_AGENTS = (
-    _client(
-        Agent(
-            "Claude Code",
-            "@anthropic-ai/claude-code",
-            _calls("Read", "file_path"),
-            more={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
-            window=(("--output-format", "json"), f'"contextWindow":{_WINDOW}'),
-            searches=True,
-        ),
-        postinstall="@anthropic-ai/claude-code/install.cjs",
-    ),
-    _client(
-        Agent(
-            "Codex",
-            "@openai/codex",
-            lambda file: {"name": "exec_command", "arguments": {"cmd": f"cat {file.name}"}},
-            _ANY_FOLDER,
-            # It leaves 5 % out.
-            window=(_ANY_FOLDER, f'"model_context_window":{_WINDOW * 95 // 100}'),
-        )
-    ),
-    _client(
-        Agent(
-            "opencode",
-            "opencode-ai",
-            _calls("read", "filePath"),
-            (_FROM_INPUT,),
-            {f"OPENCODE_DISABLE_{name}": "1" for name in ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")},
-        ),
-        postinstall="opencode-ai/postinstall.mjs",
-    ),
-    _client(Agent("Qwen Code", "@qwen-code/qwen-code", _calls("read_file", "file_path"))),
-    _client(
-        Agent("Continue", "@continuedev/cli", _calls("Read", "filepath"), more={"CONTINUE_TELEMETRY_ENABLED": "0"})
-    ),
-    _client(
-        Agent(
-            "Cline",
-            "cline",
-            lambda file: {"name": "read_files", "arguments": {"files": [{"path": str(file)}]}},
-            # Without it a process stays behind.
-            more={"CLINE_SESSION_BACKEND_MODE": "local"},
-        )
-    ),
-    _client(
-        Agent("Vibe", "mistral-vibe", _calls("read", "file_path"), ("--auto-approve",)),
-        Registry.PYPI,
-        python="python3.13",
-    ),
-    _client(
-        Agent(
-            "GitHub Copilot CLI",
-            "@github/copilot",
-            _calls("view", "path"),
-            ("--allow-all-tools",),
-            {"COPILOT_OFFLINE": "true"},
-        )
-    ),
-    _client(
-        Agent("aider", "aider-chat", _calls("", ""), _AIDER, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
-        Registry.PYPI,
-        _check_aider,
-    ),
-)
+CODING_AGENTS = tuple(_client(**row) for row in tomllib.loads(_TABLE.read_text(encoding="utf-8"))["agent"])
