@@ -65,7 +65,7 @@ def measured(family: Family, model: Path, effort: Effort, only: str = "") -> lis
     if not scenarios:
         return []
     with tempfile.TemporaryDirectory(prefix="fairness") as folder:
-        settings = common_settings(model) | dict(family.settings(Path(folder), model))
+        settings = common_settings(model) | family.settings_at(Path(folder), model)
         with run_server(Path(folder), settings, _SECONDS_TO_START, key=ADMIN) as server:
             place = Place.at(server.port)
             rows = []

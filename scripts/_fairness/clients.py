@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,18 +19,44 @@ from genai_server.tools.bench.measurement import Answer, AnswerError
 
 # The key that attacks, the one that behaves, and the operator's.
 ATTACKER, VICTIM, ADMIN = (f"{name}-0123456789abcdef" for name in ("alice", "bob", "admin"))
+CHATS = "/v1/chat/completions"
 WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
 # Seconds after which a request counts as refused.
 PATIENCE = 60.0
 # Seconds that a client of the attacker waits after a refusal.
 _PAUSE = 0.5
-_JSON = {"content-type": "application/json"}
 _MARK = "fairness-6f1d2c"
-FORM = {"content-type": f"multipart/form-data; boundary={_MARK}"}
 
 
 class Refused(Exception):
     """A request of the key that behaves was not answered; the message says how it ended."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """The body of a request, and its type."""
+
+    data: bytes
+    type: str = "application/json"
+
+
+def written(content: Any) -> Body:
+    """An object as JSON."""
+    return Body(json.dumps(content).encode())
+
+
+def form(file: bytes, name: str, **fields: str) -> Body:
+    """A form with a file."""
+    texts = (f'--{_MARK}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{fields[key]}\r\n' for key in fields)
+    head = f'--{_MARK}\r\ncontent-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    data = ("".join(texts) + head).encode() + file + f"\r\n--{_MARK}--\r\n".encode()
+    return Body(data, f"multipart/form-data; boundary={_MARK}")
+
+
+def chat(content: str, **fields: Any) -> dict[str, Any]:
+    """The fields of a chat that is answered to its limit of tokens."""
+    usual = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    return {"messages": [{"role": "user", "content": content}], **usual, **fields}
 
 
 @dataclass(frozen=True)
@@ -46,16 +71,33 @@ class Client:
         """New random words. A model with random weights has 1.1 tokens for each, the demo model two."""
         return " ".join(self.chance.choices(WORDS, k=number))
 
-    def headers(self, **more: str) -> dict[str, str]:
-        """The headers of a request with a JSON body."""
-        return {**_JSON, "authorization": f"Bearer {self.key}", **more}
+    def headers(self, type: str = "application/json") -> dict[str, str]:
+        """The headers of a request with a body of this type."""
+        return {"content-type": type, "authorization": f"Bearer {self.key}"}
 
-    async def first_token(self, content: str, **fields: Any) -> float:
-        """Seconds to the first token of a streamed chat, which is read to its end. Raises Refused."""
-        answer = await self.streamed(content, **fields)
-        if answer.ttft is None:
-            raise Refused("an answer without a token")
-        return answer.ttft
+    async def ask(self, path: str, body: Body | None = None, method: str = "POST") -> Response:
+        """The complete answer to a request. Raises BrokenAnswer and OSError."""
+        body = body or Body(b"")
+        return await ask(self.port, method, path, body.data, self.headers(body.type))
+
+    async def answer(self, path: str, body: Body) -> Response:
+        """The complete answer to a POST. Raises Refused."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                response = await self.ask(path, body)
+        except (BrokenAnswer, OSError) as error:
+            raise Refused(f"{type(error).__name__}: {error}") from None
+        except TimeoutError:
+            raise Refused(f"no answer for {PATIENCE:g} s") from None
+        if response.status != 200:
+            raise Refused(f"{response.status} {response.body[:200].decode(errors='replace')}")
+        return response
+
+    async def complete(self, path: str, body: Body) -> float:
+        """Seconds to the end of the complete answer to a POST. Raises Refused."""
+        began = time.perf_counter()
+        await self.answer(path, body)
+        return time.perf_counter() - began
 
     async def streamed(self, content: str, *, max_tokens: int, **fields: Any) -> Answer:
         """A streamed chat, read to its end. Raises Refused."""
@@ -71,49 +113,12 @@ class Client:
         finally:
             await server.close()
 
-    async def post(self, path: str, body: Any, **headers: str) -> Response:
-        """POST an object and read the complete answer. Raises BrokenAnswer and OSError."""
-        return await ask(self.port, "POST", path, json.dumps(body).encode(), self.headers(**headers))
-
-    async def complete(self, path: str, body: bytes, **headers: str) -> float:
-        """Seconds to the end of the complete answer to a POST. Raises Refused."""
-        began = time.perf_counter()
-        await self.answer(path, body, **headers)
-        return time.perf_counter() - began
-
-    async def answer(self, path: str, body: bytes, **headers: str) -> Response:
-        """The complete answer to a POST. Raises Refused."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                response = await ask(self.port, "POST", path, body, self.headers(**headers))
-        except (BrokenAnswer, OSError) as error:
-            raise Refused(f"{type(error).__name__}: {error}") from None
-        except TimeoutError:
-            raise Refused(f"no answer for {PATIENCE:g} s") from None
-        if response.status != 200:
-            raise Refused(f"{response.status} {response.body[:200].decode(errors='replace')}")
-        return response
-
-    async def upload(self, path: str, file: bytes, name: str, **fields: str) -> Response:
-        """Upload a file with the fields of a form, and read the complete answer. Raises BrokenAnswer and OSError."""
-        return await ask(self.port, "POST", path, form(file, name, fields), self.headers(**FORM))
-
-    async def get(self, path: str) -> Response:
-        """GET a path. Raises BrokenAnswer and OSError."""
-        return await ask(self.port, "GET", path, headers=self.headers())
-
-
-def chat(content: str, **fields: Any) -> dict[str, Any]:
-    """The body of a chat that is answered to its limit of tokens."""
-    usual = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
-    return {"messages": [{"role": "user", "content": content}], **usual, **fields}
-
-
-def form(file: bytes, name: str, fields: Mapping[str, str]) -> bytes:
-    """The body of a form with a file, for the headers FORM."""
-    texts = (f'--{_MARK}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{fields[key]}\r\n' for key in fields)
-    head = f'--{_MARK}\r\ncontent-disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
-    return ("".join(texts) + head).encode() + file + f"\r\n--{_MARK}--\r\n".encode()
+    async def first_token(self, content: str, **fields: Any) -> float:
+        """Seconds to the first token of a streamed chat, which is read to its end. Raises Refused."""
+        answer = await self.streamed(content, **fields)
+        if answer.ttft is None:
+            raise Refused("an answer without a token")
+        return answer.ttft
 
 
 @dataclass
@@ -128,19 +133,18 @@ class Tally:
 
 @asynccontextmanager
 async def keep_asking(
-    ask_once: Callable[[int], Awaitable[Response | None]], clients: int, tally: Tally
+    client: Client, tally: Tally, clients: int, body: Callable[[], Body | Mapping[str, Any]], path: str = CHATS
 ) -> AsyncIterator[None]:
-    """This many clients, each with one request after another, until the block ends; then all of them leave.
-
-    `ask_once` takes a number that is new for each request. After a refusal or a broken answer a client waits a moment.
+    """The key of `client` has this many clients, each with one request after another, until the block ends; then all of
+    them leave. `body` makes each request's body. After a refusal or a broken answer a client waits a moment.
     """
-    numbers = itertools.count()
 
     async def keep() -> None:
         while True:
-            with suppress(Refused, BrokenAnswer, OSError):
-                response = await ask_once(next(numbers))
-                if response is None or response.status == 200:
+            with suppress(BrokenAnswer, OSError):
+                content = body()
+                response = await client.ask(path, content if isinstance(content, Body) else written(content))
+                if response.status == 200:
                     tally.answered += 1
                     continue
                 if response.status in (400, 404, 422):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-from _load.http import Response
-
-from .clients import Refused, chat, keep_asking
-from .scenario import Family, Place, Scenario
+from .clients import CHATS, Refused, chat, keep_asking, written
+from .scenario import Attack, Family, Place, Scenario
 
 # Words of a long prompt, which has 1,800 tokens with the demo model.
 _LONG = 900
@@ -27,20 +24,20 @@ async def short_chat(place: Place) -> float:
     return await place.victim.first_token(place.victim.words(15), max_tokens=16)
 
 
-def _chats(place: Place, clients: int, num_words: int = 15, **fields: Any) -> AbstractAsyncContextManager[None]:
+def _chats(clients: int, num_words: int = 15, **fields: Any) -> Attack:
     """This many clients of the attacker, with new prompts."""
-    attacker = place.attacker
 
-    async def ask(number: int) -> Response:
-        return await attacker.post("/v1/chat/completions", chat(attacker.words(num_words), **fields))
+    def attack(place: Place) -> AbstractAsyncContextManager[None]:
+        attacker = place.attacker
+        return keep_asking(attacker, place.tally, clients, lambda: chat(attacker.words(num_words), **fields))
 
-    return keep_asking(ask, clients, place.tally)
+    return attack
 
 
 @asynccontextmanager
 async def _full_queue(place: Place) -> AsyncIterator[None]:
     """300 clients, of which most are refused."""
-    async with _chats(place, 300):
+    async with _chats(300)(place):
         while True:
             if place.tally.refused:
                 break
@@ -60,7 +57,7 @@ async def _continued(place: Place) -> float:
 async def _short_prompts(place: Place) -> AsyncIterator[None]:
     """Twenty short prompts, one after another."""
     for number in range(20):
-        await place.attacker.post("/v1/chat/completions", chat(f"{number} {place.attacker.words(9)}", max_tokens=2))
+        await place.attacker.ask(CHATS, written(chat(f"{number} {place.attacker.words(9)}", max_tokens=2)))
     yield
 
 
@@ -70,39 +67,28 @@ async def _other_model(place: Place) -> float:
     return await place.victim.first_token(place.victim.words(9), model="second", max_tokens=4)
 
 
-def _constant_use(place: Place) -> AbstractAsyncContextManager[None]:
-    async def ask(number: int) -> Response:
-        content = place.attacker.words(9)
-        return await place.attacker.post("/v1/chat/completions", chat(content, model="first", max_tokens=16))
-
-    return keep_asking(ask, 4, place.tally)
-
-
 async def _model_allowance(place: Place) -> float:
     return _MODEL_ALLOWANCE
-
-
-def _settings(folder: Path, model: Path) -> Mapping[str, str]:
-    return {"GENAI_MAX_LENGTH": "2048"}
-
-
-def _two_models(folder: Path, model: Path) -> Mapping[str, str]:
-    return {"GENAI_MODELS": f"first={model},second={model}", "GENAI_MAX_MODELS": "1", "GENAI_MODEL_DIR": ""}
 
 
 SCHEDULING = Family(
     "scheduling",
     [
-        Scenario("24 clients", short_chat, lambda place: _chats(place, 24)),
-        Scenario("priority -1000", short_chat, lambda place: _chats(place, 24, priority=-1000)),
-        Scenario("4 requests of n=16", short_chat, lambda place: _chats(place, 4, n=16, temperature=1)),
-        Scenario("12 long prompts", short_chat, lambda place: _chats(place, 12, _LONG, max_tokens=16)),
-        Scenario("16 long prompts", short_chat, lambda place: _chats(place, 16, _LONG, max_tokens=16)),
+        Scenario("24 clients", short_chat, _chats(24)),
+        Scenario("priority -1000", short_chat, _chats(24, priority=-1000)),
+        Scenario("4 requests of n=16", short_chat, _chats(4, n=16, temperature=1)),
+        Scenario("12 long prompts", short_chat, _chats(12, _LONG, max_tokens=16)),
+        Scenario("16 long prompts", short_chat, _chats(16, _LONG, max_tokens=16)),
         Scenario("queue of 300", short_chat, _full_queue),
     ],
-    _settings,
+    {"GENAI_MAX_LENGTH": "2048"},
 )
-CACHE = Family("cache", [Scenario("20 short prompts (prefix cache)", _continued, _short_prompts)], _settings)
+CACHE = Family(
+    "cache", [Scenario("20 short prompts (prefix cache)", _continued, _short_prompts)], {"GENAI_MAX_LENGTH": "2048"}
+)
+_IN_USE = _chats(4, 9, model="first", max_tokens=16)
 MODELS = Family(
-    "models", [Scenario("a model in constant use", _other_model, _constant_use, _model_allowance)], _two_models
+    "models",
+    [Scenario("a model in constant use", _other_model, _IN_USE, _model_allowance)],
+    {"GENAI_MODELS": "first={model},second={model}", "GENAI_MAX_MODELS": "1", "GENAI_MODEL_DIR": ""},
 )

@@ -13,17 +13,16 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
-from _load.http import BrokenAnswer, Response
+from _load.http import BrokenAnswer
 from _load.server import REPOSITORY
 from PIL import Image
 
-from .clients import FORM, Tally, chat, form, keep_asking
-from .scenario import Family, Place, Scenario
+from .clients import CHATS, Body, Client, Tally, chat, form, keep_asking, written
+from .scenario import Attack, Family, Place, Scenario
 
 _VISION, _SPEECH = (REPOSITORY / "models" / name for name in ("demo-vision", "demo-speech"))
 _TRANSCRIPTIONS = "/v1/audio/transcriptions"
@@ -125,14 +124,11 @@ def _schema(chance: random.Random, num_objects: int) -> dict[str, Any]:
 
 def _pictured(chance: random.Random, files: Sequence[bytes], **fields: Any) -> dict[str, Any]:
     """The body of a chat about images."""
-    urls = [f"data:image/{_kind(file)};base64,{base64.b64encode(file).decode()}" for file in files]
+    # Their type is told by their first bytes.
+    urls = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files]
     content: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     content.append({"type": "text", "text": f"{chance.randrange(1000)}: which color?"})
     return {"model": "vision", **chat("", max_tokens=4, **fields), "messages": [{"role": "user", "content": content}]}
-
-
-def _kind(file: bytes) -> str:
-    return "png" if file.startswith(b"\x89PNG") else "jpeg"
 
 
 def _formatted(chance: random.Random, num_objects: int) -> dict[str, Any]:
@@ -142,76 +138,73 @@ def _formatted(chance: random.Random, num_objects: int) -> dict[str, Any]:
     return {"model": "text", **chat("Answer.", max_tokens=4), **fields}
 
 
-async def _ask_about_drawing(place: Place) -> float:
-    """Seconds to the end of a short answer about a new small picture."""
-    return await _ended(place, _pictured(place.victim.chance, [_drawing(place.victim.chance)]))
+Make = Callable[[random.Random], Mapping[str, Any]]
 
 
-async def _ask_with_schema(place: Place) -> float:
-    """Seconds to the end of a short answer by a new small schema."""
-    return await _ended(place, _formatted(place.victim.chance, 2))
+def _drawn(chance: random.Random) -> Mapping[str, Any]:
+    """A chat about a new small picture."""
+    return _pictured(chance, [_drawing(chance)])
 
 
-async def _ended(place: Place, body: Mapping[str, Any]) -> float:
-    return await place.victim.complete("/v1/chat/completions", json.dumps(body).encode())
+def _blackened(number: int) -> Make:
+    """A chat about this many black images."""
+    return lambda chance: _pictured(chance, [_black_anew(chance) for _ in range(number)])
 
 
-async def _transcribe(place: Place) -> float:
-    """Seconds to the transcript of some seconds of speech."""
-    return await _transcribed(place, _speech(place.victim.chance), "speech.wav")
+def _photographed(chance: random.Random) -> Mapping[str, Any]:
+    """A chat about a photograph."""
+    return _pictured(chance, [_photograph_anew(chance)])
 
 
-async def _transcribed(place: Place, file: bytes, name: str) -> float:
-    return await place.victim.complete(_TRANSCRIPTIONS, form(file, name, {"model": "speech"}), **FORM)
+def _structured(num_objects: int) -> Make:
+    """A chat whose answer has a new schema of this size."""
+    return lambda chance: _formatted(chance, num_objects)
 
 
-def _chats(place: Place, clients: int, body: Callable[[], Mapping[str, Any]]) -> AbstractAsyncContextManager[None]:
-    """This many clients of the attacker."""
-
-    async def ask(number: int) -> Response:
-        return await place.attacker.post("/v1/chat/completions", body())
-
-    return keep_asking(ask, clients, place.tally)
+def _answered(make: Make) -> Callable[[Place], Awaitable[float]]:
+    """Seconds to the end of a short answer to such a chat."""
+    return lambda place: place.victim.complete(CHATS, written(make(place.victim.chance)))
 
 
-def _black_images(place: Place) -> AbstractAsyncContextManager[None]:
-    chance = place.attacker.chance
-    return _chats(place, _REQUESTS, lambda: _pictured(chance, [_black_anew(chance) for _ in range(_IMAGES)]))
+def _transcribed(make: Callable[[random.Random], Body]) -> Callable[[Place], Awaitable[float]]:
+    """Seconds to the transcript of such a recording."""
+    return lambda place: place.victim.complete(_TRANSCRIPTIONS, make(place.victim.chance))
 
 
-def _large_schemas(place: Place) -> AbstractAsyncContextManager[None]:
-    return _chats(place, _SCHEMAS, lambda: _formatted(place.attacker.chance, _OBJECTS))
+def _spoken(chance: random.Random) -> Body:
+    return form(_speech(chance), "speech.wav", model="speech")
 
 
-def _silent_recordings(place: Place) -> AbstractAsyncContextManager[None]:
-    async def ask(number: int) -> Response:
-        return await place.attacker.upload(_TRANSCRIPTIONS, _silence(_SECONDS), "silence.flac", model="speech")
+def _silent(seconds: int) -> Callable[[object], Body]:
+    return lambda _: form(_silence(seconds), "silence.flac", model="speech")
 
-    return keep_asking(ask, _RECORDINGS, place.tally)
+
+def _asked(clients: int, make: Callable[[random.Random], Body | Mapping[str, Any]], path: str = CHATS) -> Attack:
+    """This many clients of the attacker, with such bodies."""
+
+    def attack(place: Place) -> AbstractAsyncContextManager[None]:
+        return keep_asking(place.attacker, place.tally, clients, lambda: make(place.attacker.chance), path)
+
+    return attack
 
 
 @asynccontextmanager
 async def _batch_of_photographs(place: Place) -> AsyncIterator[None]:
     """A batch that begins before the first request and is cancelled at the end."""
-    attacker, url = place.attacker, "/v1/chat/completions"
+    attacker: Client = place.attacker
     lines = (
-        {
-            "custom_id": f"{number}",
-            "method": "POST",
-            "url": url,
-            "body": _pictured(attacker.chance, [_photograph_anew(attacker.chance)]),
-        }
+        {"custom_id": f"{number}", "method": "POST", "url": CHATS, "body": _photographed(attacker.chance)}
         for number in range(_PHOTOGRAPHS)
     )
     content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    file = (await attacker.upload("/v1/files", content, "photographs.jsonl", purpose="batch")).json()
-    body = {"input_file_id": file["id"], "endpoint": url, "completion_window": "24h"}
-    batch = (await attacker.post("/v1/batches", body)).json()
+    file = (await attacker.ask("/v1/files", form(content, "photographs.jsonl", purpose="batch"))).json()
+    body = {"input_file_id": file["id"], "endpoint": CHATS, "completion_window": "24h"}
+    batch = (await attacker.ask("/v1/batches", written(body))).json()
     try:
         yield
     finally:
         with suppress(BrokenAnswer, OSError):
-            await attacker.post(f"/v1/batches/{batch['id']}/cancel", {})
+            await attacker.ask(f"/v1/batches/{batch['id']}/cancel", written({}))
 
 
 def _largest(task: Callable[[Place], Awaitable[float]]) -> Callable[[Place], Awaitable[float]]:
@@ -223,36 +216,9 @@ def _largest(task: Callable[[Place], Awaitable[float]]) -> Callable[[Place], Awa
     return seconds
 
 
-async def _black_image(place: Place) -> float:
-    return await _ended(place, _pictured(place.victim.chance, [_black_anew(place.victim.chance)]))
-
-
-async def _one_photograph(place: Place) -> float:
-    return await _ended(place, _pictured(place.victim.chance, [_photograph_anew(place.victim.chance)]))
-
-
-async def _large_schema(place: Place) -> float:
-    return await _ended(place, _formatted(place.victim.chance, _OBJECTS))
-
-
-async def _short_silence(place: Place) -> float:
-    return await _transcribed(place, _silence(_SHORT_SECONDS), "silence.flac")
-
-
 def _waits(number: int) -> Callable[[Tally], bool]:
     """Whether some of this many requests, which came earlier, are not answered yet."""
     return lambda tally: tally.answered + tally.refused < number
-
-
-def _settings(folder: Path, model: Path) -> Mapping[str, str]:
-    return {
-        "GENAI_MODELS": f"text={model},vision={_VISION},speech={_SPEECH}",
-        "GENAI_MODEL_DIR": "",
-        "GENAI_FILES_DIR": str(folder / "files"),
-        # All images of four requests may wait.
-        "GENAI_MAX_REQUEST_PIXELS": f"{_IMAGES * _SIDE**2}",
-        "GENAI_MAX_WAITING_PIXELS": f"{_REQUESTS * _IMAGES * _SIDE**2}",
-    }
 
 
 PREPARATION = Family(
@@ -260,20 +226,34 @@ PREPARATION = Family(
     [
         Scenario(
             f"{_REQUESTS} requests of {_IMAGES} large images",
-            _ask_about_drawing,
-            _black_images,
-            _largest(_black_image),
+            _answered(_drawn),
+            _asked(_REQUESTS, _blackened(_IMAGES)),
+            _largest(_answered(_blackened(1))),
             _waits(_REQUESTS),
         ),
-        Scenario("a batch of photographs", _ask_about_drawing, _batch_of_photographs, _largest(_one_photograph)),
+        Scenario(
+            "a batch of photographs", _answered(_drawn), _batch_of_photographs, _largest(_answered(_photographed))
+        ),
         Scenario(
             f"{_RECORDINGS} recordings of two hours",
-            _transcribe,
-            _silent_recordings,
-            _largest(_short_silence),
+            _transcribed(_spoken),
+            _asked(_RECORDINGS, _silent(_SECONDS), _TRANSCRIPTIONS),
+            _largest(_transcribed(_silent(_SHORT_SECONDS))),
             _waits(_RECORDINGS),
         ),
-        Scenario(f"{_SCHEMAS} large schemas", _ask_with_schema, _large_schemas, _largest(_large_schema)),
+        Scenario(
+            f"{_SCHEMAS} large schemas",
+            _answered(_structured(2)),
+            _asked(_SCHEMAS, _structured(_OBJECTS)),
+            _largest(_answered(_structured(_OBJECTS))),
+        ),
     ],
-    _settings,
+    {
+        "GENAI_MODELS": f"text={{model}},vision={_VISION},speech={_SPEECH}",
+        "GENAI_MODEL_DIR": "",
+        "GENAI_FILES_DIR": "{folder}/files",
+        # All images of four requests may wait.
+        "GENAI_MAX_REQUEST_PIXELS": f"{_IMAGES * _SIDE**2}",
+        "GENAI_MAX_WAITING_PIXELS": f"{_REQUESTS * _IMAGES * _SIDE**2}",
+    },
 )

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from _load.http import ask
-
 from genai_server.tools.bench.measurement import percentile
 
 from .clients import ADMIN, ATTACKER, VICTIM, Client, Refused, Tally
@@ -31,7 +29,6 @@ _BUCKET = re.compile(r'^genai:prefill_step_time_seconds_bucket\{[^}]*\ble="([^"]
 class Place:
     """A running server and the holders of its keys."""
 
-    port: int
     attacker: Client
     victim: Client
     operator: Client
@@ -41,11 +38,11 @@ class Place:
     @classmethod
     def at(cls, port: int) -> Place:
         """The server at this port."""
-        return cls(port, Client(port, ATTACKER), Client(port, VICTIM), Client(port, ADMIN))
+        return cls(Client(port, ATTACKER), Client(port, VICTIM), Client(port, ADMIN))
 
     async def passes(self) -> dict[float, float]:
         """The numbers of forward passes up to now that read prompts and took at most these seconds."""
-        response = await ask(self.port, "GET", "/metrics", headers=self.operator.headers())
+        response = await self.operator.ask("/metrics", method="GET")
         found: dict[float, float] = {}
         for limit, number in _BUCKET.findall(response.body.decode()):
             found[float(limit)] = found.get(float(limit), 0.0) + float(number)
@@ -55,7 +52,7 @@ class Place:
         """Wait until no request runs or waits."""
         async with asyncio.timeout(_CALM):
             # While no model is loaded there is no list.
-            while (await self.operator.get("/v1/requests")).json().get("data"):  # noqa: ASYNC110 - another process
+            while (await self.operator.ask("/v1/requests", method="GET")).json().get("data"):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
 
@@ -72,6 +69,9 @@ class Effort:
     is_timed: bool = True
 
 
+Attack = Callable[[Place], AbstractAsyncContextManager[object]]
+
+
 @dataclass(frozen=True)
 class Scenario:
     """An attack on what one request of the key that behaves takes.
@@ -83,7 +83,7 @@ class Scenario:
 
     name: str
     request: Callable[[Place], Awaitable[float]]
-    attack: Callable[[Place], AbstractAsyncContextManager[object]]
+    attack: Attack
     allowance: Callable[[Place], Awaitable[float]] | None = None
     order: Callable[[Tally], bool] = lambda tally: True
 
@@ -129,12 +129,17 @@ HEAD = ["attack", "alone p50 ms", "p95", "attacked p50", "p95", "allowed p95", "
 class Family:
     """Scenarios that one server is started for.
 
-    `settings` are its environment variables, besides the model and the keys; they may name files in the folder.
+    `settings` are its environment variables, besides the model and the keys. In their values, {model} stands for the
+    model's directory and {folder} for the server's own folder.
     """
 
     name: str
     scenarios: Sequence[Scenario]
-    settings: Callable[[Path, Path], Mapping[str, str]]
+    settings: Mapping[str, str]
+
+    def settings_at(self, folder: Path, model: Path) -> dict[str, str]:
+        """The settings for a folder and a model."""
+        return {name: value.format(folder=folder, model=model) for name, value in self.settings.items()}
 
 
 async def run(scenario: Scenario, place: Place, effort: Effort) -> Row:

@@ -37,9 +37,9 @@ from genai_server.text.grammars import grammar
 from genai_server.text.grammars.json_schema import EVERYTHING, any_value, relaxed
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
 
+from . import verdicts
 from .campaign import Campaign, Outcome
 from .drawn import drawn_schema
-from .verdicts import Judge, Unjudged
 from .walks import MANNERS, DeadEnd, Walker
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
@@ -86,7 +86,6 @@ class Checker:
     def __init__(self, source: Source, *, shows: bool = False) -> None:
         self._source = source
         self._shows = shows
-        self._judge = Judge()
         self._walkers = [_over_bytes(), _over_tokens()]
 
     def check(self, number: int) -> Checked:
@@ -120,8 +119,8 @@ class Checker:
                 checked.answers["without an end"] += 1
                 continue
             try:
-                wrong = self._judge.complaint(schema, answer)
-            except Unjudged:
+                wrong = verdicts.complaint(schema, answer)
+            except verdicts.Unjudged:
                 checked.answers["that no validator can judge"] += 1
                 continue
             checked.answers["that break their schema" if wrong else "that fit their schema"] += 1
