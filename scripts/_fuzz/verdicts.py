@@ -49,7 +49,7 @@ def _is_formatted(format: str, text: str) -> bool:
     return bool(_only(format).is_valid(text))
 
 
-_FORMATS = {format: functools.partial(_is_formatted, format) for format in _BY_PYTHON}
+_FORMATS: dict[str, Callable[..., bool]] = {format: functools.partial(_is_formatted, format) for format in _BY_PYTHON}
 
 
 def _exact(text: str) -> Decimal:
