@@ -1,7 +1,7 @@
 """Examples of the types of an SDK, made from their annotations: a new version of the SDK brings its new types."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NotRequired, Required, TypeVar, Union, get_args, get_origin
 
@@ -27,25 +27,47 @@ def fields(model: Any) -> dict[str, Any]:
     return {name: _bare(hint) for name, hint in get_type_hints(model, include_extras=True).items()}
 
 
-def kinds(annotation: Any) -> set[str]:
-    """The values of `type` of a union's members."""
-    found: set[str] = set()
-    for member in members(annotation):
-        hint = fields(member).get("type", NoneType)
-        found |= {value for one in members(hint) if get_origin(one) is Literal for value in get_args(one)}
+def required(model: Any) -> set[str]:
+    """The names in JSON of the fields that a model, or a typed dictionary of optional fields, must have."""
+    if is_typeddict(model):
+        origins: dict[str, Any] = {
+            name: get_origin(hint) for name, hint in get_type_hints(model, include_extras=True).items()
+        }
+        return {name for name, origin in origins.items() if origin is Required}
+    return {field.alias or name for name, field in model.model_fields.items() if field.is_required()}
+
+
+def by_kind(*annotations: Any) -> dict[str, Any]:
+    """The members of unions, keyed by the values of their `type`; of several with one, the first."""
+    found: dict[str, Any] = {}
+    for member in (member for annotation in annotations for member in members(annotation)):
+        for one in members(fields(member).get("type", NoneType)):
+            for value in get_args(one) if get_origin(one) is Literal else ():
+                found.setdefault(value, member)
     return found
 
 
-class Examples:
-    """Makes examples in which each text of a client's choice is a mark of its own."""
+def kinds(annotation: Any) -> set[str]:
+    """The values of `type` of a union's members."""
+    return set(by_kind(annotation))
 
-    def __init__(self) -> None:
+
+class Examples:
+    """Makes examples in which each text of a client's choice is a mark of its own.
+
+    `texts` are the texts of the fields with these names instead of marks. With `only_required`, optional fields are
+    left out.
+    """
+
+    def __init__(self, texts: Mapping[str, str] | None = None, *, only_required: bool = False) -> None:
         self._numbers = itertools.count()
+        self._texts = texts or {}
+        self._only_required = only_required
         # Each mark with the name of the field that it is in.
         self.marks: dict[str, str] = {}
 
     def of(self, annotation: Any, name: str = "") -> Any:
-        """A value of a type, with all of its optional fields; of a union, the first type."""
+        """A value of a type, by default with all of its optional fields; of a union, the first type."""
         annotation = next(members(annotation))
         origin = get_origin(annotation)
         if origin is Literal:
@@ -60,9 +82,12 @@ class Examples:
             return self._mark(name)
         if annotation is NoneType:
             return None
-        return {field: self.of(hint, field) for field, hint in fields(annotation).items()}
+        chosen = required(annotation) if self._only_required else fields(annotation).keys()
+        return {field: self.of(hint, field) for field, hint in fields(annotation).items() if field in chosen}
 
     def _mark(self, name: str) -> str:
+        if name in self._texts:
+            return self._texts[name]
         mark = f"mark{next(self._numbers)}x"
         self.marks[mark] = name
         return mark

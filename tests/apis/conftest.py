@@ -11,7 +11,7 @@ from genai_server.text.answers.reasoning import HARMONY, REASONING_FORMATS
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE
 from genai_server.text.tool_formats.all_formats import TOOL_FORMATS, Dialect, read_dialect
-from tests.running_server import RunningServer
+from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
 
 
@@ -21,10 +21,11 @@ def client(scripted: RunningServer) -> Iterator[OpenAI]:
         yield client
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """What runs asynchronous tests."""
-    return "asyncio"
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that leaves nothing out of requests."""
+    with run_here(tmp_path_factory.mktemp("strict"), *SCRIPTED, settings={"GENAI_STRICT": "true"}) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -65,14 +65,6 @@ def lenient(asked: Asked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield server
 
 
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server that leaves nothing out of requests."""
-    options = (*SCRIPTED, "--max-length", str(MAX_LENGTH))
-    with run_here(tmp_path_factory.mktemp("strict"), *options, settings={"GENAI_STRICT": "true"}) as server:
-        yield server
-
-
 def post(server: RunningServer, path: str, body: Mapping[str, Any]) -> httpx.Response:
     """Send a body, which may have values that are no JSON."""
     return server.client.post(path, content=json.dumps(body), headers={"content-type": "application/json"})

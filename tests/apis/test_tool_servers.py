@@ -5,7 +5,6 @@ Answers are scripted; the prompt of each round has the results of the rounds bef
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,9 +21,10 @@ from genai_server.tool_servers import servers as tool_servers
 from tests.running_server import PATIENCE, RunningServer, command_line, run_server, wait_until
 from tests.server_here import run_here
 from tests.tool_server import PROMPT, TOOLS
-from tests.tool_servers.test_http import Address
+from tests.tool_servers.test_http import Address, listening
 
 PROGRAM = Path(__file__).parents[1] / "tool_server.py"
+COMMAND = [sys.executable, str(PROGRAM)]
 HEADER = "x-genai-run-tools"
 FUNCTION: Any = {"type": "function", "name": "mine", "parameters": {"type": "object", "properties": {}}}
 MCP: Any = {"type": "mcp", "server_label": "test", "require_approval": "never"}
@@ -42,42 +42,29 @@ def script(first: str, *later: tuple[str, str]) -> str:
 ECHO = script(f"I look. {call('test__echo', text='heron')}", ("heron", "It said so."))
 
 
+def configured(folder: Path, **servers: dict[str, Any]) -> list[str]:
+    """Options of `serve` for these tool servers, whose tables are added to the command of the test's program."""
+    tables = [
+        [f"[mcp.{name}]", *(f"{key} = {json.dumps(value)}" for key, value in {"command": COMMAND, **table}.items())]
+        for name, table in servers.items()
+    ]
+    (folder / "server.toml").write_text("\n".join(line for table in tables for line in table), encoding="utf-8")
+    return ["--config", str(folder / "server.toml"), "--device", "scripted", "--max-length", "20000"]
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("tools")
-    program = json.dumps([sys.executable, str(PROGRAM)])
-    (folder / "server.toml").write_text(
-        f"""
-        [mcp.test]
-        command = {program}
-        max_message_bytes = 100000
-        timeout = 60
-
-        [mcp.slow]
-        command = {program}
-        timeout = 0.2
-
-        [mcp.guarded]
-        command = {program}
-        approval = ["echo"]
-
-        [mcp.others]
-        command = {program}
-        keys = ["nobody"]
-
-        [mcp.schemas]
-        command = {json.dumps([sys.executable, str(PROGRAM), "schemas"])}
-        max_message_bytes = 1000000
-
-        [mcp.mute]
-        command = {json.dumps([sys.executable, str(PROGRAM), "mute"])}
-
-        [mcp.broken]
-        command = ["./no-such-program"]
-        """,
-        encoding="utf-8",
+    options = configured(
+        folder,
+        test={"max_message_bytes": 100_000, "timeout": 60},
+        slow={"timeout": 0.2},
+        guarded={"approval": ["echo"]},
+        others={"keys": ["nobody"]},
+        schemas={"command": [*COMMAND, "schemas"], "max_message_bytes": 1_000_000},
+        mute={"command": [*COMMAND, "mute"]},
+        broken={"command": ["./no-such-program"]},
     )
-    options = ["--config", str(folder / "server.toml"), "--device", "scripted", "--max-length", "20000"]
     with run_here(folder, *options, settings={"GENAI_MAX_TOOL_ROUNDS": "4"}) as server:
         yield server
 
@@ -111,8 +98,8 @@ def test_response_has_tools_call_result_and_answer_and_is_stored(openai: OpenAI)
     assert [tool.name for tool in listed.tools] == [*TOOLS]
     assert (listed.server_label, listed.tools[0].input_schema["required"]) == ("test", ["a", "b"])
     assert before.content[0].text.strip() == "I look."
-    assert called.to_dict() | {"id": ""} == {
-        "id": "",
+    assert called.to_dict() == {
+        "id": called.id,
         "type": "mcp_call",
         "status": "completed",
         "approval_request_id": None,
@@ -124,6 +111,9 @@ def test_response_has_tools_call_result_and_answer_and_is_stored(openai: OpenAI)
     }
     assert json.loads(called.arguments) == {"text": "heron"}
     assert (response.status, response.output_text[-11:], after.type) == ("completed", "It said so.", "message")
+    # The usage is that of both rounds.
+    assert response.usage.output_tokens == len("I look. " + call("test__echo", text="heron") + "It said so.")
+    assert response.usage.input_tokens > 2 * len(ECHO)
     assert openai.responses.retrieve(response.id).output == response.output
     assert response.tools[0].to_dict() == MCP
 
@@ -140,13 +130,6 @@ def test_next_response_continues_calls_and_does_not_list_tools_again(openai: Ope
     )
     assert "x-genai-converted" not in raw.headers
     assert (kinds(raw.parse()), raw.parse().output_text) == (["message"], "All is here.")
-
-
-def test_usage_is_that_of_all_rounds_and_later_rounds_use_the_cache_of_the_first(openai: OpenAI) -> None:
-    response = respond(openai, ECHO)
-    text = "I look. " + call("test__echo", text="heron") + "It said so."
-    assert response.usage.output_tokens == len(text)
-    assert response.usage.input_tokens > 2 * len(ECHO)
 
 
 def test_stream_has_openais_events_in_order(openai: OpenAI) -> None:
@@ -177,14 +160,13 @@ def test_stream_has_openais_events_in_order(openai: OpenAI) -> None:
 
 
 def test_calls_of_one_round_run_at_once_and_keep_their_order(openai: OpenAI) -> None:
-    both = call("test__echo", text="one") + call("test__add", a=500, b=55)
-    for response in (respond(openai, script(both, ("555", "Both."))),):
-        calls = [item for item in response.output if item.type == "mcp_call"]
-        assert [(item.name, item.output) for item in calls] == [("echo", "one"), ("add", "555")]
-    events = list(respond(openai, script(both, ("555", "Both.")), stream=True))
-    done = [event for event in events if event.type == "response.output_item.done" and event.item.type == "mcp_call"]
-    assert [event.item.output for event in done] == ["one", "555"]
-    assert [event.item for event in done] == [item for item in events[-1].response.output if item.type == "mcp_call"]
+    given = script(call("test__echo", text="one") + call("test__add", a=500, b=55), ("555", "Both."))
+    calls = [item for item in respond(openai, given).output if item.type == "mcp_call"]
+    assert [(item.name, item.output) for item in calls] == [("echo", "one"), ("add", "555")]
+    *events, last = respond(openai, given, stream=True)
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.output for item in done if item.type == "mcp_call"] == ["one", "555"]
+    assert done == last.response.output
 
 
 def test_background_response_runs_tools(openai: OpenAI) -> None:
@@ -198,40 +180,29 @@ def test_background_response_runs_tools(openai: OpenAI) -> None:
 
 @pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
 def test_call_is_run_once_the_client_approves_it(openai: OpenAI, *, streams: bool) -> None:
-    asked = respond(openai, ECHO, tools=[{**MCP, "require_approval": "always"}])
+    tools = [{**MCP, "require_approval": "always"}]
+    asked = respond(openai, ECHO, tools=tools)
     request = asked.output[-1]
-    assert (request.type, request.name, json.loads(request.arguments)) == (
-        "mcp_approval_request",
-        "echo",
-        {"text": "heron"},
-    )
-    approval: Any = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
-    fields: Any = {"tools": [{**MCP, "require_approval": "always"}], "previous_response_id": asked.id}
+    assert (request.type, request.name) == ("mcp_approval_request", "echo")
+    assert json.loads(request.arguments) == {"text": "heron"}
+    approval = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    answer = respond(openai, [approval], stream=streams, tools=tools, previous_response_id=asked.id)
     if streams:
-        answer = list(respond(openai, [approval], stream=True, **fields))[-1].response
-    else:
-        answer = respond(openai, [approval], **fields)
+        answer = list(answer)[-1].response
     called, said = answer.output
     assert (called.output, called.approval_request_id, said.content[0].text) == ("heron", request.id, "It said so.")
     # A further turn does not run it again.
-    third = respond(openai, "script: say Third.", previous_response_id=answer.id)
-    assert kinds(third) == ["message"]
+    assert kinds(respond(openai, "script: say Third.", previous_response_id=answer.id)) == ["message"]
 
 
 def test_declined_call_is_not_run(openai: OpenAI) -> None:
     given = script(call("test__echo", text="heron"), ("approved", "As you like."))
     asked = respond(openai, given, tools=[{"type": "mcp", "server_label": "test"}])
-    answer: Any = {
-        "type": "mcp_approval_response",
-        "approval_request_id": asked.output[-1].id,
-        "approve": False,
-        "reason": "too expensive",
-    }
-    declined = respond(openai, [answer], previous_response_id=asked.id)
+    answer = {"type": "mcp_approval_response", "approval_request_id": asked.output[-1].id, "approve": False}
+    declined = respond(openai, [{**answer, "reason": "too expensive"}], previous_response_id=asked.id)
     assert (kinds(declined), declined.output_text) == (["message"], "As you like.")
-    answer["approval_request_id"] = "mcpr_unknown"
     with pytest.raises(BadRequestError, match="mcpr_unknown"):
-        respond(openai, [answer], previous_response_id=asked.id)
+        respond(openai, [{**answer, "approval_request_id": "mcpr_unknown"}], previous_response_id=asked.id)
 
 
 def test_operator_and_client_choose_tools_and_approvals(openai: OpenAI) -> None:
@@ -256,10 +227,9 @@ def test_answer_ends_with_calls_of_the_client(openai: OpenAI) -> None:
 
 def test_limits_of_calls_and_rounds_end_the_loop_with_a_text(openai: OpenAI) -> None:
     again = script(call("test__count"))
-    response = respond(openai, again)
-    assert kinds(response) == ["mcp_list_tools", *(["mcp_call"] * 4), "message"]
-    assert [item.status for item in respond(openai, again, max_tool_calls=2).output[1:3]] == ["completed"] * 2
-    assert len(respond(openai, again, max_tool_calls=2).output) == 4
+    assert kinds(respond(openai, again)) == ["mcp_list_tools", *(["mcp_call"] * 4), "message"]
+    twice = respond(openai, again, max_tool_calls=2).output
+    assert [getattr(item, "status", "") for item in twice] == ["", "completed", "completed", "completed"]
     both = call("test__echo", text="one") + call("test__echo", text="two")
     limited = respond(openai, script(both), max_tool_calls=1)
     assert [item.status for item in limited.output[1:3]] == ["completed", "failed"]
@@ -377,31 +347,18 @@ def ends_of(stream: Any) -> list[tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("by", ["id", "unique_id"])
-def test_an_operator_cancels_a_request_within_a_tool(server: RunningServer, openai: OpenAI, by: str) -> None:
+def test_an_operator_cancels_a_request_and_its_tool(server: RunningServer, openai: OpenAI, by: str) -> None:
     stream = hanging(openai, f"hanging-{by}")
-    entry = within_a_tool(server, f"hanging-{by}")
+    entry, before = within_a_tool(server, f"hanging-{by}"), tool_programs()
     assert entry["output_tokens"] == len(f"I look. {call('test__hang')}")
     assert (entry["model"], entry["device"]) == ("demo", "scripted")
-    cancelled = server.client.post(f"/v1/requests/{entry[by]}/cancel", json={})
-    assert cancelled.json() == {
-        "id": entry["id"],
-        "unique_id": entry["unique_id"],
-        "object": "request",
-        "cancelled": True,
-    }
+    cancelled = server.client.post(f"/v1/requests/{entry[by]}/cancel", json={}).json()
+    assert cancelled == {name: entry[name] for name in ("id", "unique_id", "object")} | {"cancelled": True}
     assert ends_of(stream) == [("length", "cancelled")]
+    wait_until(lambda: any(not each.is_running() for each in before))
     wait_until(lambda: not server.client.get("/v1/requests").json()["data"])
     again = server.client.post(f"/v1/requests/{entry[by]}/cancel", json={})
     assert (again.status_code, again.json()["error"]["code"]) == (404, "request_not_found")
-
-
-def test_a_cancelled_request_ends_its_tool(server: RunningServer, openai: OpenAI) -> None:
-    stream = hanging(openai, "ends-its-tool")
-    entry = within_a_tool(server, "ends-its-tool")
-    before = tool_programs()
-    assert server.client.post(f"/v1/requests/{entry['unique_id']}/cancel", json={}).status_code == 200
-    assert ends_of(stream) == [("length", "cancelled")]
-    wait_until(lambda: any(not each.is_running() for each in before))
 
 
 def test_requests_of_one_id_are_not_cancelled_together(server: RunningServer, openai: OpenAI) -> None:
@@ -427,23 +384,23 @@ def test_terminate_session_ends_a_request_within_a_tool(server: RunningServer, o
     assert respond(openai, ECHO).output_text.endswith("It said so.")
 
 
-def test_an_approved_call_is_cancelled_before_the_first_round(server: RunningServer, openai: OpenAI) -> None:
-    function = {"name": "test__hang", "arguments": "{}"}
-    turn: Any = {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+_HANG = {"id": "call_1", "type": "function", "function": {"name": "test__hang", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("servers", "turns"),
+    [
+        pytest.param("test", [{"role": "assistant", "tool_calls": [_HANG]}], id="an approved call"),
+        pytest.param("mute", [], id="a tool server that starts"),
+    ],
+)
+def test_a_request_is_cancelled_before_its_first_round(
+    server: RunningServer, openai: OpenAI, servers: str, turns: list[Any]
+) -> None:
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(chat, openai, "script: say Done.", turn, name="approved")
-        entry = within_a_tool(server, "approved")
+        asked = thread.submit(chat, openai, "script: say Done.", *turns, servers=servers, name=servers)
+        entry = within_a_tool(server, servers)
         assert server.client.post(f"/v1/requests/{entry['unique_id']}/cancel", json={}).status_code == 200
-        with pytest.raises(APIStatusError) as raised:
-            asked.result()
-    assert raised.value.code == "cancelled"
-
-
-def test_a_request_is_cancelled_while_a_tool_server_starts(server: RunningServer, openai: OpenAI) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(chat, openai, "script: say Done.", servers="mute", name="starting")
-        entry = within_a_tool(server, "starting")
-        assert server.client.post("/v1/requests/starting/cancel", json={}).status_code == 200
         with pytest.raises(APIStatusError) as raised:
             asked.result()
     assert (entry["model"], raised.value.code) == ("demo", "cancelled")
@@ -451,10 +408,7 @@ def test_a_request_is_cancelled_while_a_tool_server_starts(server: RunningServer
 
 @pytest.mark.slow
 def test_every_api_process_finds_and_ends_a_request_within_a_tool(tmp_path: Path) -> None:
-    text = f"[mcp.test]\ncommand = {json.dumps([sys.executable, str(PROGRAM)])}\n"
-    (tmp_path / "server.toml").write_text(text, encoding="utf-8")
-    options = ["--config", str(tmp_path / "server.toml"), "--device", "scripted", "--max-length", "20000"]
-    with run_server(tmp_path, *options, "--workers", "2") as server:
+    with run_server(tmp_path, *configured(tmp_path, test={}), "--workers", "2") as server:
         # Each on a connection of its own, which either process accepts.
         asked: Any = {"model": "demo", "input": script(call("test__hang")), "tools": [MCP], "background": True}
         paths = []
@@ -495,14 +449,10 @@ def test_a_server_that_does_not_start_is_an_error(openai: OpenAI) -> None:
 
 
 def test_api_keys_may_use_the_servers_of_their_tables(tmp_path: Path) -> None:
-    (tmp_path / "server.toml").write_text(
-        f"[mcp.test]\ncommand = {json.dumps([sys.executable, str(PROGRAM)])}\nkeys = ['alice']\n", encoding="utf-8"
-    )
     keys = {name: f"{name}s-key-0123456789" for name in ("alice", "bob")}
     given = ",".join(f"{name}:{key}" for name, key in keys.items())
     settings = {"GENAI_API_KEYS": given, "GENAI_ADMIN_API_KEY": "admins-key-0123456789"}
-    options = ["--config", str(tmp_path / "server.toml"), "--device", "scripted", "--max-length", "20000"]
-    with run_here(tmp_path, *options, settings=settings) as server:
+    with run_here(tmp_path, *configured(tmp_path, test={"keys": ["alice"]}), settings=settings) as server:
         for key, names in ((keys["alice"], ["test"]), (keys["bob"], []), (settings["GENAI_ADMIN_API_KEY"], ["test"])):
             headers = {"authorization": f"Bearer {key}"}
             listed = server.client.get("/v1/tool_servers", headers=headers).json()["data"]
@@ -514,11 +464,9 @@ def test_api_keys_may_use_the_servers_of_their_tables(tmp_path: Path) -> None:
 
 
 def test_a_model_reads_the_result_and_a_later_round_takes_its_prompt_from_the_cache(tmp_path: Path) -> None:
-    program = json.dumps([sys.executable, str(PROGRAM)])
-    text = f'[mcp.w]\ncommand = {program}\ntools = ["get_weather"]\n'
-    (tmp_path / "server.toml").write_text(text, encoding="utf-8")
+    config = configured(tmp_path, w={"tools": ["get_weather"]})[:2]
     with (
-        run_here(tmp_path, "--config", str(tmp_path / "server.toml")) as server,
+        run_here(tmp_path, *config) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         tools: Any = [{**MCP, "server_label": "w"}]
@@ -532,14 +480,10 @@ def test_a_model_reads_the_result_and_a_later_round_takes_its_prompt_from_the_ca
 def visited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunningServer, Address]]:
     """A server whose operator allows the host of a tool server, and this one."""
     monkeypatch.setattr(tool_servers, "is_public", lambda address: True)
-    with Address() as address:
-        thread = threading.Thread(target=address.serve_forever)
-        thread.start()
+    with listening() as address:
         settings = {"GENAI_MCP_HOSTS": f"localhost:{address.server_port}"}
         with run_here(tmp_path, "--device", "scripted", "--max-length", "20000", settings=settings) as server:
             yield server, address
-        address.shutdown()
-        thread.join()
 
 
 def test_a_request_names_a_server_at_an_allowed_host(visited: tuple[RunningServer, Address]) -> None:
@@ -579,19 +523,10 @@ def chat(openai: OpenAI, *messages: Any, servers: str = "test", name: str = "", 
 def test_chat_completion_has_runs_in_a_field_of_its_own(openai: OpenAI) -> None:
     (choice,) = chat(openai, ECHO).choices
     (run,) = choice.message.genai_tool_runs
-    assert run | {"id": ""} == {
-        "id": "",
-        "server": "test",
-        "name": "echo",
-        "arguments": run["arguments"],
-        "status": "completed",
-        "output": "heron",
-    }
-    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == (
-        "stop",
-        "I look.\n\nIt said so.",
-        None,
-    )
+    told = {name: run[name] for name in ("id", "arguments")}
+    assert run == told | {"server": "test", "name": "echo", "status": "completed", "output": "heron"}
+    assert (choice.finish_reason, choice.message.content) == ("stop", "I look.\n\nIt said so.")
+    assert choice.message.tool_calls is None
 
 
 def test_streamed_chat_completion_has_runs_as_they_begin_and_end(openai: OpenAI) -> None:
@@ -639,18 +574,12 @@ def test_chat_refuses_what_it_cannot_run(openai: OpenAI) -> None:
 
 
 def test_chat_with_clients_tools_numbers_them_from_zero(openai: OpenAI) -> None:
-    tools: Any = [
-        {"type": "function", "function": {"name": "mine", "parameters": {"type": "object", "properties": {}}}}
-    ]
-    both = call("test__echo", text="heron") + call("mine")
-    (choice,) = chat(openai, script(both), tools=tools).choices
+    fields: Any = {"tools": [{"type": "function", "function": {"name": "mine", "parameters": {"type": "object"}}}]}
+    both = script(call("test__echo", text="heron") + call("mine"))
+    (choice,) = chat(openai, both, **fields).choices
     assert [each.function.name for each in choice.message.tool_calls] == ["mine"]
-    calls = [
-        one
-        for chunk in chat(openai, script(both), tools=tools, stream=True)
-        for choice in chunk.choices
-        for one in choice.delta.tool_calls or []
-    ]
+    deltas = [choice.delta for chunk in chat(openai, both, stream=True, **fields) for choice in chunk.choices]
+    calls = [one for delta in deltas for one in delta.tool_calls or []]
     assert [one.index for one in calls if one.function.name] == [0]
 
 
@@ -697,27 +626,21 @@ def test_streamed_message_is_the_same(anthropic: Anthropic) -> None:
 
 
 def test_message_chooses_tools(anthropic: Anthropic) -> None:
-    tools: Any = [
-        {
-            "type": "mcp_toolset",
-            "mcp_server_name": "test",
-            "default_config": {"enabled": False},
-            "configs": {"count": {"enabled": True}},
-        }
-    ]
-    given = script(call("test__count"), ("count", "Counted."))
+    chosen = {"default_config": {"enabled": False}, "configs": {"count": {"enabled": True}}}
+    tools: Any = [{"type": "mcp_toolset", "mcp_server_name": "test", **chosen}]
+    asked = message(anthropic, script(call("test__count"), ("count", "Counted.")), tools=tools)
     for choice in ({"type": "any"}, {"type": "auto"}, {"type": "tool", "name": "test__count"}):
-        answer = anthropic.beta.messages.create(**message(anthropic, given, tools=tools, tool_choice=choice))
+        answer = anthropic.beta.messages.create(**asked, tool_choice=choice)
         assert [block.name for block in answer.content if block.type == "mcp_tool_use"] == ["count"]
         assert answer.content[-1].text == "Counted."
     with pytest.raises(AnthropicBadRequest, match="tool_choice.name"):
-        anthropic.beta.messages.create(
-            **message(anthropic, given, tools=tools, tool_choice={"type": "tool", "name": "test__echo"})
-        )
+        anthropic.beta.messages.create(**asked, tool_choice={"type": "tool", "name": "test__echo"})
 
 
-def test_message_leaves_out_servers_and_tools_that_it_cannot_use(anthropic: Anthropic) -> None:
-    raw = anthropic.beta.messages.with_raw_response.create(**message(anthropic, "script: say Hi.", "others"))
-    assert raw.headers["x-genai-ignored"] == "mcp_servers[0]"
-    raw = anthropic.beta.messages.with_raw_response.create(**message(anthropic, "script: say Hi.", "guarded"))
-    assert raw.headers["x-genai-ignored"] == "mcp_servers (guarded: echo needs an approval)"
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [("others", "mcp_servers[0]"), ("guarded", "mcp_servers (guarded: echo needs an approval)")],
+)
+def test_message_leaves_out_what_it_cannot_use(anthropic: Anthropic, name: str, left_out: str) -> None:
+    raw = anthropic.beta.messages.with_raw_response.create(**message(anthropic, "script: say Hi.", name))
+    assert raw.headers["x-genai-ignored"] == left_out

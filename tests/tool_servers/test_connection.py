@@ -1,16 +1,19 @@
 """Places of calls on a tool server: shared between tenants, and given back however a call ends."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+
+import pytest
 
 from genai_server.tool_servers.connection import CallSlots
 
+pytestmark = pytest.mark.anyio
+
 
 class Calls:
-    """Calls that run until they are ended."""
+    """Calls that run until they are ended, on a server with this number of places."""
 
-    def __init__(self, places: CallSlots) -> None:
-        self._slots = places
+    def __init__(self, number: int) -> None:
+        self._slots = CallSlots(number)
         self.running: list[str] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Event] = {}
@@ -43,47 +46,35 @@ class Calls:
             await asyncio.sleep(0)
 
 
-def with_calls(number: int, check: Callable[[Calls], Awaitable[None]]) -> None:
-    asyncio.run(check(Calls(CallSlots(number))))  # type: ignore[arg-type]
+async def test_a_key_leaves_a_place_to_others() -> None:
+    calls = Calls(3)
+    await calls.start("a1", "a2", "a3")
+    assert calls.running == ["a1", "a2"]
+    await calls.start("b1")
+    assert calls.running == ["a1", "a2", "b1"]
 
 
-def test_a_key_leaves_a_place_to_others() -> None:
-    async def check(calls: Calls) -> None:
-        await calls.start("a1", "a2", "a3")
-        assert calls.running == ["a1", "a2"]
-        await calls.start("b1")
-        assert calls.running == ["a1", "a2", "b1"]
-
-    with_calls(3, check)
-
-
-def test_a_free_place_goes_to_the_key_with_the_fewest_calls() -> None:
-    async def check(calls: Calls) -> None:
-        await calls.start("a1", "a2", "b1", "a3", "c1")
-        await calls.end("b1")
-        assert calls.running == ["a1", "a2", "c1"]
-        await calls.end("a1")
-        assert calls.running == ["a2", "c1", "a3"]
-
-    with_calls(3, check)
+async def test_a_free_place_goes_to_the_key_with_the_fewest_calls() -> None:
+    calls = Calls(3)
+    await calls.start("a1", "a2", "b1", "a3", "c1")
+    await calls.end("b1")
+    assert calls.running == ["a1", "a2", "c1"]
+    await calls.end("a1")
+    assert calls.running == ["a2", "c1", "a3"]
 
 
-def test_cancelled_calls_give_their_places_back() -> None:
-    async def check(calls: Calls) -> None:
-        await calls.start("a1", "a2", "b1")
-        await calls.cancel("a2")
-        await calls.cancel("a1")
-        assert calls.running == ["b1"]
-        await calls.start("a3")
-        assert calls.running == ["b1", "a3"]
-
-    with_calls(2, check)
+async def test_cancelled_calls_give_their_places_back() -> None:
+    calls = Calls(2)
+    await calls.start("a1", "a2", "b1")
+    await calls.cancel("a2")
+    await calls.cancel("a1")
+    assert calls.running == ["b1"]
+    await calls.start("a3")
+    assert calls.running == ["b1", "a3"]
 
 
-def test_the_only_place_is_for_all() -> None:
-    async def check(calls: Calls) -> None:
-        await calls.start("a1", "a2", "b1")
-        await calls.end("a1")
-        assert calls.running == ["a2"]
-
-    with_calls(1, check)
+async def test_the_only_place_is_for_all() -> None:
+    calls = Calls(1)
+    await calls.start("a1", "a2", "b1")
+    await calls.end("a1")
+    assert calls.running == ["a2"]

@@ -17,6 +17,7 @@ from genai_server.tool_servers.servers import ToolServers
 from tests.running_server import command_line
 from tests.tool_server import PROMPT, TOOLS
 
+pytestmark = pytest.mark.anyio
 PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "tool_server.py")]
 SECRET = "s3cret-of-the-operator"
 FOREVER = 60.0
@@ -52,47 +53,37 @@ async def works(servers: ToolServers) -> bool:
     return await run(servers, "add", b'{"a": 1, "b": 2}') == ("3", False)
 
 
-def test_tools_are_listed_and_run_by_one_program() -> None:
-    async def main() -> None:
-        async with served() as servers:
-            assert [tool.name for tool in await servers.tools("test")] == [*TOOLS]
-            assert await works(servers)
-            assert await run(servers, "echo", b'{"text": "\xc3\xa9"}') == ("é", False)
-            assert await run(servers, "fail") == ("it did not work", True)
-            assert await run(servers, "picture") == ("[image left out: the model reads the texts of tools only]", False)
-            assert await run(servers, "count") == ("5", False)
-            assert len(programs()) == 1
-
-    asyncio.run(main())
+async def test_tools_are_listed_and_run_by_one_program() -> None:
+    async with served() as servers:
+        assert [tool.name for tool in await servers.tools("test")] == [*TOOLS]
+        assert await works(servers)
+        assert await run(servers, "echo", b'{"text": "\xc3\xa9"}') == ("é", False)
+        assert await run(servers, "fail") == ("it did not work", True)
+        assert await run(servers, "picture") == ("[image left out: the model reads the texts of tools only]", False)
+        assert await run(servers, "count") == ("5", False)
+        assert len(programs()) == 1
 
 
-def test_calls_at_once_all_return() -> None:
-    async def main() -> None:
-        async with served(max_calls=2) as servers:
-            calls = [run(servers, "add", b'{"a": 1, "b": %d}' % number) for number in range(20)]
-            assert await asyncio.gather(*calls) == [(str(1 + number), False) for number in range(20)]
-
-    asyncio.run(main())
+async def test_calls_at_once_all_return() -> None:
+    async with served(max_calls=2) as servers:
+        calls = [run(servers, "add", b'{"a": 1, "b": %d}' % number) for number in range(20)]
+        assert await asyncio.gather(*calls) == [(str(1 + number), False) for number in range(20)]
 
 
-def test_only_allowed_tools_are_listed() -> None:
-    async def main() -> None:
-        async with served(tools=["add", "nothing"]) as servers:
-            assert [tool.name for tool in await servers.tools("test")] == ["add"]
-
-    asyncio.run(main())
+async def test_only_allowed_tools_are_listed() -> None:
+    async with served(tools=["add", "nothing"]) as servers:
+        assert [tool.name for tool in await servers.tools("test")] == ["add"]
 
 
-def test_names_that_collide_and_huge_schemas_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    async def main(mode: str) -> list[str]:
+async def test_names_that_collide_and_huge_schemas_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    for mode, names, said in (
+        ("names", [*TOOLS], "7 tools are left out"),
+        ("schemas", [*TOOLS, "endless", "pattern"], "1 tools are left out"),
+        ("pages", ["t0-0", "t0-1", "t0-2", "t0-3", "t1-0", "t1-1", "t1-2", "t1-3"], "56 tools are left out"),
+    ):
         async with served(mode) as servers:
-            return [tool.name for tool in await servers.tools("test")]
-
-    assert asyncio.run(main("names")) == [*TOOLS]
-    assert "7 tools are left out" in caplog.text
-    assert asyncio.run(main("schemas")) == [*TOOLS, "endless", "pattern"]
-    assert asyncio.run(main("pages")) == ["t0-0", "t0-1", "t0-2", "t0-3", "t1-0", "t1-1", "t1-2", "t1-3"]
-    assert "56 tools are left out" in caplog.text
+            assert [tool.name for tool in await servers.tools("test")] == names
+        assert said in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -103,120 +94,79 @@ def test_names_that_collide_and_huge_schemas_are_left_out(caplog: pytest.LogCapt
         ("spam", "tool server test: it sent too much without being asked"),
     ],
 )
-def test_a_program_that_breaks_fails_its_call_and_starts_again(tool: str, said: str) -> None:
-    async def main() -> None:
-        async with served(max_message_bytes=100_000) as servers:
-            assert await works(servers)
-            with pytest.raises(ToolServerUnavailable) as raised:
-                await run(servers, tool)
-            assert str(raised.value) == said
-            assert await works(servers)
-            assert await run(servers, "count") == ("2", False)
-
-    asyncio.run(main())
+async def test_a_program_that_breaks_fails_its_call_and_starts_again(tool: str, said: str) -> None:
+    async with served(max_message_bytes=100_000) as servers:
+        assert await works(servers)
+        with pytest.raises(ToolServerUnavailable) as raised:
+            await run(servers, tool)
+        assert str(raised.value) == said
+        assert await works(servers)
+        assert await run(servers, "count") == ("2", False)
 
 
 @pytest.mark.usefixtures("killed_soon")
-def test_a_call_without_an_answer_ends_in_time_and_others_go_to_a_new_program() -> None:
-    async def main() -> None:
-        async with served() as servers:
-            assert await works(servers)
-            assert await run(servers, "hang", seconds=0.2) == ("the tool has not answered within 0.2 s", True)
-            assert await works(servers)
-            assert await run(servers, "count") == ("2", False)
-
-    asyncio.run(main())
-
-
-@pytest.mark.usefixtures("killed_soon")
-def test_a_call_that_is_left_does_not_hold_up_others() -> None:
-    async def main() -> None:
-        async with served() as servers:
-            assert await works(servers)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await run(servers, "hang")
-            assert await works(servers)
-
-    asyncio.run(main())
+async def test_a_call_without_an_answer_ends_in_time_and_others_go_to_a_new_program() -> None:
+    async with served() as servers:
+        assert await works(servers)
+        assert await run(servers, "hang", seconds=0.2) == ("the tool has not answered within 0.2 s", True)
+        assert await works(servers)
+        assert await run(servers, "count") == ("2", False)
+        # Nor does a call hold up others that its client leaves.
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await run(servers, "hang")
+        assert await works(servers)
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"),
+    ("command", "said"),
     [
-        ("dies", "it ended"),
-        ("mute", "it does not list its tools within 0.5 s"),
-        ("deep", "it sent a message that is nested too deep"),
+        ([*PROGRAM, "dies"], "it ended"),
+        ([*PROGRAM, "mute"], "it does not list its tools within 0.5 s"),
+        ([*PROGRAM, "deep"], "it sent a message that is nested too deep"),
+        (["./no-such-program"], "tool server test: .*no-such-program"),
     ],
 )
-def test_a_program_that_does_not_start_says_so(mode: str, said: str) -> None:
-    async def main() -> None:
-        async with served(mode, start_timeout=0.5 if mode == "mute" else FOREVER) as servers:
-            for _ in range(2):
-                with pytest.raises(ToolServerUnavailable, match=said):
-                    await servers.tools("test")
-
-    asyncio.run(main())
-
-
-def test_a_missing_program_says_so() -> None:
-    async def main() -> None:
-        servers = ToolServers({"test": ToolServer.model_validate({"name": "test", "command": ["./no-such-program"]})})
-        with pytest.raises(ToolServerUnavailable, match=r"tool server test: .*no-such-program"):
-            await servers.tools("test")
-        await servers.close()
-
-    asyncio.run(main())
-
-
-def test_outputs_are_cut_and_answers_that_break_the_protocol_are_errors() -> None:
-    async def main() -> None:
-        async with served(max_output_bytes=1001) as servers:
-            text, is_error = await run(servers, "long")
-            assert not is_error
-            assert text == "é" * 500 + "\n[998999 bytes left out: an output may have 1001 bytes (max_output_bytes)]"
-            assert await run(servers, "wrong") == (
-                "the tool's answer does not follow the Model Context Protocol",
-                True,
-            )
-            assert await run(servers, "prompt") == (PROMPT, False)
-
-    asyncio.run(main())
-
-
-def test_neither_answers_nor_logs_have_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-
-    async def main() -> None:
-        async with served("secret", env={"TOKEN": f"Bearer {SECRET}"}) as servers:
-            text, _ = await run(servers, "secret")
-            assert '"TOKEN": "[secret]"' in text
-            assert SECRET not in text
-            with pytest.raises(ToolServerUnavailable):
-                await run(servers, "crash")
-        async with served("dies", env={"TOKEN": SECRET}) as servers:
-            with pytest.raises(ToolServerUnavailable):
+async def test_a_program_that_does_not_start_says_so(command: list[str], said: str) -> None:
+    async with served(command=command, start_timeout=0.5 if "mute" in command else FOREVER) as servers:
+        for _ in range(2):
+            with pytest.raises(ToolServerUnavailable, match=said):
                 await servers.tools("test")
 
-    asyncio.run(main())
+
+async def test_outputs_are_cut_and_answers_that_break_the_protocol_are_errors() -> None:
+    cut = "\n[998999 bytes left out: an output may have 1001 bytes (max_output_bytes)]"
+    async with served(max_output_bytes=1001) as servers:
+        assert await run(servers, "long") == ("é" * 500 + cut, False)
+        assert await run(servers, "wrong") == ("the tool's answer does not follow the Model Context Protocol", True)
+        assert await run(servers, "prompt") == (PROMPT, False)
+
+
+async def test_neither_answers_nor_logs_have_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with served("secret", env={"TOKEN": f"Bearer {SECRET}"}) as servers:
+        text, _ = await run(servers, "secret")
+        assert '"TOKEN": "[secret]"' in text
+        assert SECRET not in text
+        with pytest.raises(ToolServerUnavailable):
+            await run(servers, "crash")
+    async with served("dies", env={"TOKEN": SECRET}) as servers:
+        with pytest.raises(ToolServerUnavailable):
+            await servers.tools("test")
     assert "[secret]" in caplog.text
     assert "no start" in caplog.text
     assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["errors", "refusal", "schema"])
-def test_no_part_of_a_secret_is_left_where_texts_are_cut(caplog: pytest.LogCaptureFixture, mode: str) -> None:
+async def test_no_part_of_a_secret_is_left_where_texts_are_cut(caplog: pytest.LogCaptureFixture, mode: str) -> None:
     said: list[str] = []
-
-    async def main() -> None:
-        async with served(mode, env={"TOKEN": SECRET * 3}) as servers:
-            try:
-                tools = await servers.tools("test")
-                said.extend(f"{tool.name} {tool.description} {tool.parameters.decode()}" for tool in tools)
-            except ToolServerUnavailable as error:
-                said.append(str(error))
-
-    asyncio.run(main())
+    async with served(mode, env={"TOKEN": SECRET * 3}) as servers:
+        try:
+            tools = await servers.tools("test")
+            said.extend(f"{tool.name} {tool.description} {tool.parameters.decode()}" for tool in tools)
+        except ToolServerUnavailable as error:
+            said.append(str(error))
     told = "\n".join([*said, caplog.text])
     assert SECRET[:6] not in told
     assert SECRET[-6:] not in told
@@ -225,13 +175,9 @@ def test_no_part_of_a_secret_is_left_where_texts_are_cut(caplog: pytest.LogCaptu
         assert 'leak [secret] {"type": "object", "title": "[secret]"}' in said
 
 
-def test_a_program_has_none_of_the_servers_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_has_none_of_the_servers_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENAI_API_KEYS", "not-for-programs")
-
-    async def main() -> None:
-        async with served() as servers:
-            text, _ = await run(servers, "secret")
-            assert "not-for-programs" not in text
-            assert '"PATH"' in text
-
-    asyncio.run(main())
+    async with served() as servers:
+        text, _ = await run(servers, "secret")
+        assert "not-for-programs" not in text
+        assert '"PATH"' in text

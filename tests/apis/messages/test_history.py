@@ -8,7 +8,6 @@ import pytest
 
 from genai_server.apis.messages.leniency import convert
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER
-from tests.http.test_leniency import strict  # noqa: F401 - a fixture
 from tests.running_server import RunningServer
 
 USER = {"role": "user", "content": "say hi"}
@@ -27,19 +26,23 @@ def _converted(block: Any, role: str = "assistant") -> tuple[list[str], Any]:
     return names, body["messages"][0]["content"][0]
 
 
-def test_a_call_and_a_result_of_another_server_are_notes() -> None:
-    assert _converted(SEARCH) == (
-        ["messages[0].content[0] (server_tool_use as text)"],
-        {"type": "text", "text": '[server_tool_use]\nname: web_search\ninput: {"query": "weather"}'},
-    )
-    assert _converted(FOUND)[1]["text"] == (
-        '[web_search_tool_result]\ncontent: [{"type": "web_search_result", "title": "T", "url": "https://a.example"}]'
-    )
-
-
-def test_a_list_of_another_servers_tools_is_not_part_of_a_note() -> None:
-    block = {"type": "mcp_tool_listing", "mcp_server_name": "s", "tools": [{"name": "f"}]}
-    assert _converted(block)[1]["text"] == "[mcp_tool_listing]\nmcp_server_name: s"
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (SEARCH, '[server_tool_use]\nname: web_search\ninput: {"query": "weather"}'),
+        (
+            FOUND,
+            '[web_search_tool_result]\ncontent: [{"type": "web_search_result", "title": "T", "url": "https://a.example"}]',
+        ),
+        (
+            {"type": "mcp_tool_listing", "mcp_server_name": "s", "tools": [{"name": "f"}]},
+            "[mcp_tool_listing]\nmcp_server_name: s",
+        ),
+    ],
+)
+def test_a_block_of_another_server_is_a_note(block: Any, text: str) -> None:
+    names = [f"messages[0].content[0] ({block['type']} as text)"]
+    assert _converted(block) == (names, {"type": "text", "text": text})
 
 
 def test_parts_of_results_and_documents_are_notes_too() -> None:
@@ -128,7 +131,7 @@ def _asked(server: RunningServer, *messages: Any, **fields: Any) -> httpx.Respon
     return server.client.post("/v1/messages", json={"max_tokens": 50, "messages": [*messages, USER], **fields})
 
 
-def test_conversation_of_another_server_is_answered_and_named(scripted: RunningServer, strict: RunningServer) -> None:  # noqa: F811
+def test_conversation_of_another_server_is_answered_and_named(scripted: RunningServer, strict: RunningServer) -> None:
     asked = {"role": "user", "content": "What is the weather?"}
     answer = {"role": "assistant", "content": [SEARCH, FOUND, {"type": "text", "text": "Sunny."}]}
     for server in (scripted, strict):
@@ -142,18 +145,15 @@ def test_conversation_of_another_server_is_answered_and_named(scripted: RunningS
 
 def test_a_conversation_may_end_with_calls_or_have_none(scripted: RunningServer) -> None:
     call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
+    messages = [USER, {"role": "assistant", "content": [call]}]
+    assert scripted.client.post("/v1/messages", json={"max_tokens": 9, "messages": messages}).status_code == 200
     result = {"type": "tool_result", "tool_use_id": "t0", "content": "3"}
-    ends = scripted.client.post(
-        "/v1/messages",
-        json={"max_tokens": 9, "messages": [USER, {"role": "assistant", "content": [call]}]},
-    )
-    assert ends.status_code == 200
     response = _asked(scripted, {"role": "user", "content": [result]})
     assert response.status_code == 200
     assert response.headers[CONVERTED_HEADER] == "messages[0].content[0] (tool_result without its call, as text)"
 
 
-def test_strict_requests_may_lose_nothing_of_their_history(strict: RunningServer) -> None:  # noqa: F811
+def test_strict_requests_may_lose_nothing_of_their_history(strict: RunningServer) -> None:
     cited = {"type": "text", "text": "x", "citations": [{"type": "char_location"}]}
     response = _asked(strict, {"role": "assistant", "content": [cited]})
     assert response.status_code == 400

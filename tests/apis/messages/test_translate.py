@@ -9,7 +9,7 @@ from genai_server.apis.messages.schemas import CountTokensRequest, MessagesReque
 from genai_server.apis.messages.tools import OfferedTools
 from genai_server.apis.messages.translate import Translation, Turns
 from genai_server.errors import InvalidField
-from genai_server.generation.parameters.chat_messages import ChatParameters, NamedTool
+from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.http.error_responses import named
 
 HELLO = {"role": "user", "content": "x"}
@@ -34,17 +34,22 @@ def test_a_tool_is_a_function() -> None:
     }
 
 
-@pytest.mark.parametrize(("given", "expected"), [("auto", "auto"), ("any", "required"), ("none", "none")])
-def test_the_choice_of_tools_has_openais_name(given: str, expected: str) -> None:
-    assert _chat(tools=[TOOL], tool_choice={"type": given}).tool_choice == expected
-
-
-def test_a_named_tool_and_a_single_call_can_be_demanded() -> None:
-    chat = _chat(tools=[TOOL], tool_choice={"type": "tool", "name": "add", "disable_parallel_tool_use": True})
-    assert isinstance(chat.tool_choice, NamedTool)
-    assert chat.tool_choice.function.name == "add"
-    assert chat.parallel_tool_calls is False
-    assert _chat(tools=[TOOL], tool_choice={"type": "any"}).parallel_tool_calls is None
+@pytest.mark.parametrize(
+    ("given", "chosen", "parallel"),
+    [
+        ({"type": "auto"}, "auto", None),
+        ({"type": "any"}, "required", None),
+        ({"type": "none"}, "none", None),
+        (
+            {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+            {"type": "function", "function": {"name": "add"}},
+            False,
+        ),
+    ],
+)
+def test_the_choice_of_tools_has_openais_name(given: Any, chosen: Any, parallel: bool | None) -> None:
+    chat = _chat(tools=[TOOL], tool_choice=given)
+    assert (chat.model_dump()["tool_choice"], chat.parallel_tool_calls) == (chosen, parallel)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +69,12 @@ def test_thinking_is_effort(fields: dict[str, Any], effort: str | None) -> None:
 
 
 def test_the_format_of_the_output_is_the_response_format() -> None:
-    schema = {"type": "object"}
-    form = {"type": "json_schema", "schema": schema}
+    form = {"type": "json_schema", "schema": {"type": "object"}}
     wanted = _chat(output_config={"format": form}).response_format
     assert wanted == _chat(output_format=form).response_format
     assert wanted is not None
     assert wanted.json_schema is not None
-    assert wanted.json_schema.schema_ == schema
+    assert wanted.json_schema.schema_ == form["schema"]
 
 
 @pytest.mark.parametrize(
@@ -101,16 +105,14 @@ def test_the_effort_of_enabled_thinking_is_shown_as_the_client_wrote_it() -> Non
     assert named(error, names) == ('thinking.type has no effect; given "enabled"', "thinking.type")
 
 
-@pytest.mark.parametrize("results", [4094, 4095])
-def test_conversation_is_limited_to_4096_turns_with_tool_results(results: int) -> None:
-    call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
-    said = [{"type": "tool_result", "tool_use_id": "t1", "content": "2"}] * results
-    messages = [HELLO, {"role": "assistant", "content": [call]}, {"role": "user", "content": said}]
-    if results == 4094:
-        assert len(_chat(messages=messages).messages) == 4096
-        return
+def test_conversation_is_limited_to_4096_turns_with_tool_results() -> None:
+    def messages(num_results: int) -> list[Any]:
+        call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
+        return [HELLO, {"role": "assistant", "content": [call]}, _user(*[_result("2")] * num_results)]
+
+    assert len(_chat(messages=messages(4094)).messages) == 4096
     with pytest.raises(InvalidField, match="at most 4096 turns, .* given 4097") as caught:
-        _chat(messages=messages)
+        _chat(messages=messages(4095))
     assert caught.value.param == "messages"
 
 
@@ -147,13 +149,10 @@ CALLED = {
 
 
 @pytest.mark.parametrize("system", ["Be brief.", [_text("Be"), _text("brief.")]])
-def test_the_system_prompt_is_the_first_message(system: Any) -> None:
+def test_the_system_prompt_is_the_first_message_unless_it_is_empty(system: Any) -> None:
     (place, first), _ = _messages(HELLO, system=system)
     assert (place, first["role"], first["content"].split()) == ("system", "system", ["Be", "brief."])
-
-
-def test_an_empty_system_prompt_is_none() -> None:
-    assert len(_messages(HELLO, system="")) == len(_messages(HELLO, system=[])) == 1
+    assert len(_messages(HELLO, system=type(system)())) == 1
 
 
 def test_neighbouring_messages_of_one_role_become_one_turn() -> None:
@@ -166,15 +165,14 @@ def test_neighbouring_messages_of_one_role_become_one_turn() -> None:
 
 
 def test_assistant_turn_has_reasoning_and_calls_next_to_its_text() -> None:
-    _, (_, turn), _ = _messages(HELLO, CALLED, HELLO)
+    turns = _turns(HELLO, CALLED, _user(_result("3"), _text("Thanks.")))
+    _, (_, turn), (place, result), (_, text) = turns.messages
     (call,) = turn.pop("tool_calls")
     assert turn == {"role": "assistant", "content": "I add.", "reasoning_content": "add them"}
     assert (call["id"], call["type"], call["function"]["name"]) == ("t1", "function", "add")
     assert json.loads(call["function"]["arguments"]) == {"a": "ä", "b": [1, None]}
-
-
-def test_tool_result_is_a_message_before_the_users_text() -> None:
-    *_, (place, result), (_, text) = _messages(HELLO, CALLED, _user(_result("3"), _text("Thanks.")))
+    # Encrypted thinking is left out, and the result is a message before the user's text.
+    assert turns.left_out == ["messages[1].content[1] (redacted_thinking)"]
     assert place == "messages[2].content[0]"
     assert result == {"role": "tool", "tool_call_id": "t1", "name": "add", "content": "3"}
     assert text == {"role": "user", "content": "Thanks."}
@@ -196,32 +194,19 @@ def test_result_is_a_text_that_marks_errors(result: dict[str, Any], content: str
 
 
 def test_result_without_its_call_is_text_of_the_user() -> None:
-    turns = _turns(
-        HELLO,
-        {"role": "assistant", "content": "c"},
-        _user(_text("x"), _result([_text("3")]), _result("4", is_error=True)),
-    )
+    results = _user(_text("x"), _result([_text("3")]), _result("4", is_error=True))
+    turns = _turns(HELLO, {"role": "assistant", "content": "c"}, results)
     text = "x\n[tool_result]\n3\n[tool_result]\nError:\n4"
     assert turns.messages[-1] == ("messages[2]", {"role": "user", "content": text})
-    assert turns.converted == [
-        "messages[2].content[1] (tool_result without its call, as text)",
-        "messages[2].content[2] (tool_result without its call, as text)",
-    ]
+    form = "(tool_result without its call, as text)"
+    assert turns.converted == [f"messages[2].content[1] {form}", f"messages[2].content[2] {form}"]
 
 
-def test_encrypted_thinking_is_left_out_and_named() -> None:
-    turns = _turns(HELLO, CALLED, HELLO)
-    assert turns.left_out == ["messages[1].content[1] (redacted_thinking)"]
-
-
-def test_a_summary_of_earlier_messages_is_its_text() -> None:
-    turns = _turns({"role": "assistant", "content": [{"type": "compaction", "content": "They met."}]}, HELLO)
-    assert turns.messages[0] == ("messages[0]", {"role": "assistant", "content": "They met."})
+@pytest.mark.parametrize(("summary", "text"), [("They met.", "They met."), (None, "")])
+def test_a_summary_of_earlier_messages_is_its_text(summary: str | None, text: str) -> None:
+    turns = _turns({"role": "assistant", "content": [{"type": "compaction", "content": summary}]}, HELLO)
+    assert turns.messages[0] == ("messages[0]", {"role": "assistant", "content": text})
     assert turns.converted == ["messages[0].content[0] (compaction as text)"]
-    assert _messages({"role": "assistant", "content": [{"type": "compaction", "content": None}]}, HELLO)[0][1] == {
-        "role": "assistant",
-        "content": "",
-    }
 
 
 @pytest.mark.parametrize(("clear_at", "stays"), [("next_user_message", False), ("never", True), (None, True)])
@@ -243,7 +228,10 @@ PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", 
 REMOTE = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
 PNG_PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}
 REMOTE_PART = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
-LOOK: dict[str, Any] = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+LOOK: dict[str, Any] = {
+    "role": "assistant",
+    "content": [{"type": "tool_use", "id": "t1", "name": "look", "input": {}}],
+}
 
 
 def test_images_stay_in_their_places_between_joined_texts() -> None:
@@ -254,8 +242,7 @@ def test_images_stay_in_their_places_between_joined_texts() -> None:
 
 @pytest.mark.parametrize(("is_error", "before"), [(False, []), (True, [_text("Error: ")])])
 def test_images_of_a_tool_result_are_parts(is_error: bool, before: list[Any]) -> None:
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [PNG, _text("x")], "is_error": is_error}
-    found = _messages({"role": "assistant", "content": [LOOK]}, _user(result))
+    found = _messages(LOOK, _user(_result([PNG, _text("x")], is_error=is_error)))
     assert found[-1][1]["content"] == [*before, PNG_PART, _text("x")]
 
 
@@ -278,35 +265,27 @@ def _content_of(*blocks: Any) -> dict[str, Any]:
     ],
 )
 def test_a_document_becomes_its_title_text_and_images(document: Any, content: Any) -> None:
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [document]}
-    call = {"role": "assistant", "content": [LOOK]}
-    (_, alone), _, (_, of_a_result) = _messages(_user(document), call, _user(result))
+    (_, alone), _, (_, of_a_result) = _messages(_user(document), LOOK, _user(_result([document])))
     assert (alone["content"], of_a_result["content"]) == (content, content)
 
 
-def test_errors_of_images_in_documents_name_the_clients_block() -> None:
-    document = _document(_content_of(_text("a"), PNG), title="T")
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [_text("x"), document]}
-    call = {"role": "assistant", "content": [LOOK]}
-    name = _translation(messages=[_user(document, REMOTE), call, _user(result)]).names.name
-    assert name("messages[0].content[1]") == "messages[0].content[0].source.content[1]"
-    assert name("messages[0].content[2].image_url.url") == "messages[0].content[1].source.url"
-    found = "messages[2].content[0].content[1].source.content[1].source.data"
-    assert name("messages[2].content[1].image_url.url") == found
-
-
 def test_errors_of_images_name_the_clients_block() -> None:
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [_text("x"), REMOTE], "is_error": True}
-    name = _translation(
-        system="s",
-        messages=[
-            {"role": "user", "content": "x"},
-            _user(_text("a"), _text("b"), PNG),
-            {"role": "assistant", "content": [LOOK]},
-            _user(result, PNG),
-        ],
-    ).names.name
-    assert name("messages[1].content[1].image_url.url") == "messages[1].content[2].source.data"
-    assert name("messages[1].content[1]") == "messages[1].content[2]"
-    assert name("messages[3].content[2].image_url.url") == "messages[3].content[0].content[1].source.url"
-    assert name("messages[4].content[0].image_url.url") == "messages[3].content[1].source.data"
+    document = _document(_content_of(_text("a"), PNG), title="T")
+    of_documents = _translation(messages=[_user(document, REMOTE), LOOK, _user(_result([_text("x"), document]))])
+    result = _result([_text("x"), REMOTE], is_error=True)
+    messages = [_user(_text("x")), _user(_text("a"), _text("b"), PNG), LOOK, _user(result, PNG)]
+    of_messages = _translation(system="s", messages=messages)
+    for translation, path, name in (
+        (of_documents, "messages[0].content[1]", "messages[0].content[0].source.content[1]"),
+        (of_documents, "messages[0].content[2].image_url.url", "messages[0].content[1].source.url"),
+        (
+            of_documents,
+            "messages[2].content[1].image_url.url",
+            "messages[2].content[0].content[1].source.content[1].source.data",
+        ),
+        (of_messages, "messages[1].content[1].image_url.url", "messages[1].content[2].source.data"),
+        (of_messages, "messages[1].content[1]", "messages[1].content[2]"),
+        (of_messages, "messages[3].content[2].image_url.url", "messages[3].content[0].content[1].source.url"),
+        (of_messages, "messages[4].content[0].image_url.url", "messages[3].content[1].source.data"),
+    ):
+        assert translation.names.name(path) == name

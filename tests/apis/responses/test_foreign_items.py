@@ -23,7 +23,6 @@ from genai_server.apis.responses.leniency import LEFT_OUT, convert
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import name_conversions, to_chat
 from genai_server.http.leniency import CONVERTED_HEADER, IGNORED_HEADER, Leniency
-from tests.http.test_leniency import strict  # noqa: F401 - a fixture
 from tests.running_server import RunningServer
 from tests.sdk_examples import Examples, members
 
@@ -31,23 +30,10 @@ ITEMS = (ResponseInputItem, ResponseOutputItem, BetaResponseInputItem, Conversat
 PARTS = (ResponseInputContent, ResponseFunctionCallOutputItem, response_output_message.Content, message.Content)
 # Types of items that this server has no form for.
 FOREIGN = {
-    "agent_message",
-    "code_interpreter_call",
-    "compaction_trigger",
-    "computer_call",
-    "computer_call_output",
-    "configuration_update",
-    "file_search_call",
-    "image_generation_call",
-    "mcp_approval_request",
-    "mcp_approval_response",
-    "mcp_call",
-    "mcp_list_tools",
-    "multi_agent_call",
-    "multi_agent_call_output",
-    "program",
-    "program_output",
-    "web_search_call",
+    *("agent_message", "code_interpreter_call", "compaction_trigger", "computer_call", "computer_call_output"),
+    *("configuration_update", "file_search_call", "image_generation_call", "mcp_approval_request"),
+    *("mcp_approval_response", "mcp_call", "mcp_list_tools", "multi_agent_call", "multi_agent_call_output"),
+    *("program", "program_output", "web_search_call"),
 }
 FOREIGN_PARTS = {"computer_screenshot", "input_file", "reasoning_text", "refusal", "summary_text", "text"}
 # Fields of which the model reads nothing, and which no header names: ids, sources, what describes tools that cannot be
@@ -122,7 +108,7 @@ def _answer(server: RunningServer, *items: Any, **fields: Any) -> httpx.Response
 
 
 @pytest.mark.parametrize("kind", _examples((ResponseInputItem,)))
-def test_every_item_is_answered(scripted: RunningServer, strict: RunningServer, kind: Any) -> None:  # noqa: F811
+def test_every_item_is_answered(scripted: RunningServer, strict: RunningServer, kind: Any) -> None:
     item, _ = _item(kind)
     if item.get("type") == "item_reference":
         return
@@ -134,12 +120,8 @@ def test_every_item_is_answered(scripted: RunningServer, strict: RunningServer, 
         assert _answer(strict, item).status_code == 200
 
 
-WEB_SEARCH = {
-    "type": "web_search_call",
-    "id": "ws_1",
-    "status": "completed",
-    "action": {"type": "search", "query": "weather in Paris"},
-}
+SEARCH = {"type": "search", "query": "weather in Paris"}
+WEB_SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": SEARCH}
 SOMETHING_NEW = {"type": "quantum_call", "id": "q_1", "thought": "both"}
 NOTE = '[web_search_call]\naction: {"type": "search", "query": "weather in Paris"}'
 
@@ -153,10 +135,10 @@ def test_another_providers_items_are_named(scripted: RunningServer, stream: bool
 
 
 def test_another_providers_items_are_kept_and_named_in_every_turn(scripted: RunningServer) -> None:
-    first = _answer(scripted, WEB_SEARCH).json()
-    listed = scripted.client.get(f"/v1/responses/{first['id']}/input_items?order=asc").json()["data"]
+    id = _answer(scripted, WEB_SEARCH).json()["id"]
+    listed = scripted.client.get(f"/v1/responses/{id}/input_items?order=asc").json()["data"]
     assert listed[0] == WEB_SEARCH
-    later = scripted.client.post("/v1/responses", json={"input": "say x", "previous_response_id": first["id"]})
+    later = scripted.client.post("/v1/responses", json={"input": "say x", "previous_response_id": id})
     assert later.headers[CONVERTED_HEADER] == "previous_response_id (item ws_1) (web_search_call as text)"
     counted = scripted.client.post("/v1/responses/input_tokens", json={"input": [WEB_SEARCH, USER]})
     assert counted.json()["input_tokens"] == len(f"{NOTE}\nsay hi\n") + 1
@@ -185,12 +167,10 @@ def test_what_configures_later_requests_is_left_out_and_named(scripted: RunningS
 
 
 def test_what_another_server_has_encrypted_is_left_out_and_named(
-    scripted: RunningServer,
-    strict: RunningServer,  # noqa: F811
+    scripted: RunningServer, strict: RunningServer
 ) -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAAABo-x_y="}
-    summary = {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAAABo-x_y="}
-    response = _answer(scripted, thought, summary)
+    response = _answer(scripted, thought, {**thought, "type": "compaction", "id": "cmp_1"})
     assert response.status_code == 200
     assert response.headers[IGNORED_HEADER] == "input[0].encrypted_content, input[1].encrypted_content"
     assert _answer(strict, thought).json()["error"]["param"] == "input[0].encrypted_content"
