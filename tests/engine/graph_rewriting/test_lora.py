@@ -1,10 +1,8 @@
 """Paths of adapters in a graph, and several adapters in one pass over them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import GraphProto, TensorProto, helper
@@ -12,8 +10,7 @@ from onnx import GraphProto, TensorProto, helper
 from genai_server.engine.graph_description import LowRankPath
 from genai_server.engine.graph_rewriting.lora import NUM_RANKS, RANKS, find_paths, stack_ranks
 from genai_server.engine.graph_rewriting.native_attention import STARTS
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN
-from genai_server.engine.model.native_library import native_library
+from tests.engine.native.operator_session import session_of
 
 INPUTS, OUTPUTS = 8, 4
 PATH = LowRankPath("a", "b", INPUTS, OUTPUTS)
@@ -38,31 +35,6 @@ def path_graph() -> GraphProto:
     )
 
 
-def with_reader(graph: GraphProto) -> None:
-    graph.node.append(helper.make_node("Identity", ["h"], ["z"]))
-
-
-def with_fixed_rank(graph: GraphProto) -> None:
-    graph.input[1].CopyFrom(value("a", INPUTS, 2))
-
-
-def with_own_weights(graph: GraphProto) -> None:
-    graph.initializer[0].CopyFrom(helper.make_tensor("a", TensorProto.FLOAT, [INPUTS, 1], [1.0] * INPUTS))
-
-
-def with_half(graph: GraphProto) -> None:
-    graph.input[1].CopyFrom(value("a", INPUTS, "rank", kind=TensorProto.FLOAT16))
-
-
-def with_another(graph: GraphProto) -> None:
-    graph.input.append(value("c", "any"))
-    graph.initializer.append(empty("c", 0))
-
-
-def with_shared_b(graph: GraphProto) -> None:
-    graph.node.append(helper.make_node("MatMul", ["x", "b"], ["z"]))
-
-
 def optional(graph: GraphProto) -> list[str]:
     return [tensor.name for tensor in graph.initializer]
 
@@ -73,24 +45,37 @@ def test_two_products_with_inputs_of_rank_0_are_a_path() -> None:
     assert find_paths(graph, ()) == ()
 
 
+OWN_WEIGHTS = helper.make_tensor("a", TensorProto.FLOAT, [INPUTS, 1], [1.0] * INPUTS)
+
+
 @pytest.mark.parametrize(
-    "change", [with_reader, with_fixed_rank, with_own_weights, with_half, with_another, with_shared_b]
+    ("where", "place", "given"),
+    [
+        pytest.param("node", None, helper.make_node("Identity", ["h"], ["z"]), id="another reader"),
+        pytest.param("node", None, helper.make_node("MatMul", ["x", "b"], ["z"]), id="shared b"),
+        pytest.param("input", 1, value("a", INPUTS, 2), id="a fixed rank"),
+        pytest.param("input", 1, value("a", INPUTS, "rank", kind=TensorProto.FLOAT16), id="16 bits"),
+        pytest.param("initializer", 0, OWN_WEIGHTS, id="own weights"),
+        pytest.param("initializer", None, empty("c", 0), id="another input"),
+    ],
 )
-def test_graph_with_anything_else_has_no_paths(change: Callable[[GraphProto], None]) -> None:
+def test_graph_with_anything_else_has_no_paths(where: str, place: int | None, given: Any) -> None:
     graph = path_graph()
-    change(graph)
+    if where == "initializer" and place is None:
+        graph.input.append(value("c", "any"))
+    if place is None:
+        getattr(graph, where).append(given)
+    else:
+        getattr(graph, where)[place].CopyFrom(given)
     assert find_paths(graph, optional(graph)) == ()
 
 
-def run(graph: GraphProto, feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+def run(feed: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """The results of a pass over the graph with stacked ranks."""
+    graph = path_graph()
+    stack_ranks(graph, [PATH])
     graph.input.append(value(STARTS, "bounds", kind=TensorProto.INT32))
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.register_custom_ops_library(str(native_library()))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    found: NDArray[np.float32] = session.run(["y"], feed)[0]
+    found: NDArray[np.float32] = session_of(graph).run(["y"], feed)[0]
     return found
 
 
@@ -109,11 +94,9 @@ def test_each_row_has_the_ranks_of_its_adapter() -> None:
     x = chance.normal(size=(1, 7, INPUTS)).astype(np.float32)
     chosen = [0, 1, 1, None, 2, 2, 0]  # of each token; the fourth has none
     rows = of_rows((1, 0, 1), (2, 1, 3), (1, 0, 0), (2, 4, 2), (1, 0, 1))
-    graph = path_graph()
-    stack_ranks(graph, [PATH])
     a = np.concatenate([a.T for a, _ in adapters]).astype(np.float32)
     b = np.concatenate([b for _, b in adapters]).astype(np.float32)
-    found = run(graph, {"x": x, "a": a, "b": b, **rows})
+    found = run({"x": x, "a": a, "b": b, **rows})
     for token, number in enumerate(chosen):
         expected = 0 if number is None else x[0, token] @ adapters[number][0] @ adapters[number][1]
         np.testing.assert_allclose(found[0, token], np.broadcast_to(expected, OUTPUTS), rtol=1e-5, atol=1e-5)
@@ -122,16 +105,12 @@ def test_each_row_has_the_ranks_of_its_adapter() -> None:
 def test_values_of_other_adapters_reach_no_row() -> None:
     a, b = np.ones((3, INPUTS), np.float32), np.ones((3, OUTPUTS), np.float32)
     a[1:], b[1:] = np.inf, np.nan
-    graph = path_graph()
-    stack_ranks(graph, [PATH])
-    found = run(graph, {"x": np.ones((1, 3, INPUTS), np.float32), "a": a, "b": b, **of_rows((2, 0, 1), (1, 0, 0))})
+    found = run({"x": np.ones((1, 3, INPUTS), np.float32), "a": a, "b": b, **of_rows((2, 0, 1), (1, 0, 0))})
     assert found[0, :, 0].tolist() == [INPUTS, INPUTS, 0]
 
 
 def test_stacked_graph_without_adapters_adds_nothing() -> None:
-    graph = path_graph()
-    stack_ranks(graph, [PATH])
-    found = run(graph, {"x": np.ones((1, 3, INPUTS), np.float32), **of_rows((3, 0, 0))})
+    found = run({"x": np.ones((1, 3, INPUTS), np.float32), **of_rows((3, 0, 0))})
     assert (found == 0).all()
 
 

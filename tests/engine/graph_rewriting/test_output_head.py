@@ -49,11 +49,14 @@ CAPPED = (
 )
 
 
-def logits(graph: onnx.GraphProto, **inputs: Any) -> NDArray[np.float32]:
+def run(graph: onnx.GraphProto, outputs: list[str], **inputs: Any) -> list[NDArray[Any]]:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(["logits"], {"given": STATES, **inputs})
-    return np.asarray(found)
+    return list(session.run(outputs, inputs))
+
+
+def logits(graph: onnx.GraphProto) -> NDArray[Any]:
+    return run(graph, ["logits"], given=STATES)[0]
 
 
 @pytest.mark.parametrize("tail", [(PRODUCT,), CAPPED], ids=["product", "soft cap"])
@@ -91,10 +94,8 @@ def offered(given: NDArray[Any], scales: list[float], excluded: int | None = Non
         [helper.make_tensor_value_info("logits", element, None)],
     )
     offer_best(graph, "logits", excluded)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     inputs = {"given": given, SCALES: np.array(scales, np.float32)[:, np.newaxis]}
-    return list(session.run(["logits", BEST_LOGITS, BEST_TOKENS, SHARES], inputs))
+    return run(graph, ["logits", BEST_LOGITS, BEST_TOKENS, SHARES], **inputs)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])

@@ -6,20 +6,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.graph_description import DecoderGraph, DoesNotFit, LayerState
+from genai_server.engine.graph_description import DoesNotFit, LayerState
 from genai_server.engine.graph_rewriting.native_attention import COMMITTED, NATIVE, SLOTS, STARTS
-from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from genai_server.engine.graph_rewriting.ragged import StateLayers, make_ragged, state_operators
 from genai_server.engine.model.graph_reader import read_decoder_graph
-from genai_server.engine.model.native_library import native_library
 from tests.engine.hybrids import BUILT
+from tests.engine.native.operator_session import session_of, value
 
 CHANNELS, WIDTH = 8, 3
+INT32 = TensorProto.INT32
 PAST = "past.conv"
 DECODER = replace(
     read_decoder_graph(BUILT / "lfm2"),
@@ -69,28 +68,20 @@ def given(node: onnx.NodeProto) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "node",
     [
-        convolution(dilation=2),
-        convolution(ndim=2),
-        convolution(activation="gelu"),
-        convolution(state_window=4),
-        convolution(inputs=("x", "computed", "", PAST)),
-        convolution(inputs=("x", "weight", "", "past.other")),
-        convolution(inputs=("x", "weight", "", "past.state")),
+        pytest.param(convolution(dilation=2), id="dilated"),
+        pytest.param(convolution(ndim=2), id="two dimensions"),
+        pytest.param(convolution(activation="gelu"), id="activation"),
+        pytest.param(convolution(state_window=4), id="window"),
+        pytest.param(convolution(inputs=("x", "computed", "", PAST)), id="weights"),
+        pytest.param(convolution(inputs=("x", "weight", "", "past.other")), id="no state"),
+        pytest.param(convolution(inputs=("x", "weight", "", "past.state")), id="another state"),
+        pytest.param(recurrence(update_rule="other"), id="rule"),
+        pytest.param(recurrence("decay", "rate", state_window=4), id="window of linear attention"),
+        pytest.param(recurrence(past=PAST), id="state of a convolution"),
     ],
-    ids=["dilated", "two dimensions", "activation", "window", "weights", "no state", "another state"],
 )
-def test_another_form_of_convolution_is_refused(node: onnx.NodeProto) -> None:
-    with pytest.raises(DoesNotFit, match="CausalConvWithState has a form that the runner does not know"):
-        replaced(node)
-
-
-@pytest.mark.parametrize(
-    "node",
-    [recurrence(update_rule="other"), recurrence("decay", "rate", state_window=4), recurrence(past=PAST)],
-    ids=["rule", "window", "another state"],
-)
-def test_another_form_of_linear_attention_is_refused(node: onnx.NodeProto) -> None:
-    with pytest.raises(DoesNotFit, match="LinearAttention has a form that the runner does not know"):
+def test_another_form_of_a_layer_with_states_is_refused(node: onnx.NodeProto) -> None:
+    with pytest.raises(DoesNotFit, match=f"{node.op_type} has a form that the runner does not know"):
         replaced(node)
 
 
@@ -119,21 +110,8 @@ def test_a_convolution_of_flat_tokens_gives_what_its_operator_does(is_swapped: b
     layers = StateLayers(graph, DECODER)
     made = [each for node in nodes for each in layers.replaced(node)]
     output = "z" if is_swapped else "y"
-    wanted = helper.make_graph(
-        made,
-        "flat",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", NATIVE + PAST)]
-        + [helper.make_tensor_value_info(name, TensorProto.INT32, None) for name in (STARTS, SLOTS, COMMITTED)],
-        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
-        graph.initializer,
-    )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.register_custom_ops_library(str(native_library()))
-    session = onnxruntime.InferenceSession(
-        helper.make_model(wanted, opset_imports=opsets, ir_version=10).SerializeToString(), options
-    )
+    inputs = [value("x"), value(NATIVE + PAST), *(value(name, INT32) for name in (STARTS, SLOTS, COMMITTED))]
+    wanted = helper.make_graph(made, "flat", inputs, [value(output)], graph.initializer)
     tokens = np.random.default_rng(3).standard_normal((5, CHANNELS), np.float32)
     feed = {
         "x": tokens[np.newaxis] if is_swapped else tokens.T[np.newaxis].copy(),
@@ -142,7 +120,7 @@ def test_a_convolution_of_flat_tokens_gives_what_its_operator_does(is_swapped: b
         SLOTS: np.array([0], np.int32),
         COMMITTED: np.array([5], np.int32),
     }
-    (found,) = session.run([output], feed)
+    (found,) = session_of(wanted).run([output], feed)
     before = np.concatenate([np.zeros((WIDTH - 1, CHANNELS), np.float32), tokens])
     expected: NDArray[Any] = np.sum([before[tap : tap + 5] * taps()[:, 0, tap] for tap in range(WIDTH)], axis=0)
     if activation != "none":
@@ -156,7 +134,9 @@ def test_a_convolution_of_flat_tokens_gives_what_its_operator_does(is_swapped: b
 @pytest.mark.parametrize("name", ["lfm2", "qwen-3.5"])
 def test_operators_with_states_alone_read_what_a_pass_gives(name: str) -> None:
     decoder = read_decoder_graph(BUILT / name)
-    model, before = _ragged(decoder)
+    model = onnx.load(str(decoder.path), load_external_data=False)
+    before = Counter(node.op_type for node in model.graph.node)
+    make_ragged(model.graph, decoder)
     alone = state_operators(model, decoder)
     states = {NATIVE + state.past for state in (*decoder.conv_states, *decoder.recurrent_states)}
     given = {value.name for value in alone.graph.input}
@@ -169,11 +149,3 @@ def test_operators_with_states_alone_read_what_a_pass_gives(name: str) -> None:
     assert operators == {made: before[own] for own, made in wanted.items() if before[own]}
     # Nothing reads their results, and ONNX Runtime keeps only what is an output.
     assert [value.name for value in alone.graph.output] == [node.output[0] for node in alone.graph.node]
-
-
-def _ragged(decoder: DecoderGraph) -> tuple[onnx.ModelProto, Counter[str]]:
-    """A decoder's ragged model, and the operators that it had before."""
-    model = onnx.load(str(decoder.path), load_external_data=False)
-    before = Counter(node.op_type for node in model.graph.node)
-    make_ragged(model.graph, decoder)
-    return model, before

@@ -1,11 +1,12 @@
 """Adapter files of a model's graph: which fit, and the errors of others."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+from _models.adapter_graph import save_adapter
 from numpy.typing import NDArray
 
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file, optional_inputs
@@ -28,17 +29,8 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "some.onnx_adapter"
 
 
-def save(file: Path, **weights: "NDArray[np.float32] | NDArray[np.float16]") -> Path:
-    adapter = onnxruntime.AdapterFormat()
-    adapter.set_adapter_version(1)
-    adapter.set_model_version(1)
-    adapter.set_parameters({n: onnxruntime.OrtValue.ortvalue_from_numpy(w) for n, w in weights.items()})
-    adapter.export_adapter(str(file))
-    return file
-
-
-def ones(*shape: int) -> NDArray[np.float32]:
-    return np.ones(shape, np.float32)
+def ones(*shape: int, kind: Any = np.float32) -> "NDArray[Any]":
+    return np.ones(shape, kind)
 
 
 def refusal(file: Path, known: "dict[str, onnx.TypeProto.Tensor] | None" = None) -> str:
@@ -47,51 +39,53 @@ def refusal(file: Path, known: "dict[str, onnx.TypeProto.Tensor] | None" = None)
     return refused.value.message
 
 
-@pytest.mark.parametrize("rank", [1, 4])
-def test_a_dimension_with_a_name_may_have_any_size(file: Path, rank: int) -> None:
-    check_adapter_file(save(file, a=ones(8, rank), b=ones(rank, 4)), INPUTS)
+@pytest.mark.parametrize(
+    "weights",
+    [
+        pytest.param({"a": ones(8, 1), "b": ones(1, 4)}, id="rank 1"),
+        pytest.param({"a": ones(8, 4), "b": ones(4, 4)}, id="rank 4"),
+        pytest.param({"b": ones(2, 4)}, id="some inputs only"),
+    ],
+)
+def test_an_adapter_may_have_any_rank_and_lack_some_inputs(file: Path, weights: "dict[str, NDArray[Any]]") -> None:
+    save_adapter(file, weights)
+    check_adapter_file(file, INPUTS)
 
 
-def test_adapter_may_lack_some_inputs_of_the_graph(file: Path) -> None:
-    check_adapter_file(save(file, b=ones(2, 4)), INPUTS)
-
-
-def test_weights_without_an_input_in_the_graph_are_named(file: Path) -> None:
-    assert refusal(save(file, a=ones(8, 1), z=ones(1))) == (
-        f"{file} does not fit this model, whose graph has no input z"
-    )
-    many = {name: ones(1) for name in "rstuvw"}
-    assert refusal(save(file, **many)).endswith("has no input r, s, t and 3 more")
-
-
-def test_a_weight_of_another_shape_is_named_with_both(file: Path) -> None:
-    assert refusal(save(file, a=ones(9, 2))) == f"{file} has a as FLOAT [9, 2], but the model takes FLOAT [8, rank]"
-    assert refusal(save(file, b=ones(4))) == f"{file} has b as FLOAT [4], but the model takes FLOAT [rank, 4]"
-
-
-def test_a_weight_of_another_type_is_named_with_both(file: Path) -> None:
-    half = np.ones((8, 2), np.float16)
-    assert refusal(save(file, a=half)) == f"{file} has a as FLOAT16 [8, 2], but the model takes FLOAT [8, rank]"
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ({"a": ones(8, 1), "z": ones(1)}, "does not fit this model, whose graph has no input z"),
+        (
+            {name: ones(1) for name in "rstuvw"},
+            "does not fit this model, whose graph has no input r, s, t and 3 more",
+        ),
+        ({"a": ones(9, 2)}, "has a as FLOAT [9, 2], but the model takes FLOAT [8, rank]"),
+        ({"b": ones(4)}, "has b as FLOAT [4], but the model takes FLOAT [rank, 4]"),
+        ({"a": ones(8, 2, kind=np.float16)}, "has a as FLOAT16 [8, 2], but the model takes FLOAT [8, rank]"),
+        ({}, "has no weights"),
+    ],
+    ids=["another input", "many inputs", "another size", "another rank", "another type", "no weights"],
+)
+def test_weights_that_do_not_fit_are_named(file: Path, weights: "dict[str, NDArray[Any]]", why: str) -> None:
+    save_adapter(file, weights)
+    assert refusal(file) == f"{file} {why}"
 
 
 def test_invalid_file_is_reported(file: Path, tmp_path: Path) -> None:
-    assert refusal(file) == f"{file} does not exist, or is not a file"
-    assert refusal(tmp_path) == f"{tmp_path} does not exist, or is not a file"
-    for content in (b"", b"no adapter", save(file, a=ones(8, 64)).read_bytes()[:-1000]):
+    for path in (file, tmp_path):
+        assert refusal(path) == f"{path} does not exist, or is not a file"
+    save_adapter(file, {"a": ones(8, 64)})
+    for content in (b"", b"no adapter", file.read_bytes()[:-1000]):
         file.write_bytes(content)
         assert refusal(file) == f"{file} is not an adapter file of ONNX Runtime's AdapterFormat"
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     assert refusal(file) == f"{file} is Git's pointer to the file, not the file itself; run git lfs pull there"
 
 
-def test_a_file_without_weights_says_so(file: Path) -> None:
-    assert refusal(save(file)) == f"{file} has no weights"
-
-
 def test_a_model_without_places_for_adapters_says_so(file: Path) -> None:
-    assert refusal(save(file, a=ones(8, 1)), {}) == (
-        "the model takes no adapters: its graph has no inputs with defaults for their weights"
-    )
+    save_adapter(file, {"a": ones(8, 1)})
+    assert refusal(file, {}) == ("the model takes no adapters: its graph has no inputs with defaults for their weights")
     assert adapter_inputs(DEMO) == {}
 
 

@@ -28,6 +28,7 @@ NAMES = {
         "present_value_names": "present.%d.value",
     },
 }
+Write = Callable[..., Path]
 
 
 def _value(name: str, kind: int, *shape: str | int) -> Any:
@@ -37,7 +38,6 @@ def _value(name: str, kind: int, *shape: str | int) -> Any:
 def _graph(
     attention: tuple[str, ...] = ("GroupQueryAttention",),
     cache: int = TensorProto.FLOAT,
-    logits: int = TensorProto.FLOAT,
     inputs: tuple[str, ...] = (),
     layers: int = LAYERS,
     attributes: Any = None,
@@ -51,17 +51,18 @@ def _graph(
         helper.make_node(kind, ["input_ids"], [f"out.{number}"], domain="com.microsoft", **(attributes or {}))
         for number, kind in enumerate(attention)
     ]
+    logits = _value("logits", TensorProto.FLOAT, "batch", "n", 100)
     return helper.make_graph(
         nodes + more[0],
         "decoder",
         given + [_value(f"past_key_values.{part}", cache, *shape) for part in parts],
-        [_value("logits", logits, "batch", "n", 100)] + [_value(f"present.{part}", cache, *shape) for part in parts],
+        [logits, *(_value(f"present.{part}", cache, *shape) for part in parts)],
         more[1],
     )
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
+def write(tmp_path: Path) -> Write:
     """Write a model directory: `graph` holds arguments of _graph, the rest changes the configuration."""
 
     def write_model(graph: dict[str, Any] | None = None, *, shared: bool | None = True, **decoder: Any) -> Path:
@@ -103,31 +104,22 @@ def test_the_demo_model_fits_with_its_names_and_shapes() -> None:
     assert graph.bytes_per_token == 2 * layers * config["num_key_value_heads"] * config["head_size"] * 4
 
 
-def test_a_graph_as_the_model_builder_makes_it_fits(write: Callable[..., Path]) -> None:
+def test_a_graph_as_the_model_builder_makes_it_fits(write: Write) -> None:
     graph = read_decoder_graph(write())
-    assert graph.past_names == (
-        "past_key_values.0.key",
-        "past_key_values.0.value",
-        "past_key_values.1.key",
-        "past_key_values.1.value",
-    )
-    assert graph.present_names == ("present.0.key", "present.0.value", "present.1.key", "present.1.value")
+    parts = ("0.key", "0.value", "1.key", "1.value")
+    assert graph.past_names == tuple(f"past_key_values.{part}" for part in parts)
+    assert graph.present_names == tuple(f"present.{part}" for part in parts)
     assert (graph.num_kv_heads, graph.head_size, graph.position_ids) == (2, 64, None)
-
-
-def test_positions_are_given_to_a_graph_that_takes_them(write: Callable[..., Path]) -> None:
     assert read_decoder_graph(write({"inputs": ("position_ids",)})).position_ids == "position_ids"
 
 
-def test_adapters_of_another_form_leave_a_graph_its_batch(write: Callable[..., Path], adapted: Path) -> None:
+def test_adapters_of_another_form_leave_a_graph_its_batch(write: Write, adapted: Path) -> None:
     empty = helper.make_tensor("lora_A", TensorProto.INT64, [8, 0], [])
     assert read_decoder_graph(write({"inputs": ("lora_A",), "more": ([], [empty])})).low_rank_paths == ()
     assert len(read_decoder_graph(adapted).low_rank_paths) > 1
 
 
-def test_half_precision_cache_halves_the_bytes_per_token_only(
-    write: Callable[..., Path],
-) -> None:
+def test_half_precision_cache_halves_the_bytes_per_token_only(write: Write) -> None:
     whole = read_decoder_graph(write()).bytes_per_token
     graph = read_decoder_graph(write({"cache": TensorProto.FLOAT16}))
     assert (graph.cache_type, graph.logits_type) == (np.float16, np.float32)
@@ -135,44 +127,35 @@ def test_half_precision_cache_halves_the_bytes_per_token_only(
 
 
 @pytest.mark.parametrize(
-    ("graph", "reason"),
+    ("graph", "changed", "reason"),
     [
-        ({"attention": ()}, "its attention is not GroupQueryAttention"),
-        ({"attention": ("MultiHeadAttention",)}, "its attention is not GroupQueryAttention"),
-        ({"attention": ("GroupQueryAttention", "Attention")}, "partly Attention$"),
-        ({"attention": ("GroupQueryAttention", "PagedAttention", "Attention")}, "partly Attention, PagedAttention$"),
-        ({"inputs": ("beam_indices",)}, "inputs that the runner does not know: beam_indices"),
-        ({"inputs": ("z", "conv_state")}, "does not know: conv_state, z"),
-        ({"cache": TensorProto.INT8}, "its cache is of type INT8"),
-        ({"cache": TensorProto.BFLOAT16}, "its cache is of type BFLOAT16"),
-        ({"layers": 1}, "lacks past_key_values.1.key, past_key_values.1.value, present.1.key, present.1.value"),
+        ({"attention": ()}, {}, "its attention is not GroupQueryAttention"),
+        ({"attention": ("MultiHeadAttention",)}, {}, "its attention is not GroupQueryAttention"),
+        ({"attention": ("GroupQueryAttention", "Attention")}, {}, "partly Attention$"),
+        (
+            {"attention": ("GroupQueryAttention", "PagedAttention", "Attention")},
+            {},
+            "partly Attention, PagedAttention$",
+        ),
+        ({"inputs": ("beam_indices",)}, {}, "inputs that the runner does not know: beam_indices"),
+        ({"inputs": ("z", "conv_state")}, {}, "does not know: conv_state, z"),
+        ({"cache": TensorProto.INT8}, {}, "its cache is of type INT8"),
+        ({"cache": TensorProto.BFLOAT16}, {}, "its cache is of type BFLOAT16"),
+        ({"layers": 1}, {}, "lacks past_key_values.1.key, past_key_values.1.value, present.1.key, present.1.value"),
+        ({}, {"shared": False}, "past_present_share_buffer is false"),
+        ({}, {"shared": None}, "past_present_share_buffer is false"),
+        ({}, {"pipeline": []}, "is a pipeline"),
+        ({}, {"sliding_window": {"window_size": 128}}, "window by window"),
+        ({}, {"sliding_window": {"slide_key_value_cache": True, "slide_inputs": False}}, "window by window"),
+        ({}, {"sliding_window": {"slide_key_value_cache": False, "slide_inputs": True}}, "window by window"),
+        ({}, {"num_key_value_heads": 4}, "caches differ in shape"),
     ],
 )
-def test_a_graph_that_does_not_fit_says_why(write: Callable[..., Path], graph: dict[str, Any], reason: str) -> None:
-    with pytest.raises(DoesNotFit, match=reason):
-        read_decoder_graph(write(graph))
-
-
-@pytest.mark.parametrize("shared", [False, None])
-def test_a_cache_that_is_not_kept_in_place_does_not_fit(write: Callable[..., Path], shared: bool | None) -> None:
-    with pytest.raises(DoesNotFit, match="past_present_share_buffer is false"):
-        read_decoder_graph(write(shared=shared))
-
-
-@pytest.mark.parametrize(
-    ("decoder", "reason"),
-    [
-        ({"pipeline": []}, "is a pipeline"),
-        ({"sliding_window": {"window_size": 128}}, "window by window"),
-        ({"sliding_window": {"slide_key_value_cache": True, "slide_inputs": False}}, "window by window"),
-        ({"sliding_window": {"slide_key_value_cache": False, "slide_inputs": True}}, "window by window"),
-    ],
-)
-def test_graph_that_needs_onnxruntime_genais_loop_does_not_fit(
-    write: Callable[..., Path], decoder: dict[str, Any], reason: str
+def test_a_graph_that_does_not_fit_says_why(
+    write: Write, graph: dict[str, Any], changed: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(DoesNotFit, match=reason):
-        read_decoder_graph(write(**decoder))
+        read_decoder_graph(write(graph, **changed))
 
 
 @pytest.mark.parametrize(
@@ -186,16 +169,10 @@ def test_graph_that_needs_onnxruntime_genais_loop_does_not_fit(
     ],
 )
 def test_window_is_that_of_layers_that_keep_only_a_window(
-    write: Callable[..., Path], attributes: dict[str, int], window: int
+    write: Write, attributes: dict[str, int], window: int
 ) -> None:
     sliding = {"window_size": 32, "slide_key_value_cache": False, "slide_inputs": False}
-    graph = read_decoder_graph(write({"attributes": attributes}, sliding_window=sliding))
-    assert graph.window == window
-
-
-def test_layers_whose_caches_differ_do_not_fit(write: Callable[..., Path]) -> None:
-    with pytest.raises(DoesNotFit, match="caches differ in shape"):
-        read_decoder_graph(write(num_key_value_heads=4))
+    assert read_decoder_graph(write({"attributes": attributes}, sliding_window=sliding)).window == window
 
 
 def _switching(operators: tuple[str, ...], limit: int = 128, index: int = 1, inside: str = "Constant") -> Any:
@@ -225,7 +202,7 @@ WIDTH_IS_GREATER = ("Shape", "Gather", "Greater")
 
 
 @pytest.mark.parametrize("as_nodes", [False, True])
-def test_rope_that_switches_by_length_bounds_the_batch(write: Callable[..., Path], as_nodes: bool) -> None:
+def test_rope_that_switches_by_length_bounds_the_batch(write: Write, as_nodes: bool) -> None:
     nodes, tensors = _switching(WIDTH_IS_GREATER, limit=4096)
     if as_nodes:  # the model builder writes nodes; they are initializers once the graph is optimized
         nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors] + nodes
@@ -245,6 +222,6 @@ def test_rope_that_switches_by_length_bounds_the_batch(write: Callable[..., Path
         (_switching(WIDTH_IS_GREATER)[0], []),
     ],
 )
-def test_any_other_branch_does_not_fit(write: Callable[..., Path], more: Any) -> None:
+def test_any_other_branch_does_not_fit(write: Write, more: Any) -> None:
     with pytest.raises(DoesNotFit, match="rows of a batch might depend on each other"):
         read_decoder_graph(write({"more": more}))

@@ -1,6 +1,5 @@
 """Every file of a model directory is checked, and each fault has a remedy."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,9 @@ import pytest
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.inventory import Entry, inventory
 from genai_server.errors import ModelDirectoryError
-from tests.running_server import DEMO, ROOT
+from tests.engine.hybrids import BUILT
+from tests.model_edits import edited_config
+from tests.running_server import DEMO
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7037952\n"
 
@@ -38,32 +39,31 @@ def test_a_whole_directory_has_no_fault(directory: Path) -> None:
 
 
 def test_all_missing_files_are_reported_at_once_with_remedies(directory: Path) -> None:
-    for name in ("model.onnx.data", "tokenizer.json"):
+    names = {"model.onnx.data", "tokenizer.json"}
+    for name in names:
         (directory / name).unlink()
     found = faults(directory)
-    assert {name: entry.fault for name, entry in found.items()} == dict.fromkeys(found, "is missing")
-    assert set(found) == {"model.onnx.data", "tokenizer.json"}
+    assert {name: entry.fault for name, entry in found.items()} == dict.fromkeys(names, "is missing")
     assert found["tokenizer.json"].remedy == "copy it from the original model"
     assert "genai-server pull" in found["model.onnx.data"].remedy
 
 
-def test_missing_files_for_images_are_reported(tmp_path: Path) -> None:
-    directory = Path(shutil.copytree(ROOT / "tests" / "built_models" / "qwen-3-vl-images", tmp_path / "model"))
+@pytest.mark.parametrize(
+    ("name", "needed", "optional"),
+    [
+        ("qwen-3-vl-images", {"vision.onnx", "embedding.onnx", "processor_config.json"}, set()),
+        ("whisper", {"encoder.onnx", "audio_processor_config.json"}, {"generation_config.json"}),
+    ],
+)
+def test_missing_files_for_images_and_speech_are_reported(
+    tmp_path: Path, name: str, needed: set[str], optional: set[str]
+) -> None:
+    directory = Path(shutil.copytree(BUILT / name, tmp_path / "model"))
+    assert optional <= {entry.name for entry in inventory(directory)}
     assert not faults(directory)
-    names = {"vision.onnx", "embedding.onnx", "processor_config.json"}
-    for name in names:
-        (directory / name).unlink()
-    assert faults(directory).keys() == names
-
-
-def test_missing_files_for_speech_are_reported(tmp_path: Path) -> None:
-    directory = Path(shutil.copytree(ROOT / "tests" / "built_models" / "whisper", tmp_path / "model"))
-    assert "generation_config.json" in [entry.name for entry in inventory(directory)]
-    assert not faults(directory)
-    names = {"encoder.onnx", "audio_processor_config.json"}
-    for name in (*names, "generation_config.json"):
-        (directory / name).unlink()
-    assert faults(directory).keys() == names
+    for file in needed | optional:
+        (directory / file).unlink()
+    assert faults(directory).keys() == needed
 
 
 def test_truncated_weights_are_reported_with_their_sizes(directory: Path) -> None:
@@ -81,21 +81,23 @@ def test_gits_pointer_in_a_files_place_is_known_as_such(directory: Path, name: s
         check_model_directory(directory)
 
 
-@pytest.mark.parametrize("name", ["genai_config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_invalid_json_is_reported(directory: Path, name: str) -> None:
-    (directory / name).write_bytes(b"{")
-    assert name in faults(directory)
-
-
-def test_unreadable_graph_is_reported(directory: Path) -> None:
-    (directory / "model.onnx").write_bytes(b"\xff" * 100)
-    assert faults(directory)["model.onnx"].fault.startswith("cannot be read")
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("genai_config.json", b"{", "cannot be read"),
+        ("tokenizer.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b"{", "is not JSON"),
+        ("model.onnx", b"\xff" * 100, "cannot be read"),
+    ],
+)
+def test_invalid_file_is_reported(directory: Path, name: str, content: bytes, fault: str) -> None:
+    (directory / name).write_bytes(content)
+    assert fault in faults(directory)[name].fault
 
 
 def test_fault_across_files_is_reported_for_the_directory(directory: Path) -> None:
-    config = json.loads((directory / "genai_config.json").read_bytes())
-    del config["model"]["vocab_size"]
-    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with edited_config(directory) as config:
+        del config["model"]["vocab_size"]
     assert "vocab_size" in faults(directory)["."].fault
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -21,6 +22,25 @@ def tried_anew() -> Iterator[None]:
     session_module._functions.cache_clear()
     yield
     session_module._functions.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "message"),
+    [
+        (session_module, "_GET_VERBOSITY", session_module._GET_SEVERITY, "cannot read Python's run options"),
+        (onnxruntime, "RunOptions", object, "are no object of pybind11"),
+        (session_module, "_LIBRARIES", ("none.so",), "capi has no library with the C API"),
+        (session_module, "_LIBRARIES", ("__init__.py",), "__init__.py cannot be used"),
+        (session_module, "_API_VERSION", 10_000, "has no version 10000 of the C API"),
+    ],
+    ids=["other run options", "an object of another kind", "no library", "no usable library", "an older library"],
+)
+def test_another_library_or_other_options_are_refused(
+    where: Any, name: str, value: object, message: str, tried_anew: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, value)
+    with pytest.raises(RunnerFailed, match=message):
+        check_pass_profiles()
 
 
 def test_a_pass_is_profiled_and_the_next_one_is_not(tmp_path: Path) -> None:
@@ -44,33 +64,3 @@ def test_options_keep_their_other_values() -> None:
     options.logid, options.log_severity_level, options.terminate = "one", 3, True
     profile_pass(options, "/somewhere/with/a/name/that/is/not/short")
     assert (options.logid, options.log_severity_level, options.terminate) == ("one", 3, True)
-
-
-def test_other_run_options_are_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_GET_VERBOSITY", session_module._GET_SEVERITY)
-    with pytest.raises(RunnerFailed, match="cannot read Python's run options"):
-        check_pass_profiles()
-
-
-def test_an_object_of_another_kind_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxruntime, "RunOptions", object)
-    with pytest.raises(RunnerFailed, match="are no object of pybind11"):
-        check_pass_profiles()
-
-
-def test_a_missing_library_is_named(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_LIBRARIES", ("none.so",))
-    with pytest.raises(RunnerFailed, match="capi has no library with the C API"):
-        check_pass_profiles()
-
-
-def test_a_library_that_cannot_be_used_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_LIBRARIES", ("__init__.py",))
-    with pytest.raises(RunnerFailed, match="__init__.py cannot be used"):
-        check_pass_profiles()
-
-
-def test_an_older_library_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_API_VERSION", 10_000)
-    with pytest.raises(RunnerFailed, match="has no version 10000 of the C API"):
-        check_pass_profiles()

@@ -1,28 +1,47 @@
 """Sessions of graphs with operators of genai-server-native."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import genai_server_native
+import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 
+INTEGERS = {"starts", "slots", "committed", "pasts", "ranks", "num_ranks"}
+OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("com.microsoft", 1)]
 
-def session(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[onnx.ValueInfoProto],
-    tensors: Sequence[TensorProto] = (),
-    threads: int = 2,
-) -> Any:
-    """A session of a graph whose output is `y`, in 32-bit floats; `tensors` are its constants."""
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    graph = helper.make_graph(nodes, "tested", inputs, [output], list(tensors))
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
+
+def value(name: str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    """A value of any shape."""
+    return helper.make_tensor_value_info(name, TensorProto.INT32 if name in INTEGERS else kind, None)
+
+
+def session_of(graph: onnx.GraphProto, threads: int = 2) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     options.register_custom_ops_library(str(genai_server_native.library()))
-    model = helper.make_model(graph, ir_version=10, opset_imports=opsets)
+    model = helper.make_model(graph, ir_version=10, opset_imports=OPSETS)
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def session(
+    node: onnx.NodeProto,
+    tensors: Mapping[str, NDArray[Any] | None] | None = None,
+    kinds: Mapping[str, int] | None = None,
+    threads: int = 2,
+) -> Any:
+    """A session of one node whose output is `y`, and whose `tensors` are constants; its other inputs are the graph's.
+
+    `kinds` has the types of inputs that are neither of INTEGERS nor floats of 32 bits.
+    """
+    constants = {name: array for name, array in (tensors or {}).items() if array is not None}
+    inputs = [
+        value(name, (kinds or {}).get(name, TensorProto.FLOAT)) for name in node.input if name and name not in constants
+    ]
+    given = [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in constants.items()]
+    return session_of(helper.make_graph([node], "tested", inputs, [value("y")], given), threads)

@@ -9,14 +9,14 @@ from typing import Any
 import genai_server_native
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
 from genai_server.engine.graph_rewriting.packed_weights import PANEL, pack
 from genai_server.engine.model import native_trial
 from tests.engine.native.native_builds import build
 from tests.engine.native.operator_session import session
-from tests.engine.native.test_operators import FLOAT, Attention, activations, matrix
+from tests.engine.native.test_operators import Attention, activations, matrix
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,8 +66,7 @@ def product(
         tensors["b"] = np.random.default_rng(2).standard_normal(num_outputs, np.float32)
     attributes: dict[str, Any] = {"N": num_outputs, "K": num_inputs, "block": block, "bits": bits}
     node = helper.make_node(PACKED, ["x", *tensors], ["y"], domain=DOMAIN, gated=int(gated), **attributes)
-    given = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
-    return session([node], [helper.make_tensor_value_info("x", FLOAT, None)], given, threads), num_inputs
+    return session(node, tensors, threads=threads), num_inputs
 
 
 def check(run: Any, num_inputs: int, rows: int, emulated: ctypes.CDLL, *, is_by_tiles: bool) -> None:
@@ -95,28 +94,27 @@ def test_products_by_tiles_are_those_of_avx512(bits: int, block: int, more: bool
             check(run, num_inputs, rows, emulated, is_by_tiles=rows > FEW_ROWS and block <= MAX_BLOCK)
 
 
-@pytest.mark.parametrize("more", [False, True])
+# So many rows that the first task has several strips, and the last one a single row: a task has at least 48.
+ROWS_OF_TASK = 393216 // (3 * 128) // 12 * 12
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "block", "how", "rows"),
+    [
+        pytest.param(4 * PANEL, 32, {"gated": True}, [*range(5, 41), 64, 130], id="gated"),
+        pytest.param(4 * PANEL, 32, {"gated": True, "more": True}, [*range(5, 41), 64, 130], id="gated, offsets"),
+        # Rows that two groups of tiles have in common are added once.
+        pytest.param(70, 128, {"more": True, "whole_blocks": 33}, [3, 5, 16, 17, 37, 64, 65, 100], id="parts"),
+        pytest.param(70, 128, {}, [ROWS_OF_TASK - 1, ROWS_OF_TASK + 1, ROWS_OF_TASK + 70], id="tasks"),
+    ],
+)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_gated_products_by_tiles_are_those_of_avx512(bits: int, more: bool, emulated: ctypes.CDLL) -> None:
-    run, num_inputs = product(bits, 4 * PANEL, 32, more=more, gated=True)
-    for rows in [*range(5, 41), 64, 130]:
-        check(run, num_inputs, rows, emulated, is_by_tiles=True)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_parts_of_the_inputs_by_tiles_are_those_of_avx512(bits: int, emulated: ctypes.CDLL) -> None:
-    """Rows that two groups of tiles have in common are added once."""
-    run, num_inputs = product(bits, 70, 128, more=True, whole_blocks=33)
-    for rows in (3, 5, 16, 17, 37, 64, 65, 100):
-        check(run, num_inputs, rows, emulated, is_by_tiles=rows > FEW_ROWS)
-
-
-def test_rows_are_divided_between_tasks(emulated: ctypes.CDLL) -> None:
-    """A task has at least 48 rows: so many that the first one has several strips, and the last one a single row."""
-    run, num_inputs = product(4, 70, 128)
-    rows_of_task = 393216 // (3 * 128) // 12 * 12
-    for rows in (rows_of_task - 1, rows_of_task + 1, rows_of_task + 70):
-        check(run, num_inputs, rows, emulated, is_by_tiles=True)
+def test_gated_and_divided_products_by_tiles_are_those_of_avx512(
+    bits: int, num_outputs: int, block: int, how: dict[str, Any], rows: list[int], emulated: ctypes.CDLL
+) -> None:
+    run, num_inputs = product(bits, num_outputs, block, **how)
+    for number in rows:
+        check(run, num_inputs, number, emulated, is_by_tiles=number > FEW_ROWS)
 
 
 @pytest.mark.parametrize("is_configured", [False, True])

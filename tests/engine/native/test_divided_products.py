@@ -1,12 +1,13 @@
 """Products with matrices of few outputs, whose inputs threads share: the sums of parts, added in order."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
 from genai_server.engine.graph_rewriting.packed_weights import PANEL, FloatMatrix, Matrix, QuantizedMatrix, pack
@@ -45,8 +46,7 @@ def product(
     names = [name if array is not None else "" for name, array in tensors.items()]
     attributes: dict[str, Any] = {"N": len(given.weights), "K": num_inputs, **form}
     node = helper.make_node(PACKED, ["x", *names], ["y"], domain=DOMAIN, **attributes)
-    constants = [numpy_helper.from_array(array, name) for name, array in tensors.items() if array is not None]
-    return session([node], [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)], constants, threads)
+    return session(node, tensors, threads=threads)
 
 
 def part_of(given: Matrix, first: int, end: int) -> Matrix:
@@ -105,32 +105,28 @@ def test_a_result_is_the_sum_of_its_parts_in_order_with_any_rows_and_threads(
             assert np.array_equal(found, expected[len(x) - rows :]), (threads, rows)
 
 
-def test_a_block_is_not_divided() -> None:
-    """It has one scale, and one sum of integers."""
-    given = matrix(8, 64, 4096, 4096)
-    x = activations(3, 4096)
-    (found,) = product(given, 4096, {"bits": 8, "block": 4096}).run(None, {"x": x})
-    (expected,) = product(_with_more_outputs(given), 4096, {"bits": 8, "block": 4096}).run(None, {"x": x})
-    assert np.array_equal(found, expected[:, :64])
+@pytest.mark.parametrize(
+    ("bits", "block", "cuts", "is_divided"),
+    [(8, 4096, [0, 4096], False), (4, BLOCK, [0, 2048, 4096], True)],
+    ids=["a block has one scale and one sum of integers", "many blocks"],
+)
+def test_neither_a_block_nor_a_matrix_with_many_outputs_is_divided(
+    bits: int, block: int, cuts: list[int], is_divided: bool
+) -> None:
+    given, x, form = matrix(bits, PANEL, 4096, block), activations(3, 4096), {"bits": bits, "block": block}
+
+    def results(of: Matrix, first: int = 0, end: int = 4096) -> NDArray[np.float32]:
+        feed = {"x": np.ascontiguousarray(x[:, first:end])}
+        found: NDArray[np.float32] = product(of, end - first, form).run(None, feed)[0]
+        return found
+
+    narrow, wide = results(given), results(_with_more_outputs(given))[:, :PANEL]
+    parts = [results(part_of(given, first, end), first, end) for first, end in pairwise(cuts)]
+    assert np.array_equal(narrow, sum(parts))
+    assert np.array_equal(narrow, wide) != is_divided
 
 
 def _with_more_outputs(given: QuantizedMatrix) -> QuantizedMatrix:
     """The same matrix repeated, which has so many panels that it is not divided."""
-    return given._replace(
-        weights=np.tile(given.weights, (FEW_PANELS, 1)), scales=np.tile(given.scales, (FEW_PANELS, 1))
-    )
-
-
-def test_a_matrix_with_many_outputs_is_not_divided() -> None:
-    given, half = matrix(4, PANEL, 4096, BLOCK), 2048
-    x = activations(3, 2 * half)
-    parts = [
-        product(part_of(given, first, first + half), half, {"bits": 4, "block": BLOCK}).run(
-            None, {"x": np.ascontiguousarray(x[:, first : first + half])}
-        )[0]
-        for first in (0, half)
-    ]
-    (narrow,) = product(given, 2 * half, {"bits": 4, "block": BLOCK}).run(None, {"x": x})
-    (wide,) = product(_with_more_outputs(given), 2 * half, {"bits": 4, "block": BLOCK}).run(None, {"x": x})
-    assert np.array_equal(narrow, parts[0] + parts[1])
-    assert not np.array_equal(wide[:, :PANEL], narrow)
+    weights, scales = np.tile(given.weights, (FEW_PANELS, 1)), np.tile(given.scales, (FEW_PANELS, 1))
+    return given._replace(weights=weights, scales=scales)

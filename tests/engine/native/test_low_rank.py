@@ -1,28 +1,20 @@
 """The small matrices of adapters against a reference in 64 bits, and bitwise against themselves."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import genai_server_native
 import numpy as np
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import helper
 
-DOMAIN = "genai_server.native"
+from genai_server.engine.graph_rewriting.packed_products import DOMAIN
+from tests.engine.native.operator_session import session
+
+pytestmark = pytest.mark.usefixtures("instruction_set")
 INPUTS, OUTPUTS, RANKS = 75, 50, 40
 # A row of a pass: the number of its tokens, its first rank, and the number of its ranks.
 Row = tuple[int, int, int]
 ROWS: list[Row] = [(1, 0, 16), (70, 16, 7), (3, 0, 0), (5, 23, 17), (4, 0, 16)]
-
-
-@pytest.fixture(params=genai_server_native.instruction_sets(), autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each test runs with the kernels of each instruction set that this processor has."""
-    genai_server_native.use(request.param)
-    yield request.param
-    genai_server_native.use(genai_server_native.instruction_sets()[0])
 
 
 def matrices() -> dict[str, NDArray[np.float32]]:
@@ -35,24 +27,12 @@ def matrices() -> dict[str, NDArray[np.float32]]:
 
 def run(rows: Sequence[Row], tokens: NDArray[np.float32], threads: int = 2) -> NDArray[np.float32]:
     """The results [tokens, outputs]."""
-    integers = ("starts", "ranks", "num_ranks")
-    node = helper.make_node("RaggedLowRank", ["x", "a", "b", *integers], ["y"], domain=DOMAIN)
-    inputs = [
-        helper.make_tensor_value_info(name, TensorProto.INT32 if name in integers else TensorProto.FLOAT, None)
-        for name in node.input
-    ]
-    graph = helper.make_graph([node], "tested", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.register_custom_ops_library(str(genai_server_native.library()))
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-    model = helper.make_model(graph, ir_version=10, opset_imports=opsets).SerializeToString()
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    feed: dict[str, Any] = {"x": tokens[np.newaxis], **matrices()}
-    feed["starts"] = np.cumsum([0, *(number for number, *_ in rows)]).astype(np.int32)
-    feed["ranks"] = np.array([first for _, first, _ in rows], np.int32)
-    feed["num_ranks"] = np.array([number for *_, number in rows], np.int32)
-    found: NDArray[np.float32] = session.run(None, feed)[0][0]
+    inputs = ["x", "a", "b", "starts", "ranks", "num_ranks"]
+    on = session(helper.make_node("RaggedLowRank", inputs, ["y"], domain=DOMAIN), threads=threads)
+    lengths, firsts, numbers = zip(*rows, strict=True)
+    places = {"starts": np.cumsum([0, *lengths]), "ranks": np.array(firsts), "num_ranks": np.array(numbers)}
+    feed = {name: array.astype(np.int32) for name, array in places.items()}
+    found: NDArray[np.float32] = on.run(None, {"x": tokens[np.newaxis], **matrices(), **feed})[0][0]
     return found
 
 

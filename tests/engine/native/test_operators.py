@@ -7,18 +7,15 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN, PACKED
 from genai_server.engine.graph_rewriting.packed_weights import PANEL, QuantizedMatrix, pack
 from tests.engine.native.operator_session import session
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
-_value = helper.make_tensor_value_info
-FLOAT = TensorProto.FLOAT
 
 
 def matrix(bits: int, num_outputs: int, num_inputs: int, block: int, *, offsets: bool = False) -> QuantizedMatrix:
@@ -47,23 +44,12 @@ def product(
     wrong: Mapping[str, int] = MappingProxyType({}),
 ) -> Any:
     packed = pack(given)
-    assert packed.scales is not None
-    tensors: dict[str, NDArray[Any]] = {"w": packed.weights.reshape(-1), "s": packed.scales}
-    inputs = ["x", "w", "s", "", ""]
-    if packed.offsets is not None:
-        tensors["o"], inputs[3] = packed.offsets, "o"
-    if bias is not None:
-        tensors["b"], inputs[4] = bias, "b"
-    attributes: dict[str, Any] = {
-        "N": len(given.weights),
-        "K": given.num_inputs,
-        "block": given.block,
-        "bits": given.bits,
-    }
-    node = helper.make_node(PACKED, inputs, ["y"], domain=DOMAIN, gated=int(gated), **attributes | dict(wrong))
-    return session(
-        [node], [_value("x", FLOAT, None)], [numpy_helper.from_array(array, name) for name, array in tensors.items()]
-    )
+    tensors = {"w": packed.weights.reshape(-1), "s": packed.scales, "o": packed.offsets, "b": bias}
+    inputs = ["x", *(name if array is not None else "" for name, array in tensors.items())]
+    attributes: dict[str, Any] = {"N": len(given.weights), "K": given.num_inputs}
+    attributes |= {"block": given.block, "bits": given.bits} | dict(wrong)
+    node = helper.make_node(PACKED, inputs, ["y"], domain=DOMAIN, gated=int(gated), **attributes)
+    return session(node, tensors)
 
 
 def activations(rows: int, num_inputs: int) -> NDArray[np.float32]:
@@ -101,20 +87,10 @@ def test_the_error_of_a_product_is_that_of_onnx_runtime() -> None:
     num_outputs, num_inputs, block = 512, 1024, 32
     given, x = matrix(4, num_outputs, num_inputs, block), activations(8, num_inputs)
     pairs = given.weights.reshape(num_outputs, -1, block)
-    packed = pairs[..., 0::2] | pairs[..., 1::2] << 4
-    tensors = [numpy_helper.from_array(packed, "w"), numpy_helper.from_array(given.scales.reshape(-1), "s")]
-    attributes: dict[str, Any] = {
-        "N": num_outputs,
-        "K": num_inputs,
-        "block_size": block,
-        "bits": 4,
-        "accuracy_level": 4,
-    }
+    attributes: dict[str, Any] = {"N": num_outputs, "K": num_inputs, "block_size": block, "bits": 4}
+    attributes["accuracy_level"] = 4
     node = helper.make_node("MatMulNBits", ["x", "w", "s"], ["y"], domain="com.microsoft", **attributes)
-    graph = helper.make_graph([node], "library", [_value("x", FLOAT, None)], [_value("y", FLOAT, None)], tensors)
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, ir_version=10, opset_imports=opsets).SerializeToString()
-    library = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    library = session(node, {"w": pairs[..., 0::2] | pairs[..., 1::2] << 4, "s": given.scales.reshape(-1)})
     expected = x.astype(np.float64) @ dense(given).T
     errors = [np.abs(run.run(None, {"x": x})[0] - expected).mean() for run in (product(given), library)]
     assert errors[0] < 1.05 * errors[1]
@@ -170,38 +146,16 @@ class Attention:
     scale: float = 0.0
 
     def run(self) -> Any:
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.cache_type))
-        int32, int64 = TensorProto.INT32, TensorProto.INT64
-        given = {"query": FLOAT, "key_cache": kind, "value_cache": kind}
-        given |= {"starts": int32, "pasts": int32, "slots": int32, "cos": FLOAT, "sin": FLOAT, "places": int64}
-        optional = {"key": self.separate, "value": self.separate, "sinks": self.sinks}
-        optional |= {"query_norm": self.norms, "key_norm": self.norms}
-        given |= {name: FLOAT for name, is_given in optional.items() if is_given}
-        order = (
-            "query",
-            "key",
-            "value",
-            "key_cache",
-            "value_cache",
-            "starts",
-            "pasts",
-            "slots",
-            "cos",
-            "sin",
-            "places",
-        )
-        inputs = [name if name in given else "" for name in (*order, "sinks", "query_norm", "key_norm")]
-        attributes: dict[str, Any] = {
-            "num_heads": self.heads,
-            "kv_num_heads": self.cache_heads,
-            "local_window_size": self.window or -1,
-        }
+        own = ["key", "value"] if self.separate else ["", ""]
+        inputs = ["query", *own, "key_cache", "value_cache", "starts", "pasts", "slots", "cos", "sin", "places"]
+        inputs += ["sinks" if self.sinks else "", *(["query_norm", "key_norm"] if self.norms else ["", ""])]
+        attributes: dict[str, Any] = {"num_heads": self.heads, "kv_num_heads": self.cache_heads}
         attributes |= {"rotary_interleaved": int(self.interleaved), "bf16": int(self.bf16)}
+        attributes |= {"local_window_size": self.window or -1, "scale": self.scale, "softcap": self.softcap}
         node = helper.make_node("RaggedAttention", inputs, ["y"], domain=DOMAIN, **attributes)
-        node.attribute.extend(
-            [helper.make_attribute("scale", self.scale), helper.make_attribute("softcap", self.softcap)]
-        )
-        return session([node], [_value(name, kind, None) for name, kind in given.items()], threads=self.threads)
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.cache_type))
+        kinds = {"key_cache": kind, "value_cache": kind, "places": TensorProto.INT64}
+        return session(node, kinds=kinds, threads=self.threads)
 
     def tokens(self, number: int, seed: int) -> NDArray[np.float32]:
         """The queries, keys and values of a sequence's tokens."""
@@ -399,8 +353,7 @@ def test_attention_that_is_not_causal_reads_all_keys_of_a_slot(length: int) -> N
     node = helper.make_node(
         "RaggedAttention", names, ["y"], domain=DOMAIN, num_heads=heads, kv_num_heads=heads, causal=0
     )
-    kinds = dict.fromkeys(("starts", "pasts", "slots"), TensorProto.INT32)
-    run = session([node], [_value(name, kinds.get(name, FLOAT), None) for name in names if name])
+    run = session(node)
     rows = [(2, 0, 1), (0, 1, 130), (1, 131, 9)]
     feed = {"query": queries, "key_cache": keys, "value_cache": values}
     given = {"starts": [0, 1, 131, 140], "pasts": [7, 0, 0], "slots": [2, 0, 1]}

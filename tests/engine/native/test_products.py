@@ -5,16 +5,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import genai_server_native
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.graph_rewriting.packed_products import pack_products, why_not_packed
+from tests.engine.native.operator_session import OPSETS, session_of, value
 
 CONTRIB = "com.microsoft"
 pytestmark = pytest.mark.usefixtures("instruction_set")
@@ -27,19 +26,9 @@ def randoms(seed: int, *shape: int) -> NDArray[np.float32]:
 
 
 def graph(nodes: Sequence[onnx.NodeProto], tensors: Mapping[str, NDArray[Any]], *inputs: str) -> onnx.ModelProto:
-    value = helper.make_tensor_value_info
-    given = [value(name, TensorProto.FLOAT, None) for name in inputs]
     constants = [numpy_helper.from_array(array, name) for name, array in tensors.items()]
-    made = helper.make_graph(nodes, "tested", given, [value("y", TensorProto.FLOAT, None)], constants)
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(CONTRIB, 1)]
-    return helper.make_model(made, ir_version=10, opset_imports=opsets)
-
-
-def session(model: onnx.ModelProto, threads: int = 2) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.register_custom_ops_library(str(genai_server_native.library()))
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    made = helper.make_graph(nodes, "tested", [value(name) for name in inputs], [value("y")], constants)
+    return helper.make_model(made, ir_version=10, opset_imports=OPSETS)
 
 
 def packed(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -57,33 +46,29 @@ def check(model: onnx.ModelProto, feed: Feed, expected: NDArray[np.float64], *, 
     """
     ours = packed(model)
     assert why_not_packed(ours.graph) is None
-    run = session(ours)
-    (found,) = run.run(None, feed)
+    runs = [session_of(ours.graph, threads) for threads in (2, 1)]
+    (found,) = runs[0].run(None, feed)
     error = float(np.abs(found - expected).mean() / expected.std())
     if library:
-        (others,) = session(model).run(None, feed)
+        (others,) = session_of(model.graph).run(None, feed)
         assert error <= 1.1 * np.abs(others - expected).mean() / expected.std() + 1e-7  # a float's own rounding
-    single = session(ours, threads=1)
     for rows in ROWS:
         part = {name: array[len(array) - rows :] for name, array in feed.items()}
-        for one in (run, single):
-            assert np.array_equal(one.run(None, part)[0], found[len(found) - rows :]), rows
+        for run in runs:
+            assert np.array_equal(run.run(None, part)[0], found[len(found) - rows :]), rows
     return error
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(256, 192), (96, 100), (1000, 130), (129, 64), (7, 3)])
 def test_a_product_of_floats(kind: Any, num_inputs: int, num_outputs: int) -> None:
-    weights = randoms(1, num_inputs, num_outputs).astype(kind)
-    tensors: dict[str, NDArray[Any]] = {"w": weights}
+    weights, x = randoms(1, num_inputs, num_outputs).astype(kind), randoms(2, 64, num_inputs)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     if kind is not np.float32:
         widen = helper.make_node("Cast", ["w"], ["wide"], to=TensorProto.FLOAT)
         nodes = [widen, helper.make_node("MatMul", ["x", "wide"], ["y"])]
-    x = randoms(2, 64, num_inputs)
-    model = graph(nodes, tensors, "x")
-    error = check(model, {"x": x}, x.astype(np.float64) @ weights.astype(np.float64))
-    assert error < 1e-6
+    model = graph(nodes, {"w": weights}, "x")
+    assert check(model, {"x": x}, x.astype(np.float64) @ weights.astype(np.float64)) < 1e-6
     kept = {tensor.data_type for tensor in packed(model).graph.initializer}
     assert kept == {helper.np_dtype_to_tensor_dtype(np.dtype(kind))}
 
@@ -122,7 +107,7 @@ def test_an_embedding_that_is_also_the_head_is_kept_for_lookups() -> None:
     ]
     ours = packed(graph(nodes, {"head": weights}, "places"))
     assert [node.op_type for node in ours.graph.node] == ["Cast", "Gather", "PackedMatMul"]
-    (found,) = session(ours).run(None, {"places": np.arange(9, dtype=np.float32)})
+    (found,) = session_of(ours.graph).run(None, {"places": np.arange(9, dtype=np.float32)})
     assert np.abs(found - weights[:, :9].T @ weights).max() < 1e-4
 
 
@@ -149,6 +134,13 @@ def quantized(
     return tensors, dense[:, :num_inputs]
 
 
+def _nbits(
+    tensors: Mapping[str, NDArray[Any]], inputs: Sequence[str] | None = None, **attributes: Any
+) -> onnx.ModelProto:
+    node = helper.make_node("MatMulNBits", inputs or ["x", *tensors], ["y"], domain=CONTRIB, **attributes)
+    return graph([node], tensors, "x")
+
+
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("bits", "level"), [(2, 0), (4, 0), (8, 1), (4, 4), (8, 4)])
 @pytest.mark.parametrize(("num_outputs", "num_inputs", "block"), [(192, 256, 32), (100, 1000, 128)])
@@ -156,16 +148,9 @@ def test_a_product_with_quantized_weights_of_any_accuracy_level(
     bits: int, level: int, num_outputs: int, num_inputs: int, block: int, zeros: bool
 ) -> None:
     tensors, dense = quantized(bits, num_outputs, num_inputs, block, zeros=zeros)
-    attributes: dict[str, Any] = {
-        "K": num_inputs,
-        "N": num_outputs,
-        "bits": bits,
-        "block_size": block,
-        "accuracy_level": level,
-    }
-    node = helper.make_node("MatMulNBits", ["x", *tensors], ["y"], domain=CONTRIB, **attributes)
+    model = _nbits(tensors, K=num_inputs, N=num_outputs, bits=bits, block_size=block, accuracy_level=level)
     x = randoms(2, 64, num_inputs)
-    assert check(graph([node], tensors, "x"), {"x": x}, x.astype(np.float64) @ dense.T) < (0.02 if level == 4 else 1e-6)
+    assert check(model, {"x": x}, x.astype(np.float64) @ dense.T) < (0.02 if level == 4 else 1e-6)
 
 
 @pytest.mark.parametrize("is_even", [True, False])
@@ -174,12 +159,10 @@ def test_weights_in_an_order_of_their_own(is_even: bool) -> None:
     groups = np.random.default_rng(1).permutation(np.arange(256) // 32).astype(np.int32)
     if not is_even:
         groups[0] = (groups[0] + 1) % 8
-    signed = dense / np.repeat(tensors["s"], 32, 1)
-    attributes: dict[str, Any] = {"K": 256, "N": 100, "bits": 4, "block_size": 32, "accuracy_level": 4}
-    node = helper.make_node("MatMulNBits", ["x", "w", "s", "", "groups"], ["y"], domain=CONTRIB, **attributes)
-    model = graph([node], tensors | {"groups": groups}, "x")
-    x = randoms(2, 64, 256)
+    given, inputs = tensors | {"groups": groups}, ["x", "w", "s", "", "groups"]
+    model = _nbits(given, inputs, K=256, N=100, bits=4, block_size=32, accuracy_level=4)
     if is_even:
+        x, signed = randoms(2, 64, 256), dense / np.repeat(tensors["s"], 32, 1)
         assert check(model, {"x": x}, x.astype(np.float64) @ (signed * tensors["s"][:, groups]).T) < 1e-6
     else:
         with pytest.raises(Exception, match="differ in size"):
@@ -306,24 +289,27 @@ def test_experts(activation: str, given: Mapping[str, Any], library: bool) -> No
     assert error < (0.02 if is_rounded else 1e-6)
 
 
+def passed(model: onnx.ModelProto, num_tokens: int = 3, size: int = 128, routed: tuple[int, int] = (3, 5)) -> Any:
+    """The result of a pass of experts over tokens of this size, with the router's values for tokens and experts."""
+    return session_of(model.graph).run(None, {"x": randoms(5, num_tokens, size), "router": randoms(6, *routed)})[0]
+
+
 def test_a_router_without_numbers_ends_no_process() -> None:
-    model, _ = experts("swiglu")
     feed = {"x": randoms(5, 3, 128), "router": np.full((3, 5), np.nan, np.float32)}
-    assert session(packed(model)).run(None, feed)[0].shape == (3, 128)
+    assert session_of(packed(experts("swiglu")[0]).graph).run(None, feed)[0].shape == (3, 128)
 
 
 @pytest.mark.parametrize(
-    ("shapes", "message"),
+    ("given", "message"),
     [
-        (((3, 127), (3, 5)), "the tokens have 127 values"),
-        (((3, 128), (3, 4)), "the router's values are not those of 3 tokens and 5 experts"),
-        (((3, 128), (2, 5)), "the router's values"),
+        ({"size": 127}, "the tokens have 127 values"),
+        ({"routed": (3, 4)}, "the router's values are not those of 3 tokens and 5 experts"),
+        ({"routed": (2, 5)}, "the router's values"),
     ],
 )
-def test_a_wrong_pass_of_experts_is_refused(shapes: Sequence[tuple[int, int]], message: str) -> None:
-    run = session(packed(experts("swiglu")[0]))
+def test_a_wrong_pass_of_experts_is_refused(given: Mapping[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
-        run.run(None, {"x": randoms(1, *shapes[0]), "router": randoms(2, *shapes[1])})
+        passed(packed(experts("swiglu")[0]), **given)
 
 
 @pytest.mark.parametrize(
@@ -347,20 +333,15 @@ def test_wrong_attributes_of_experts_are_refused(wrong: Mapping[str, int], messa
     kept = [attribute for attribute in node.attribute if attribute.name not in wrong]
     del node.attribute[:]
     node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in wrong.items())])
+    num_experts = wrong.get("experts", 5)
     with pytest.raises(Exception, match=message):
-        session(model).run(
-            None,
-            {
-                "x": randoms(5, 3, 128),
-                "router": randoms(6, 3, wrong.get("experts", 5) if wrong.get("experts", 5) < 10 else 5),
-            },
-        )
+        passed(model, routed=(3, num_experts if num_experts < 10 else 5))
 
 
-def _nbits(**attributes: int) -> onnx.ModelProto:
+def _nbits_with(**attributes: int) -> onnx.ModelProto:
     tensors, _ = quantized(4, 64, 64, 32, zeros=False)
     given: dict[str, Any] = {"K": 64, "N": 64, "bits": 4, "block_size": 32} | attributes
-    return graph([helper.make_node("MatMulNBits", ["x", *tensors], ["y"], domain=CONTRIB, **given)], tensors, "x")
+    return _nbits(tensors, **given)
 
 
 def _node(
@@ -377,9 +358,9 @@ WEIGHTS = MappingProxyType({"w": randoms(1, 8, 8)})
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (_nbits(bits=3), "it has weights of 3 bits"),
-        (_nbits(block_size=8), "it has weights in blocks of 8"),
-        (_nbits(weight_prepacked=1), "its weights are in the order of another device"),
+        (_nbits_with(bits=3), "it has weights of 3 bits"),
+        (_nbits_with(block_size=8), "it has weights in blocks of 8"),
+        (_nbits_with(weight_prepacked=1), "its weights are in the order of another device"),
         (_node("MatMul", WEIGHTS, inputs=["w", "x"]), FORM),
         (_node("MatMul", {"w": randoms(1, 2, 8, 8)}), FORM),
         (_node("MatMul", {"w": np.ones((8, 8))}), FORM),

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 from tests.engine.native.operator_session import session
@@ -17,17 +16,6 @@ pytestmark = pytest.mark.usefixtures("instruction_set")
 SLOTS = 4
 # A row of a pass: its slot, the number of its tokens, and how many of them change its state.
 Row = tuple[int, int, int]
-
-
-def operator(node: onnx.NodeProto, threads: int = 2) -> Any:
-    """A session of one node, whose inputs are the graph's."""
-    integers = {"starts", "slots", "committed"}
-    inputs = [
-        helper.make_tensor_value_info(name, TensorProto.INT32 if name in integers else TensorProto.FLOAT, None)
-        for name in node.input
-        if name
-    ]
-    return session([node], inputs, threads=threads)
 
 
 def run(on: Any, rows: Sequence[Row], given: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
@@ -56,9 +44,8 @@ class Convolution:
 
     def session(self, threads: int = 2) -> Any:
         inputs = ["x", "weights", "state", "starts", "slots", "committed", *(["bias"] if self.bias else [])]
-        return operator(
-            helper.make_node("RaggedConvolution", inputs, ["y"], domain=DOMAIN, silu=int(self.silu)), threads
-        )
+        node = helper.make_node("RaggedConvolution", inputs, ["y"], domain=DOMAIN, silu=int(self.silu))
+        return session(node, threads=threads)
 
     def state(self) -> NDArray[np.float32]:
         return np.random.default_rng(3).standard_normal((SLOTS, self.width - 1, self.channels), np.float32)
@@ -105,7 +92,7 @@ class LinearAttention:
         node = helper.make_node(
             "RaggedLinearAttention", inputs, ["y"], domain=DOMAIN, delta=int(self.delta), **attributes
         )
-        return operator(node, threads)
+        return session(node, threads=threads)
 
     def state(self) -> NDArray[np.float32]:
         return np.random.default_rng(3).standard_normal((SLOTS, self.heads, self.size, self.value_size), np.float32)
