@@ -1,5 +1,6 @@
 """A model directory is checked before it is loaded, a draft model by its tokens, too, and errors name the file."""
 
+import functools
 import itertools
 import json
 import math
@@ -96,11 +97,10 @@ def test_complete_directory_describes_its_model(directory: Path) -> None:
     assert (info.context_length, info.vocab_size, info.eos_token_ids) == (64, 300, [2])
 
 
-@pytest.mark.parametrize("kind", ["missing", "file"])
-def test_path_that_is_not_a_directory_is_named(tmp_path: Path, kind: str) -> None:
+def test_path_that_is_not_a_directory_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model"
-    if kind == "file":
-        path.write_text("", encoding="utf-8")
+    assert str(path) in _refusal(path)
+    path.write_text("", encoding="utf-8")
     assert str(path) in _refusal(path)
 
 
@@ -109,15 +109,11 @@ def test_path_that_is_not_a_directory_is_named(tmp_path: Path, kind: str) -> Non
 )
 def test_a_missing_file_is_named_with_its_directory(directory: Path, name: str) -> None:
     (directory / name).unlink()
+    if name == "tokenizer.json":
+        (directory / name).mkdir()  # a folder in a file's place does not count
     message = _refusal(directory)
     assert name in message
     assert str(directory) in message
-
-
-def test_a_folder_in_a_files_place_does_not_count(directory: Path) -> None:
-    (directory / "tokenizer.json").unlink()
-    (directory / "tokenizer.json").mkdir()
-    assert "tokenizer.json" in _refusal(directory)
 
 
 @pytest.mark.parametrize(
@@ -138,59 +134,43 @@ def test_configuration_that_is_not_a_json_object_is_named(directory: Path, name:
     assert str(directory / name) in _refusal(directory)
 
 
-def _changed(*keys: str, value: object = None, is_deleted: bool = False) -> str:
-    """The configuration with another value of a key, or without the key."""
-    config = json.loads(json.dumps(CONFIG))
-    section = config
-    for key in keys[:-1]:
-        section = section[key]
-    section[keys[-1]] = value
-    if is_deleted:
-        del section[keys[-1]]
-    return json.dumps(config)
+LEFT_OUT = object()
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [("model",), ("model", "eos_token_id"), ("model", "decoder"), ("model", "decoder", "filename")],
-    ids=".".join,
-)
-def test_a_missing_key_of_the_configuration_is_named(directory: Path, keys: tuple[str, ...]) -> None:
-    (directory / "genai_config.json").write_text(_changed(*keys, is_deleted=True), encoding="utf-8")
-    message = _refusal(directory)
-    assert keys[-1] in message
-    assert "genai_config.json" in message
-
-
-@pytest.mark.parametrize(
-    ("keys", "value"),
+    ("key", "value"),
     [
-        (["model"], None),
-        (["model", "context_length"], "long"),
-        (["model", "context_length"], -1),
-        (["model", "context_length"], math.inf),
-        (["model", "vocab_size"], 2**31),
-        (["model", "eos_token_id"], [2, 10**40]),
-        (["model", "eos_token_id"], [300, -1]),
-        (["model", "eos_token_id"], []),
-        (["model", "eos_token_id"], None),
-        (["model", "decoder"], ["model.onnx"]),
-        (["search"], None),
-        (["search"], {"do_sample": True, "temperature": None}),
+        ("model", LEFT_OUT),
+        ("model.eos_token_id", LEFT_OUT),
+        ("model.decoder", LEFT_OUT),
+        ("model.decoder.filename", LEFT_OUT),
+        ("model", None),
+        ("model.context_length", "long"),
+        ("model.context_length", -1),
+        ("model.context_length", math.inf),
+        ("model.vocab_size", 2**31),
+        ("model.eos_token_id", [2, 10**40]),
+        ("model.eos_token_id", [300, -1]),
+        ("model.eos_token_id", []),
+        ("model.eos_token_id", None),
+        ("model.decoder", ["model.onnx"]),
+        ("search", None),
+        ("search", {"do_sample": True, "temperature": None}),
     ],
 )
-def test_value_of_a_wrong_type_is_refused_with_the_file_name(directory: Path, keys: list[str], value: object) -> None:
-    (directory / "genai_config.json").write_text(_changed(*keys, value=value), encoding="utf-8")
-    assert str(directory / "genai_config.json") in _refusal(directory)
+def test_a_missing_key_or_wrong_value_is_refused_with_the_file_name(directory: Path, key: str, value: object) -> None:
+    *sections, name = key.split(".")
+    with edited_config(directory) as config:
+        section: dict[str, Any] = functools.reduce(dict.__getitem__, sections, config)
+        section[name] = value
+        if value is LEFT_OUT:
+            del section[name]
+    message = _refusal(directory)
+    assert str(directory / "genai_config.json") in message
+    assert name in message or value is not LEFT_OUT
 
 
 # external files
-
-
-def _found(path: Path, graph: bytes) -> dict[str, int]:
-    """The external files of a graph written to a path."""
-    path.write_bytes(graph)
-    return external_files(path)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -202,39 +182,37 @@ def test_external_files_are_found_with_their_needed_size(tmp_path: Path, *, nest
         [("location", "folder/c.bin"), ("length", "none")],
         nested=nested,
     )
-    assert _found(tmp_path / "model.onnx", graph) == {"b.data": 12, "folder/c.bin": 0, "gewicht-é": 0}
+    (tmp_path / "model.onnx").write_bytes(graph)
+    assert external_files(tmp_path / "model.onnx") == {"b.data": 12, "folder/c.bin": 0, "gewicht-é": 0}
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["location", "offset", "length", "checksum"])))
-def test_the_fields_of_an_external_file_may_have_any_order(tmp_path: Path, order: Sequence[str]) -> None:
-    values = {"location": "a.data", "offset": "16", "length": "8", "checksum": "0"}
-    graph = _graph([(key, values[key]) for key in order])
-    assert _found(tmp_path / "model.onnx", graph) == {"a.data": 24}
+FIELDS = {"location": "a.data", "offset": "16", "length": "8", "checksum": "0"}
+KEY, VALUE = b"\x0a\x08location", b"\x12\x06a.data"
+LIKE_A_REFERENCE = onnx.helper.make_model(
+    onnx.helper.make_graph([], "empty", [], []), doc_string="\x0a\x08location\x12\x01a"
+).SerializeToString()
 
 
-def test_the_value_of_a_field_may_come_before_its_key(tmp_path: Path) -> None:
-    key, value = b"\x0a\x08location", b"\x12\x06a.data"
-    graph = _external("a.data")
-    assert key + value in graph
-    assert _found(tmp_path / "model.onnx", graph.replace(key + value, value + key)) == {"a.data": 0}
+EXTERNAL_FILES: dict[str, tuple[bytes, dict[str, int]]] = {
+    **{
+        " ".join(order): (_graph([(key, FIELDS[key]) for key in order]), {"a.data": 24})
+        for order in itertools.permutations(FIELDS)
+    },
+    "value before its key": (_external("a.data").replace(KEY + VALUE, VALUE + KEY), {"a.data": 0}),
+    **{f"name of {n}": (_external("n" * n), {"n" * n: 0}) for n in (1, 10, 13, 127, 128, 300, 4096)},
+    "a word in a text": (b"\x08\x07 the word location alone is no reference", {}),
+    "nothing": (b"", {}),
+    "an end within a reference": (b"\x0a\x08location\x12\x01a", {}),
+    "a text like a reference": (LIKE_A_REFERENCE, {}),
+}
 
 
-@pytest.mark.parametrize("length", [1, 10, 13, 127, 128, 300, 4096])
-def test_a_name_may_have_any_length_that_a_path_may_have(tmp_path: Path, length: int) -> None:
-    assert _found(tmp_path / "model.onnx", _external("n" * length)) == {"n" * length: 0}
-
-
-@pytest.mark.parametrize(
-    "text", [b"\x08\x07 the word location alone is no reference", b"", b"\x0a\x08location\x12\x01a"]
-)
-def test_a_file_without_references_has_none(tmp_path: Path, text: bytes) -> None:
-    assert _found(tmp_path / "model.onnx", text) == {}
-
-
-def test_text_that_looks_like_a_reference_is_ignored(tmp_path: Path) -> None:
-    model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
-    model.doc_string = "\x0a\x08location\x12\x01a"
-    assert _found(tmp_path / "model.onnx", model.SerializeToString()) == {}
+@pytest.mark.parametrize(("graph", "found"), EXTERNAL_FILES.values(), ids=EXTERNAL_FILES)
+def test_fields_of_an_external_file_may_have_any_order_and_length(
+    tmp_path: Path, graph: bytes, found: dict[str, int]
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(graph)
+    assert external_files(tmp_path / "model.onnx") == found
 
 
 # contents of the configuration
@@ -259,16 +237,13 @@ SEARCH = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetit
         ({"do_sample": True, **SEARCH}, Sampling(0.6, 20, 0.95, 0.1, 1.1, None)),
         ({"do_sample": True}, Sampling(temperature=1.0)),
         (None, Sampling()),
+        ({"do_sample": False, "temperature": 0.6}, Sampling()),
+        ({"temperature": 0.6}, Sampling()),
     ],
-    ids=["all values", "no values", "no section"],
+    ids=["all values", "no values", "no section", "no sampling", "greedy by default"],
 )
 def test_defaults_are_those_of_the_search_section(search: dict[str, Any] | None, defaults: Sampling) -> None:
     assert model_info(_config(search)).defaults == defaults
-
-
-@pytest.mark.parametrize("search", [{"do_sample": False, "temperature": 0.6}, {"temperature": 0.6}])
-def test_model_that_does_not_sample_is_greedy(search: dict[str, Any]) -> None:
-    assert model_info(_config(search)).defaults.temperature == 0.0
 
 
 @pytest.mark.parametrize(
@@ -369,19 +344,14 @@ def test_the_links_of_hugging_faces_cache_are_fine(directory: Path, tmp_path_fac
 
 
 def test_a_decoder_with_paged_attention_is_refused_with_the_way_to_rebuild_it(directory: Path) -> None:
-    decoder = {**CONFIG["model"]["decoder"], "inputs": {"input_ids": "input_ids", "block_table": "block_table"}}
-    _configure(directory, decoder=decoder)
-    with pytest.raises(ModelDirectoryError, match="block_table.*without use_paged_attention=true"):
-        check_model_directory(directory)
+    inputs = {"input_ids": "input_ids", "block_table": "block_table"}
+    _configure(directory, decoder={**CONFIG["model"]["decoder"], "inputs": inputs})
+    assert re.search("block_table.*without use_paged_attention=true", _refusal(directory))
 
 
-def test_a_model_with_an_encoder_is_refused(tmp_path: Path) -> None:
-    directory = shutil.copytree(DEMO, tmp_path / "whisper")
-    config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
-    config["model"]["encoder"] = {"filename": "encoder.onnx"}
-    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(ModelDirectoryError, match="of a type for speech that this server does not serve"):
-        check_model_directory(directory)
+def test_a_model_with_an_encoder_is_refused(directory: Path) -> None:
+    _configure(directory, encoder={"filename": "encoder.onnx"})
+    assert "of a type for speech that this server does not serve" in _refusal(directory)
 
 
 _GRAPHS_FOR_IMAGES = {
@@ -404,51 +374,45 @@ _GRAPHS_FOR_IMAGES = {
         ({"type": "phi3v", **_GRAPHS_FOR_IMAGES}, TEXT_ONLY),
     ],
 )
-def test_what_is_left_out_follows_from_type_and_sections(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
-    directory = shutil.copytree(DEMO, tmp_path / "model")
-    config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
-    config["model"] |= fields
-    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+def test_what_is_left_out_follows_from_type_and_sections(directory: Path, fields: dict[str, Any], message: str) -> None:
+    _configure(directory, **fields)
     assert unsupported_media_message(directory) == message
 
 
 def test_folders_with_a_model_below_the_directory_are_named(tmp_path: Path) -> None:
     assert _refusal(tmp_path).endswith("genai_config.json is missing; name the folder that has it")
-    for name in ("gpu/int4", ".cache/old", "a/b/c/d/e/f"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "genai_config.json").touch()
-    assert _refusal(tmp_path).endswith(f"; name the folder that has it: {tmp_path / 'gpu' / 'int4'}")
-    folders = [tmp_path / f"cpu-{number}" for number in range(6)]
-    for folder in folders:
-        folder.mkdir()
+    folders = [tmp_path / name for name in ("gpu/int4", ".cache/old", "a/b/c/d/e/f")]
+    folders += [tmp_path / f"cpu-{number}" for number in range(6)]
+    for number, folder in enumerate(folders):
+        folder.mkdir(parents=True)
         (folder / "genai_config.json").touch()
-    named = ", ".join(map(str, folders))
+        if number == 2:
+            assert _refusal(tmp_path).endswith(f"; name the folder that has it: {folders[0]}")
+    named = ", ".join(map(str, folders[3:]))
     assert _refusal(tmp_path).endswith(f"; name one of the folders that have it: {named}, and more")
 
 
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(IMAGES, tmp_path / "model"))
+
+
 @pytest.mark.parametrize("name", ["vision.onnx", "embedding.onnx", "processor_config.json"])
-def test_a_missing_file_for_images_is_named(tmp_path: Path, name: str) -> None:
-    directory = shutil.copytree(IMAGES, tmp_path / "model")
-    assert check_model_directory(directory).vocab_size == 300
-    (directory / name).unlink()
-    assert f"is incomplete: {name} is missing" in _refusal(directory)
+@pytest.mark.parametrize("is_processor_named", [True, False])
+def test_a_missing_file_for_images_is_named(images: Path, name: str, is_processor_named: bool) -> None:
+    """The processor's file has the library's name by default."""
+    if not is_processor_named:
+        with edited_config(images) as config:
+            del config["model"]["vision"]["config_filename"]
+    assert check_model_directory(images).vocab_size == 300
+    (images / name).unlink()
+    assert f"is incomplete: {name} is missing" in _refusal(images)
 
 
-def test_an_unknown_token_for_images_is_refused(tmp_path: Path) -> None:
-    directory = shutil.copytree(IMAGES, tmp_path / "model")
-    config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
-    config["model"]["image_token_id"] = -5
-    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert "wrong value for model.image_token_id: -5" in _refusal(directory)
-
-
-def test_the_processors_file_has_the_librarys_name_by_default(tmp_path: Path) -> None:
-    directory = shutil.copytree(IMAGES, tmp_path / "model")
-    config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
-    del config["model"]["vision"]["config_filename"]
-    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    (directory / "processor_config.json").unlink()
-    assert "processor_config.json is missing" in _refusal(directory)
+def test_an_unknown_token_for_images_is_refused(images: Path) -> None:
+    with edited_config(images) as config:
+        config["model"]["image_token_id"] = -5
+    assert "wrong value for model.image_token_id: -5" in _refusal(images)
 
 
 def test_the_weights_include_those_for_images() -> None:
@@ -458,9 +422,13 @@ def test_the_weights_include_those_for_images() -> None:
 
 @pytest.fixture
 def draft(tmp_path: Path) -> Path:
-    directory = tmp_path / "draft"
-    shutil.copytree(DEMO, directory)
-    return directory
+    return Path(shutil.copytree(DEMO, tmp_path / "draft"))
+
+
+def _draft_refusal(draft: Path) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        check_draft_model(DEMO, draft)
+    return raised.value.message
 
 
 def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -480,8 +448,7 @@ def test_model_with_the_same_tokens_can_draft(draft: Path) -> None:
 
 def _renamed(tokenizer: dict[str, Any]) -> None:
     vocabulary = tokenizer["model"]["vocab"]
-    text = next(text for text, id in vocabulary.items() if id == 300)
-    del vocabulary[text]
+    del vocabulary[next(text for text, id in vocabulary.items() if id == 300)]
     vocabulary["strange"] = 300
 
 
@@ -506,26 +473,22 @@ def _other_end(tokenizer: dict[str, Any]) -> None:
 )
 def test_other_tokens_are_named(draft: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
     edit(draft, change)
-    with pytest.raises(ConfigurationError) as raised:
-        check_draft_model(DEMO, draft)
-    assert raised.value.message.startswith(f"{draft}: ")
-    assert message in raised.value.message
+    refusal = _draft_refusal(draft)
+    assert refusal.startswith(f"{draft}: ")
+    assert message in refusal
 
 
 def test_vocabulary_must_have_all_tokens(draft: Path) -> None:
     with edited_config(draft) as config:
         config["model"]["vocab_size"] = 1000
-    with pytest.raises(ConfigurationError, match=r"1000 tokens \(vocab_size\), the tokenizer has 1920"):
-        check_draft_model(DEMO, draft)
+    assert "1000 tokens (vocab_size), the tokenizer has 1920" in _draft_refusal(draft)
 
 
 @pytest.mark.parametrize("token", [-1, 1920, "5", 5.0, True, [5]])
 def test_mask_token_must_be_one_of_the_draft_models_tokens(draft: Path, token: object) -> None:
     (draft / "config.json").write_text(json.dumps({"pard_token": token}), encoding="utf-8")
-    with pytest.raises(ConfigurationError) as raised:
-        check_draft_model(DEMO, draft)
     limit = "pard_token is the id of a token, an integer from 0 to 1919"
-    assert raised.value.message == f"{draft}: {draft / 'config.json'}: {limit}; given {json.dumps(token)}"
+    assert _draft_refusal(draft) == f"{draft}: {draft / 'config.json'}: {limit}; given {json.dumps(token)}"
 
 
 def test_mask_token_may_be_unknown_to_the_tokenizer(draft: Path) -> None:
@@ -545,11 +508,10 @@ def test_mask_token_may_be_unknown_to_the_tokenizer(draft: Path) -> None:
     ],
 )
 def test_directories_that_cannot_draft_are_refused(directory: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        check_draft_model(DEMO, ROOT / directory)
+    assert message in _draft_refusal(ROOT / directory)
 
 
-def test_unigram_vocabularies_are_compared(draft: Path, tmp_path: Path) -> None:
+def test_unigram_vocabularies_are_compared(draft: Path) -> None:
     def to_list(tokenizer: dict[str, Any]) -> None:
         vocabulary = tokenizer["model"]["vocab"]
         tokenizer["model"]["vocab"] = [[text, 0.0] for text in sorted(vocabulary, key=vocabulary.get)]
@@ -557,5 +519,4 @@ def test_unigram_vocabularies_are_compared(draft: Path, tmp_path: Path) -> None:
     edit(draft, to_list)
     assert check_draft_model(DEMO, draft).vocab_size == 1920
     edit(draft, lambda tokenizer: tokenizer["model"]["vocab"][300].__setitem__(0, "strange"))
-    with pytest.raises(ConfigurationError, match='token 300 is "strange"'):
-        check_draft_model(DEMO, draft)
+    assert 'token 300 is "strange"' in _draft_refusal(draft)
