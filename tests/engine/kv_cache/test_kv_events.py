@@ -4,6 +4,7 @@ import hashlib
 import random
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -57,22 +58,17 @@ class Subscriber:
 
 def cached(slots: KvSlots) -> set[tuple[int, ...]]:
     """The prefixes of complete blocks in the slots."""
-    return {
-        tuple(slot.tokens[:end])
-        for slot in slots.slots
-        for end in range(BLOCK_TOKENS, len(slot.tokens) + 1, BLOCK_TOKENS)
-    }
+    ends = range(BLOCK_TOKENS, len(LONG) + 1, BLOCK_TOKENS)
+    return {tuple(slot.tokens[:end]) for slot in slots.slots for end in ends if end <= len(slot.tokens)}
 
 
 def test_hashes_are_vllms_over_cbor() -> None:
     first = hashlib.sha256(b"\x61\x30").digest()  # the text "0"
     assert first_parent() == first
-    tokens = b"\x90" + bytes(range(1, 17))  # an array of 16 small numbers
-    without_salt = hashlib.sha256(b"\x83\x58\x20" + first + tokens + b"\xf6").digest()
-    assert block_hash(first, list(range(1, 17)), None) == without_salt
-    salt = b"\x81\x82\x6acache_salt\x61s"  # a list of one pair
-    with_salt = hashlib.sha256(b"\x83\x58\x20" + first + tokens + salt).digest()
-    assert block_hash(first, list(range(1, 17)), "s") == with_salt
+    # An array of 16 small numbers behind the parent; the salt is a list of one pair.
+    block = b"\x83\x58\x20" + first + b"\x90" + bytes(range(1, 17))
+    for salt, encoded in ((None, b"\xf6"), ("s", b"\x81\x82\x6acache_salt\x61s")):
+        assert block_hash(first, list(range(1, 17)), salt) == hashlib.sha256(block + encoded).digest()
 
 
 def test_prompt_blocks_are_stored_as_read_and_removed_on_forget() -> None:
@@ -83,12 +79,13 @@ def test_prompt_blocks_are_stored_as_read_and_removed_on_forget() -> None:
     slots.append(1, LONG[:40])
     (first,) = blocks.changes()
     assert isinstance(first, BlockStored)
-    assert (first.parent_block_hash, first.token_ids, len(first.block_hashes)) == (None, LONG[:32], 2)
+    assert first == BlockStored(first.block_hashes, None, LONG[:32])
+    assert len(first.block_hashes) == 2
     assert blocks.changes() == []
     slots.append(1, LONG[40:50])
     (second,) = blocks.changes()
     assert isinstance(second, BlockStored)
-    assert (second.parent_block_hash, second.token_ids) == (first.block_hashes[-1], LONG[32:48])
+    assert second == BlockStored(second.block_hashes, first.block_hashes[-1], LONG[32:48])
     slots.release(1)
     assert blocks.changes() == []
     slots.forget()
@@ -150,24 +147,21 @@ def test_events_are_published_as_vllm_does() -> None:
         slots.append(number, [number] * BLOCK_TOKENS)
         publisher.publish()
         slots.release(number)
-        try:
+        with suppress(zmq.Again):
             parts = subscriber.recv_multipart()
             break
-        except zmq.Again:
-            continue
     topic, number_of_batch, payload = parts
-    assert topic == b"kv@pod@m"
-    assert len(number_of_batch) == struct.calcsize(">Q")
+    assert (topic, len(number_of_batch)) == (b"kv@pod@m", struct.calcsize(">Q"))
     time, events, rank = msgspec.msgpack.decode(payload)
-    assert (time, rank) == (7.0, 3)
-    assert events[0]["type"] == "BlockStored"
+    assert (time, events[0]["type"], rank) == (7.0, "BlockStored", 3)
     msgspec.msgpack.decode(payload, type=KvEventBatch)
     subscriber.close()
     publisher.close()
 
 
 def test_an_event_is_a_map_with_its_name_as_type() -> None:
-    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(BlockStored([1, 2], None, [5] * 32)))
+    events = [BlockStored([1, 2], None, [5] * 32), BlockRemoved([1]), AllBlocksCleared()]
+    stored, *others = msgspec.msgpack.decode(msgspec.msgpack.encode(events))
     assert stored == {
         "type": "BlockStored",
         "block_hashes": [1, 2],
@@ -178,9 +172,7 @@ def test_an_event_is_a_map_with_its_name_as_type() -> None:
         "medium": "GPU",
         "lora_name": None,
     }
-    removed = msgspec.msgpack.decode(msgspec.msgpack.encode(BlockRemoved([1])))
-    assert removed == {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(AllBlocksCleared())) == {"type": "AllBlocksCleared"}
+    assert others == [{"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}, {"type": "AllBlocksCleared"}]
 
 
 def test_an_address_that_is_in_use_is_named() -> None:

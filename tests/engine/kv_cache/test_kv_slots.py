@@ -1,13 +1,15 @@
 """The bookkeeping of slots, with buffers that hold tokens, so that wrong copies are noticed."""
 
 import random
-from itertools import count
+import time
+from typing import Any
 
 import pytest
 
-from genai_server.engine.kv_cache.kv_slots import KvSlots
+from genai_server.engine.kv_cache.kv_slots import KvSlots, Slot
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvBudget, KvMemory
 from genai_server.errors import RunnerFailed
+from genai_server.timing import Clock
 from tests.hand_clock import HandClock
 
 EMPTY = -1
@@ -42,22 +44,22 @@ class TokenBuffers:
 
 
 class Bench:
-    """Slots, their buffers, and the actions of a runner on both."""
+    """Slots, their buffers, and the actions of a runner on both; `how` are arguments of `acquire`."""
 
-    def __init__(self, num_slots: int = 4, *, memory: KvMemory = UNSHARED, min_copied: int = 1) -> None:
+    def __init__(
+        self,
+        num_slots: int = 4,
+        *,
+        memory: KvMemory = UNSHARED,
+        min_copied: int = 1,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self.buffers = TokenBuffers(num_slots)
         self.memory = memory
-        self.slots = KvSlots(num_slots, self.buffers, memory=memory, min_copied=min_copied)
+        self.slots = KvSlots(num_slots, self.buffers, memory=memory, min_copied=min_copied, clock=clock)
 
-    def acquire(
-        self,
-        sequence: int,
-        prompt: list[int],
-        *,
-        reuse: bool = True,
-        salt: str | None = None,
-    ) -> int:
-        length = self.slots.acquire(sequence, prompt, reuse=reuse, salt=salt)
+    def acquire(self, sequence: int, prompt: list[int], **how: Any) -> int:
+        length = self.slots.acquire(sequence, prompt, **how)
         self.check()
         return length
 
@@ -79,22 +81,31 @@ class Bench:
         self.slots.release(sequence)
         self.check()
 
-    def prefill(self, sequence: int, prompt: list[int], *, reuse: bool = True, salt: str | None = None) -> int:
+    def prefill(self, sequence: int, prompt: list[int], **how: Any) -> int:
         """Acquire a slot and read the rest of the prompt; returns the number of tokens found."""
-        length = self.acquire(sequence, prompt, reuse=reuse, salt=salt)
+        length = self.acquire(sequence, prompt, **how)
         self.read(sequence, prompt[length:])
         return length
 
-    def leave_behind(self, sequence: int, prompt: list[int], answer: list[int] | None = None) -> None:
+    def leave_behind(self, sequence: int, prompt: list[int], answer: list[int] | None = None, **how: Any) -> None:
         """Run a sequence with its answer and release it, without reuse."""
-        self.prefill(sequence, prompt, reuse=False)
+        self.prefill(sequence, prompt, reuse=False, **how)
         self.read(sequence, answer or [])
         self.release(sequence)
 
+    def leave_each(self, *sequences: int, length: int = 4, **how: Any) -> None:
+        """Leave a prefix behind for each sequence, which repeats the sequence's number."""
+        for sequence in sequences:
+            self.leave_behind(sequence, [sequence] * length, **how)
+
+    def idle(self) -> list[Slot]:
+        """The slots with cached prefixes, the longest idle first."""
+        idle = [slot for slot in self.slots.slots if slot.sequence is None and slot.tokens]
+        return sorted(idle, key=lambda slot: slot.used)
+
     def pasts(self) -> list[list[int]]:
         """The contents of idle slots, the longest idle first."""
-        idle = [slot for slot in self.slots.slots if slot.sequence is None and slot.tokens]
-        return [slot.tokens for slot in sorted(idle, key=lambda slot: slot.used)]
+        return [slot.tokens for slot in self.idle()]
 
     def tokens(self, sequence: int) -> list[int]:
         """The contents of a sequence's slot according to the buffer."""
@@ -142,30 +153,26 @@ def test_released_row_is_taken_by_the_next_and_others_stay(bench: Bench, leaving
 
 
 def test_completely_reused_past_is_taken_over_without_a_copy(bench: Bench) -> None:
-    bench.leave_behind(1, [1, 2, 3, 4], [5, 6])
-    bench.buffers.copies.clear()
-    assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 6
-    assert bench.tokens(2) == [1, 2, 3, 4, 5, 6]
-    assert bench.pasts() == []
+    past = [1, 2, 3, 4, 5, 6]
+    bench.prefill(1, past)
+    bench.leave_behind(2, past[:4], past[4:])  # as good as the running one, but idle
+    assert bench.acquire(3, [*past, 7, 8]) == 6
+    assert (bench.tokens(3), bench.pasts(), bench.buffers.copies) == (past, [], [])
 
 
-@pytest.mark.parametrize(("common", "taken_over"), [(2, False), (23, False), (24, True), (40, True)])
-def test_past_is_taken_over_if_most_of_it_is_common(bench: Bench, common: int, taken_over: bool) -> None:
-    past = list(range(40))
-    bench.leave_behind(1, past)
-    assert bench.acquire(2, [*past[:common], 90, 91, 92]) == common
-    assert bench.tokens(2) == past[:common]
-    assert bench.pasts() == ([] if taken_over else [past])
-
-
-@pytest.mark.parametrize(("common", "left"), [(19, 2), (20, 1)])
-def test_past_half_in_common_is_taken_over_without_empty_slots(common: int, left: int) -> None:
-    bench = Bench(2)
-    pasts = {number: [number * 100 + place for place in range(40)] for number in (1, 2)}
-    for number, past in pasts.items():
-        bench.leave_behind(number, past)
-    assert bench.acquire(3, [*pasts[2][:common], 90, 91, 92]) == common
-    assert bench.pasts() == [pasts[left]]
+@pytest.mark.parametrize(
+    ("num_slots", "common", "taken_over"),
+    [(4, 2, False), (4, 23, False), (4, 24, True), (4, 40, True), (2, 19, False), (2, 20, True)],
+)
+def test_past_is_taken_over_if_most_of_it_or_half_without_empty_slots_is_common(
+    num_slots: int, common: int, taken_over: bool
+) -> None:
+    bench, past = Bench(num_slots), list(range(40))
+    bench.leave_behind(1, [200] * 40)
+    bench.leave_behind(2, past)
+    assert bench.acquire(3, [*past[:common], 90, 91, 92]) == common
+    assert bench.tokens(3) == past[:common]
+    assert (past in bench.pasts()) != taken_over
 
 
 def test_conversations_that_begin_alike_keep_their_pasts(bench: Bench) -> None:
@@ -179,15 +186,6 @@ def test_conversations_that_begin_alike_keep_their_pasts(bench: Bench) -> None:
             talk += [user * 100 + 50 + turn] * 4
             assert bench.prefill(user, talk) == len(talk) - 4
             bench.release(user)
-
-
-def test_idle_past_is_preferred_among_equal_matches(bench: Bench) -> None:
-    past = [1, 2, 3, 4, 5, 6]
-    bench.leave_behind(1, past)
-    bench.prefill(2, past, reuse=False)
-    bench.buffers.copies.clear()
-    bench.acquire(3, [*past, 7, 8])
-    assert bench.pasts() == []
 
 
 def test_longest_common_past_is_used(bench: Bench) -> None:
@@ -213,27 +211,25 @@ def test_sequence_without_reuse_takes_no_past_but_leaves_one(bench: Bench) -> No
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), (None, "a"), ("a", None)])
 @pytest.mark.parametrize("runs_on", [False, True])
 def test_past_of_another_salt_is_not_used(bench: Bench, first: str | None, second: str | None, runs_on: bool) -> None:
-    assert bench.prefill(1, list(range(20)), salt=first) == 0
+    prompt = list(range(20))
+    assert bench.prefill(1, prompt, salt=first) == 0
     if not runs_on:
         bench.release(1)
-    assert bench.prefill(2, list(range(20)), salt=second) == 0
+    assert bench.slots.find(prompt, second) == bench.prefill(2, prompt, salt=second) == 0
     bench.release(2)
-    assert bench.acquire(3, list(range(20)), salt=second) == 18
-    assert bench.acquire(4, list(range(20)), salt=first) == 18
+    assert [bench.acquire(3, prompt, salt=second), bench.acquire(4, prompt, salt=first)] == [18, 18]
 
 
 def test_a_short_past_is_taken_over_but_not_copied() -> None:
     bench = Bench(min_copied=32)
     prompt = list(range(100, 140))
-    bench.acquire(1, prompt)
-    bench.read(1, prompt)
+    bench.prefill(1, prompt)
     assert bench.acquire(2, [*prompt[:31], 7, 8, 9]) == 0
     assert bench.acquire(3, [*prompt[:32], 7, 8, 9]) == 32
     assert bench.match_again(2, [*prompt[:31], 7, 8, 9]) == 0
-    assert [length for _, _, length in bench.buffers.copies] == [32]
-    bench.slots.release(1)
+    bench.release(1)
     assert bench.acquire(4, [*prompt[:31], 4, 5, 6]) == 31
-    assert len(bench.buffers.copies) == 1
+    assert [length for _, _, length in bench.buffers.copies] == [32]
 
 
 def test_a_short_past_stays_in_the_only_slot_that_is_left() -> None:
@@ -243,25 +239,17 @@ def test_a_short_past_stays_in_the_only_slot_that_is_left() -> None:
     assert bench.acquire(2, [*range(15), 90, 91, 92]) == 15
 
 
-def test_tokens_read_by_another_are_copied_before_a_first_chunk(bench: Bench) -> None:
+def test_tokens_read_by_another_are_copied_before_a_first_chunk_even_after_a_failure(bench: Bench) -> None:
     prompt = [1, 2, 3, 4, 5, 6]
     assert bench.acquire(1, prompt) == bench.acquire(2, [*prompt, 7]) == 0
-    bench.read(1, prompt)
-    assert bench.match_again(2, [*prompt, 7]) == 5
-    assert bench.tokens(2) == prompt[:5]
-    assert bench.match_again(2, [*prompt, 7]) == 5
-
-
-def test_a_copy_that_fails_counts_no_token_and_is_tried_again(bench: Bench) -> None:
-    prompt = [1, 2, 3, 4, 5, 6]
-    bench.acquire(1, prompt)
-    bench.acquire(2, [*prompt, 7])
     bench.read(1, prompt)
     bench.buffers.fails = True
     with pytest.raises(RunnerFailed):
         bench.match_again(2, [*prompt, 7])
     bench.check()
     assert bench.tokens(2) == []
+    assert bench.match_again(2, [*prompt, 7]) == 5
+    assert bench.tokens(2) == prompt[:5]
     assert bench.match_again(2, [*prompt, 7]) == 5
 
 
@@ -291,8 +279,7 @@ def test_second_match_needs_the_same_salt(bench: Bench) -> None:
     bench.acquire(1, prompt, salt="a")
     bench.prefill(2, prompt, salt="b")
     assert bench.match_again(1, prompt) == 0
-    bench.acquire(3, prompt, salt="a")
-    bench.read(3, prompt)
+    bench.prefill(3, prompt, salt="a")
     assert bench.match_again(1, prompt) == 4
 
 
@@ -306,48 +293,36 @@ def shared_bench(num_pages: int) -> Bench:
 
 def test_cached_prefixes_stay_until_their_memory_is_needed() -> None:
     bench = shared_bench(8)
-    for sequence in (1, 2, 3):
-        bench.leave_behind(sequence, [sequence] * 8)
+    bench.leave_each(1, 2, 3, length=8)
     bench.acquire(4, [4] * 16)
-    assert bench.pasts() == [[1] * 8, [2] * 8, [3] * 8]
     bench.read(4, [4] * 8)
     assert bench.pasts() == [[1] * 8, [2] * 8, [3] * 8]
     bench.read(4, [4] * 8)
     assert bench.pasts() == [[2] * 8, [3] * 8]
 
 
-def test_cached_prefix_within_another_is_evicted_first() -> None:
+@pytest.mark.parametrize(
+    ("salts", "length", "num_new", "left"),
+    [
+        pytest.param([None, None], 7, 8, [[1] * 8, [2] * 8], id="part of another"),
+        pytest.param([None, None], 8, 4, [[1] * 8, [2] * 8], id="equal"),
+        pytest.param(["a", None], 12, 4, [[2] * 8, [2] * 12], id="another salt and length"),
+    ],
+)
+def test_cached_prefix_within_another_of_its_salt_is_evicted_first(
+    salts: list[str | None], length: int, num_new: int, left: list[list[int]]
+) -> None:
     bench = shared_bench(6)
-    bench.leave_behind(1, [1] * 8)
-    bench.leave_behind(2, [2] * 8)
-    bench.leave_behind(3, [2] * 7)
-    bench.prefill(4, [4] * 8)
-    assert bench.pasts() == [[1] * 8, [2] * 8]
-
-
-def test_only_one_of_equal_cached_prefixes_is_kept() -> None:
-    bench = shared_bench(6)
-    bench.leave_behind(1, [1] * 8)
-    bench.leave_behind(2, [2] * 8)
-    bench.leave_behind(3, [2] * 8)
-    bench.prefill(4, [4] * 4)
-    assert sorted(bench.pasts()) == [[1] * 8, [2] * 8]
-
-
-def test_prefix_of_another_salt_or_length_is_not_a_duplicate() -> None:
-    bench = shared_bench(6)
-    bench.leave_behind(1, [1] * 8)
-    bench.prefill(2, [2] * 8, salt="a")
-    bench.release(2)
-    bench.leave_behind(3, [2] * 4, [2] * 8)
-    bench.prefill(4, [4] * 4)
-    assert bench.pasts() == [[2] * 8, [2] * 12]
+    bench.leave_each(1, length=8)
+    for sequence, salt, number in zip((2, 3), salts, (8, length), strict=True):
+        bench.leave_behind(sequence, [2] * number, salt=salt)
+    bench.prefill(4, [4] * num_new)
+    assert bench.pasts() == left
 
 
 def test_a_cached_prefix_that_was_copied_counts_as_used() -> None:
     bench = shared_bench(12)
-    for sequence in (1, 2):
-        bench.leave_behind(sequence, [sequence] * 20)
+    bench.leave_each(1, 2, length=20)
     assert bench.acquire(3, [1, 1, 1, 3, 3, 3]) == 3
     bench.read(3, [3] * 9)
     assert bench.pasts() == [[1] * 20]
@@ -382,8 +357,7 @@ def test_started_prompt_is_kept_without_memory_for_a_copy() -> None:
 
 
 def test_least_recently_used_past_is_evicted_first(bench: Bench) -> None:
-    for sequence in (3, 1, 4, 2):
-        bench.leave_behind(sequence, [sequence] * 4)
+    bench.leave_each(3, 1, 4, 2)
     assert bench.pasts() == [[3] * 4, [1] * 4, [4] * 4, [2] * 4]
     for sequence, left in ((11, [1, 4, 2]), (12, [4, 2]), (13, [2]), (14, [])):
         bench.prefill(sequence, [sequence] * 4)
@@ -391,8 +365,7 @@ def test_least_recently_used_past_is_evicted_first(bench: Bench) -> None:
 
 
 def test_empty_slot_is_used_before_any_past_is_evicted(bench: Bench) -> None:
-    for sequence in (1, 2, 3):
-        bench.leave_behind(sequence, [sequence] * 4)
+    bench.leave_each(1, 2, 3)
     bench.acquire(4, [4] * 4)
     bench.release(4)  # removed before anything was read
     bench.prefill(7, [7] * 4)
@@ -400,8 +373,7 @@ def test_empty_slot_is_used_before_any_past_is_evicted(bench: Bench) -> None:
 
 
 def test_source_of_a_copy_is_not_evicted_for_it(bench: Bench) -> None:
-    for sequence in (1, 2, 3, 4):
-        bench.leave_behind(sequence, [sequence] * 20)
+    bench.leave_each(1, 2, 3, 4, length=20)
     assert bench.acquire(9, [1, 1, 1, 5, 5, 5]) == 3
     assert bench.pasts() == [[3] * 20, [4] * 20, [1] * 20]
     assert bench.tokens(9) == [1, 1, 1]
@@ -409,17 +381,14 @@ def test_source_of_a_copy_is_not_evicted_for_it(bench: Bench) -> None:
 
 def test_last_free_slot_is_taken_over_for_any_common_past() -> None:
     bench = Bench(2)
-    bench.leave_behind(1, [1] * 20)
+    bench.leave_each(1, length=20)
     bench.prefill(2, [2] * 8)
     bench.prefill(3, [1, 1, 3, 3, 3])
-    assert bench.tokens(2) == [2] * 8
-    assert bench.tokens(3) == [1, 1, 3, 3, 3]
-    assert bench.slots.num_running == len(bench.slots.slots)
+    assert (bench.tokens(2), bench.tokens(3)) == ([2] * 8, [1, 1, 3, 3, 3])
 
 
 def test_forget_empties_and_counts_idle_slots_only(bench: Bench) -> None:
-    for sequence in (1, 2):
-        bench.leave_behind(sequence, [sequence] * 4)
+    bench.leave_each(1, 2)
     bench.prefill(3, [3] * 4)
     assert bench.slots.forget() == 2
     bench.check()
@@ -499,19 +468,13 @@ class Crowd:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("num_slots", [1, 2, 5])
-def test_random_operations_preserve_the_tokens_of_each_sequence(num_slots: int, seed: int) -> None:
-    live(Crowd(Bench(num_slots), seed))
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("num_whole", [1, 2.5])
-def test_random_operations_respect_short_memory(num_whole: float, seed: int) -> None:
-    shared = KvMemory(4, 0)
-    live(Crowd(Bench(5, memory=KvMemory(4, int(num_whole * shared.pages(LONGEST)))), seed))
-
-
-def live(crowd: Crowd) -> None:
+@pytest.mark.parametrize(("num_slots", "num_whole"), [(1, None), (2, None), (5, None), (5, 1), (5, 2.5)])
+def test_random_operations_preserve_the_tokens_of_each_sequence(
+    num_slots: int, num_whole: float | None, seed: int
+) -> None:
+    """The memory is enough for `num_whole` sequences of full length."""
+    num_pages = int((num_whole or 0) * KvMemory(4, 0).pages(LONGEST))
+    crowd = Crowd(Bench(num_slots, memory=KvMemory(4, num_pages) if num_whole else UNSHARED), seed)
     actions = [crowd.come] * 2 + [crowd.read] * 3 + [crowd.decode, crowd.leave, crowd.forget]
     for _ in range(2500):
         crowd.chance.choice(actions)()
@@ -524,164 +487,96 @@ def live(crowd: Crowd) -> None:
 
 
 def test_sequence_gets_its_slot_back_until_another_takes_it() -> None:
-    slots = KvSlots(2, TokenBuffers(4))
-    slots.acquire(1, [1, 2, 3, 4])
-    slots.append(1, [1, 2, 3, 4, 5])
-    slots.release(1)
-    assert slots.resume(1) == 5
-    assert slots.of(1).tokens == [1, 2, 3, 4, 5]
-    slots.release(1)
+    bench = Bench(2)
+    bench.leave_behind(1, [1, 2, 3, 4], [5])
+    assert bench.slots.resume(1, is_long=True) is None
+    assert bench.slots.resume(1) == 5
+    assert bench.tokens(1) == [1, 2, 3, 4, 5]
+    bench.release(1)
     for other in (2, 3):
-        slots.acquire(other, [other] * 9)
-        slots.append(other, [other] * 9)
-    assert slots.resume(1) is None
-    slots.release(2)
-    assert slots.forget() == 1
-    assert slots.resume(2) is None
-
-
-def test_slot_of_a_short_sequence_is_none_of_the_long_one() -> None:
-    slots = KvSlots(1, TokenBuffers(4))
-    slots.acquire(1, [1, 2, 3])
-    slots.append(1, [1, 2, 3])
-    slots.release(1)
-    assert slots.resume(1, is_long=True) is None
+        bench.prefill(other, [other] * 9)
+    assert bench.slots.resume(1) is None
+    bench.release(2)
+    assert bench.slots.forget() == 1
+    assert bench.slots.resume(2) is None
 
 
 def test_prefixes_of_the_background_are_evicted_first() -> None:
-    slots = KvSlots(2, TokenBuffers(4))
-    for number, low_priority in ((1, False), (2, True)):
-        slots.acquire(number, [number] * 9, tenant=None if low_priority else "")
-        slots.append(number, [number] * 9)
-        slots.release(number)
-    slots.acquire(3, [3] * 9)
-    assert sorted(slot.tokens for slot in slots.slots) == [[], [1] * 9]
+    bench = Bench(2)
+    bench.leave_each(1, length=9)
+    bench.leave_each(2, length=9, tenant=None)
+    bench.acquire(3, [3] * 9)
+    assert bench.pasts() == [[1] * 9]
 
 
 def test_recent_prefixes_of_others_are_kept_from_the_background(clock: HandClock) -> None:
-    slots = KvSlots(4, TokenBuffers(4), memory=KvMemory(4, 100), clock=clock)
+    bench = Bench(memory=KvMemory(4, 100), clock=clock)
     for number in (1, 2, 3, 4):
-        slots.acquire(number, [number] * 9, tenant=None if number == 4 else "")
-        slots.append(number, [number] * 9)
+        bench.prefill(number, [number] * 9, tenant=None if number == 4 else "")
     for number in (1, 3, 4):
-        slots.release(number)
-    assert slots.reserved(9) == KvBudget(2, 4)
-    assert slots.reserved(1) == KvBudget(1, 2)
+        bench.release(number)
+    assert bench.slots.reserved(9) == KvBudget(2, 4)
+    assert bench.slots.reserved(1) == KvBudget(1, 2)
     clock.wait(299.0)
-    slots.release(2)
-    assert slots.reserved(9) == KvBudget(3, 6)
+    bench.release(2)
+    assert bench.slots.reserved(9) == KvBudget(3, 6)
     clock.wait(2.0)
-    assert slots.reserved(9) == KvBudget(1, 2)
+    assert bench.slots.reserved(9) == KvBudget(1, 2)
 
 
-def test_a_running_slot_is_cut_to_its_first_tokens() -> None:
-    slots = KvSlots(2, TokenBuffers(16))
-    slots.acquire(1, [5, 6, 7])
-    slots.append(1, [5, 6, 7])
-    before = slots.of(1).tokens
-    slots.cut(1, 2)
-    assert slots.of(1).tokens == [5, 6]
+def test_a_running_slot_is_cut_to_its_first_tokens(bench: Bench) -> None:
+    bench.prefill(1, [5, 6, 7])
+    before = bench.slots.of(1).tokens
+    bench.slots.cut(1, 2)
+    assert bench.tokens(1) == [5, 6]
     assert before == [5, 6, 7]  # others may still compare them
 
 
-def test_cached_tokens_are_found_without_a_slot() -> None:
-    slots = KvSlots(2, TokenBuffers(16))
-    slots.acquire(1, [5, 6, 7, 8], salt="a")
-    slots.append(1, [5, 6, 7, 8])
-    assert slots.find([5, 6, 7, 9, 9], "a") == 3
-    assert slots.find([5, 6, 7, 9, 9], "b") == 0
-    assert slots.num_running == 1
+def test_cached_tokens_are_found_without_a_slot(bench: Bench) -> None:
+    bench.prefill(1, [5, 6, 7, 8], salt="a")
+    assert bench.slots.find([5, 6, 7, 9, 9], "a") == 3
+    assert bench.slots.num_running == 1
 
 
 def test_room_is_what_running_slots_leave() -> None:
-    slots = KvSlots(2, TokenBuffers(64), memory=KvMemory(4, 3))
+    slots = Bench(2, memory=KvMemory(4, 3)).slots
     for sequence in (1, 2):
         slots.acquire(sequence, [sequence], salt=str(sequence))
         slots.reserve(sequence, 8 if sequence == 1 else 1)
     # Each has a page of its own, and the first one two of the three pages that both share.
-    assert slots.has_room(2, 7)
-    assert not slots.has_room(2, 8)
+    assert [slots.has_room(2, number) for number in (7, 8)] == [True, False]
 
 
 # tenants
 
 
-class Shared:
-    """Slots of several tenants: each prompt has one token of its own, repeated."""
-
-    def __init__(self, num_slots: int, clock: HandClock, memory: KvMemory = UNSHARED) -> None:
-        self.slots = KvSlots(num_slots, TokenBuffers(num_slots), memory=memory, clock=clock)
-        self._numbers = count(1)
-
-    def run(self, tenant: str, length: int = 4) -> int:
-        """Begin a sequence and read its prompt; returns its number."""
-        number = next(self._numbers)
-        self.slots.acquire(number, [number] * length, tenant=tenant)
-        self.slots.reserve(number, length)
-        self.slots.append(number, [number] * length)
-        return number
-
-    def leave(self, tenant: str, length: int = 4, times: int = 1) -> None:
-        """Run sequences to their ends, one after another."""
-        for _ in range(times):
-            self.slots.release(self.run(tenant, length))
-
-    def cached(self) -> str:
-        """The tenants of the cached prefixes, the longest idle first."""
-        idle = [slot for slot in self.slots.slots if slot.sequence is None and slot.tokens]
-        return "".join(f"{slot.tenant}" for slot in sorted(idle, key=lambda slot: slot.used))
-
-
-def test_prefixes_of_one_tenant_do_not_evict_that_of_another(clock: HandClock) -> None:
-    shared = Shared(4, clock)
-    shared.leave("b")
-    shared.leave("a", times=20)
-    assert shared.cached() == "baaa"
-
-
-def test_a_tenant_evicts_its_own_prefixes_beyond_its_share(clock: HandClock) -> None:
-    shared = Shared(4, clock)
-    shared.leave("b", times=2)
-    shared.leave("a", times=2)
-    before = {tuple(slot.tokens) for slot in shared.slots.slots}
-    shared.leave("a")
-    assert shared.cached() == "bbaa"
-    assert before - {tuple(slot.tokens) for slot in shared.slots.slots} == {(3,) * 4}
-    shared.leave("c")  # its share is one slot: the oldest of those beyond the share of b
-    assert shared.cached() == "baac"
-
-
-def test_prefixes_that_nobody_has_used_recently_are_in_nobodys_share(clock: HandClock) -> None:
-    shared = Shared(4, clock)
-    shared.leave("b", times=2)
-    shared.leave("a", times=2)
-    clock.wait(301.0)
-    shared.leave("a", times=3)
-    assert shared.cached() == "aaaa"
-
-
-def test_running_sequences_count_in_the_share_of_their_tenant(clock: HandClock) -> None:
-    shared = Shared(4, clock)
-    shared.leave("b")
-    shared.leave("a")
-    for _ in range(2):
-        shared.run("a")
-    assert shared.cached() == "ba"
-    shared.run("a")
-    assert shared.cached() == "b"
-
-
-def test_a_prefix_with_more_memory_than_its_tenants_share_is_evicted_first(clock: HandClock) -> None:
-    shared = Shared(4, clock, KvMemory(4, 8))
-    shared.leave("a", 8)
-    shared.leave("b", 20)
-    assert shared.cached() == "ab"
-    shared.leave("a", 8)
-    assert shared.cached() == "aa"
-
-
-def test_memory_is_freed_of_a_tenant_beyond_its_share(clock: HandClock) -> None:
-    shared = Shared(8, clock, KvMemory(4, 8))
-    shared.leave("b", 16)
-    shared.leave("a", 8, times=4)
-    assert shared.cached() == "baa"
+@pytest.mark.parametrize(
+    ("num_slots", "num_pages", "sequences", "cached"),
+    [
+        pytest.param(4, None, ["b", *["a"] * 20], "b1 a19 a20 a21", id="own before those of another tenant"),
+        pytest.param(4, None, ["b", "b", "a", "a", "a"], "b1 b2 a4 a5", id="beyond its own share"),
+        # The share of c is one slot: it gets the oldest of those beyond the share of b.
+        pytest.param(4, None, ["b", "b", "a", "a", "a", "c"], "b2 a4 a5 c6", id="a third tenant has its share"),
+        pytest.param(4, None, ["b", "b", "a", "a", 301.0, "a", "a", "a"], "a4 a6 a7 a8", id="not used recently"),
+        pytest.param(4, None, ["b", "a", "A", "A"], "b1 a2", id="running sequences within the share"),
+        pytest.param(4, None, ["b", "a", "A", "A", "A"], "b1", id="running sequences count in the share"),
+        pytest.param(4, 8, ["a" * 2, "b" * 5], "a1 b2", id="memory that is enough"),
+        pytest.param(4, 8, ["a" * 2, "b" * 5, "a" * 2], "a1 a3", id="more memory than the share"),
+        pytest.param(8, 8, ["b" * 4, *["a" * 2] * 4], "b1 a4 a5", id="memory of a tenant beyond its share"),
+    ],
+)
+def test_prefixes_beyond_the_share_of_their_tenant_are_evicted_first(
+    num_slots: int, num_pages: int | None, sequences: list[str | float], cached: str, clock: HandClock
+) -> None:
+    """Sequences of a tenant with a letter for each four tokens run one after another; capital ones do not end. Between
+    them, time may pass.
+    """
+    bench = Bench(num_slots, memory=UNSHARED if num_pages is None else KvMemory(4, num_pages), clock=clock)
+    for number, each in enumerate(sequences, 1):
+        if isinstance(each, float):
+            clock.wait(each)
+            continue
+        bench.prefill(number, [number] * 4 * len(each), tenant=each[0].lower())
+        if each.islower():
+            bench.release(number)
+    assert " ".join(f"{slot.tenant}{slot.tokens[0]}" for slot in bench.idle()) == cached
