@@ -19,14 +19,14 @@ class Chosen:
     exact: bool = False
 
 
-SECTIONS = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "missing_provider"}}}
+PARALLEL = {"session": {"execution_mode": "parallel"}}
 
 
 def test_missing_provider_package_is_refused_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = check_device(SECTIONS, "cpu")
-    with pytest.raises(
-        ConfigurationError, match='package="missing_provider": it is not installed; pip install missing-provider'
-    ):
+    sections = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "missing_provider"}}}
+    options = check_device(sections, "cpu")
+    words = 'package="missing_provider": it is not installed; pip install missing-provider'
+    with pytest.raises(ConfigurationError, match=words):
         check_runner("cpu", tmp_path, Chosen(), options)
     (tmp_path / "missing_provider.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
@@ -41,9 +41,8 @@ def test_missing_provider_package_is_refused_with_its_name(tmp_path: Path, monke
     ],
 )
 def test_unavailable_runner_or_option_is_refused(tmp_path: Path, device: str, scheduler: str, message: str) -> None:
-    options = check_device({"session": {"execution_mode": "parallel"}}, device)
     with pytest.raises(ConfigurationError, match=message):
-        check_runner(device, tmp_path, Chosen(scheduler), options)
+        check_runner(device, tmp_path, Chosen(scheduler), check_device(PARALLEL, device))
 
 
 def test_a_device_whose_requests_are_exact_has_no_batch() -> None:
@@ -54,8 +53,7 @@ def test_a_device_whose_requests_are_exact_has_no_batch() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("scheduler", ["auto", "batched"])
 def test_a_batch_that_can_be_takes_the_same_option(tmp_path: Path, device: str, scheduler: str) -> None:
-    options = check_device({"session": {"execution_mode": "parallel"}}, device)
-    check_runner(device, tmp_path, Chosen(scheduler), options)
+    check_runner(device, tmp_path, Chosen(scheduler), check_device(PARALLEL, device))
 
 
 @pytest.mark.parametrize(("session", "helps"), [({}, True), ({"execution_mode": "parallel"}, False)])
