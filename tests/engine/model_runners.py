@@ -54,6 +54,8 @@ def greedy(runner: Runner | Driven, prompt: list[int], steps: int) -> list[int]:
     return found
 
 
+Arrays = dict[str, NDArray[Any]]
+
 # Tokens whose logits differ by less are a tie: the library's kernels round far enough to choose the other one.
 TIE = 0.2
 
@@ -86,6 +88,36 @@ def library_answer(
     return [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
 
 
+def answer_with_inputs(
+    model: Any, prompt: list[int], tensors: Arrays, *, steps: int, max_length: int, excluded: int | None = None
+) -> list[int]:
+    """The tokens of the library's greedy answer to a prompt with the tensors of images or sounds.
+
+    One token may be excluded, because the library fails once it has chosen one for images.
+    """
+    import onnxruntime_genai as og
+
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(max_length=max_length, do_sample=False, batch_size=1)
+    generator = og.Generator(model, parameters)
+    if tensors:
+        inputs = og.NamedTensors()
+        for name, array in (tensors | {"input_ids": np.array([prompt], np.int32)}).items():
+            inputs[name] = array
+        generator.set_inputs(inputs)
+    else:
+        generator.append_tokens(np.array(prompt, np.int32))
+    answer: list[int] = []
+    while len(answer) < steps:
+        logits = np.array(generator.get_logits())
+        logits = logits.reshape(-1, logits.shape[-1])[-1].copy()
+        if excluded is not None:
+            logits[excluded] = -np.inf
+        answer.append(int(logits.argmax()))
+        generator.append_tokens(np.array(answer[-1:], np.int32))
+    return answer
+
+
 def answers(runner: Runner, sequences: abc.Sequence[Sequence], steps: int, chunk: int) -> list[list[int]]:
     """Greedy answers of `steps` tokens. Each pass reads up to `chunk` tokens of every incomplete one."""
     logits_of_answers(runner, sequences, steps, chunk)
@@ -114,6 +146,22 @@ def logits_of_answers(
     for sequence in sequences:
         runner.close(sequence.id)
     return [np.stack(logits) for logits in found]
+
+
+def logits_in_any_company(
+    batch: BatchedRunner, sequences: abc.Callable[[], list[Sequence]], steps: int
+) -> list[NDArray[np.float32]]:
+    """The logits of greedy answers, of which it checks that they have the same bits in any chunks and alone."""
+    batch.forget()
+    together = logits_of_answers(batch, sequences(), steps, 1000)
+    for chunk in (7, 1):
+        batch.forget()
+        assert all(map(np.array_equal, logits_of_answers(batch, sequences(), steps, chunk), together))
+    for number, expected in enumerate(together):
+        batch.forget()
+        (alone,) = logits_of_answers(batch, [sequences()[number]], steps, 1000)
+        assert np.array_equal(alone, expected)
+    return together
 
 
 def generator_answer(generator: Runner, sequence: Sequence, steps: int) -> list[int]:

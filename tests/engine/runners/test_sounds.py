@@ -6,7 +6,6 @@ The model is tests/built_models/whisper: the graphs of the real builder with ran
 import json
 from collections import abc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime_genai as og
@@ -27,7 +26,14 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import AudioInput, GenerationRequest
 from genai_server.model_files.speech_and_vision import FEATURES, read_speech_model
-from tests.engine.model_runners import answers, generator_answer, logits_of_answers, profiled_answer
+from tests.engine.model_runners import (
+    answer_with_inputs,
+    answers,
+    generator_answer,
+    logits_in_any_company,
+    logits_of_answers,
+    profiled_answer,
+)
 from tests.running_server import ROOT
 
 PATH = ROOT / "tests" / "built_models" / "whisper"
@@ -52,9 +58,10 @@ class Speech:
             for length in (0, 5, 0, 40)
         ]
         self.sounds = [self._sound(random) for _ in self.prompts]
-        self._model = og.Model(str(PATH))
+        library = og.Model(str(PATH))
         self.answers = [
-            self._by_library(prompt, sound) for prompt, sound in zip(self.prompts, self.sounds, strict=True)
+            answer_with_inputs(library, prompt, {FEATURES: sound.features}, steps=STEPS, max_length=LENGTH)
+            for prompt, sound in zip(self.prompts, self.sounds, strict=True)
         ]
 
     def _sound(self, random: np.random.Generator) -> EncodedAudio:
@@ -63,28 +70,12 @@ class Speech:
         features = 4 * random.standard_normal((1, mels, 1)) + random.standard_normal((1, mels, frames))
         return self.encoder.encode({FEATURES: features.astype(np.float32)})
 
-    def _by_library(self, prompt: list[int], sound: EncodedAudio) -> list[int]:
-        parameters = og.GeneratorParams(self._model)
-        parameters.set_search_options(max_length=LENGTH, do_sample=False, batch_size=1)
-        generator = og.Generator(self._model, parameters)
-        inputs = og.NamedTensors()
-        inputs["input_ids"] = np.array([prompt], np.int32)
-        inputs[FEATURES] = sound.features
-        generator.set_inputs(inputs)
-        answer: list[int] = []
-        while len(answer) < STEPS:
-            logits = np.array(generator.get_logits())
-            answer.append(int(logits.reshape(-1, logits.shape[-1])[-1].argmax()))
-            generator.append_tokens(np.array(answer[-1:], np.int32))
-        return answer
-
-    def sequences(self, **fields: Any) -> list[Sequence]:
+    def sequences(self) -> list[Sequence]:
         """A sequence for each prompt."""
         found = []
         for number, (prompt, sound) in enumerate(zip(self.prompts, self.sounds, strict=True)):
-            request = GenerationRequest(
-                str(number), prompt, STEPS, LENGTH, sound=AudioInput(f"digest {number}", "no file"), **fields
-            )
+            audio = AudioInput(f"digest {number}", "no file")
+            request = GenerationRequest(str(number), prompt, STEPS, LENGTH, sound=audio)
             found.append(Sequence(number, (0, 0), request, lambda: 0.0, reuses_past=True))
             found[-1].take(sound)
         return found
@@ -123,20 +114,12 @@ def test_a_cached_prefix_is_used_for_the_same_sound_only(speech: Speech) -> None
     assert again.num_cached > 0
 
 
-def test_answers_are_bitwise_equal_alone_and_in_company_in_any_chunks(speech: Speech) -> None:
+def test_answers_are_bitwise_equal_alone_and_in_company_in_any_chunks_on_any_threads(speech: Speech) -> None:
     assert not speech.batch.abilities.why_not_exact
-    graph, found = speech.batch.graph, []
+    graph = speech.batch.graph
     on_threads = BatchedRunner(graph, open_session(graph, 3), speech.batch.model, BatchLimits(6, LENGTH))
-    for batch in (speech.batch, on_threads):
-        for chunk in (1000, 7, 1):
-            batch.forget()
-            found.append(logits_of_answers(batch, speech.sequences(), STEPS, chunk))
-        for number in range(len(speech.prompts)):
-            batch.forget()
-            (alone,) = logits_of_answers(batch, [speech.sequences()[number]], STEPS, 1000)
-            assert np.array_equal(alone, found[0][number])
-    for together in found:
-        assert all(np.array_equal(one, other) for one, other in zip(together, found[0], strict=True))
+    found = [logits_in_any_company(batch, speech.sequences, STEPS) for batch in (speech.batch, on_threads)]
+    assert all(map(np.array_equal, *found))
 
 
 def test_drafts_have_the_bits_of_single_tokens(speech: Speech) -> None:
@@ -151,10 +134,8 @@ def test_drafts_have_the_bits_of_single_tokens(speech: Speech) -> None:
     drafts = [logits.argmax(axis=-1).tolist()[: 2 + number] for number, logits in enumerate(expected)]
     for sequence, draft in zip(sequences, drafts, strict=True):
         sequence.append(draft.pop(0))
-    found = run_pass(
-        speech.batch,
-        [ScheduledChunk.next(sequence, draft=draft) for sequence, draft in zip(sequences, drafts, strict=True)],
-    )
+    reads = [ScheduledChunk.next(sequence, draft=draft) for sequence, draft in zip(sequences, drafts, strict=True)]
+    found = run_pass(speech.batch, reads)
     for sequence in sequences:
         speech.batch.close(sequence.id)
     for scores, logits in zip(found, expected, strict=True):
