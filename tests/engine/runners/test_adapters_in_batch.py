@@ -2,6 +2,8 @@
 
 import shutil
 from collections import abc
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +55,31 @@ def files(adapted: Path, batch: BatchedRunner, tmp_path_factory: pytest.TempPath
     return found | {"lively": adapted / "lively.onnx_adapter"}
 
 
-@pytest.fixture(scope="module")
-def loaded(batch: BatchedRunner, files: dict[str, Path]) -> dict[str | None, LoadedAdapter | None]:
-    adapters = {name: LoadedAdapter(name, batch.load_adapter(file)) for name, file in files.items()}
-    return dict[str | None, LoadedAdapter | None](adapters) | {None: None}
-
-
 Logits = NDArray[np.float32]
+Company = list[tuple[str | None, int]]
+
+
+@dataclass
+class Rows:
+    """A batch and its loaded adapters, by their names. None stands for the model alone."""
+
+    batch: BatchedRunner
+    adapters: dict[str | None, LoadedAdapter | None]
+
+    def begin(self, name: str | None, length: int, **fields: Any) -> Sequence:
+        return begin(self.batch, self.adapters[name], length, **fields)
+
+    def together(self, *company: tuple[str | None, int]) -> list[list[Logits]]:
+        """The logits of rows of these adapters and lengths, in common passes."""
+        return decoded(self.batch, [self.begin(*row) for row in company])
+
+
+@pytest.fixture(scope="module")
+def rows(batch: BatchedRunner, files: dict[str, Path]) -> Rows:
+    adapters: dict[str | None, LoadedAdapter | None] = {None: None}
+    for name, file in files.items():
+        adapters[name] = LoadedAdapter(name, batch.load_adapter(file))
+    return Rows(batch, adapters)
 
 
 def begin(batch: BatchedRunner, adapter: LoadedAdapter | None, length: int, **fields: Any) -> Sequence:
@@ -80,73 +100,47 @@ def decoded(batch: BatchedRunner, sequences: abc.Sequence[Sequence]) -> list[lis
     return found
 
 
-Company = list[tuple[str | None, int]]
-COMPANY: Company = [(None, 12), ("small", 20), ("empty", 9), ("large", 9), (None, 33), ("lively", 14), ("small", 5)]
+COMPANY: Company = [(None, 12), ("small", 20), ("empty", 9), ("large", 200), (None, 150), ("lively", 14), ("small", 1)]
 
 
-def together(
-    batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None], company: Company, **fields: Any
-) -> list[list[Logits]]:
-    return decoded(batch, [begin(batch, loaded[name], length, **fields) for name, length in company])
-
-
-def test_mixed_rows_are_as_alone_bit_for_bit(
-    batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None]
-) -> None:
-    found = together(batch, loaded, COMPANY)
-    for row, logits in zip(COMPANY, found, strict=True):
-        (alone,) = together(batch, loaded, [row])
-        assert np.array_equal(logits, alone), row
-    with_others = [found[0][0], *(together(batch, loaded, [(name, 12)])[0][0] for name in ("small", "large", "lively"))]
-    spread = min(
-        float(np.abs(one - other).max()) for n, one in enumerate(with_others) for other in with_others[n + 1 :]
-    )
-    assert spread > APART
-
-
-def test_rows_are_the_same_whatever_ranks_they_have_in_the_stack(
-    adapted: Path, files: dict[str, Path], loaded: dict[str | None, LoadedAdapter | None], batch: BatchedRunner
-) -> None:
-    (expected,) = together(batch, loaded, [("small", 20)])
-    other = batched_runner(
-        adapted, session=open_session(read_decoder_graph(adapted), 3), num_slots=7, max_length=LENGTH
-    )
-    assert other.stack is not None
-    names = ("large", "lively", "small")
-    own = {name: LoadedAdapter(name, other.load_adapter(files[name])) for name in names}
-    ranks = set()
-    for first in names:
-        for name in (first, "small"):
-            sequence = begin(other, own[name], 20)
-            of_sequence = other.stack.ranks(sequence.id)
-            assert of_sequence is not None
-            ranks.add(of_sequence)
-            (found,) = decoded(other, [sequence])
-            assert (np.array_equal(found, expected)) == (name == "small")
-    assert len({first for first, _ in ranks}) > 1
-
-
-def test_long_prompts_share_a_pass_with_other_adapters(
-    batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    company: Company = [("large", 200), ("small", 180), (None, 150), ("lively", 1)]
-    expected = [together(batch, loaded, [row])[0] for row in company]
-    scores, passes = batch.session.scores, list[int]()
+def test_mixed_rows_are_as_alone_bit_for_bit_in_common_passes(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [rows.together(row)[0] for row in COMPANY]
+    scores, passes = rows.batch.session.scores, list[int]()
 
     def note(layout: Layout, *arguments: Any, **how: Any) -> Any:
         passes.append(layout.num_tokens)
         return scores(layout, *arguments, **how)
 
-    monkeypatch.setattr(batch.session, "scores", note)
-    found = together(batch, loaded, company)
-    assert passes == [sum(length for _, length in company), *[len(company)] * (STEPS - 1)]
-    for logits, alone in zip(found, expected, strict=True):
-        assert np.array_equal(logits, alone)
+    with monkeypatch.context() as patched:
+        patched.setattr(rows.batch.session, "scores", note)
+        assert all(map(np.array_equal, rows.together(*COMPANY), alone))
+    assert passes == [sum(length for _, length in COMPANY), *[len(COMPANY)] * (STEPS - 1)]
+    firsts = [rows.together((name, 12))[0][0] for name in (None, "small", "large", "lively")]
+    assert min(np.abs(one - other).max() for one, other in combinations(firsts, 2)) > APART
 
 
-def test_adapter_of_rank_0_adds_nothing(batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None]) -> None:
-    company: Company = [("small", 12), ("empty", 12), ("large", 12), (None, 12)]
-    small, empty, large, plain = together(batch, loaded, company)
+def test_rows_are_the_same_whatever_ranks_they_have_in_the_stack(
+    adapted: Path, files: dict[str, Path], rows: Rows
+) -> None:
+    (expected,) = rows.together(("small", 20))
+    session = open_session(read_decoder_graph(adapted), 3)
+    other = batched_runner(adapted, session=session, num_slots=7, max_length=LENGTH)
+    assert other.stack is not None
+    names, first_ranks = ("large", "lively", "small"), set()
+    own = {name: LoadedAdapter(name, other.load_adapter(files[name])) for name in names}
+    for first in names:
+        for name in (first, "small"):
+            sequence = begin(other, own[name], 20)
+            ranks = other.stack.ranks(sequence.id)
+            assert ranks is not None
+            first_ranks.add(ranks[0])
+            (found,) = decoded(other, [sequence])
+            assert np.array_equal(found, expected) == (name == "small")
+    assert len(first_ranks) > 1
+
+
+def test_adapter_of_rank_0_adds_nothing(rows: Rows) -> None:
+    small, empty, large, plain = rows.together(("small", 12), ("empty", 12), ("large", 12), (None, 12))
     assert np.array_equal(empty, plain)
     assert not np.array_equal(small, large)
 
@@ -162,44 +156,38 @@ def test_what_is_written_into_a_loaded_file_changes_no_answer(
     assert np.array_equal(before, after)
 
 
-def test_draft_of_an_adapters_row_has_the_bits_of_its_tokens(
-    batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None]
-) -> None:
-    (alone,) = together(batch, loaded, [("small", 20)])
-    rows = [begin(batch, loaded["small"], 20), begin(batch, loaded["large"], 9)]
-    run_pass(batch, [ScheduledChunk.next(row, row.num_unread) for row in rows])
-    for row in rows:
+def test_draft_of_an_adapters_row_has_the_bits_of_its_tokens(rows: Rows) -> None:
+    (alone,) = rows.together(("small", 20))
+    drafting, other = rows.begin("small", 20), rows.begin("large", 9)
+    run_pass(rows.batch, [ScheduledChunk.next(row, row.num_unread) for row in (drafting, other)])
+    for row in (drafting, other):
         row.append(10)
-    found = run_pass(batch, [ScheduledChunk.next(rows[0], draft=[11, 12]), ScheduledChunk.next(rows[1])])
-    for row in rows:
-        batch.close(row.id)
+    found = run_pass(rows.batch, [ScheduledChunk.next(drafting, draft=[11, 12]), ScheduledChunk.next(other)])
+    for row in (drafting, other):
+        rows.batch.close(row.id)
     assert np.array_equal(found[0].logits, alone[1:4])
 
 
-def test_prefix_is_found_by_rows_of_the_same_adapter_only(
-    batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None]
-) -> None:
-    batch.forget()
-    (read,) = together(batch, loaded, [("small", 40)])
+def test_prefix_is_found_by_rows_of_the_same_adapter_only(rows: Rows) -> None:
+    rows.batch.forget()
+    (read,) = rows.together(("small", 40))
     for name, num_cached in (("large", 0), (None, 0), ("small", 38)):
-        sequence = begin(batch, loaded[name], 40, reuses_past=True)
+        sequence = rows.begin(name, 40, reuses_past=True)
         assert sequence.num_read == num_cached
-        batch.close(sequence.id)
-    (again,) = decoded(batch, [begin(batch, loaded["small"], 40, reuses_past=True)])
+        rows.batch.close(sequence.id)
+    (again,) = decoded(rows.batch, [rows.begin("small", 40, reuses_past=True)])
     assert np.array_equal(again, read)
 
 
-def test_preempted_row_continues_with_its_adapter(
-    batch: BatchedRunner, loaded: dict[str | None, LoadedAdapter | None]
-) -> None:
-    (expected,) = together(batch, loaded, [("small", 20)])
+def test_preempted_row_continues_with_its_adapter(rows: Rows) -> None:
+    batch, (expected,) = rows.batch, rows.together(("small", 20))
     batch.forget()  # without an empty slot, the other sequence would take the row's
-    row = begin(batch, loaded["small"], 20)
+    row = rows.begin("small", 20)
     run_pass(batch, [ScheduledChunk.next(row, row.num_unread)])
     row.append(10)
     batch.close(row.id)
     row.preempt()
-    other = begin(batch, loaded["large"], 9)
+    other = rows.begin("large", 9)
     row.num_read = batch.open(row)
     assert row.num_read == 20
     (scores, _) = run_pass(batch, [ScheduledChunk.next(row, 1), ScheduledChunk.next(other, other.num_unread)])
@@ -209,14 +197,11 @@ def test_preempted_row_continues_with_its_adapter(
 
 
 def test_weights_that_are_not_finite_are_refused(batch: BatchedRunner, tmp_path: Path) -> None:
-    path = batch.graph.low_rank_paths[0]
-    weights = {
-        path.a: np.full((path.num_inputs, 1), np.nan, np.float32),
-        path.b: np.zeros((1, path.num_outputs), np.float32),
-    }
-    save_adapter(tmp_path / "nan.onnx_adapter", weights)
+    path, file = batch.graph.low_rank_paths[0], tmp_path / "nan.onnx_adapter"
+    zeros = np.zeros((1, path.num_outputs), np.float32)
+    save_adapter(file, {path.a: np.full((path.num_inputs, 1), np.nan, np.float32), path.b: zeros})
     with pytest.raises(AdapterLoadFailed, match=rf"nan.onnx_adapter has values in {path.a} that are not finite"):
-        batch.load_adapter(tmp_path / "nan.onnx_adapter")
+        batch.load_adapter(file)
 
 
 def test_batch_of_a_graph_without_inputs_takes_no_adapters(adapted: Path) -> None:

@@ -1,18 +1,15 @@
 """The runner of each sequence, and sequences that are profiled in the batch during an answer."""
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 import pytest
 
 from genai_server.engine.runners.loaded_model import LoadedModel, RunnerPair
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import LoadedAdapter, Sequence
 from genai_server.messages.generation_request import Batching, GenerationRequest
-from tests.demo_device import prompt as question
 from tests.engine.model_runners import batched_runner
 from tests.tokens import text
 
@@ -50,7 +47,10 @@ class Engine:
             if sequence.num_unread == 0:
                 sequence.append(int(scores.last.argmax()))
 
-    def run(self, sequence: Sequence, produced: int) -> None:
+    def run(self, sequence: Sequence, produced: int, *, profiles: bool | None = None) -> None:
+        """Run passes until the sequence has so many tokens, after switching its profiling if `profiles` is given."""
+        if profiles is not None:
+            self.profile(sequence, on=profiles)
         while sequence.num_produced < produced:
             self.step()
 
@@ -73,25 +73,16 @@ Undisturbed = Callable[[list[int], int], list[int]]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(generator: OgGeneratorRunner, session: Any) -> Undisturbed:
+def undisturbed(session: Any) -> Undisturbed:
     """The answer to a prompt alone in an own batch, with an empty past."""
 
-    @cache
-    def alone(prompt: tuple[int, ...], steps: int) -> list[int]:
+    def alone(prompt: list[int], steps: int) -> list[int]:
         batched = batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
-        engine = Engine(LoadedModel(generator, batched))
-        sequence = engine.begin(0, list(prompt))
-        engine.run(sequence, steps)
+        engine = Engine(LoadedModel(batched, batched))
+        engine.run(sequence := engine.begin(0, prompt), steps)
         return produced(sequence, steps)
 
-    return lambda prompt, steps: alone(tuple(prompt), steps)
-
-
-def counting(number: int) -> list[int]:
-    """A prompt with an unambiguous answer: a recomputed past rounds otherwise than a decoded one, which can change the
-    best token of random prompts.
-    """
-    return question(f"Count from 1 to {number}.")
+    return alone
 
 
 def produced(sequence: Sequence, number: int) -> list[int]:
@@ -125,10 +116,8 @@ def test_past_of_another_salt_is_not_used_after_a_profile(engine: Engine, is_pro
     first = engine.begin(1, text(40), cache_salt="a")
     engine.run(first, 1)
     if is_profiled:
-        engine.profile(first, on=True)
-        engine.run(first, 3)
-        engine.profile(first, on=False)
-        engine.run(first, 4)
+        engine.run(first, 3, profiles=True)
+        engine.run(first, 4, profiles=False)
     for key, salt in ((2, "b"), (3, None)):
         other = engine.begin(key, [*text(40), *text(9, 1)], cache_salt=salt)
         assert (other.num_cached, other.num_read) == (0, 0)
@@ -139,91 +128,35 @@ def test_past_of_another_salt_is_not_used_after_a_profile(engine: Engine, is_pro
 def test_generators_run_everything_without_a_batched_runner() -> None:
     engine = Engine(LoadedModel(ScriptedRunner(), reason="because"))
     sequence = engine.begin(1, list(b"say hi\n\x04"))
-    engine.profile(sequence, on=True)
     assert not sequence.batched
     assert engine.runners.loaded.batching == Batching("generator", "because", exact=True)
-    engine.run(sequence, 2)
+    engine.run(sequence, 2, profiles=True)
     assert bytes(produced(sequence, 2)) == b"hi"
     assert engine.runners.main.forget() == 0
 
 
 def test_batching_is_described(engine: Engine) -> None:
-    assert engine.runners.loaded.batching == Batching(
-        "batched", None, SLOTS, dict(engine.runners.main.nodes), mixes=True, exact=True
-    )
+    nodes = dict(engine.runners.main.nodes)
+    assert engine.runners.loaded.batching == Batching("batched", None, SLOTS, nodes, mixes=True, exact=True)
 
 
 # profiles during an answer
 
 
-@pytest.mark.parametrize(("there", "back", "exact"), [(1, 2, False), (1, 9, True), (5, 6, True), (8, 16, False)])
-def test_sequence_profiled_mid_answer_repeats_and_loses_no_token(
-    engine: Engine, undisturbed: Undisturbed, there: int, back: int, exact: bool
-) -> None:
-    prompt = text(50) if exact else counting(90)
-    sequence = engine.begin(1, prompt, exact=exact)
-    for on, until in ((False, there), (True, back), (False, STEPS)):
-        engine.profile(sequence, on=on)
-        engine.run(sequence, until)
-    assert produced(sequence, STEPS) == undisturbed(prompt, STEPS)
-
-
-def test_profiles_do_not_affect_other_sequences(engine: Engine, undisturbed: Undisturbed) -> None:
-    sequences = [engine.begin(1, text(20)), engine.begin(2, counting(80)), engine.begin(3, text(38))]
-    for sequence in sequences:
-        engine.run(sequence, 3)
-    for _ in range(3):
-        engine.profile(sequences[1], on=True)
-        for _ in range(6):
-            engine.step()
-        engine.profile(sequences[1], on=False)
-        for _ in range(3):
+def test_a_profiled_sequence_and_others_answer_as_undisturbed(engine: Engine, undisturbed: Undisturbed) -> None:
+    sequences = [engine.begin(1, text(20)), engine.begin(2, text(70)), engine.begin(3, text(38))]
+    for on, num_passes in ((False, 2), (True, 6), (False, 3)) * 3:  # at first within the prompt
+        engine.profile(sequences[1], on=on)
+        for _ in range(num_passes):
             engine.step()
     for sequence in sequences:
         engine.run(sequence, STEPS)
         assert produced(sequence, STEPS) == undisturbed(sequence.request.prompt, STEPS)
 
 
-@pytest.mark.parametrize("passes", [0, 1])
-def test_sequence_profiled_within_its_prompt_reads_it_whole(
-    engine: Engine, undisturbed: Undisturbed, passes: int
-) -> None:
-    other = engine.begin(1, text(30, 1))
-    engine.run(other, 1)
-    sequence = engine.begin(2, text(70))
-    for _ in range(2 * passes):
-        engine.step()
-    engine.profile(sequence, on=True)
-    for _ in range(2):
-        engine.step()
-    engine.profile(sequence, on=False)
-    engine.run(sequence, STEPS)
-    assert produced(sequence, STEPS) == undisturbed(text(70), STEPS)
-    assert produced(other, STEPS) == undisturbed(text(30, 1), STEPS)
-
-
-def test_profile_in_the_batch_reads_nothing_again(generator: OgGeneratorRunner, session: Any) -> None:
-    batched = batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
-    engine = Engine(LoadedModel(batched, batched))
-    sequence = engine.begin(1, text(20))
-    engine.run(sequence, 2)
+def test_profile_in_the_batch_reads_nothing_again(engine: Engine) -> None:
+    engine.run(sequence := engine.begin(1, text(20)), 2)
     for on in (True, True, False):
         engine.profile(sequence, on=on)
         assert sequence.num_unread == 1
         engine.step()
-    engine.end(sequence)
-
-
-def test_past_of_a_profiled_sequence_can_be_reused(engine: Engine, undisturbed: Undisturbed) -> None:
-    sequence = engine.begin(1, text(40))
-    for on, until in ((False, 2), (True, 4), (False, 6)):
-        engine.profile(sequence, on=on)
-        engine.run(sequence, until)
-    engine.end(sequence)
-    follow = [*sequence.tokens[:44], *text(3)]
-    engine.end(following := engine.begin(3, follow))
-    assert following.num_cached == 44
-    other = engine.begin(2, [*text(40), *text(8, 1)])
-    assert other.num_cached == 40
-    engine.run(other, STEPS)
-    assert produced(other, STEPS) == undisturbed([*text(40), *text(8, 1)], STEPS)
