@@ -78,8 +78,7 @@ def test_any_exception_of_a_loader_is_the_answer_to_a_load(
     status, message = load(server, "/raising")
     assert (status, type(error).__name__ in message, "\n" in message) == (400, True, False), message
     assert server.chat("say x").json()["content"] == "x"
-    listed = [model["id"] for model in server.client.get("/v1/models").json()["data"]]
-    assert listed == ["demo"]
+    assert [model["id"] for model in server.client.get("/v1/models").json()["data"]] == ["demo"]
     wait_until(lambda: set(server.health()["models"]) == {"demo"})
 
 
@@ -115,9 +114,7 @@ def test_a_tokenizer_that_encodes_nothing_is_refused(server: RunningServer, tmp_
 
 @pytest.mark.parametrize(("model", "task"), [("demo-embeddings", "embedding"), ("demo-speech", "transcription")])
 def test_draft_model_of_a_model_without_drafts_is_refused(server: RunningServer, model: str, task: str) -> None:
-    body = {"name": "drafting", "path": str(ROOT / "models" / model), "draft_model": str(DEMO)}
-    response = server.client.post("/v1/admin/models/load", json=body, timeout=60)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, "draft_model")
-    assert error["message"] == f"draft_model={DEMO}: the task of the model is {task}, and only completion has drafts"
-    assert "drafting" not in server.health()["models"]
+    status, message = load(server, str(ROOT / "models" / model), draft_model=str(DEMO))
+    expected = f"draft_model={DEMO}: the task of the model is {task}, and only completion has drafts"
+    assert (status, message) == (400, expected)
+    assert set(server.health()["models"]) == {"demo"}

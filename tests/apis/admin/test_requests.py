@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.running_server import RunningServer, body, wait_until
+from tests.running_server import RunningServer, body, last_event, refusal, wait_until
 
 ENDLESS = "delay 0.02; count 1000"
 
@@ -57,24 +57,16 @@ def asked(server: RunningServer, name: str, path: str, **fields: Any) -> Iterato
     assert found
 
 
-def test_request_is_listed_with_device_phase_and_figures(scripted: RunningServer) -> None:
-    with asked(scripted, "whole", "/v1/chat", device="scripted:1"):
+def test_request_is_listed_with_device_phase_and_figures_and_cancelled(scripted: RunningServer) -> None:
+    with asked(scripted, "whole", "/v1/chat", device="scripted:1") as found:
         entry = listed(scripted)["whole"]
-        assert cancel(scripted, "whole").status_code == 200
-    assert (entry["object"], entry["model"], entry["device"]) == ("request", "demo", "scripted:1")
-    assert (entry["phase"], entry["cached_tokens"]) == ("decode", 0)
-    assert entry["prompt_tokens"] > len(ENDLESS)
-    assert entry["age"] > 0
+        cancelled = cancel(scripted, "whole").json()
+    expected = {"object": "request", "model": "demo", "device": "scripted:1", "phase": "decode", "cached_tokens": 0}
+    assert entry == entry | expected
+    assert (entry["prompt_tokens"] > len(ENDLESS), entry["age"] > 0) == (True, True)
+    assert cancelled == {name: entry[name] for name in ("id", "unique_id", "object")} | {"cancelled": True}
+    assert (found[0]["finish_reason"], found[0]["content"][:1]) == ("cancelled", "1")
     assert "whole" not in listed(scripted)
-
-
-def test_cancelled_request_returns_its_partial_answer(scripted: RunningServer) -> None:
-    with asked(scripted, "victim", "/v1/chat") as found:
-        response = cancel(scripted, "victim")
-    named = {name: value for name, value in response.json().items() if name != "unique_id"}
-    assert named == {"id": "victim", "object": "request", "cancelled": True}
-    assert found[0]["finish_reason"] == "cancelled"
-    assert found[0]["content"].startswith("1")
 
 
 def test_a_cancelled_stream_has_one_last_event(scripted: RunningServer) -> None:
@@ -91,8 +83,7 @@ def test_all_answers_to_a_request_are_listed_and_end_together(scripted: RunningS
     with asked(scripted, "several", "/v1/chat/completions", n=3) as found:
         entries = named(scripted, "several")
         cancel(scripted, "several")
-    assert len(entries) == 3
-    assert len({entry["unique_id"] for entry in entries}) == 1
+    assert (len(entries), len({entry["unique_id"] for entry in entries})) == (3, 1)
     reasons = [(choice["finish_reason"], choice["genai_finish_reason"]) for choice in found[0]["choices"]]
     assert reasons == [("length", "cancelled")] * 3
 
@@ -120,29 +111,20 @@ def test_ambiguous_request_id_is_refused_until_unique_id_is_sent(scripted: Runni
         first, second = streams
         assert first != second
         response = cancel(scripted, "twin")
-        error = response.json()["error"]
-        assert (response.status_code, error["code"], error["param"]) == (409, "request_ambiguous", "request_id")
-        assert error["message"].startswith('2 requests have the id "twin"; choose one by its unique_id, one of ')
-        assert first in error["message"]
-        assert second in error["message"]
+        assert refusal(response) == (409, "request_ambiguous", "request_id")
+        message = response.json()["error"]["message"]
+        assert message.startswith('2 requests have the id "twin"; choose one by its unique_id, one of ')
+        assert first in message
+        assert second in message
+        assert refusal(scripted.options(terminate_session="1", request_id="twin"))[:2] == (409, "request_ambiguous")
         assert {entry["unique_id"] for entry in named(scripted, "twin")} == {first, second}
 
         reply = cancel(scripted, second).json()
         assert reply == {"id": "twin", "unique_id": second, "object": "request", "cancelled": True}
         assert '"finish_reason":"cancelled"' in "".join(streams[second])
         assert [entry["unique_id"] for entry in named(scripted, "twin")] == [first]
-        assert cancel(scripted, "twin").json()["unique_id"] == first
-        assert '"finish_reason":"cancelled"' in "".join(streams[first])
-
-
-def test_options_for_an_ambiguous_request_are_refused(scripted: RunningServer) -> None:
-    with twins(scripted, "twin") as streams:
-        first, second = streams
-        response = scripted.options(terminate_session="1", request_id="twin")
-        assert (response.status_code, response.json()["error"]["code"]) == (409, "request_ambiguous")
         assert scripted.options(terminate_session="1", request_id=first).status_code == 200
         assert '"finish_reason":"terminated"' in "".join(streams[first])
-        assert [entry["unique_id"] for entry in named(scripted, "twin")] == [second]
 
 
 def test_unique_id_precedes_an_equal_request_id(scripted: RunningServer) -> None:
@@ -158,26 +140,30 @@ def test_unique_id_precedes_an_equal_request_id(scripted: RunningServer) -> None
     assert found[0]["finish_reason"] == "cancelled"
 
 
-def test_an_unknown_name_is_not_found(scripted: RunningServer) -> None:
-    response = cancel(scripted, "missing")
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "request_not_found"
-
-
 def test_cancelling_takes_no_fields_and_needs_no_body(scripted: RunningServer) -> None:
+    assert refusal(cancel(scripted, "missing"))[:2] == (404, "request_not_found")
     response = scripted.client.post("/v1/requests/x/cancel", json={"reason": "dull"})
     assert response.json()["error"]["param"] == "reason"
     response = scripted.client.post("/v1/requests/x/cancel", headers={"content-type": "application/json"})
     assert response.status_code == 404
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-def test_running_requests_are_for_operators_only(scripted: RunningServer, method: str) -> None:
-    path = "/v1/requests" if method == "GET" else "/v1/requests/x/cancel"
-    response = scripted.client.request(
-        method, path, headers={"x-forwarded-for": "10.0.0.1", "content-type": "application/json"}
-    )
-    assert response.status_code == 403
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/requests"),
+        ("POST", "/v1/requests/x/cancel"),
+        ("GET", "/v1/admin/usage"),
+        *(("GET", f"/v1/admin/profiles{path}") for path in ("", "/latest", "/latest/report", "/latest/files")),
+        ("POST", "/v1/admin/profiles"),
+        ("POST", "/start_profile"),
+        ("POST", "/v1/admin/adapters/load"),
+        ("POST", "/v1/admin/adapters/unload"),
+    ],
+)
+def test_calls_of_operators_are_for_them_only(scripted: RunningServer, method: str, path: str) -> None:
+    headers = {"x-forwarded-for": "10.0.0.1", "content-type": "application/json"}
+    assert scripted.client.request(method, path, headers=headers).status_code == 403
 
 
 def test_any_of_several_api_processes_knows_the_requests_of_all(workers: RunningServer) -> None:
@@ -191,4 +177,4 @@ def test_any_of_several_api_processes_knows_the_requests_of_all(workers: Running
             response = workers.client.get("/v1/requests", headers=headers)
             assert [entry["id"] for entry in response.json()["data"]] == [name]
         assert workers.client.post(f"/v1/requests/{name}/cancel", json={}, headers=headers).status_code == 200
-        assert json.loads(list(reader)[-1])["finish_reason"] == "cancelled"
+        assert last_event(reader)["finish_reason"] == "cancelled"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, last_event, refusal, wait_until
 from tests.server_here import run_here
 
 SLOW = "delay 0.02; count 1000"
@@ -49,13 +49,11 @@ def generated(server: RunningServer) -> int:
 def test_terminate_ends_running_requests_with_their_partial_text(server: RunningServer) -> None:
     with server.stream(SLOW, device="scripted:0") as events:
         reader = iter(events)
-        first = json.loads(next(reader))["token"]
+        assert json.loads(next(reader))["token"] == "1"
         state = server.options(terminate_session="1", device="scripted:0").json()
         assert state["devices"]["scripted:0"]["terminate_session"] == "1"
-        found = [json.loads(event) for event in reader]
-    assert first == "1"
-    assert found[-1]["finish_reason"] == "terminated"
-    assert found[-1]["done"] is True
+        last = last_event(reader)
+    assert (last["finish_reason"], last["done"]) == ("terminated", True)
 
 
 def test_terminate_ends_queued_requests(narrow: RunningServer) -> None:
@@ -78,13 +76,11 @@ def test_terminate_ends_queued_requests(narrow: RunningServer) -> None:
 def test_requests_are_refused_between_termination_and_recovery(server: RunningServer) -> None:
     server.options(terminate_session="1")
     response = server.chat("say x")
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "session_terminated"
+    assert refusal(response)[:2] == (503, "session_terminated")
     assert "retry-after" not in response.headers
     with server.stream("say x") as events:
         assert events.response.status_code == 503
-    assert server.client.get("/readyz").status_code == 503
-    assert server.client.get("/livez").status_code == 200
+    assert [server.client.get(path).status_code for path in ("/readyz", "/livez")] == [503, 200]
     pid = server.device("scripted:0")["pid"]
     server.options(terminate_session="0")
     assert server.chat("say x").json()["content"] == "x"
@@ -104,54 +100,40 @@ def test_terminating_one_request_leaves_the_others(server: RunningServer) -> Non
         server.stream("delay 0.02; count 20", device="scripted:0") as other,
     ):
         name = victim.response.headers["x-request-id"]
-        response = server.options(terminate_session="1", request_id=name)
+        # Both options at once profile first.
+        response = server.options(terminate_session="1", enable_profiling="1", request_id=name)
         assert response.json()["devices"]["scripted:0"]["terminate_session"] == "0"
-        assert json.loads(list(victim)[-1])["finish_reason"] == "terminated"
-        assert json.loads(list(other)[-1])["finish_reason"] == "stop"
-    assert server.chat("say x").status_code == 200
-
-
-def test_unknown_request_is_a_404(server: RunningServer) -> None:
-    response = server.options(terminate_session="1", request_id="missing")
-    assert response.status_code == 404
-    assert response.json()["error"]["code"] == "request_not_found"
+        assert [last_event(iter(events))["finish_reason"] for events in (victim, other)] == ["terminated", "stop"]
+    assert refusal(server.options(terminate_session="1", request_id="missing"))[:2] == (404, "request_not_found")
     assert server.chat("say x").status_code == 200
 
 
 def test_profiling_writes_one_file_per_pass_while_it_is_on(server: RunningServer) -> None:
+    def switch(prefix: str) -> dict[str, Any]:
+        answer = server.options(enable_profiling=prefix, device="scripted:1").json()
+        found: dict[str, Any] = answer["devices"]["scripted:1"]
+        assert found["enable_profiling"] == prefix
+        return found
+
     with server.stream(SLOW, device="scripted:1") as events:
         reader = iter(events)
         for _ in range(3):
             next(reader)
         name = events.response.headers["x-request-id"]
-        on = server.options(enable_profiling="mine", device="scripted:1").json()["devices"]["scripted:1"]
-        assert on["enable_profiling"] == "mine"
-        assert [request["request_id"] for request in on["requests"]] == [name]
+        on = switch("mine")
         first = on["requests"][0]["from_token"]
-        assert first >= 3
-        before = on["profile_files"]
+        assert ([request["request_id"] for request in on["requests"]], first >= 3) == ([name], True)
         for _ in range(first + 5 - 3):  # some were sent before the switch and are still in the socket's buffer
             next(reader)
-        off = server.options(enable_profiling="0", device="scripted:1").json()["devices"]["scripted:1"]
-        assert off["enable_profiling"] == "0"
-        assert off["requests"] == []
-        written = off["profile_files"] - before
-        assert written >= 5
+        off = switch("0")
+        written = off["profile_files"] - on["profile_files"]
+        assert (off["requests"], written >= 5) == ([], True)
         later = generated(server) + 10
         wait_until(lambda: generated(server) >= later)
         server.options(terminate_session="1", request_id=name)
-        assert '"finish_reason":"terminated"' in list(reader)[-1]
+        assert last_event(reader)["finish_reason"] == "terminated"
     assert options(server, "scripted:1")["profile_files"] == off["profile_files"]
-    files = list(Path(off["profile_dir"]).glob("mine_*.json"))
-    assert len(files) == written
-
-
-def test_both_options_at_once_profile_first_and_then_terminate(server: RunningServer) -> None:
-    with server.stream(SLOW, device="scripted:0") as events:
-        name = events.response.headers["x-request-id"]
-        response = server.options(terminate_session="1", enable_profiling="1", request_id=name)
-        assert response.status_code == 200
-        assert json.loads(list(events)[-1])["finish_reason"] == "terminated"
+    assert len(list(Path(off["profile_dir"]).glob("mine_*.json"))) == written
 
 
 def test_profiling_may_concern_one_request_only(server: RunningServer) -> None:
@@ -165,11 +147,9 @@ def test_profiling_may_concern_one_request_only(server: RunningServer) -> None:
 
 def test_generation_continues_when_profiling_reaches_its_limit(narrow: RunningServer) -> None:
     narrow.options(enable_profiling="1")
-    answer = narrow.chat("count 10").json()
-    assert answer["content"] == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
+    assert narrow.chat("count 10").json()["content"] == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
     state = options(narrow, "scripted")
-    assert state["profile_files"] == 4
-    assert state["enable_profiling"] == "0"
+    assert (state["profile_files"], state["enable_profiling"]) == (4, "0")
     assert state["profile_stopped"] == "4 profiles reach GENAI_PROFILE_MAX_FILES (4)"
     files = sorted((narrow.folder / "profiles").rglob("*.json"))
     assert len(files) == 4

@@ -31,6 +31,11 @@ def upload(client: httpx.Client, content: bytes, headers: Mapping[str, str] | No
     return response.json()
 
 
+def wanted(input_file_id: str, endpoint: str = CHAT, **fields: Any) -> dict[str, Any]:
+    """The body of a request for a batch."""
+    return {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": "24h", **fields}
+
+
 def begin(
     client: httpx.Client,
     content: bytes | Iterable[Mapping[str, Any]],
@@ -39,9 +44,8 @@ def begin(
     **fields: Any,
 ) -> str:
     """Upload an input and create a batch of it; returns the batch's id."""
-    given = content if isinstance(content, bytes) else jsonl(content)
-    body = {"input_file_id": upload(client, given, headers)["id"], "endpoint": endpoint, "completion_window": "24h"}
-    response = client.post("/v1/batches", json={**body, **fields}, headers=headers)
+    given = upload(client, content if isinstance(content, bytes) else jsonl(content), headers)
+    response = client.post("/v1/batches", json=wanted(given["id"], endpoint, **fields), headers=headers)
     assert response.status_code == 200, response.text
     id: str = response.json()["id"]
     return id
@@ -56,6 +60,16 @@ def ended(client: httpx.Client, id: str, headers: Mapping[str, str] | None = Non
     """A batch once it has ended."""
     wait_until(lambda: get(client, id, headers)["status"] in ENDED, 60)
     return get(client, id, headers)
+
+
+def ran(client: httpx.Client, content: bytes | Iterable[Mapping[str, Any]], endpoint: str = CHAT) -> Any:
+    """A batch of this input once it has ended."""
+    return ended(client, begin(client, content, endpoint))
+
+
+def error_codes(batch: Mapping[str, Any]) -> list[str]:
+    """Why a batch has failed."""
+    return [error["code"] for error in batch["errors"]["data"]]
 
 
 def num_running(client: httpx.Client, headers: Mapping[str, str] | None = None) -> int:

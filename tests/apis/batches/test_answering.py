@@ -51,6 +51,13 @@ def sender(app: App, counted: list[str] | None = None, *, is_draining: bool = Fa
     return Answering(app, 2, lambda: is_draining, (list[str]() if counted is None else counted).append)
 
 
+async def status_of(app: App, counted: list[str] | None = None) -> int:
+    """The status of the answer to a request."""
+    answered = await sender(app, counted).answer(LINE, ALICE, Stop())
+    assert answered is not None
+    return answered.status
+
+
 async def test_the_app_gets_the_request_in_the_background() -> None:
     app = App((200, None))
     answered = await sender(app).answer(LINE, ALICE, Stop())
@@ -65,9 +72,7 @@ async def test_the_app_gets_the_request_in_the_background() -> None:
 @pytest.mark.parametrize("code", ["queue_full", "no_engine_ready", "server_draining", "server_stopping", "models_busy"])
 async def test_a_server_that_cannot_take_it_is_asked_again(code: str) -> None:
     counted: list[str] = []
-    answered = await sender(App((503, code), (503, code), (200, None)), counted).answer(LINE, ALICE, Stop())
-    assert answered is not None
-    assert answered.status == 200
+    assert await status_of(App((503, code), (503, code), (200, None)), counted) == 200
     assert counted == ["retried"] * 2
 
 
@@ -75,17 +80,12 @@ async def test_a_server_that_cannot_take_it_is_asked_again(code: str) -> None:
     "answer", [(400, "invalid_value"), (401, "invalid_api_key"), (500, "runner_failed"), (0, None)]
 )
 async def test_an_error_of_the_request_is_its_answer(answer: tuple[int, str | None]) -> None:
-    answered = await sender(App(answer)).answer(LINE, ALICE, Stop())
-    assert answered is not None
-    assert answered.status == (answer[0] or 500)
+    assert await status_of(App(answer)) == (answer[0] or 500)
 
 
 async def test_a_request_that_sees_three_engines_die_fails() -> None:
     app = App((500, "engine_died"), (503, "no_engine_ready"), (500, "engine_hung"), (500, "engine_died"), (200, None))
-    answered = await sender(app).answer(LINE, ALICE, Stop())
-    assert answered is not None
-    assert answered.status == 500
-    assert len(app.answers) == 1
+    assert (await status_of(app), len(app.answers)) == (500, 1)
 
 
 async def test_no_error_of_a_server_that_ends_is_an_answer() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from openai.types.chat import ChatCompletion, ChatCompletionMessageCustomToolCall
 
 from genai_server.answer_parts import Part, ToolCallArguments, ToolCallEnd, ToolCallStart, WholeAnswer, WholeToolCall
 from genai_server.apis.chat_completions import ChatCompletionBuilder
@@ -80,48 +79,38 @@ def test_arguments_in_another_form_come_at_the_end_of_their_call() -> None:
 )
 def test_the_text_matches_the_format(demo: RunningServer, tool: Any, pattern: str) -> None:
     choice = {"type": "custom", "custom": {"name": "patch"}}
-    with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-        asked: Any = {**_ask("Hello!"), "tools": [tool, FUNCTION], "tool_choice": choice, "max_tokens": 60}
-        completion: ChatCompletion = client.chat.completions.create(**asked)
-    (call,) = completion.choices[0].message.tool_calls or []
-    assert isinstance(call, ChatCompletionMessageCustomToolCall)
-    assert re.fullmatch(pattern, call.custom.input, re.DOTALL)
+    asked = {**_ask("Hello!"), "tools": [tool, FUNCTION], "tool_choice": choice, "max_tokens": 60}
+    message = demo.client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert re.fullmatch(pattern, call["custom"]["input"], re.DOTALL)
 
 
 def test_only_allowed_custom_tools_are_in_the_prompt() -> None:
     allowed = {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "patch"}}]}
-    chat = ChatRequest.model_validate(
-        {
-            "messages": [{"role": "user", "content": "x"}],
-            "tools": [PATCH, FUNCTION],
-            "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed},
-        }
-    )
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    chat = ChatRequest.model_validate({**_ask("x"), "tools": [PATCH, FUNCTION], "tool_choice": choice})
     assert [tool.function.name for tool in chat.tools or []] == ["patch"]
     assert chat.tool_choice == "required"
     assert chat.custom_names == {"patch"}
 
 
-def test_earlier_calls_are_functions_to_the_template(scripted: RunningServer) -> None:
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "f", "input": "a"}}]},
-        {"role": "tool", "tool_call_id": "1", "content": "b"},
-    ]
-    function = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"input": "a"}'}}
-    same = [messages[0], {**messages[1], "tool_calls": [function]}, messages[2]]
-    chat, other = (ChatRequest.model_validate({"messages": given}).messages for given in (messages, same))
-    assert [message.for_template() for message in chat] == [message.for_template() for message in other]
+def test_earlier_calls_are_functions_to_the_template() -> None:
+    def turns(**call: Any) -> list[dict[str, Any]]:
+        called = {"role": "assistant", "tool_calls": [{"id": "1", **call}]}
+        messages = [{"role": "user", "content": "x"}, called, {"role": "tool", "tool_call_id": "1", "content": "b"}]
+        return [turn.for_template() for turn in ChatRequest.model_validate({"messages": messages}).messages]
+
+    function = {"name": "f", "arguments": '{"input": "a"}'}
+    assert turns(type="custom", custom={"name": "f", "input": "a"}) == turns(type="function", function=function)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_servers_own_endpoints_have_the_text(scripted: RunningServer, stream: bool) -> None:
-    path = "/v1/chat/stream" if stream else "/v1/chat"
-    response = scripted.client.post(path, json={**_ask(SAID), "tools": [PATCH]})
-    if not stream:
+    response = scripted.client.post("/v1/chat/stream" if stream else "/v1/chat", json={**_ask(SAID), "tools": [PATCH]})
+    if stream:
+        events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
+        (call,) = [call for event in events for call in event.get("tool_calls", [])]
+        assert call == {"index": 0, "id": call["id"], "name": "patch", "input": TEXT}
+    else:
         (call,) = response.json()["tool_calls"]
         assert call == {"id": call["id"], "type": "custom", "custom": {"name": "patch", "input": TEXT}}
-        return
-    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
-    (call,) = [call for event in events for call in event.get("tool_calls", [])]
-    assert call == {"index": 0, "id": call["id"], "name": "patch", "input": TEXT}

@@ -50,9 +50,8 @@ def _complete(answer: WholeAnswer, ending: Ending = ENDED, **options: Any) -> di
 def test_logprobs_have_the_bytes_of_tokens_that_are_not_text() -> None:
     answer = whole([Content("x")])
     answer.tokens.append(SCORED)
-    read = ChatCompletion.model_validate(_complete(answer, has_logprobs=True))
-    assert read.choices[0].logprobs is not None
-    (token,) = read.choices[0].logprobs.content or []
+    read: Any = ChatCompletion.model_validate(_complete(answer, has_logprobs=True))
+    (token,) = read.choices[0].logprobs.content
     assert (token.token, token.bytes, token.logprob) == ("\ufffd", [0xC3], -0.5)
     assert [(other.token, other.logprob) for other in token.top_logprobs] == [("\ufffd", -0.5), ("e", -1.0)]
     assert _complete(answer)["choices"][0]["logprobs"] is None
@@ -64,25 +63,22 @@ def test_parts_of_one_chunk_are_put_together() -> None:
     assert [call["function"]["arguments"] for call in delta["tool_calls"]] == ['{"a": 1}', "{}"]
 
 
-@pytest.mark.parametrize("reason", ["terminated", "timeout", "cancelled"])
-def test_interrupted_answer_is_a_length_with_its_own_reason(reason: str) -> None:
-    assert openai_reason(Ending(FinishReason(reason))) == {"finish_reason": "length", "genai_finish_reason": reason}
-
-
-@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
-def test_openais_own_reasons_stand_alone(reason: FinishReason) -> None:
-    assert openai_reason(Ending(reason)) == {"finish_reason": reason.value}
-
-
-def test_answer_with_calls_ends_with_tool_calls_unless_cut() -> None:
-    assert openai_reason(CALLED) == {"finish_reason": "tool_calls"}
-    assert openai_reason(CALLED, calling="function_call") == {"finish_reason": "function_call"}
-    assert openai_reason(Ending(FinishReason.LENGTH)) == {"finish_reason": "length"}
-
-
-def test_answer_that_a_stop_text_ends_within_a_call_is_cut() -> None:
-    cut = {"finish_reason": "length", "genai_finish_reason": "stop"}
-    assert openai_reason(Ending(has_incomplete_call=True, stop_string="x")) == cut
+@pytest.mark.parametrize(
+    ("ending", "reasons"),
+    [
+        (Ending(FinishReason.STOP), ("stop", None)),
+        (Ending(FinishReason.LENGTH), ("length", None)),
+        *((Ending(FinishReason(own)), ("length", own)) for own in ("terminated", "timeout", "cancelled")),
+        (CALLED, ("tool_calls", None)),
+        # A stop text has ended the answer within a call.
+        (Ending(has_incomplete_call=True, stop_string="x"), ("length", "stop")),
+    ],
+)
+def test_an_ending_has_openais_reason_and_this_servers(ending: Ending, reasons: tuple[str, str | None]) -> None:
+    found = openai_reason(ending)
+    assert (found["finish_reason"], found.get("genai_finish_reason")) == reasons
+    if ending == CALLED:
+        assert openai_reason(ending, calling="function_call") == {"finish_reason": "function_call"}
 
 
 ECHO = EchoedPrompt("ab", [b"a", b"b"])
@@ -93,89 +89,76 @@ def _generation(
     *,
     echo: EchoedPrompt | None = None,
     prompt_logprobs: Sequence[TokenLogprob] = (),
-    num_drafted: int = 0,
-    num_accepted: int = 0,
+    drafts: tuple[int, int] = (0, 0),
 ) -> Generation:
-    """A completed answer to the prompt "ab" with these bytes as tokens."""
+    """A completed answer to "ab" with these bytes as tokens; `drafts` are numbers of drafted and of accepted tokens."""
     stream, tokenizer = TokenStream(lambda: None), ByteTokenizer()
     stream.receive(Progress(1, 2, 0))
     stream.receive(PromptLogprobs(0, list(prompt_logprobs)))
     scored = [TokenLogprob(token, -1.0) for token in tokens] if prompt_logprobs else []
     stream.receive(Tokens(1, list(tokens), scored))
-    stream.receive(Finished(0, FinishReason.STOP, Phases(), num_drafted=num_drafted, num_accepted=num_accepted))
+    stream.receive(Finished(0, FinishReason.STOP, Phases(), num_drafted=drafts[0], num_accepted=drafts[1]))
     offset = len(echo.text) if echo else 0
     text = AnswerText(tokenizer.decoder(), [], PlainParser(), tokenizer.token_bytes, offset=offset)
     answer = RunningAnswer(stream, text, Stopwatch(Arrival(lambda: 0.0), 2), echo=echo)
     return Generation("m", [answer], 1, Sampling())
 
 
-def _read(chunk: Any) -> Any:
-    """A chunk as an object, whichever way it was built."""
-    return msgspec.json.decode(chunk) if isinstance(chunk, bytes) else chunk
+def _chunks(generation: Generation, build: Any, body: Any) -> list[Any]:
+    """All chunks of an answer as objects, whichever way they were built."""
 
-
-def _chat(tokens: bytes, *, num_drafted: int = 0, num_accepted: int = 0, **fields: Any) -> list[Any]:
     async def run() -> list[Any]:
-        body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **fields})
-        build = ChatCompletionBuilder("id", "m", 1, has_usage=body.has_last_usage or body.has_running_usage)
-        generation = _generation(tokens, num_drafted=num_drafted, num_accepted=num_accepted)
-        return [_read(chunk) async for chunk in chunks(generation, build, body)]
+        found = [chunk async for chunk in chunks(generation, build, body)]
+        return [msgspec.json.decode(chunk) if isinstance(chunk, bytes) else chunk for chunk in found]
 
     return asyncio.run(run())
 
 
-def _completion(tokens: bytes, prompt_logprobs: Sequence[TokenLogprob] = (), **fields: Any) -> list[Any]:
-    async def run() -> list[Any]:
-        body = CompletionRequest.model_validate({"prompt": "ab", **fields})
-        build = CompletionBuilder("id", "m", 1, has_logprobs=bool(prompt_logprobs))
-        generation = _generation(tokens, echo=ECHO if body.echo else None, prompt_logprobs=prompt_logprobs)
-        return [_read(chunk) async for chunk in chunks(generation, build, body)]
+def _chat(tokens: bytes, *, drafts: tuple[int, int] = (0, 0), **fields: Any) -> list[Any]:
+    body = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **fields})
+    build = ChatCompletionBuilder("id", "m", 1, has_usage=body.has_last_usage or body.has_running_usage)
+    return _chunks(_generation(tokens, drafts=drafts), build, body)
 
-    return asyncio.run(run())
+
+def _completion(
+    tokens: bytes, prompt_logprobs: Sequence[TokenLogprob] = (), *, echo: EchoedPrompt = ECHO, **fields: Any
+) -> list[Any]:
+    body = CompletionRequest.model_validate({"prompt": "ab", "echo": True, **fields})
+    build = CompletionBuilder("id", "m", 1, has_logprobs=bool(prompt_logprobs))
+    return _chunks(_generation(tokens, echo=echo, prompt_logprobs=prompt_logprobs), build, body)
 
 
 def test_chat_stream_starts_with_role_and_ends_with_done() -> None:
     *chunks, mark = _chat(b"hi")
     choices = [chunk["choices"][0] for chunk in chunks]
-    assert [choice["delta"] for choice in choices] == [
-        {"role": "assistant", "content": ""},
-        {"content": "h"},
-        {"content": "i"},
-        {},
-    ]
+    texts = [{"role": "assistant", "content": ""}, {"content": "h"}, {"content": "i"}, {}]
+    assert [choice["delta"] for choice in choices] == texts
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
     assert mark == "[DONE]"
 
 
 def test_usage_counts_accepted_and_rejected_drafts() -> None:
-    *_, last, _ = _chat(b"answer", num_drafted=9, num_accepted=5, stream=True, stream_options={"include_usage": True})
+    *_, last, _ = _chat(b"answer", drafts=(9, 5), stream=True, stream_options={"include_usage": True})
     details = last["usage"]["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (5, 4)
 
 
 def test_prompt_is_echoed_without_any_token() -> None:
-    *chunks, _ = _completion(b"", echo=True)
+    *chunks, _ = _completion(b"")
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "ab"
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_echoed_prompt_tokens_precede_those_of_the_answer() -> None:
-    first, *_ = _completion(b"hi", [TokenLogprob(ord("b"), -2.0)], echo=True, logprobs=0)
+    first, *_ = _completion(b"hi", [TokenLogprob(ord("b"), -2.0)], logprobs=0)
     scores = first["choices"][0]["logprobs"]
     assert (scores["tokens"], scores["token_logprobs"]) == (["a", "b", "h"], [None, -2.0, -1.0])
     assert scores["text_offset"] == [0, 1, 2]
 
 
 def test_a_long_echo_is_built_like_a_short_one() -> None:
-    echo = EchoedPrompt("a" * 500, [b"a"] * 500)
-
-    async def run() -> list[Any]:
-        body = CompletionRequest.model_validate({"prompt": "x", "echo": True, "logprobs": 0})
-        build = CompletionBuilder("id", "m", 1, has_logprobs=True)
-        scored = [TokenLogprob(ord("a"), -2.0)] * 499
-        return [chunk async for chunk in chunks(_generation(b"h", echo=echo, prompt_logprobs=scored), build, body)]
-
-    first, last, _ = asyncio.run(run())
+    scored = [TokenLogprob(ord("a"), -2.0)] * 499
+    first, last, _ = _completion(b"h", scored, echo=EchoedPrompt("a" * 500, [b"a"] * 500), logprobs=0)
     assert first["choices"][0]["text"] == "a" * 500 + "h"
     assert len(first["choices"][0]["logprobs"]["tokens"]) == 501
     assert last["choices"][0]["text"] == ""

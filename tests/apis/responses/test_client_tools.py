@@ -23,8 +23,16 @@ def _chat(*items: Any, tools: Any, **fields: Any) -> ChatParameters:
     return to_chat(body, to_response_items(body.input, {}))
 
 
+def _called(chat: ChatParameters) -> list[str]:
+    return [tool.function.name for tool in chat.tools or []]
+
+
 def _names(*items: Any, tools: Any, **fields: Any) -> list[str]:
-    return [tool.function.name for tool in _chat(*items, tools=tools, **fields).tools or []]
+    return _called(_chat(*items, tools=tools, **fields))
+
+
+def _additional(*tools: Any) -> dict[str, Any]:
+    return {"type": "additional_tools", "role": "developer", "tools": list(tools)}
 
 
 def _read(call: dict[str, Any], output: dict[str, Any]) -> tuple[str, Any, Any]:
@@ -106,11 +114,12 @@ def test_a_deferred_tool_is_defined_where_a_search_has_found_it() -> None:
     tools = [SEARCH, FUNCTION, DEFERRED]
     assert _names(tools=tools) == ["tool_search", "add"]
     chat = _chat(*_search(DEFERRED), tools=tools)
-    assert [tool.function.name for tool in chat.tools or []] == ["tool_search", "add", "subtract"]
+    assert _called(chat) == ["tool_search", "add", "subtract"]
     # So the beginning of the prompt is what it was.
     assert [tool.function.name for tool in chat.listed_tools] == ["tool_search", "add"]
     definition = {"description": "Adds.", "name": "subtract", "parameters": {"type": "object"}}
     assert _texts(chat)[-1] == f"<functions>\n<function>{json.dumps(definition)}</function>\n</functions>"
+    assert _texts(_chat(*_search(), tools=[SEARCH]))[-1] == "No tools were found."
 
 
 def test_a_tool_at_the_beginning_is_only_named_where_a_search_has_found_it() -> None:
@@ -118,10 +127,6 @@ def test_a_tool_at_the_beginning_is_only_named_where_a_search_has_found_it() -> 
     first, second = _texts(chat)[-1].splitlines()[1:-1]
     assert first == '<function>{"name": "add"}</function>'
     assert '"name": "shell", "parameters": {' in second
-
-
-def test_a_search_that_finds_nothing_says_so() -> None:
-    assert _texts(_chat(*_search(), tools=[SEARCH]))[-1] == "No tools were found."
 
 
 def test_a_deferred_tool_that_was_called_or_is_chosen_is_shown() -> None:
@@ -142,55 +147,39 @@ def test_tools_that_only_a_search_has_brought_can_be_called() -> None:
 
 
 def test_additional_tools_are_defined_in_their_place() -> None:
-    more = {"type": "additional_tools", "role": "developer", "tools": [FUNCTION, {**FUNCTION, "name": "more"}]}
+    more = _additional(FUNCTION, {**FUNCTION, "name": "more"})
     chat = _chat(more, tools=[{**FUNCTION, "description": "Own."}])
-    assert [(tool.function.name, tool.function.description) for tool in chat.tools or []] == [
-        ("add", "Own."),
-        ("more", "Adds."),
-    ]
+    described = [(tool.function.name, tool.function.description) for tool in chat.tools or []]
+    assert described == [("add", "Own."), ("more", "Adds.")]
     assert [tool.function.name for tool in chat.listed_tools] == ["add"]
     assert [message.role for message in chat.messages] == ["user", "developer"]
     assert '<function>{"name": "add"}</function>' in _texts(chat)[-1]
-
-
-def test_additional_tools_are_at_the_beginning_if_there_are_no_others() -> None:
-    chat = _chat({"type": "additional_tools", "role": "developer", "tools": [FUNCTION]}, tools=None)
-    assert [tool.function.name for tool in chat.listed_tools] == ["add"]
-    assert _texts(chat) == ["x"]
+    # They are at the beginning if there are no others.
+    alone = _chat(_additional(FUNCTION), tools=None)
+    assert ([tool.function.name for tool in alone.listed_tools], _texts(alone)) == (["add"], ["x"])
 
 
 def test_the_number_of_tools_has_a_limit() -> None:
-    more = {
-        "type": "additional_tools",
-        "role": "developer",
-        "tools": [{**FUNCTION, "name": f"f{number}"} for number in range(512)],
-    }
+    more = [{**FUNCTION, "name": f"f{number}"} for number in range(512)]
     with pytest.raises(InvalidField, match="until there are 512; given 513"):
-        _chat(more, tools=[FUNCTION])
+        _chat(_additional(*more), tools=[FUNCTION])
 
 
 def _searching(*tools: Any, **fields: Any) -> Any:
-    search = {**SEARCH, **fields}
-    return next(
-        tool.function for tool in _chat(tools=[search, *tools]).tools or [] if tool.function.name == "tool_search"
-    )
+    chat = _chat(tools=[{**SEARCH, **fields}, *tools])
+    return next(tool.function for tool in chat.tools or [] if tool.function.name == "tool_search")
 
 
 def test_a_search_without_a_schema_is_for_the_paths_of_deferred_tools() -> None:
     inside = {**DEFERRED, "namespace": "crm", "namespace_description": "Customers."}
     function = _searching(FUNCTION, DEFERRED, inside, {**inside, "name": "other"})
-    assert function.description == (
-        "Load more tools, which can be called afterwards.\nWhat can be loaded:\n- subtract: Adds.\n- crm: Customers."
-    )
+    listed = "What can be loaded:\n- subtract: Adds."
+    assert function.description == f"Load more tools, which can be called afterwards.\n{listed}\n- crm: Customers."
     (paths,) = function.parameters["properties"].values()
     assert paths["items"] == {"type": "string", "enum": ["subtract", "crm"]}
     assert _searching(FUNCTION).parameters["properties"]["paths"]["items"] == {"type": "string"}
-
-
-def test_a_search_has_the_clients_description_and_schema() -> None:
-    function = _searching(DEFERRED, description="Find.", parameters={"type": "object"})
-    assert function.description == "Find.\nWhat can be loaded:\n- subtract: Adds."
-    assert function.parameters == {"type": "object"}
+    own = _searching(DEFERRED, description="Find.", parameters={"type": "object"})
+    assert (own.description, own.parameters) == (f"Find.\n{listed}", {"type": "object"})
 
 
 def _call(name: str, arguments: Any) -> str:
@@ -201,34 +190,26 @@ def _call(name: str, arguments: Any) -> str:
 def test_a_search_loop_ends_in_a_call_of_the_tool_that_was_found(scripted: RunningServer, stream: bool) -> None:
     tools = [SEARCH, {"type": "namespace", "name": "math", "description": "Numbers.", "tools": [DEFERRED]}]
     question = {"role": "user", "content": _call("tool_search", {"paths": ["math"]})}
-    asked = {"input": [question], "tools": tools}
 
-    def output(body: dict[str, Any]) -> dict[str, Any]:
-        response = scripted.client.post("/v1/responses", json={**body, "stream": stream})
+    def output(*items: Any) -> dict[str, Any]:
+        asked = {"input": [question, *items], "tools": tools, "stream": stream}
+        response = scripted.client.post("/v1/responses", json=asked)
         assert response.status_code == 200, response.text
         last = response.text.strip().splitlines()[-1].removeprefix("data: ")
         (item,) = (json.loads(last)["response"] if stream else response.json())["output"]
         return dict(item)
 
-    search = output(asked)
-    assert (search["type"], search["execution"], search["arguments"]) == (
-        "tool_search_call",
-        "client",
-        {"paths": ["math"]},
-    )
+    search = output()
+    expected = {"type": "tool_search_call", "execution": "client", "arguments": {"paths": ["math"]}}
+    assert search == search | expected
     found = {"type": "tool_search_output", "call_id": search["call_id"], "execution": "client", "tools": tools[1:]}
-    again = {"role": "user", "content": _call("math__subtract", {})}
-    call = output({**asked, "input": [question, search, found, again]})
+    call = output(search, found, {"role": "user", "content": _call("math__subtract", {})})
     assert (call["type"], call["namespace"], call["name"]) == ("function_call", "math", "subtract")
 
 
 def test_hosted_tools_of_the_same_types_are_left_out_and_named(scripted: RunningServer) -> None:
-    tools = [
-        {"type": "tool_search"},
-        {"type": "shell", "environment": {"type": "container_auto"}},
-        {"type": "shell", "environment": None},
-        DEFERRED,
-    ]
+    shells = [{"type": "shell", "environment": given} for given in ({"type": "container_auto"}, None)]
+    tools = [{"type": "tool_search"}, *shells, DEFERRED]
     response = scripted.client.post("/v1/responses", json={"input": _call("subtract", {}), "tools": tools})
     named = "tools[3].defer_loading, tools[0] (tool_search), tools[1] (shell)"
     assert response.headers["x-genai-ignored"] == named

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
 
-from tests.running_server import RunningServer
+from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
 
 MODEL = "demo"
@@ -20,26 +21,20 @@ def _texts(client: OpenAI, id: str) -> list[str]:
 
 
 def test_responses_continue_a_conversation_and_are_added(client: OpenAI) -> None:
-    conversation = client.conversations.create(
-        items=[{"type": "message", "role": "user", "content": "say zero"}], metadata={"a": "b"}
-    )
+    items: Any = [{"type": "message", "role": "user", "content": "say zero"}]
+    conversation = client.conversations.create(items=items, metadata={"a": "b"})
     assert (conversation.object, conversation.metadata) == ("conversation", {"a": "b"})
-    first = client.responses.create(model=MODEL, input="say one", conversation=conversation.id)
-    assert first.conversation is not None
+    first: Any = client.responses.create(model=MODEL, input="say one", conversation=conversation.id)
     assert first.conversation.id == conversation.id
     with client.responses.stream(model=MODEL, input="say two", conversation={"id": conversation.id}) as stream:
         second = stream.get_final_response()
     assert second.usage.input_tokens == len("say zero\nsay one\none\nsay two\n") + 1
     assert _texts(client, conversation.id) == ["say zero", "say one", "one", "say two", "two"]
-
-
-def test_unstored_and_background_responses_join_conversations(client: OpenAI) -> None:
-    conversation = client.conversations.create()
-    client.responses.create(model=MODEL, input="say one", conversation=conversation.id, store=False)
-    begun = client.responses.create(model=MODEL, input="say two", conversation=conversation.id, background=True)
-    while client.responses.retrieve(begun.id).status != "completed":
-        pass
-    assert _texts(client, conversation.id) == ["say one", "one", "say two", "two"]
+    # So are responses that are not stored, and those in the background.
+    client.responses.create(model=MODEL, input="say three", conversation=conversation.id, store=False)
+    begun = client.responses.create(model=MODEL, input="say four", conversation=conversation.id, background=True)
+    wait_until(lambda: client.responses.retrieve(begun.id).status == "completed")
+    assert _texts(client, conversation.id)[5:] == ["say three", "three", "say four", "four"]
 
 
 def test_a_response_that_fails_adds_nothing(client: OpenAI, scripted: RunningServer) -> None:
@@ -51,45 +46,34 @@ def test_a_response_that_fails_adds_nothing(client: OpenAI, scripted: RunningSer
 
 
 def test_items_are_added_read_and_removed(client: OpenAI) -> None:
-    conversation = client.conversations.create()
-    added = client.conversations.items.create(
-        conversation.id, items=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    )
-    one, two = added.data
-    assert client.conversations.items.retrieve(one.id, conversation_id=conversation.id).to_dict() == one.to_dict()
-    assert client.conversations.items.delete(one.id, conversation_id=conversation.id).id == conversation.id
-    left = client.conversations.items.list(conversation.id, include=["message.output_text.logprobs"])
-    assert [item.id for item in left] == [two.id]
+    id, items = client.conversations.create().id, client.conversations.items
+    one, two = items.create(id, items=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]).data
+    assert items.retrieve(one.id, conversation_id=id).to_dict() == one.to_dict()
+    assert items.delete(one.id, conversation_id=id).id == id
+    assert [item.id for item in items.list(id, include=["message.output_text.logprobs"])] == [two.id]
     with pytest.raises(openai.NotFoundError) as missing:
-        client.conversations.items.retrieve(one.id, conversation_id=conversation.id)
+        items.retrieve(one.id, conversation_id=id)
     assert missing.value.code == "conversation_not_found"
 
 
 def test_a_conversation_is_changed_and_removed(client: OpenAI) -> None:
-    conversation = client.conversations.create(metadata={"a": "b"})
-    assert client.conversations.update(conversation.id, metadata={"c": "d"}).metadata == {"c": "d"}
-    assert client.conversations.retrieve(conversation.id).metadata == {"c": "d"}
-    deleted = client.conversations.delete(conversation.id)
+    id = client.conversations.create(metadata={"a": "b"}).id
+    assert client.conversations.update(id, metadata={"c": "d"}).metadata == {"c": "d"}
+    assert client.conversations.retrieve(id).metadata == {"c": "d"}
+    deleted = client.conversations.delete(id)
     assert (deleted.object, deleted.deleted) == ("conversation.deleted", True)
     with pytest.raises(openai.NotFoundError):
-        client.conversations.retrieve(conversation.id)
+        client.conversations.retrieve(id)
     with pytest.raises(openai.NotFoundError) as missing:
-        client.responses.create(model=MODEL, input="x", conversation=conversation.id)
+        client.responses.create(model=MODEL, input="x", conversation=id)
     assert missing.value.param == "conversation"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/{id}", {}, "metadata"),
-        ("/{id}/items", {"items": []}, "items"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "param"), [("", {}, "metadata"), ("/items", {"items": []}, "items")])
 def test_invalid_field_is_named(
     client: OpenAI, scripted: RunningServer, path: str, body: dict[str, Any], param: str
 ) -> None:
-    place = path.replace("{id}", client.conversations.create().id)
-    response = scripted.client.post(f"/v1/conversations{place}", json=body)
+    response = scripted.client.post(f"/v1/conversations/{client.conversations.create().id}{path}", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
@@ -98,35 +82,36 @@ def test_another_keys_conversations_and_responses_are_not_found(own_folder: Path
     settings = {"GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}"}
     options = ("--response-store-file", str(own_folder / "responses.sqlite")) if is_stored else ()
     with run_here(own_folder, "--device", "scripted", *options, settings=settings) as server:
-        alice, bob = ({"authorization": f"Bearer {key}"} for key in (ALICE, BOB))
-        ask = server.client.request
+
+        def ask(key: str, method: str, path: str, body: Any = None) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return server.client.request(method, f"/v1{path}", json=body, headers=headers)
+
         given = {"items": [{"role": "user", "content": "a"}]}
-        conversation = ask("POST", "/v1/conversations", json=given, headers=alice).json()["id"]
-        items = f"/v1/conversations/{conversation}/items"
-        item = ask("GET", items, headers=alice).json()["first_id"]
-        asked = {"input": "say x", "background": True}
-        response = ask("POST", "/v1/responses", json=asked, headers=alice).json()["id"]
+        conversation = f"/conversations/{ask(ALICE, 'POST', '/conversations', given).json()['id']}"
+        items = f"{conversation}/items"
+        item = ask(ALICE, "GET", items).json()["first_id"]
+        id = ask(ALICE, "POST", "/responses", {"input": "say x", "background": True}).json()["id"]
         for method, path, body in (
-            ("GET", f"/v1/conversations/{conversation}", None),
-            ("POST", f"/v1/conversations/{conversation}", {"metadata": {}}),
-            ("DELETE", f"/v1/conversations/{conversation}", None),
+            ("GET", conversation, None),
+            ("POST", conversation, {"metadata": {}}),
+            ("DELETE", conversation, None),
             ("GET", items, None),
             ("POST", items, given),
             ("GET", f"{items}/{item}", None),
             ("DELETE", f"{items}/{item}", None),
-            ("POST", "/v1/responses", {"input": "x", "conversation": conversation}),
-            ("GET", f"/v1/responses/{response}", None),
-            ("GET", f"/v1/responses/{response}?stream=true", None),
-            ("POST", f"/v1/responses/{response}/cancel", None),
-            ("DELETE", f"/v1/responses/{response}", None),
-            ("GET", f"/v1/responses/{response}/input_items", None),
+            ("POST", "/responses", {"input": "x", "conversation": conversation.rpartition("/")[2]}),
+            ("GET", f"/responses/{id}", None),
+            ("GET", f"/responses/{id}?stream=true", None),
+            ("POST", f"/responses/{id}/cancel", None),
+            ("DELETE", f"/responses/{id}", None),
+            ("GET", f"/responses/{id}/input_items", None),
         ):
-            assert ask(method, path, json=body, headers=bob).status_code == 404, (method, path)
-        for fields in ({"previous_response_id": response}, {"input": [{"type": "item_reference", "id": item}]}):
-            refused = ask("POST", "/v1/responses", json={"input": "x", **fields}, headers=bob)
-            assert refused.status_code == 400
-        assert len(ask("GET", items, headers=alice).json()["data"]) == 1
-        assert ask("GET", f"/v1/responses/{response}", headers=alice).json()["id"] == response
+            assert ask(BOB, method, path, body).status_code == 404, (method, path)
+        for fields in ({"input": "x", "previous_response_id": id}, {"input": [{"type": "item_reference", "id": item}]}):
+            assert ask(BOB, "POST", "/responses", fields).status_code == 400
+        assert len(ask(ALICE, "GET", items).json()["data"]) == 1
+        assert ask(ALICE, "GET", f"/responses/{id}").json()["id"] == id
 
 
 def test_full_conversation_is_kept_and_reported_in_the_header(own_folder: Path) -> None:

@@ -15,6 +15,7 @@ ITEMS: TypeAdapter[Any] = TypeAdapter(list[ResponseItem])
 CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]}
+SAID = {"role": "assistant", "content": "I add."}
 
 
 PNG = "data:image/png;base64,iVBO"
@@ -67,21 +68,13 @@ def test_reference_resolves_to_its_item() -> None:
 
 
 def test_null_fields_that_openais_client_adds_are_accepted() -> None:
-    call = {
-        **CALL,
-        "id": "fc_1",
-        "status": "completed",
-        "caller": {"type": "direct"},
-        "namespace": None,
-        "async_": None,
-    }
+    added = {"id": "fc_1", "status": "completed", "namespace": None, "async_": None}
     output = {**OUTPUT, "caller": None, "namespace": None, "created_by": None}
-    assert _messages(call, output) == _messages(CALL, OUTPUT)
+    assert _messages({**CALL, **added, "caller": {"type": "direct"}}, output) == _messages(CALL, OUTPUT)
     assert _messages({**CALL, "caller": {"type": "program", "caller_id": "c"}}) == _messages(CALL)
     said = {"role": "assistant", "type": None, "content": None, "status": None, "phase": None}
     assert _messages(said) == [{"role": "assistant", "content": ""}]
-    thought = {"type": "reasoning", "summary": None, "content": None, "encrypted_content": None}
-    assert _messages(thought) == []
+    assert _messages({"type": "reasoning", "summary": None, "content": None, "encrypted_content": None}) == []
 
 
 def test_namespaced_call_keeps_its_namespace_and_name_for_models() -> None:
@@ -93,9 +86,8 @@ def test_namespaced_call_keeps_its_namespace_and_name_for_models() -> None:
 
 
 def test_reasoning_text_and_calls_of_one_turn_are_one_message() -> None:
-    said = {"role": "assistant", "content": "I add."}
-    other = {**CALL, "call_id": "call_2"}
-    turn, *outputs = _messages(THOUGHT, said, CALL, other, OUTPUT, {**OUTPUT, "call_id": "call_2", "name": "add"})
+    second = {"call_id": "call_2"}
+    turn, *outputs = _messages(THOUGHT, SAID, CALL, CALL | second, OUTPUT, OUTPUT | second | {"name": "add"})
     assert (turn["reasoning_content"], turn["content"]) == ("so", "I add.")
     assert [call["id"] for call in turn["tool_calls"]] == ["call_1", "call_2"]
     assert turn["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
@@ -105,18 +97,38 @@ def test_reasoning_text_and_calls_of_one_turn_are_one_message() -> None:
     ]
 
 
-def test_lone_calls_have_null_content_and_lone_thoughts_empty() -> None:
-    assert _messages(CALL)[0]["content"] is None
-    assert _messages(THOUGHT)[0]["content"] == ""
+@pytest.mark.parametrize(
+    ("item", "fields"),
+    [
+        (CALL, {"content": None}),
+        (THOUGHT, {"content": "", "reasoning_content": "so"}),
+        ({"type": "reasoning", "summary": [], "encrypted_content": encrypted("só")}, {"reasoning_content": "só"}),
+        (
+            {
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": kind, "text": kind} for kind in ("text", "thinking", "reasoning_text")],
+            },
+            {"reasoning_content": "textthinkingreasoning_text"},
+        ),
+        (
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]},
+            {"reasoning_content": "so"},
+        ),
+    ],
+    ids=["call", "thought", "encrypted", "parts of any type", "summary alone"],
+)
+def test_a_lone_item_is_a_turn(item: dict[str, Any], fields: dict[str, Any]) -> None:
+    (turn,) = _messages(item)
+    assert turn == turn | fields
 
 
-def test_a_new_thought_or_a_second_message_begins_a_new_turn() -> None:
-    said = {"role": "assistant", "content": "x"}
-    assert len(_messages(said, said)) == 2
-    assert len(_messages(said, THOUGHT)) == 2
-    assert len(_messages(CALL, THOUGHT)) == 2
-    assert len(_messages(THOUGHT, THOUGHT)) == 1
-    assert len(_messages(CALL, said)) == 1
+@pytest.mark.parametrize(
+    ("items", "number"),
+    [([SAID, SAID], 2), ([SAID, THOUGHT], 2), ([CALL, THOUGHT], 2), ([THOUGHT, THOUGHT], 1), ([CALL, SAID], 1)],
+)
+def test_a_new_thought_or_a_second_message_begins_a_new_turn(items: list[Any], number: int) -> None:
+    assert len(_messages(*items)) == number
 
 
 def test_output_of_an_unknown_call_is_refused() -> None:
@@ -125,23 +137,10 @@ def test_output_of_an_unknown_call_is_refused() -> None:
     assert refused.value.param == "input"
 
 
-def test_encrypted_reasoning_comes_back_as_it_was() -> None:
-    bare = {"type": "reasoning", "summary": [], "encrypted_content": encrypted("só")}
-    assert _messages(bare)[0]["reasoning_content"] == "só"
+def test_what_another_server_has_encrypted_is_refused() -> None:
     with pytest.raises(InvalidField) as foreign:
-        _given([{**bare, "encrypted_content": "gAAA_-"}])
+        _given([{"type": "reasoning", "summary": [], "encrypted_content": "gAAA_-"}])
     assert foreign.value.param == "input[0].encrypted_content"
-
-
-def test_parts_of_reasoning_have_any_type() -> None:
-    parts = [{"type": kind, "text": kind} for kind in ("text", "thinking", "reasoning_text")]
-    (turn,) = _messages({"type": "reasoning", "summary": [], "content": parts})
-    assert turn["reasoning_content"] == "textthinkingreasoning_text"
-
-
-def test_reasoning_without_content_is_its_summary() -> None:
-    bare = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]}
-    assert _messages(bare)[0]["reasoning_content"] == "so"
 
 
 def test_an_image_without_a_detail_has_the_default() -> None:
@@ -150,10 +149,10 @@ def test_an_image_without_a_detail_has_the_default() -> None:
 
 
 def test_images_stay_in_their_places_in_a_message() -> None:
-    given = [TEXT, TEXT, IMAGE, IMAGE, TEXT]
-    (message,) = to_messages(_given([{"role": "user", "content": given}]))
-    text, *others = message.model_dump(exclude_none=True)["content"]
-    assert (text, others) == ({"type": "text", "text": "xx"}, [IMAGE_OF_CHAT, IMAGE_OF_CHAT, TEXT_OF_CHAT])
+    (message,) = to_messages(_given([{"role": "user", "content": [TEXT, TEXT, IMAGE, IMAGE, TEXT]}]))
+    texts = {"type": "text", "text": "xx"}
+    content = message.model_dump(exclude_none=True)["content"]
+    assert content == [texts, IMAGE_OF_CHAT, IMAGE_OF_CHAT, TEXT_OF_CHAT]
 
 
 @pytest.mark.parametrize("kind", ["function_call", "custom_tool_call"])

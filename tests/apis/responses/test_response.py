@@ -1,6 +1,5 @@
 """Responses and the events of their streams as OpenAI's client parses them."""
 
-import json
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from tests.answer_parts import PARTS
 
 ENDED = Ending()
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-PATCH = {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"}
 USAGE = Usage(3, 4, cached=2, reasoning=1)
 
 
@@ -103,41 +101,31 @@ def test_the_first_events_have_no_output_whatever_comes_later() -> None:
 
 
 def test_answer_at_its_limit_and_its_last_item_are_incomplete() -> None:
-    read = _whole(PARTS[:6], Ending(FinishReason.LENGTH))
-    assert read.status == "incomplete"
-    assert read.completed_at is None
-    assert read.incomplete_details is not None
+    read: Any = _whole(PARTS[:6], Ending(FinishReason.LENGTH))
+    assert (read.status, read.completed_at) == ("incomplete", None)
     assert read.incomplete_details.to_dict() == {"reason": "max_output_tokens"}
     assert [item.status for item in read.output] == ["completed", "completed", "incomplete"]
 
 
-def test_response_with_an_incomplete_call_is_incomplete() -> None:
-    cut: list[Part] = [
-        ToolCallStart(0, "call_1", "add"),
-        ToolCallArguments(0, '{"a'),
-        ToolCallEnd(0, is_complete=False),
-    ]
-    for parts in (cut, [*cut, Content("!")]):
-        build = _builder()
-        events = _add(build, parts)
-        events += build.finish(Ending(has_incomplete_call=True), USAGE, 1240)
-        read = Response.model_validate(build.response)
-        assert (read.output[0].type, read.output[0].status) == ("function_call", "incomplete")
-        assert read.status == "incomplete"
-        assert read.incomplete_details is not None
-        assert read.incomplete_details.to_dict() == {"reason": "max_output_tokens", "genai_finish_reason": "stop"}
-        assert "function_call_arguments.done" not in [_summary(event) for event in events]
+@pytest.mark.parametrize("more", [[], [Content("!")]])
+def test_response_with_an_incomplete_call_is_incomplete(more: list[Part]) -> None:
+    build = _builder()
+    cut: list[Part] = [ToolCallStart(0, "call_1", "add"), ToolCallArguments(0, '{"a'), ToolCallEnd(0, False)]
+    events = [*_add(build, [*cut, *more]), *build.finish(Ending(has_incomplete_call=True), USAGE, 1240)]
+    read: Any = Response.model_validate(build.response)
+    assert (read.output[0].type, read.output[0].status, read.status) == ("function_call", "incomplete", "incomplete")
+    assert read.incomplete_details.to_dict() == {"reason": "max_output_tokens", "genai_finish_reason": "stop"}
+    assert "function_call_arguments.done" not in [_summary(event) for event in events]
 
 
 @pytest.mark.parametrize("parts", [[], PARTS[:1]])
 def test_a_complete_answer_has_a_message_even_if_it_is_empty(parts: list[Part]) -> None:
-    read = _whole(parts)
-    assert read.output[-1].type == "message"
-    assert [part.to_dict() for part in read.output[-1].content] == [
-        {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-    ]
-    assert _whole(parts, Ending(FinishReason.LENGTH)).output_text == ""
-    assert len(_whole(parts, Ending(FinishReason.LENGTH)).output) == len(parts)
+    message: Any = _whole(parts).output[-1]
+    (part,) = message.content
+    assert message.type == "message"
+    assert part.to_dict() == {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    cut = _whole(parts, Ending(FinishReason.LENGTH))
+    assert (cut.output_text, len(cut.output)) == ("", len(parts))
 
 
 def test_a_failure_after_the_end_changes_nothing() -> None:
@@ -173,12 +161,8 @@ def test_a_response_repeats_what_was_asked_for() -> None:
 
 
 def test_unset_fields_have_openais_defaults() -> None:
-    read = Response.model_validate(_builder().response)
-    assert read.tool_choice == "auto"
-    assert read.parallel_tool_calls is True
-    assert read.text is not None
-    assert read.text.format is not None
-    assert read.text.format.type == "text"
+    read: Any = Response.model_validate(_builder().response)
+    assert (read.tool_choice, read.parallel_tool_calls, read.text.format.type) == ("auto", True, "text")
     assert (read.metadata, read.tools, read.background) == ({}, [], False)
 
 
@@ -189,52 +173,48 @@ def test_encrypted_reasoning_is_returned_only_on_request() -> None:
         assert ("encrypted_content" in build.response["output"][0]) is is_encrypted
 
 
-def _scored(*texts: bytes) -> list[ScoredToken]:
-    return [ScoredToken(text, -0.5, (ScoredToken(text, -0.5),)) for text in texts]
-
-
 def test_log_probabilities_are_those_of_the_message_alone() -> None:
     build = _builder()
-    events = build.add([Reasoning("so")], _scored(b"<think>", b"so"))
-    events += build.add([], _scored(b"</think>", b"\n"))
-    events += build.add([Content("é<")], _scored(b"\xc3", b"\xa9", b"<"))
-    events += build.add([], _scored(b"<tool"))
-    events += build.add([Content("<toolbox")], _scored(b"box"))
-    events += build.add([ToolCallStart(0, "call_1", "add")], _scored(b"add"))
+    events: list[Any] = []
+    written: list[tuple[list[Part], list[bytes]]] = [
+        ([Reasoning("so")], [b"<think>", b"so"]),
+        ([], [b"</think>", b"\n"]),
+        ([Content("é<")], [b"\xc3", b"\xa9", b"<"]),
+        ([], [b"<tool"]),
+        ([Content("<toolbox")], [b"box"]),
+        ([ToolCallStart(0, "call_1", "add")], [b"add"]),
+    ]
+    for parts, texts in written:
+        events += build.add(parts, [ScoredToken(text, -0.5, (ScoredToken(text, -0.5),)) for text in texts])
     events += build.finish(ENDED, USAGE, 1240)
-    read = Response.model_validate(build.response)
-    message = next(item for item in read.output if item.type == "message")
-    assert message.content[0].type == "output_text"
-    logprobs = message.content[0].logprobs or []
-    assert [bytes(one.bytes) for one in logprobs] == [b"\xc3", b"\xa9", b"<", b"<tool", b"box"]
-    assert [one.top_logprobs[0].logprob for one in logprobs] == [-0.5] * 5
-    deltas = [EVENTS.validate_python(event) for event in events if event["type"] == "response.output_text.delta"]
-    assert [len(delta.logprobs) for delta in deltas] == [3, 2]
-    (done,) = [EVENTS.validate_python(event) for event in events if event["type"] == "response.output_text.done"]
-    assert len(done.logprobs) == 5
+    message: Any = Response.model_validate(build.response).output[1]
+    (part,) = message.content
+    assert [bytes(one.bytes) for one in part.logprobs] == [b"\xc3", b"\xa9", b"<", b"<tool", b"box"]
+    assert [one.top_logprobs[0].logprob for one in part.logprobs] == [-0.5] * 5
+    read = [EVENTS.validate_python(event) for event in events if "response.output_text." in event["type"]]
+    assert [(event.type[21:], len(event.logprobs)) for event in read] == [("delta", 3), ("delta", 2), ("done", 5)]
 
 
 def _patched(
-    ending: Ending, *more: Part, arguments: str = json.dumps(PATCH), is_complete: bool = True
-) -> tuple[list[Any], Response]:
+    ending: Ending, *more: Part, arguments: str, is_complete: bool = True
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """The events and the items of an answer that calls the tool apply_patch."""
     body = ResponsesRequest.model_validate({"input": "x", "tools": [{"type": "apply_patch"}]})
     begun = new_response(body, model="m", sampling=Sampling(), created=1234, is_stored=True)
     build = ResponseBuilder(begun, tools=tools_by_name(body))
     parts: list[Part] = [ToolCallStart(0, "c", "apply_patch"), ToolCallArguments(0, arguments)]
-    parts += [ToolCallEnd(0, is_complete=is_complete), *more]
-    events = [*build.begin(), *_add(build, parts), *build.finish(ending, USAGE, 1240)]
-    return [_summary(event) for event in events[2:-1]], Response.model_validate(build.response)
+    events = _add(build, [*parts, ToolCallEnd(0, is_complete=is_complete), *more])
+    build.finish(ending, USAGE, 1240)
+    return events, [item.to_dict() for item in Response.model_validate(build.response).output]
 
 
 def test_a_deletion_has_no_diff() -> None:
-    _, response = _patched(ENDED, arguments='{"type": "delete_file", "path": "a", "diff": ""}')
-    (call,) = response.output
-    assert call.type == "apply_patch_call"
-    assert call.operation.to_dict() == {"type": "delete_file", "path": "a"}
+    _, (call,) = _patched(ENDED, arguments='{"type": "delete_file", "path": "a", "diff": ""}')
+    assert (call["type"], call["operation"]) == ("apply_patch_call", {"type": "delete_file", "path": "a"})
 
 
 def test_items_after_a_hidden_patch_are_numbered_without_a_gap() -> None:
-    events, response = _patched(Ending(has_incomplete_call=True), Content("sorry"), arguments="{", is_complete=False)
-    assert events[0] == "output_item.added"
-    (said,) = response.output
-    assert said.type == "message"
+    cut = Ending(has_incomplete_call=True)
+    events, (said,) = _patched(cut, Content("sorry"), arguments="{", is_complete=False)
+    assert (events[0]["type"], events[0]["output_index"]) == ("response.output_item.added", 0)
+    assert said["type"] == "message"

@@ -1,7 +1,7 @@
 """The Responses API, through OpenAI's client where possible."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,13 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
-from openai.types.responses.response_input_param import FunctionCallOutput, ResponseInputParam
+from openai.types.responses import FunctionToolParam
 from pydantic import BaseModel
 
 from genai_server.config.settings import Settings
 from genai_server.http.leniency import CONVERTED_HEADER
 from genai_server.supervisor.supervisor import Supervisor
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import RunningServer, refusal, wait_until
 from tests.server_here import run_here
 
 MODEL = "demo"
@@ -35,50 +34,54 @@ def _post(server: RunningServer, **fields: Any) -> httpx.Response:
     return server.client.post("/v1/responses", json={"input": "say x", **fields})
 
 
+def _create(client: OpenAI, given: Any = "say x", **fields: Any) -> Any:
+    return client.responses.create(model=MODEL, input=given, **fields)
+
+
+def _user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _texts(items: Iterable[Any]) -> list[str]:
+    return [item.to_dict()["content"][0]["text"] for item in items]
+
+
 def test_a_response_has_the_answer_and_its_usage(client: OpenAI) -> None:
-    response = client.responses.create(model=MODEL, input="say hello", metadata={"a": "b"})
+    response = _create(client, "say hello", metadata={"a": "b"})
     assert (response.status, response.output_text, response.metadata) == ("completed", "hello", {"a": "b"})
-    assert response.usage is not None
-    assert response.usage.output_tokens == 5
-    assert response.temperature == 0.0
+    assert (response.usage.output_tokens, response.temperature) == (5, 0.0)
 
 
 def test_a_stream_makes_the_same_response_as_one_in_one_piece(client: OpenAI) -> None:
     script = f"say <think>so</think>Yes.{CALL}"
-    whole = client.responses.create(model=MODEL, input=script, tools=[WEATHER], store=False)
+    whole = _create(client, script, tools=[WEATHER], store=False)
     with client.responses.stream(model=MODEL, input=script, tools=[WEATHER], store=False) as stream:
         kinds = [event.type for event in stream]
-        streamed = stream.get_final_response()
+        streamed: Any = stream.get_final_response()
     assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
-    assert kinds[:2] == ["response.created", "response.in_progress"]
-    assert kinds[-1] == "response.completed"
+    assert (kinds[:2], kinds[-1]) == (["response.created", "response.in_progress"], "response.completed")
 
     def without_names(response: Any) -> Any:
         fields = response.to_dict()
-        for item in fields["output"]:
-            item.pop("id")
-            item.pop("call_id", None)
-            item.pop("parsed_arguments", None)
-            for part in item.get("content", []):
-                part.pop("parsed", None)
+        for part in (part for item in fields["output"] for part in [item, *item.get("content", [])]):
+            for name in ("id", "call_id", "parsed_arguments", "parsed"):
+                part.pop(name, None)
         return {name: fields[name] for name in fields if name not in ("id", "created_at", "completed_at")}
 
     assert without_names(streamed) == without_names(whole)
     # Both go back as they are, with what the client has added to them.
     for response in (streamed, whole):
-        called = response.output[-1]
-        assert isinstance(called, ResponseFunctionToolCall)
-        result = {"type": "function_call_output", "call_id": called.call_id, "output": "21"}
-        items: Any = [{"role": "user", "content": script}, *response.output, result]
-        again = client.responses.create(model=MODEL, input=[*items, {"role": "user", "content": "say x"}], store=False)
-        assert again.output_text == "x"
+        result = {"type": "function_call_output", "call_id": response.output[-1].call_id, "output": "21"}
+        items = [_user(script), *response.output, result, _user("say x")]
+        assert _create(client, items, store=False).output_text == "x"
 
 
 def test_cut_call_is_continued_and_named(client: OpenAI) -> None:
-    cut = client.responses.create(model=MODEL, input=f"say {CALL}", tools=[WEATHER], max_output_tokens=55)
-    (call,) = cut.output
-    assert isinstance(call, ResponseFunctionToolCall)
-    assert (cut.status, call.status) == ("incomplete", "incomplete")
+    cut = _create(client, f"say {CALL}", tools=[WEATHER], max_output_tokens=55)
+    assert (cut.status, [(item.type, item.status) for item in cut.output]) == (
+        "incomplete",
+        [("function_call", "incomplete")],
+    )
     response = client.responses.with_raw_response.create(model=MODEL, input="say x", previous_response_id=cut.id)
     assert response.parse().output_text == "x"
     assert "tool_calls" in response.headers[CONVERTED_HEADER]
@@ -90,12 +93,10 @@ def test_a_parsed_response_is_of_the_given_class(client: OpenAI) -> None:
 
     said = 'say {"name": "Paris"}'
     response = client.responses.parse(model=MODEL, input=said, text_format=Capital)
-    parsed = response.output_parsed
-    assert parsed == Capital(name="Paris")
-    again: Any = [{"role": "user", "content": said}, *response.output, {"role": "user", "content": "say x"}]
-    assert client.responses.create(model=MODEL, input=again).output_text == "x"
+    assert response.output_parsed == Capital(name="Paris")
+    assert _create(client, [_user(said), *response.output, _user("say x")]).output_text == "x"
     with client.responses.stream(model=MODEL, input=said, text_format=Capital) as stream:
-        assert stream.get_final_response().output_parsed == parsed
+        assert stream.get_final_response().output_parsed == response.output_parsed
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -104,129 +105,94 @@ def test_metrics_come_with_the_response_on_request(scripted: RunningServer, stre
     body = json.loads(asked.removeprefix("data: "))
     response = body["response"] if stream else body
     metrics = response["metrics"]
-    assert (metrics["output_tokens"], metrics["model"]) == (1, MODEL)
-    assert metrics["total_latency"] > 0
+    assert (metrics["output_tokens"], metrics["model"], metrics["total_latency"] > 0) == (1, MODEL, True)
     assert scripted.client.get(f"/v1/responses/{response['id']}").json() == response
     assert "metrics" not in _post(scripted).json()
 
 
 def test_the_tokens_of_an_input_can_be_counted_before(client: OpenAI, scripted: RunningServer) -> None:
-    first = client.responses.create(model=MODEL, instructions="Be brief.", input="say hello")
+    first = _create(client, "say hello", instructions="Be brief.")
     asked: Any = {"model": MODEL, "input": "say more", "previous_response_id": first.id, "tools": [WEATHER]}
     counted = client.responses.input_tokens.count(**asked)
-    usage = client.responses.create(**asked).usage
-    assert usage is not None
-    assert (counted.object, counted.input_tokens) == ("response.input_tokens", usage.input_tokens)
+    expected = client.responses.create(**asked).usage.input_tokens
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", expected)
     wrong = scripted.client.post("/responses/input_tokens", json={"input": "x", "chat_template_kwargs": {"a": 1}})
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "chat_template_kwargs")
+    assert refusal(wrong) == (400, "invalid_value", "chat_template_kwargs")
 
 
 # conversations
 
 
-@pytest.fixture(scope="module")
-def demo_client(demo: RunningServer) -> Iterator[OpenAI]:
+def test_tool_loop_continues_the_previous_response(demo: RunningServer) -> None:
+    asked: Any = {"model": MODEL, "tools": [WEATHER]}
     with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+        with client.responses.stream(input="What is the weather in Paris?", **asked) as stream:
+            response: Any = stream.get_final_response()
+        call = response.output[-1]
+        assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 21}'}
+        with client.responses.stream(input=[output], previous_response_id=response.id, **asked) as stream:
+            assert "21" in stream.get_final_response().output_text
 
 
-def _output(call: Any) -> FunctionCallOutput:
-    assert isinstance(call, ResponseFunctionToolCall)
-    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
-    return {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 21}'}
-
-
-def test_tool_loop_continues_the_previous_response(demo_client: OpenAI) -> None:
-    with demo_client.responses.stream(model=MODEL, input="What is the weather in Paris?", tools=[WEATHER]) as stream:
-        response = stream.get_final_response()
-    output: ResponseInputParam = [_output(response.output[-1])]
-    with demo_client.responses.stream(
-        model=MODEL, input=output, previous_response_id=response.id, tools=[WEATHER]
-    ) as stream:
-        assert "21" in stream.get_final_response().output_text
-
-
-def test_conversation_continues_without_the_instructions(client: OpenAI) -> None:
-    first = client.responses.create(model=MODEL, instructions="count 3", input="say one")
-    second = client.responses.create(model=MODEL, previous_response_id=first.id, input="say two")
-    third = client.responses.create(model=MODEL, previous_response_id=second.id, input="say three")
+def test_conversation_continues_without_instructions_and_first_responses(client: OpenAI) -> None:
+    first = _create(client, "say one", instructions="count 3")
+    second = _create(client, "say two", previous_response_id=first.id)
+    third = _create(client, "say three", previous_response_id=second.id)
     assert (second.instructions, third.output_text) == (None, "three")
-    # A prompt of the scripted model consists of the texts of its messages, one per line, and an end mark.
-    assert third.usage is not None
-    assert third.usage.input_tokens == len("say one\none\nsay two\ntwo\nsay three\n") + 1
-
-
-def test_conversation_outlives_its_first_responses(client: OpenAI) -> None:
-    first = client.responses.create(model=MODEL, input="say one")
-    second = client.responses.create(model=MODEL, previous_response_id=first.id, input="say two")
     client.responses.delete(first.id)
-    third = client.responses.create(model=MODEL, previous_response_id=second.id, input="say three")
-    assert third.usage is not None
-    assert third.usage.input_tokens == len("say one\none\nsay two\ntwo\nsay three\n") + 1
+    again = _create(client, "say three", previous_response_id=second.id)
+    # A prompt of the scripted model consists of the texts of its messages, one per line, and an end mark.
+    expected = len("say one\none\nsay two\ntwo\nsay three\n") + 1
+    assert (third.usage.input_tokens, again.usage.input_tokens) == (expected, expected)
 
 
 def test_item_is_referenced_by_its_id(client: OpenAI) -> None:
-    first = client.responses.create(model=MODEL, input="say one")
-    assert first.output[0].id is not None
-    items: ResponseInputParam = [
-        {"type": "item_reference", "id": first.output[0].id},
-        {"role": "user", "content": "say two"},
-    ]
-    second = client.responses.create(model=MODEL, input=items)
-    assert second.usage is not None
-    assert second.usage.input_tokens == len("one\nsay two\n") + 1
+    reference = {"type": "item_reference", "id": _create(client, "say one").output[0].id}
+    assert _create(client, [reference, _user("say two")]).usage.input_tokens == len("one\nsay two\n") + 1
 
 
 def test_encrypted_reasoning_continues_without_a_store(client: OpenAI) -> None:
-    first = client.responses.create(
-        model=MODEL, input="say <think>so</think>x", store=False, include=["reasoning.encrypted_content"]
-    )
-    reasoning = first.output[0].to_dict()
-    assert reasoning["encrypted_content"]
-    del reasoning["content"]
-    again: Any = [{"role": "user", "content": "a"}, reasoning, first.output[1], {"role": "user", "content": "say y"}]
-    assert client.responses.create(model=MODEL, input=again).output_text == "y"
+    include = ["reasoning.encrypted_content"]
+    reasoning, said = _create(client, "say <think>so</think>x", store=False, include=include).output
+    assert reasoning.encrypted_content
+    reasoning.content = None
+    assert _create(client, [_user("a"), reasoning, said, _user("say y")]).output_text == "y"
 
 
 # storage
 
 
 def test_a_response_is_kept_with_its_input(client: OpenAI) -> None:
-    first = client.responses.create(model=MODEL, input="say one")
-    second = client.responses.create(model=MODEL, previous_response_id=first.id, input="say two")
+    first = _create(client, "say one")
+    second = _create(client, "say two", previous_response_id=first.id)
     assert client.responses.retrieve(second.id).to_dict() == second.to_dict()
-    items = client.responses.input_items.list(second.id, order="asc", limit=2)
-    assert [item.to_dict()["content"][0]["text"] for item in items] == ["say one", "one", "say two"]
-    newest = client.responses.input_items.list(second.id)
-    assert [item.to_dict()["content"][0]["text"] for item in newest.data] == ["say two", "one", "say one"]
+    listed = client.responses.input_items.list
+    assert _texts(listed(second.id, order="asc", limit=2)) == ["say one", "one", "say two"]
+    assert _texts(listed(second.id).data) == ["say two", "one", "say one"]
 
 
 def test_input_items_come_in_pages(client: OpenAI, scripted: RunningServer) -> None:
-    items: ResponseInputParam = [{"role": "user", "content": f"say {n}"} for n in range(5)]
-    response = client.responses.create(model=MODEL, input=items)
-    page = scripted.client.get(f"/responses/{response.id}/input_items?order=asc&limit=3").json()
-    rest = scripted.client.get(f"/responses/{response.id}/input_items?order=asc&after={page['last_id']}").json()
+    path = f"/responses/{_create(client, [_user(f'say {n}') for n in range(5)]).id}/input_items?order=asc"
+    page = scripted.client.get(f"{path}&limit=3").json()
+    rest = scripted.client.get(f"{path}&after={page['last_id']}").json()
     assert (page["has_more"], len(page["data"]), rest["has_more"], len(rest["data"])) == (True, 3, False, 2)
     assert page["first_id"] == page["data"][0]["id"]
-    end = scripted.client.get(f"/responses/{response.id}/input_items?order=asc&after={rest['last_id']}").json()
+    end = scripted.client.get(f"{path}&after={rest['last_id']}").json()
     assert end == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
-def test_a_deleted_response_is_gone(client: OpenAI, scripted: RunningServer) -> None:
-    response = client.responses.create(model=MODEL, input="say x")
-    deleted = scripted.client.delete(f"/v1/responses/{response.id}")
-    assert deleted.json() == {"id": response.id, "object": "response", "deleted": True}
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.responses.retrieve(response.id)
-    assert missing.value.code == "response_not_found"
+def test_a_deleted_response_is_gone(scripted: RunningServer) -> None:
+    id = _post(scripted).json()["id"]
+    assert scripted.client.delete(f"/v1/responses/{id}").json() == {"id": id, "object": "response", "deleted": True}
+    assert refusal(scripted.client.get(f"/v1/responses/{id}"))[:2] == (404, "response_not_found")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_response_with_store_false_is_not_kept(client: OpenAI, scripted: RunningServer, stream: bool) -> None:
+def test_response_with_store_false_is_not_kept(scripted: RunningServer, stream: bool) -> None:
     text = _post(scripted, store=False, stream=stream).text
     (found, *_) = [word for word in text.split('"') if word.startswith("resp_")]
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(found)
+    assert scripted.client.get(f"/v1/responses/{found}").status_code == 404
 
 
 def test_a_server_without_a_store_keeps_nothing_and_says_so(own_folder: Path) -> None:
@@ -234,9 +200,9 @@ def test_a_server_without_a_store_keeps_nothing_and_says_so(own_folder: Path) ->
         response = _post(server).json()
         assert response["store"] is False
         assert server.client.get(f"/v1/responses/{response['id']}").status_code == 404
-        for field, value in (("store", True), ("background", True), ("conversation", "conv_1")):
-            refused = _post(server, **{field: value})
-            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        fields: dict[str, Any] = {"store": True, "background": True, "conversation": "conv_1"}
+        refused = [refusal(_post(server, **{name: value})) for name, value in fields.items()]
+        assert [(status, param) for status, _, param in refused] == [(400, name) for name in fields]
         assert server.client.post("/v1/conversations", json={}).status_code == 400
 
 
@@ -251,14 +217,12 @@ def test_full_store_evicts_the_oldest_response(own_folder: Path) -> None:
 
 
 def test_running_response_can_be_read_and_cancelled(client: OpenAI, scripted: RunningServer) -> None:
-    stream = client.responses.create(model=MODEL, input="delay 0.02; count 500", stream=True)
-    created, *_ = (next(stream), *(next(stream) for _ in range(8)))
-    assert created.type == "response.created"
+    stream = _create(client, "delay 0.02; count 500", stream=True)
+    created, *_ = [next(stream) for _ in range(9)]
     running = client.responses.retrieve(created.response.id)
-    assert running.status == "in_progress"
-    assert running.output_text.startswith("1, 2")
+    assert (created.type, running.status, running.output_text[:4]) == ("response.created", "in_progress", "1, 2")
     with pytest.raises(openai.BadRequestError, match="in progress"):
-        client.responses.create(model=MODEL, input="x", previous_response_id=running.id)
+        _create(client, previous_response_id=running.id)
     cancelled = client.responses.cancel(running.id)
     assert (cancelled.status, [item.status for item in cancelled.output]) == ("cancelled", ["incomplete"])
     assert cancelled.output_text.startswith(running.output_text)
@@ -267,23 +231,20 @@ def test_running_response_can_be_read_and_cancelled(client: OpenAI, scripted: Ru
     assert last.response.to_dict() == client.responses.retrieve(running.id).to_dict() == cancelled.to_dict()
     assert client.responses.cancel(running.id).to_dict() == cancelled.to_dict()
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
-    more = client.responses.create(model=MODEL, input="say more", previous_response_id=running.id)
-    assert more.output_text == "more"
+    assert _create(client, "say more", previous_response_id=running.id).output_text == "more"
 
 
 def test_disconnected_clients_response_is_cancelled(client: OpenAI, scripted: RunningServer) -> None:
-    stream = client.responses.create(model=MODEL, input="delay 0.02; count 500", stream=True)
-    created = next(stream)
-    assert created.type == "response.created"
+    stream = _create(client, "delay 0.02; count 500", stream=True)
+    id = next(stream).response.id
     stream.close()
-    wait_until(lambda: client.responses.retrieve(created.response.id).status == "cancelled")
+    wait_until(lambda: client.responses.retrieve(id).status == "cancelled")
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
 
 
 def test_a_response_that_has_ended_cannot_be_cancelled(client: OpenAI) -> None:
-    response = client.responses.create(model=MODEL, input="say x")
     with pytest.raises(openai.BadRequestError, match="completed") as refused:
-        client.responses.cancel(response.id)
+        client.responses.cancel(_create(client).id)
     assert refused.value.param == "response_id"
 
 
@@ -291,41 +252,29 @@ def test_a_response_that_has_ended_cannot_be_cancelled(client: OpenAI) -> None:
 
 
 def test_failed_stream_ends_with_a_stored_failed_response(client: OpenAI) -> None:
-    *_, last = client.responses.create(model=MODEL, input="fail at 2; say hello", stream=True)
-    assert last.type == "response.failed"
-    assert (last.response.status, last.response.output_text) == ("failed", "he")
-    assert [item.status for item in last.response.output] == ["incomplete"]
-    assert last.response.error is not None
-    assert last.response.error.message == "scripted failure"
-    assert client.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
+    *_, last = _create(client, "fail at 2; say hello", stream=True)
+    response = last.response
+    assert (last.type, response.status, response.output_text) == ("response.failed", "failed", "he")
+    assert ([item.status for item in response.output], response.error.message) == (["incomplete"], "scripted failure")
+    assert client.responses.retrieve(response.id).to_dict() == response.to_dict()
 
 
-def test_an_answer_in_one_piece_that_fails_is_an_error(client: OpenAI) -> None:
+def test_an_answer_in_one_piece_that_fails_is_an_error_and_not_stored(client: OpenAI) -> None:
     with pytest.raises(openai.InternalServerError, match="scripted failure") as failed:
-        client.responses.create(model=MODEL, input="fail at 2; say hello")
+        _create(client, [{**_user("fail at 2; say hello"), "id": "msg_of_what_fails"}])
     assert failed.value.code == "runner_failed"
-
-
-def test_failed_response_without_a_stream_is_not_stored(scripted: RunningServer) -> None:
-    marked = [{"id": "msg_of_what_fails", "role": "user", "content": "fail at 2; say hello"}]
-    assert _post(scripted, input=marked).status_code == 500
-    meant = [{"type": "item_reference", "id": "msg_of_what_fails"}]
-    assert _post(scripted, input=meant).json()["error"]["param"] == "input[0].id"
+    with pytest.raises(openai.BadRequestError) as unknown:
+        _create(client, [{"type": "item_reference", "id": "msg_of_what_fails"}])
+    assert unknown.value.param == "input[0].id"
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1/responses/resp_1"),
-        ("DELETE", "/v1/responses/resp_1"),
-        ("POST", "/v1/responses/resp_1/cancel"),
-        ("GET", "/v1/responses/resp_1/input_items"),
-    ],
+    ("method", "path"), [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")]
 )
 @pytest.mark.parametrize("prefix", ["/v1", ""])
 def test_an_unknown_response_is_not_found(scripted: RunningServer, method: str, path: str, prefix: str) -> None:
-    response = scripted.client.request(method, prefix + path.removeprefix("/v1"))
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "response_not_found")
+    response = scripted.client.request(method, f"{prefix}/responses/resp_1{path}")
+    assert refusal(response)[:2] == (404, "response_not_found")
 
 
 @pytest.mark.parametrize(
@@ -341,14 +290,13 @@ def test_an_unknown_response_is_not_found(scripted: RunningServer, method: str, 
     ],
 )
 def test_a_query_that_is_not_honoured_is_refused(scripted: RunningServer, query: str, param: str) -> None:
-    response = scripted.client.get(f"/v1/responses/{_post(scripted).json()['id']}{query}")
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    response = refusal(scripted.client.get(f"/v1/responses/{_post(scripted).json()['id']}{query}"))
+    assert (response[0], response[2]) == (400, param)
 
 
 @pytest.mark.parametrize("path", ["/v1/responses/nowhere", "/v1/responses/resp_1/nowhere", "/responses/nowhere"])
 def test_unknown_path_is_not_found(scripted: RunningServer, path: str) -> None:
-    response = scripted.client.post(path, json={})
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+    assert refusal(scripted.client.post(path, json={}))[:2] == (404, "not_found")
 
 
 def test_websocket_path_requires_an_upgrade(scripted: RunningServer) -> None:
@@ -359,46 +307,38 @@ def test_websocket_path_requires_an_upgrade(scripted: RunningServer) -> None:
 # background responses
 
 
-def test_background_response_continues_without_its_client(client: OpenAI, scripted: RunningServer) -> None:
-    begun = client.responses.create(model=MODEL, input="delay 0.02; count 9", background=True)
+def test_background_response_continues_without_its_client(client: OpenAI) -> None:
+    begun = _create(client, "delay 0.02; count 9", background=True)
     assert (begun.status, begun.background, begun.output) == ("queued", True, [])
     wait_until(lambda: client.responses.retrieve(begun.id).status == "completed")
     ended = client.responses.retrieve(begun.id)
-    assert ended.output_text == "1, 2, 3, 4, 5, 6, 7, 8, 9"
-    assert ended.usage is not None
-    more = client.responses.create(model=MODEL, input="say more", previous_response_id=begun.id)
-    assert more.output_text == "more"
-    metrics = scripted.client.get("/metrics").text
-    assert "genai" in metrics
+    assert (ended.output_text, ended.usage is None) == ("1, 2, 3, 4, 5, 6, 7, 8, 9", False)
+    assert _create(client, "say more", previous_response_id=begun.id).output_text == "more"
 
 
 def test_a_response_in_the_background_that_fails_says_so(client: OpenAI) -> None:
-    begun = client.responses.create(model=MODEL, input="fail at 2; say hello", background=True)
+    begun = _create(client, "fail at 2; say hello", background=True)
     wait_until(lambda: client.responses.retrieve(begun.id).status == "failed")
-    failed = client.responses.retrieve(begun.id)
-    assert failed.error is not None
+    failed: Any = client.responses.retrieve(begun.id)
     assert (failed.error.message, failed.output_text) == ("scripted failure", "he")
 
 
 def test_a_stream_in_the_background_is_resumed_behind_any_event(client: OpenAI) -> None:
-    stream = client.responses.create(model=MODEL, input="delay 0.01; count 30", background=True, stream=True)
+    stream = _create(client, "delay 0.01; count 30", background=True, stream=True)
     seen = [next(stream) for _ in range(10)]
     stream.close()
     assert [event.type for event in seen[:3]] == ["response.created", "response.queued", "response.in_progress"]
-    created = seen[0]
-    assert created.type == "response.created"
-    id = created.response.id
+    id = seen[0].response.id
     seen += client.responses.retrieve(id, stream=True, starting_after=seen[-1].sequence_number)
     assert [event.sequence_number for event in seen] == list(range(len(seen)))
-    again = list(client.responses.retrieve(id, stream=True))
+    again = client.responses.retrieve(id, stream=True)
     assert [event.to_dict() for event in again] == [event.to_dict() for event in seen]
-    last = seen[-1]
-    assert last.type == "response.completed"
-    assert last.response.to_dict() == client.responses.retrieve(id).to_dict()
+    assert seen[-1].type == "response.completed"
+    assert seen[-1].response.to_dict() == client.responses.retrieve(id).to_dict()
 
 
 def test_a_response_that_was_not_streamed_has_no_stream(client: OpenAI) -> None:
-    begun = client.responses.create(model=MODEL, input="say x", background=True)
+    begun = _create(client, background=True)
     with pytest.raises(openai.BadRequestError, match="background: true and stream: true") as refused:
         client.responses.retrieve(begun.id, stream=True)
     assert refused.value.param == "stream"
@@ -406,22 +346,12 @@ def test_a_response_that_was_not_streamed_has_no_stream(client: OpenAI) -> None:
 
 def test_a_response_in_the_background_counts_for_its_key(own_folder: Path) -> None:
     settings = {"GENAI_API_KEYS": "alice:alice-0123456789abcdef", "GENAI_MAX_CONCURRENT_PER_KEY": "1"}
-    with (
-        run_here(own_folder, "--device", "scripted", settings=settings) as server,
-        OpenAI(base_url=f"{server.url}/v1", api_key="alice-0123456789abcdef", max_retries=0) as alice,
-    ):
-        begun = alice.responses.create(model=MODEL, input="delay 0.02; count 500", background=True)
-        with pytest.raises(openai.RateLimitError):
-            alice.responses.create(model=MODEL, input="say x")
-        alice.responses.cancel(begun.id)
-        wait_until(lambda: _is_allowed(alice))
-
-
-def _is_allowed(client: OpenAI) -> bool:
-    try:
-        return bool(client.responses.create(model=MODEL, input="say x").output_text == "x")
-    except openai.RateLimitError:
-        return False
+    with run_here(own_folder, "--device", "scripted", settings=settings) as server:
+        server.client.headers["authorization"] = "Bearer alice-0123456789abcdef"
+        begun = _post(server, input="delay 0.02; count 500", background=True).json()["id"]
+        assert _post(server).status_code == 429
+        server.client.post(f"/v1/responses/{begun}/cancel").raise_for_status()
+        wait_until(lambda: _post(server).status_code == 200)
 
 
 def test_terminate_session_ends_a_response_in_the_background(own_scripted: RunningServer) -> None:
@@ -447,29 +377,25 @@ def test_terminate_session_ends_a_response_in_the_background(own_scripted: Runni
 def test_automatic_truncation_drops_the_oldest_turns(client: OpenAI) -> None:
     turns: Any = [{"role": "system", "content": "Be brief."}]
     for number in range(10):
-        turns += [{"role": "user", "content": f"{number}" * 300}, {"role": "assistant", "content": "x"}]
-    turns.append({"role": "user", "content": "say hello"})
+        turns += [_user(f"{number}" * 300), {"role": "assistant", "content": "x"}]
+    turns.append(_user("say hello"))
     with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(model=MODEL, input=turns)
+        _create(client, turns)
     assert refused.value.code == "context_length_exceeded"
-    response = client.responses.create(model=MODEL, input=turns, truncation="auto")
+    response = _create(client, turns, truncation="auto")
     assert (response.output_text, response.truncation) == ("hello", "auto")
-    items = [item.to_dict()["content"][0]["text"] for item in client.responses.input_items.list(response.id)]
-    assert (items[0], items[-1]) == ("say hello", "Be brief.")
-    assert 5 < len(items) < 20
+    items = _texts(client.responses.input_items.list(response.id))
+    assert (items[0], items[-1], 5 < len(items) < 20) == ("say hello", "Be brief.", True)
     with pytest.raises(openai.BadRequestError):  # nothing can be left out
-        client.responses.create(model=MODEL, input="x" * 3000, truncation="auto")
+        _create(client, "x" * 3000, truncation="auto")
 
 
 def test_conversation_is_compacted_to_user_texts_and_a_summary(client: OpenAI) -> None:
-    first = client.responses.create(model=MODEL, input="script: say in short")
+    first = _create(client, "script: say in short")
     compacted = client.responses.compact(model=MODEL, previous_response_id=first.id, input="say two")
-    assert compacted.object == "response.compaction"
+    assert (compacted.object, compacted.usage.output_tokens) == ("response.compaction", len("in short"))
     assert [item.type for item in compacted.output] == ["message", "message", "compaction"]
-    assert compacted.usage.output_tokens == len("in short")
-    items: Any = [*(item.to_dict(warnings=False) for item in compacted.output), {"role": "user", "content": "say more"}]
-    again = client.responses.create(model=MODEL, input=items)
-    assert again.usage is not None
+    again = _create(client, [*(item.to_dict(warnings=False) for item in compacted.output), _user("say more")])
     summary = "Summary of the conversation up to here:\nin short"
     assert again.usage.input_tokens == len(f"script: say in short\nsay two\n{summary}\nsay more\n") + 1
 
@@ -479,23 +405,17 @@ def test_conversation_is_compacted_to_user_texts_and_a_summary(client: OpenAI) -
 
 def test_a_custom_tool_is_called_with_a_text(client: OpenAI) -> None:
     # The form of the grammar of calls.
-    said = '<tool_call>⏎{"name": "patch", "arguments": {"input": "say \\"x\\"\\nand y"}}⏎</tool_call>'
-    tools: Any = [PATCH]
-    (call,) = client.responses.create(model=MODEL, input=f"say {said}", tools=tools).output
-    assert call.type == "custom_tool_call"
-    assert (call.name, call.input) == ("patch", 'say "x"\nand y')
-    events = list(client.responses.create(model=MODEL, input=f"say {said}", tools=tools, stream=True))
+    said = 'say <tool_call>⏎{"name": "patch", "arguments": {"input": "say \\"x\\"\\nand y"}}⏎</tool_call>'
+    (call,) = _create(client, said, tools=[PATCH]).output
+    assert (call.type, call.name, call.input) == ("custom_tool_call", "patch", 'say "x"\nand y')
+    events = list(_create(client, said, tools=[PATCH], stream=True))
     deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
-    assert "".join(deltas) == call.input
-    assert len(deltas) > 5
+    assert ("".join(deltas), len(deltas) > 5) == (call.input, True)
     (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
     assert done.input == call.input
-    items: Any = [
-        {"role": "user", "content": "Change it."},
-        call.to_dict(),
-        {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "say done"},
-    ]
-    assert client.responses.create(model=MODEL, input=items, tools=tools).output_text == "done"
+    output = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "say done"}
+    items = [_user("Change it."), call.to_dict(), output]
+    assert _create(client, items, tools=[PATCH]).output_text == "done"
 
 
 @pytest.mark.parametrize("how", ["whole", "streamed", "background"])
@@ -608,20 +528,15 @@ def test_the_store_without_a_setting_is_removed_with_the_server(own_folder: Path
 def test_a_patch_is_applied_and_its_output_sent_back(client: OpenAI, stream: bool) -> None:
     operation = {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"}
     said = f"say <tool_call>⏎{json.dumps({'name': 'apply_patch', 'arguments': operation})}⏎</tool_call>"
-    tools: Any = [{"type": "apply_patch"}]
+    asked: Any = {"tools": [{"type": "apply_patch"}]}
+    response = _create(client, said, stream=stream, **asked)
     if stream:
-        *_, done, end = client.responses.create(model=MODEL, input=said, tools=tools, stream=True)
-        assert done.type == "response.output_item.done"
-        assert end.type == "response.completed"
+        *_, done, end = response
         response = end.response
+        assert (done.type, end.type) == ("response.output_item.done", "response.completed")
         assert response.output == [done.item]
-    else:
-        response = client.responses.create(model=MODEL, input=said, tools=tools)
     (call,) = response.output
-    assert call.type == "apply_patch_call"
-    assert (call.status, call.operation.to_dict()) == ("completed", operation)
+    assert (call.type, call.status, call.operation.to_dict()) == ("apply_patch_call", "completed", operation)
     result = {"type": "apply_patch_call_output", "call_id": call.call_id, "status": "completed", "output": "say done"}
-    for earlier in ([{"role": "user", "content": "Change it."}, call.to_dict()], []):
-        previous: Any = {} if earlier else {"previous_response_id": response.id}
-        items: Any = [*earlier, result]
-        assert client.responses.create(model=MODEL, input=items, tools=tools, **previous).output_text == "done"
+    assert _create(client, [_user("Change it."), call.to_dict(), result], **asked).output_text == "done"
+    assert _create(client, [result], previous_response_id=response.id, **asked).output_text == "done"

@@ -64,8 +64,7 @@ def _running(store: ResponseStore, generation: _Endless, items: Sequence[dict[st
 
 
 async def test_response_stopped_before_its_first_step_has_an_end(store: ResponseStore) -> None:
-    generation, counted = _Endless(), ExitStack()
-    uncounted: list[bool] = []
+    generation, counted, uncounted = _Endless(), ExitStack(), list[bool]()
     counted.callback(uncounted.append, True)
     running = _running(store, generation)
     await running.start_in_background(counted, nullcontext)
@@ -75,29 +74,19 @@ async def test_response_stopped_before_its_first_step_has_an_end(store: Response
     kept = await store.get("resp_1")
     assert kept is not running
     assert kept.response["error"]["type"] == "server_stopping"
-    assert generation.is_closed
-    assert uncounted == [True]
+    assert (generation.is_closed, uncounted) == (True, [True])
 
 
-async def test_items_of_a_running_response_are_found_by_their_ids(store: ResponseStore) -> None:
+async def test_a_running_response_has_items_by_their_ids_and_keeps_its_text_when_stopped(store: ResponseStore) -> None:
     running = _running(store, _Endless(), items=[{"id": "in_1"}, {"id": "in_2"}])
     await running.start_in_background(ExitStack(), nullcontext)
     async for event in running.follow():
         if event["type"] == "response.output_text.delta":
-            break
-    (message,) = running.response["output"]
-    assert await store.find_items(["in_2", message["id"], "x"]) == {"in_2": {"id": "in_2"}, message["id"]: message}
-    await running.stop()
-
-
-async def test_a_response_that_is_stopped_later_keeps_its_text(store: ResponseStore) -> None:
-    generation = _Endless()
-    running = _running(store, generation)
-    await running.start_in_background(ExitStack(), nullcontext)
-    async for event in running.follow():
-        if event["type"] == "response.output_text.delta":
+            (message,) = running.response["output"]
+            found = await store.find_items(["in_2", message["id"], "x"])
+            assert found == {"in_2": {"id": "in_2"}, message["id"]: message}
             await running.stop()
-    (message,) = await store.history("response", "resp_1", None)
+    *_, message = await store.history("response", "resp_1", None)
     assert message["content"][0]["text"] == "half"
 
 

@@ -104,12 +104,15 @@ def query(**given: Any) -> InputItemsParameters:
     return InputItemsParameters.model_validate(given)
 
 
-def damage(path: Path) -> None:
-    path.write_bytes(b"junk" * 5000)
+async def require(error: type[Exception], *calls: Coroutine[Any, Any, object], match: str | None = None) -> None:
+    """Fail unless each call raises this error."""
+    for call in calls:
+        with pytest.raises(error, match=match):
+            await call
 
 
-def repair(path: Path) -> None:
-    path.unlink()
+def events(number: int) -> list[JsonObject]:
+    return [{"sequence_number": place} for place in range(number)]
 
 
 def _conversation(owner: str | None = None) -> Record:
@@ -128,42 +131,27 @@ async def test_running_responses_are_kept_regardless_of_their_number(make: MakeS
     assert [(await store.get(id)).response["status"] for id in "abc"] == ["in_progress"] * 3
 
 
-async def test_a_response_that_is_deleted_while_it_runs_is_not_kept(make: MakeStore) -> None:
+async def test_a_response_that_is_deleted_or_abandoned_while_it_runs_is_not_kept(make: MakeStore) -> None:
     store = make(3, 1000)
-    store.begin(running("a"))
+    for id in "ab":
+        store.begin(running(id))
     await store.delete("a")
-    await store.finish(record("a"))
-    with pytest.raises(ResponseNotFound):
-        await store.get("a")
-
-
-async def test_abandoned_response_is_not_kept(make: MakeStore) -> None:
-    store = make(3, 1000)
-    store.begin(running("a"))
-    store.abandon("a")
-    await store.finish(record("a"))
-    assert await store.find_items({"in_a"}) == {}
-
-
-@pytest.mark.parametrize("method", ["get", "delete"])
-async def test_an_unknown_response_is_not_found(store: ResponseStore, method: str) -> None:
-    with pytest.raises(ResponseNotFound, match='"x"'):
-        await getattr(store, method)("x")
+    store.abandon("b")
+    for id in "ab":
+        await store.finish(record(id))
+        await require(ResponseNotFound, store.get(id))
+    assert await store.find_items({"in_a", "in_b"}) == {}
 
 
 async def test_conversation_and_response_ids_are_distinct(store: ResponseStore) -> None:
     await store.put(_conversation())
     await _keep(store, record("a"))
     store.begin(running("b"))
-    with pytest.raises(ResponseNotFound):
-        await store.get("conv")
-    with pytest.raises(ConversationNotFound):
-        await store.conversation("a", None)
+    await require(ResponseNotFound, store.get("conv"), store.delete("conv"), match='"conv"')
+    await require(ConversationNotFound, store.conversation("a", None))
     for id in "ab":
-        with pytest.raises(ConversationNotFound):
-            await store.page("conversation", id, None, query())
-        with pytest.raises(ConversationNotFound):
-            await store.history("conversation", id, None)
+        calls = store.page("conversation", id, None, query()), store.history("conversation", id, None)
+        await require(ConversationNotFound, *calls)
 
 
 def _many(number: int, text: str = "", role: str = "user") -> Record:
@@ -171,74 +159,60 @@ def _many(number: int, text: str = "", role: str = "user") -> Record:
     return replace(_conversation(), items=items)
 
 
-async def test_a_page_of_a_running_response_is_one_of_its_items(store: ResponseStore) -> None:
+@pytest.mark.parametrize(
+    ("asked", "ids", "has_more"),
+    [
+        ({}, ["i4", "i3", "i2", "i1", "i0"], False),
+        ({"order": "asc", "limit": 2}, ["i0", "i1"], True),
+        ({"limit": 2, "after": "i3"}, ["i2", "i1"], True),
+        ({"after": "i0"}, [], False),
+    ],
+)
+async def test_a_page_of_a_running_response_is_one_of_its_items(
+    store: ResponseStore, asked: dict[str, Any], ids: list[str], has_more: bool
+) -> None:
     store.begin(Background(replace(record("a", "in_progress"), items=_many(5).items)))
-    asked: list[dict[str, Any]] = [{}, {"order": "asc", "limit": 2}, {"limit": 2, "after": "i3"}, {"after": "i0"}]
-    found = [await store.page("response", "a", None, query(**given)) for given in asked]
-    with pytest.raises(InvalidField, match='given "x"'):
-        await store.page("response", "a", None, query(after="x"))
-    assert [page.has_more for page in found] == [False, True, True, False]
-    assert [[id for id, _ in page.items] for page in found] == [
-        ["i4", "i3", "i2", "i1", "i0"],
-        ["i0", "i1"],
-        ["i2", "i1"],
-        [],
-    ]
+    page = await store.page("response", "a", None, query(**asked))
+    assert ([id for id, _ in page.items], page.has_more) == (ids, has_more)
+    await require(InvalidField, store.page("response", "a", None, query(after="x")), match='given "x"')
 
 
-async def test_more_references_than_allowed_are_refused(store: ResponseStore) -> None:
+async def test_references_have_limits_of_number_and_bytes(make: MakeStore) -> None:
+    store, most = make(), response_store.MAX_REFERENCES
     await store.put(_many(1))
-    assert len(await store.find_items(["i0"] * response_store.MAX_REFERENCES)) == 1
-    with pytest.raises(InvalidField, match="at most 1024 items of type item_reference; given 1025"):
-        await store.find_items(["i0"] * (response_store.MAX_REFERENCES + 1))
-
-
-async def test_references_to_a_running_response_have_a_limit_too(make: MakeStore) -> None:
-    store = make(9, 9000, max_body_bytes=100)
-    store.begin(Background(replace(record("a", "in_progress"), items=_many(1, text="x" * 500).items)))
-    assert await store.find_items(["i0"])
-    with pytest.raises(InvalidField, match="at most 800 bytes in total"):
-        await store.find_items(["i0", "i0"])
+    assert len(await store.find_items(["i0"] * most)) == 1
+    too_many = store.find_items(["i0"] * (most + 1))
+    await require(InvalidField, too_many, match="at most 1024 items of type item_reference; given 1025")
+    small = make(9, 9000, max_body_bytes=100)
+    small.begin(Background(replace(record("a", "in_progress"), items=_many(1, text="x" * 500).items)))
+    assert await small.find_items(["i0"])
+    await require(InvalidField, small.find_items(["i0", "i0"]), match="at most 800 bytes in total")
 
 
 @pytest.mark.parametrize(("role", "kept"), [("system", ["i0", "i8", "i9"]), ("user", ["i8", "i9"])])
 async def test_a_long_history_is_refused_or_shortened(make: MakeStore, role: str, kept: list[str]) -> None:
-    store = make(9, 90_000, max_body_bytes=1000)
-    await store.put(_many(10, text="x" * 900, role=role))
-    with pytest.raises(InvalidField, match='"conv" has more bytes of items .* 8000'):
-        await store.history("conversation", "conv", None)
-    assert [item["id"] for item in await store.history("conversation", "conv", None, is_shortened=True)] == kept
+    await make(9, 90_000).put(_many(10, text="x" * 900, role=role))
+    history = partial(make(9, 90_000, max_body_bytes=1000).history, "conversation", "conv", None)
+    await require(InvalidField, history(), match='"conv" has more bytes of items .* 8000')
+    assert [item["id"] for item in await history(is_shortened=True)] == kept
+    with_images = make(9, 90_000, max_body_bytes=1000, max_media_body_bytes=20_000)
+    assert len(await with_images.history("conversation", "conv", None)) == 10
 
 
-async def test_a_history_with_images_may_be_as_long_as_their_bodies(make: MakeStore) -> None:
-    store = make(9, 90_000, max_body_bytes=1000, max_media_body_bytes=20_000)
-    await store.put(_many(10, text="x" * 900))
-    assert len(await store.history("conversation", "conv", None)) == 10
-
-
-async def test_a_stored_stream_is_followed_from_any_event(
+async def test_a_stored_stream_is_followed_from_any_event_until_it_is_removed(
     store: ResponseStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "_MAX_PAGE_EVENTS", 2)
-    await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
+    await store.put(replace(record("a"), events=events(5)))
     kept = await store.get("a")
-    assert [[event["sequence_number"] async for event in kept.follow(after)] for after in (None, 2, 4)] == [
-        [0, 1, 2, 3, 4],
-        [3, 4],
-        [],
-    ]
-
-
-async def test_a_stream_removed_while_it_is_followed_ends_in_an_error(
-    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for after, left in ((None, events(5)), (2, events(5)[3:]), (4, [])):
+        assert [event async for event in kept.follow(after)] == left
     monkeypatch.setattr(records, "_MAX_PAGE_EVENTS", 1)
-    await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
-    events = (await store.get("a")).follow(None)
-    await anext(events)
+    following = kept.follow(None)
+    await anext(following)
     await store.delete("a")
     with pytest.raises(ResponseNotFound):
-        await anext(events)
+        await anext(following)
 
 
 async def test_records_are_visible_only_to_their_owner(store: ResponseStore) -> None:
@@ -249,13 +223,11 @@ async def test_records_are_visible_only_to_their_owner(store: ResponseStore) -> 
     for stranger in ("bob", None):
         assert await store.find_items({"in_a", "in_b"}, stranger) == {}
         for id in "ab":
-            for call in (store.get(id, stranger), store.delete(id, stranger)):
-                with pytest.raises(ResponseNotFound):
-                    await call
-            with pytest.raises(ResponseNotFound):
-                await store.history("response", id, stranger)
+            calls = store.get(id, stranger), store.delete(id, stranger), store.history("response", id, stranger)
+            await require(ResponseNotFound, *calls)
         conv: tuple[str, str | None] = ("conv", stranger)
-        calls: list[Coroutine[Any, Any, object]] = [
+        await require(
+            ConversationNotFound,
             store.conversation(*conv),
             store.update_conversation(*conv, dict),
             store.add_items(*conv, [{"id": "x"}]),
@@ -264,10 +236,7 @@ async def test_records_are_visible_only_to_their_owner(store: ResponseStore) -> 
             store.page("conversation", *conv, query()),
             store.history("conversation", *conv),
             store.delete_conversation(*conv),
-        ]
-        for conversation_call in calls:
-            with pytest.raises(ConversationNotFound):
-                await conversation_call
+        )
     assert (await store.get("b", "alice")).response["id"] == "b"
 
 
@@ -275,24 +244,17 @@ async def test_a_response_larger_than_its_keys_share_is_not_stored(make: MakeSto
     store = make(9, 3000)
     for owner in ("alice", "bob"):
         await store.put(record(owner, text="x" * 800, owner=owner))
-    with pytest.raises(InvalidField, match="this API key's share of GENAI_RESPONSE_STORE_BYTES"):
-        await store.put(record("a", text="x" * 1500))
+    large = store.put(record("a", text="x" * 1500))
+    await require(InvalidField, large, match="this API key's share of GENAI_RESPONSE_STORE_BYTES")
 
 
-async def test_an_ended_response_that_is_too_large_leaves_nothing(store: ResponseStore) -> None:
+async def test_a_background_response_that_is_too_large_leaves_nothing(make: MakeStore) -> None:
+    store = make()
     await store.start_background(running("a"))
-    reason = await store.finish(record("a", text="x" * 1_000_000))
-    assert "GENAI_RESPONSE_STORE_BYTES" in str(reason)
-    with pytest.raises(ResponseNotFound):
-        await store.get("a")
-
-
-async def test_a_background_response_that_is_too_large_does_not_begin(make: MakeStore) -> None:
-    store = make(9, 100)
-    with pytest.raises(InvalidField, match="GENAI_RESPONSE_STORE_BYTES"):
-        await store.start_background(Background(record("a", "in_progress", text="x" * 200)))
-    with pytest.raises(ResponseNotFound):
-        await store.get("a")
+    assert "GENAI_RESPONSE_STORE_BYTES" in str(await store.finish(record("a", text="x" * 1_000_000)))
+    begun = make(9, 100).start_background(Background(record("b", "in_progress", text="x" * 200)))
+    await require(InvalidField, begun, match="GENAI_RESPONSE_STORE_BYTES")
+    await require(ResponseNotFound, store.get("a"), store.get("b"))
 
 
 async def test_a_store_without_a_size_is_off(make: MakeStore) -> None:
@@ -324,31 +286,29 @@ def test_the_latest_response_is_forgotten_by_its_id_only() -> None:
 
 
 async def test_damaged_file_fails_no_running_response(store: ResponseStore, path: Path) -> None:
-    damage(path)
-    reason = await _keep(store, record("a"))
-    assert "file is not a database" in str(reason)
-    calls: list[Coroutine[Any, Any, object]] = [
-        store.check(None),
-        store.get("a"),
-        store.put(_conversation()),
-        store.start_background(running("b")),
-    ]
-    for call in calls:
-        with pytest.raises(StoreUnavailable, match="file is not a database"):
-            await call
-    repair(path)
+    await asyncio.to_thread(path.write_bytes, b"junk" * 5000)
+    assert "file is not a database" in str(await _keep(store, record("a")))
+    calls = store.check(None), store.get("a"), store.put(_conversation()), store.start_background(running("b"))
+    await require(StoreUnavailable, *calls, match="file is not a database")
+    await asyncio.to_thread(path.unlink)
     await store.check(None)
     assert await _keep(store, record("c")) is None
-    with pytest.raises(ResponseNotFound):
-        await store.get("b")
+    await require(ResponseNotFound, store.get("b"))
 
 
 async def test_the_check_finds_a_disk_that_cannot_be_written(store: ResponseStore) -> None:
     await store.put(record("a"))
     await store._database.write(None, lambda rows: rows.execute("PRAGMA query_only = ON"))
-    with pytest.raises(StoreUnavailable, match="readonly"):
-        await store.check(None)
+    await require(StoreUnavailable, store.check(None), match="readonly")
     assert (await store.get("a")).response["id"] == "a"
+
+
+async def test_a_background_response_that_cannot_be_deleted_continues(store: ResponseStore) -> None:
+    begun = running("a")
+    await store.start_background(begun)
+    await store._database.write(None, lambda rows: rows.execute("PRAGMA query_only = ON"))
+    await require(StoreUnavailable, store.delete("a"), match="readonly")
+    assert (await store.get("a"), begun.is_cancelled) == (begun, False)
 
 
 async def test_a_background_response_is_completed_once_the_disk_works_again(
@@ -367,16 +327,6 @@ async def test_a_background_response_is_completed_once_the_disk_works_again(
     await store._database.read(None, partial(limit, 100))
     await asyncio.wait(store._storing)
     assert value_of(await store.get("a")) == large.value
-
-
-async def test_a_background_response_that_cannot_be_deleted_continues(store: ResponseStore) -> None:
-    begun = running("a")
-    await store.start_background(begun)
-    await store._database.write(None, lambda rows: rows.execute("PRAGMA query_only = ON"))
-    with pytest.raises(StoreUnavailable, match="readonly"):
-        await store.delete("a")
-    assert await store.get("a") is begun
-    assert not begun.is_cancelled
 
 
 # several processes
@@ -438,8 +388,7 @@ async def test_response_that_ends_before_its_cancellation_is_unchanged(two_proce
 
     here, there = two_processes(end)
     await here.start_background(Background(_running()))
-    with pytest.raises(InvalidField, match="a cannot be cancelled: it is completed"):
-        await there.cancel("a")
+    await require(InvalidField, there.cancel("a"), match="a cannot be cancelled: it is completed")
     await there.close()
     assert value_of(await here.get("a")) == record("a").value
 
@@ -452,13 +401,10 @@ async def test_late_cancellation_is_reported(two_processes: TwoProcesses, monkey
 
     here, there = two_processes(end)
     await here.start_background(Background(_running()))
-    with pytest.raises(Unavailable, match="response a has not ended yet"):
-        await there.cancel("a")
+    await require(Unavailable, there.cancel("a"), match="response a has not ended yet")
 
 
-async def test_response_deleted_elsewhere_ends_and_stays_deleted(
-    two_processes: TwoProcesses,
-) -> None:
+async def test_response_deleted_elsewhere_ends_and_stays_deleted(two_processes: TwoProcesses) -> None:
     async def end(request: str) -> None:
         ended.append(request)
 
@@ -469,10 +415,7 @@ async def test_response_deleted_elsewhere_ends_and_stays_deleted(
     assert await here.was_ended_by_other_process("a", None)
     assert await here.finish(record("a", "cancelled")) is None
     for store in (here, there):
-        with pytest.raises(ResponseNotFound):
-            await store.get("a")
-        with pytest.raises(ResponseNotFound):
-            await store.delete("a")
+        await require(ResponseNotFound, store.get("a"), store.delete("a"))
         assert await store.find_items({"in_a", "out_a"}) == {}
     await there.close()
     assert ended == ["req_a"]

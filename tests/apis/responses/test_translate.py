@@ -24,11 +24,8 @@ def _chat(**fields: Any) -> ChatParameters:
 
 def test_instructions_are_a_system_message_before_all_others() -> None:
     chat = _chat(instructions="Be brief.", input=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
-    assert [(message.role, message.content) for message in chat.messages] == [
-        ("system", "Be brief."),
-        ("system", "s"),
-        ("user", "u"),
-    ]
+    messages = [(message.role, message.content) for message in chat.messages]
+    assert messages == [("system", "Be brief."), ("system", "s"), ("user", "u")]
 
 
 def test_tool_is_translated_to_the_chat() -> None:
@@ -147,14 +144,10 @@ def test_shortening_drops_the_oldest_turns() -> None:
 
 
 def test_shortening_keeps_calls_with_their_outputs() -> None:
-    calls = [
-        item
-        for number in range(6)
-        for item in (
-            new_item("function_call", call_id=f"c{number}", name="f", arguments="{}"),
-            {"type": "function_call_output", "id": "x", "call_id": f"c{number}", "output": "x" * 100},
-        )
-    ]
+    calls: list[JsonObject] = []
+    for id in map(str, range(6)):
+        calls.append(new_item("function_call", call_id=id, name="f", arguments="{}"))
+        calls.append({"type": "function_call_output", "id": "x", "call_id": id, "output": "x" * 100})
     user = _said("user", "Go on.")
     found = shortened([user, *calls], 0.5)
     assert found is not None
@@ -168,12 +161,9 @@ def test_a_custom_tool_is_a_function_with_one_text() -> None:
     tool = {"type": "custom", "name": "patch", "description": "d", "format": form}
     (tool_of_chat,) = _chat(tools=[tool], tool_choice={"type": "custom", "name": "patch"}).model_dump()["tools"]
     text = {"type": "string", "pattern": "^(?:a|b)$"}
-    assert tool_of_chat["function"] == {
-        "name": "patch",
-        "description": "d",
-        "parameters": {"type": "object", "properties": {"input": text}, "required": ["input"]},
-        "strict": True,
-    }
+    parameters = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+    expected = {"name": "patch", "description": "d", "parameters": parameters, "strict": True}
+    assert tool_of_chat["function"] == expected
     with pytest.raises(ValidationError, match="names the custom tool"):
         _chat(tools=[tool], tool_choice={"type": "custom", "name": "other"})
 
@@ -196,42 +186,29 @@ def test_a_namespaces_description_precedes_the_functions_own() -> None:
 )
 def test_result_of_a_patch_is_sent_to_the_model(output: dict[str, Any], expected: str) -> None:
     deletion = {"type": "delete_file", "path": "a.txt"}
-    items = [
-        {"role": "user", "content": "x"},
-        {"type": "apply_patch_call", "call_id": "1", "status": "completed", "operation": deletion},
-        {"type": "apply_patch_call_output", "call_id": "1", **output},
-    ]
-    body = ResponsesRequest.model_validate({"input": items})
-    assert not isinstance(body.input, str)
-    _, call, result = to_messages(to_response_items(body.input, {}))
-    assert call.tool_calls is not None
-    assert json.loads(call.tool_calls[0].function.arguments) == {**deletion, "diff": ""}
-    assert (result.role, result.content) == ("tool", expected)
+    call = {"type": "apply_patch_call", "call_id": "1", "status": "completed", "operation": deletion}
+    result = {"type": "apply_patch_call_output", "call_id": "1", **output}
+    _, turn, message = _chat(input=[{"role": "user", "content": "x"}, call, result]).messages
+    (called,) = turn.tool_calls or []
+    assert json.loads(called.function.arguments) == {**deletion, "diff": ""}
+    assert (message.role, message.content) == ("tool", expected)
 
 
 PNG = "data:image/png;base64,iVBO"
 IMAGE = {"type": "input_image", "image_url": PNG}
 
 
-def _message_of(*parts: Any) -> dict[str, Any]:
-    return {"role": "user", "content": list(parts)}
-
-
-def _body(*items: Any) -> ResponsesRequest:
-    return ResponsesRequest.model_validate({"input": list(items), "instructions": "s"})
-
-
 def test_errors_of_images_name_the_item_and_the_part() -> None:
-    earlier = to_response_items(_body(_message_of(IMAGE)).input, {})
+    def items(*given: Any) -> list[JsonObject]:
+        return to_response_items(ResponsesRequest.model_validate({"input": list(given)}).input, {})
+
+    (earlier,) = items({"role": "user", "content": [IMAGE]})
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}, IMAGE]}
-    body = _body(call, output, _message_of(IMAGE, IMAGE))
-    given = to_response_items(body.input, {})
-    conversation = [*earlier, *given]
-    name = field_names(to_chat(body, conversation), conversation, given, "conversation").name
-    assert (
-        name("messages[1].content[0].image_url.url") == f"conversation (item {earlier[0]['id']}).content[0].image_url"
-    )
+    given = items(call, output, {"role": "user", "content": [IMAGE, IMAGE]})
+    chat = to_chat(ResponsesRequest.model_validate({"input": "x", "instructions": "s"}), [earlier, *given])
+    name = field_names(chat, [earlier, *given], given, "conversation").name
+    assert name("messages[1].content[0].image_url.url") == f"conversation (item {earlier['id']}).content[0].image_url"
     assert name("messages[3].content[1].image_url.url") == "input[1].output[1].image_url"
     assert name("messages[4].content[1]") == "input[2].content[1]"
     assert name("messages[4].name") == "input (message 5).name"
