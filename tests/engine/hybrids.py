@@ -1,6 +1,7 @@
 """Models with layers that keep states of fixed size, and the answers of their Generators."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -59,6 +60,12 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 def best(logits: Logits) -> int:
     return int(logits.argmax())
+
+
+def begin(runner: Driven, sequence: int, prompt: list[int], **how: Any) -> int:
+    """Open a sequence and read its prompt; returns the best token behind it."""
+    cached = runner.open(sequence, prompt, LENGTH, **how)
+    return best(runner.prefill(sequence, prompt[cached:]))
 
 
 def finish(runner: Driven, sequence: int, token: int, num_tokens: int = STEPS) -> list[int]:

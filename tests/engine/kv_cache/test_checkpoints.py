@@ -1,6 +1,7 @@
 """State checkpoints of KV cache slots: where prefixes can be reused, and what the checkpoints cost."""
 
 import random
+from itertools import pairwise
 from typing import cast
 
 import pytest
@@ -32,7 +33,7 @@ class TokenStates:
         self.rows[row] = list(saved)
 
     def copy(self, source: int, target: int) -> None:
-        self.rows[target] = list(self.rows[source])
+        self.load(target, self.rows[source])
 
 
 class Bench:
@@ -48,6 +49,11 @@ class Bench:
         length = self.slots.acquire(sequence, prompt)
         self.check(sequence, prompt[:length])
         return length
+
+    def read_first(self, num_tokens: int, number: int, *, checkpoint: int | None = 1) -> None:
+        """Open the first sequence, with a prompt of `num_tokens`, and read the first ones of these."""
+        self.open(0, tokens(num_tokens))
+        self.read(0, tokens(number), checkpoint=checkpoint)
 
     def check(self, sequence: int, tokens: list[int]) -> None:
         slot = self.slots.of(sequence)
@@ -88,48 +94,44 @@ def test_short_prompt_is_read_at_once() -> None:
     assert [before_checkpoint(length, length) for length in range(1, 32)] == list(range(1, 32))
 
 
-def test_a_prefix_without_a_checkpoint_is_not_reused() -> None:
-    bench = Bench()
-    bench.open(0, tokens(30))
-    bench.read(0, tokens(30))
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_prefix_without_a_checkpoint_is_not_reused(bench: Bench) -> None:
+    bench.read_first(30, 30, checkpoint=None)
     bench.slots.release(0)
     assert bench.open(1, [*tokens(25), *tokens(10, 100)]) == 0
 
 
 @pytest.mark.parametrize("common", [20, 25, 29])
-def test_the_longest_checkpoint_in_the_common_prefix_is_reused(common: int) -> None:
-    bench = Bench()
-    bench.open(0, tokens(40))
-    for first in (0, 10, 20, 30):
+def test_the_longest_checkpoint_in_the_common_prefix_is_reused(bench: Bench, common: int) -> None:
+    bench.read_first(40, 10, checkpoint=10)
+    for first in (10, 20, 30):
         bench.read(0, tokens(10, first), checkpoint=10)
     assert bench.lengths(0) == [10, 20, 30, 40]
     bench.slots.release(0)
     assert bench.open(1, [*tokens(common), *tokens(10, 100)]) == 20
 
 
-def test_a_running_sequence_gives_its_checkpoint() -> None:
-    bench = Bench()
-    bench.open(0, tokens(30))
-    bench.read(0, tokens(20), checkpoint=1)
+def test_a_running_sequence_gives_its_checkpoint(bench: Bench) -> None:
+    bench.read_first(30, 20)
     bench.read(0, tokens(10, 20))
     assert bench.open(1, tokens(30)) == 20
     bench.open(2, tokens(5, 100))
     bench.read(1, tokens(10, 20))
 
 
-def test_new_checkpoint_is_found_before_the_first_chunk() -> None:
-    bench = Bench()
-    bench.open(0, tokens(30))
+def test_new_checkpoint_is_found_before_the_first_chunk(bench: Bench) -> None:
     bench.open(1, tokens(30))
-    bench.read(0, tokens(20), checkpoint=1)
+    bench.read_first(30, 20)
     assert bench.slots.match_again(1, tokens(30)) == 20
     bench.check(1, tokens(20))
 
 
-def test_a_failed_copy_leaves_an_empty_slot() -> None:
-    bench = Bench()
-    bench.open(0, tokens(60))
-    bench.read(0, tokens(20), checkpoint=1)
+def test_a_failed_copy_leaves_an_empty_slot(bench: Bench) -> None:
+    bench.read_first(60, 20)
     bench.read(0, tokens(40, 20))
     bench.buffers.fails = True
     with pytest.raises(RunnerFailed):
@@ -137,22 +139,17 @@ def test_a_failed_copy_leaves_an_empty_slot() -> None:
     bench.check(1, [])
 
 
-def test_close_checkpoints_are_thinned_out() -> None:
-    bench = Bench()
+def test_close_checkpoints_are_thinned_out(bench: Bench) -> None:
     bench.open(0, tokens(100))
     for first in range(0, 48, 3):
         bench.read(0, tokens(3, first), checkpoint=1)
-    found = bench.lengths(0)
-    assert found[-2:] == [45, 48]
-    assert all(
-        later - earlier >= TokenStates.state_size_in_tokens for earlier, later in zip(found, found[1:-1], strict=False)
-    )
+    *kept, last = bench.lengths(0)
+    assert (kept[-1], last) == (45, 48)
+    assert all(later - earlier >= TokenStates.state_size_in_tokens for earlier, later in pairwise(kept))
 
 
-def test_the_checkpoint_of_a_common_beginning_is_kept() -> None:
-    bench = Bench()
-    bench.open(0, tokens(60))
-    bench.read(0, tokens(60))
+def test_the_checkpoint_of_a_common_beginning_is_kept(bench: Bench) -> None:
+    bench.read_first(60, 60, checkpoint=None)
     bench.open(1, [*tokens(25), *tokens(60, 100)])
     bench.read(1, tokens(24), checkpoint=1)
     for first in range(100, 130, 3):
@@ -162,37 +159,27 @@ def test_the_checkpoint_of_a_common_beginning_is_kept() -> None:
     assert bench.lengths(2) == [24]
 
 
-def test_a_checkpoint_is_left_out_where_another_is_close() -> None:
-    bench = Bench()
-    bench.open(0, tokens(100))
-    bench.read(0, tokens(10), checkpoint=10)
+def test_a_checkpoint_is_left_out_where_another_is_close(bench: Bench) -> None:
+    bench.read_first(100, 10, checkpoint=10)
     bench.read(0, tokens(9, 10), checkpoint=10)
     assert bench.lengths(0) == [10]
 
 
-def test_a_failed_pass_makes_a_slot_forget_its_tokens() -> None:
-    bench = Bench()
-    bench.open(0, tokens(30))
-    bench.read(0, tokens(20), checkpoint=1)
+def test_a_failed_pass_makes_a_slot_forget_its_tokens(bench: Bench) -> None:
+    bench.read_first(30, 20)
     bench.slots.discard_after_failure(0)
     bench.slots.release(0)
     assert bench.open(1, tokens(30)) == 0
 
 
-def test_checkpoint_takes_no_memory_of_running_sequences() -> None:
-    bench = Bench(num_pages=10)
-    bench.open(0, tokens(38))
-    bench.read(0, tokens(37), checkpoint=1)  # of 10 pages it needs 9
-    assert bench.lengths(0) == []
-
-
-def test_running_sequences_take_the_memory_of_checkpoints() -> None:
-    bench = Bench(num_pages=10)
-    bench.open(0, tokens(40))
-    bench.read(0, tokens(20), checkpoint=1)
-    assert bench.lengths(0) == [20]
-    bench.read(0, tokens(19, 20))
-    assert bench.lengths(0) == []
+def test_checkpoints_take_no_memory_of_running_sequences() -> None:
+    short, growing = Bench(num_pages=10), Bench(num_pages=10)
+    short.read_first(38, 37)  # of 10 pages it needs 9
+    assert short.lengths(0) == []
+    growing.read_first(40, 20)
+    assert growing.lengths(0) == [20]
+    growing.read(0, tokens(19, 20))
+    assert growing.lengths(0) == []
 
 
 def test_sequences_have_the_states_of_their_tokens() -> None:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import common_prefix_length
 from genai_server.messages.engine_protocol import Cancel
 from genai_server.messages.generation_request import Sampling
-from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
+from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, begin, best, finish, text
 from tests.engine.model_runners import greedy_logits
 from tests.engine.test_distributions import Answer, deviation, reference
 from tests.stepped_loop import SteppedLoop
@@ -38,8 +39,7 @@ class Drafted:
         self._right = [hybrid.answer(prompt) for prompt in prompts]
         self.answers: list[list[int]] = []
         for number, prompt in enumerate(prompts):
-            runner.open(number, prompt, LENGTH, reuse=False)
-            self.answers.append([best(runner.prefill(number, prompt))])
+            self.answers.append([begin(runner, number, prompt, reuse=False)])
 
     def read(self, drafts: dict[int, tuple[int, int]], *others: Tokens) -> list[Scores]:
         """Advance some answers in a pass. Their drafts have some right tokens, and some wrong ones behind them. The
@@ -97,33 +97,26 @@ def test_drafts_are_verified_next_to_a_chunk(hybrid: Hybrid, runner: Driven) -> 
 
 def test_a_draft_that_nobody_verifies_is_not_in_the_states(hybrid: Hybrid, runner: Driven) -> None:
     prompt = text(20, 65)
-    runner.open(0, prompt, LENGTH)
-    first = best(runner.prefill(0, prompt))
+    first = begin(runner, 0, prompt)
     second = best(runner.read((0, [first], True, [5, 6]))[0].logits[0])
     runner.close(0)
     following = [*prompt, first, second, 7, 8]
     assert runner.open(1, following, LENGTH) == len(prompt) + 1
-    found = finish(runner, 1, best(runner.prefill(1, following[-3:])))
-    assert found == hybrid.answer(following)
+    assert finish(runner, 1, best(runner.prefill(1, following[-3:]))) == hybrid.answer(following)
 
 
 def test_states_that_could_not_be_made_are_not_reused(
     hybrid: Hybrid, runner: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError("no memory")
-
     prompt = text(20, 72)
-    runner.open(0, prompt, LENGTH)
-    first = best(runner.prefill(0, prompt))
+    first = begin(runner, 0, prompt)
     runner.read((0, [first], True, [5, 6]))
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
-        patched.setattr(RowStates, "accept", fail)
+        patched.setattr(RowStates, "accept", Mock(side_effect=MemoryError("no memory")))
         runner.accept(0, [5])
     runner.close(0)
     following = [*prompt, first, 7, 8]
-    num_cached = runner.open(1, following, LENGTH)
-    assert finish(runner, 1, best(runner.prefill(1, following[num_cached:]))) == hybrid.answer(following)
+    assert finish(runner, 1, begin(runner, 1, following)) == hybrid.answer(following)
 
 
 # The drafts of each pass over an answer, of which some tokens are right.
@@ -179,15 +172,20 @@ def states_of(runner: Driven, sequence: int) -> list[NDArray[Any]]:
 
 
 def are_equal(found: list[NDArray[Any]], expected: list[NDArray[Any]]) -> bool:
-    return all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+    return all(map(np.array_equal, found, expected))
+
+
+def two_alike(hybrid: Hybrid, prompt: list[int]) -> Driven:
+    """A runner with two sequences that have read the same prompt."""
+    runner = hybrid.load()
+    for sequence in (0, 1):
+        begin(runner, sequence, prompt, reuse=False)
+    return runner
 
 
 @pytest.mark.parametrize("num_accepted", [0, 2, 4])
 def test_states_are_bitwise_those_of_the_accepted_tokens(packed_hybrid: Hybrid, num_accepted: int) -> None:
-    runner, prompt, draft = packed_hybrid.load(), text(30, 80), [5, 6, 7, 8]
-    for sequence in (0, 1):
-        runner.open(sequence, prompt, LENGTH, reuse=False)
-        runner.prefill(sequence, prompt)
+    runner, draft = two_alike(packed_hybrid, text(30, 80)), [5, 6, 7, 8]
     runner.read((0, [4], True, draft), (1, [4], True))
     before = states_of(runner, 0)
     assert are_equal(before, states_of(runner, 1))  # the draft has not changed them
@@ -204,8 +202,7 @@ def test_drafts_of_a_pass_are_accepted_one_row_after_another(packed_hybrid: Hybr
     accepted = {3: 1, 0: 2, 2: 1}
     for on in (runner, expected):
         for sequence in drafts:
-            on.open(sequence, text(10 + sequence, 81), LENGTH)
-            on.prefill(sequence, text(10 + sequence, 81))
+            begin(on, sequence, text(10 + sequence, 81))
     runner.read(*((sequence, [4], True, draft) for sequence, draft in drafts.items()))
     for sequence, number in accepted.items():
         runner.accept(sequence, drafts[sequence][:number])
@@ -217,10 +214,7 @@ def test_drafts_of_a_pass_are_accepted_one_row_after_another(packed_hybrid: Hybr
 
 
 def test_a_draft_is_forgotten_with_the_next_pass(packed_hybrid: Hybrid) -> None:
-    runner, prompt = packed_hybrid.load(), text(20, 82)
-    for sequence in (0, 1):
-        runner.open(sequence, prompt, LENGTH, reuse=False)
-        runner.prefill(sequence, prompt)
+    runner = two_alike(packed_hybrid, text(20, 82))
     runner.read((0, [4], True, [5, 6]))
     before = states_of(runner, 0)
     runner.decode([1], [4])
@@ -228,30 +222,21 @@ def test_a_draft_is_forgotten_with_the_next_pass(packed_hybrid: Hybrid) -> None:
     assert are_equal(states_of(runner, 0), before)
 
 
-def test_states_that_were_set_have_no_draft(packed_hybrid: Hybrid) -> None:
-    runner, prompt = packed_hybrid.load(), text(20, 83)
+@pytest.mark.parametrize("change", ["clear", "load", "copy", "save"])
+def test_states_that_were_set_have_no_draft(hybrid: Hybrid, change: str) -> None:
+    runner = two_alike(hybrid, text(20, 83))
     states: RowStates = runner.states
-    for change in ("clear", "load", "copy", "save"):
-        for sequence in (0, 1):
-            runner.open(sequence, prompt, LENGTH, reuse=False)
-            runner.prefill(sequence, prompt)
-        row, other = (runner.slots.of(sequence).index for sequence in (0, 1))
-        saved = states.save(other)
-        runner.read((0, [4], True, [5, 6]))
-        if change == "clear":
-            states.clear(row)
-        elif change == "load":
-            states.load(row, saved)
-        elif change == "copy":
-            states.copy(other, row)
-        else:
-            saved = states.save(row)
-        expected = [np.zeros_like(array) for array in saved] if change == "clear" else saved
-        assert are_equal(states_of(runner, 0), expected), change
-        states.accept(row, 1)
-        assert are_equal(states_of(runner, 0), expected), change
-        for sequence in (0, 1):
-            runner.close(sequence)
+    row, other = (runner.slots.of(sequence).index for sequence in (0, 1))
+    saved = states.save(other)
+    runner.read((0, [4], True, [5, 6]))
+    if change == "save":
+        saved = states.save(row)
+    else:
+        getattr(states, change)(*{"clear": [row], "load": [row, saved], "copy": [other, row]}[change])
+    expected = [np.zeros_like(array) for array in saved] if change == "clear" else saved
+    assert are_equal(states_of(runner, 0), expected)
+    states.accept(row, 1)
+    assert are_equal(states_of(runner, 0), expected)
 
 
 def test_saved_states_are_copies(packed_hybrid: Hybrid) -> None:
@@ -268,20 +253,6 @@ def test_saved_states_are_copies(packed_hybrid: Hybrid) -> None:
         assert not array[1].any()
 
 
-def test_a_sound_is_that_of_its_row() -> None:
-    graph = read_cross_decoder(BUILT / "whisper")
-    states = RowStates(graph, 2)
-    sound = [np.full((1, *state.shape), number + 1, state.type) for number, state in enumerate(graph.cross_states)]
-    states.set_audio(1, sound)
-    binding = Bound()
-    states.bind(binding)
-    assert binding.shapes == {NATIVE + state.past: (2, *state.shape) for state in graph.cross_states}
-    assert states.arrays == []  # a sound is not saved with the states behind a prefix
-    assert {name: (array[0].any(), array[1].min()) for name, array in states._audio.items()} == {
-        NATIVE + state.past: (False, number + 1) for number, state in enumerate(graph.cross_states)
-    }
-
-
 class Bound:
     """Notes the shapes of what is bound."""
 
@@ -290,6 +261,19 @@ class Bound:
 
     def bind_input(self, name: str, device: str, index: int, kind: object, shape: tuple[int, ...], start: int) -> None:
         self.shapes[name] = shape
+
+
+def test_a_sound_is_that_of_its_row() -> None:
+    graph = read_cross_decoder(BUILT / "whisper")
+    states, binding = RowStates(graph, 2), Bound()
+    sound = [np.full((1, *state.shape), number + 1, state.type) for number, state in enumerate(graph.cross_states)]
+    states.set_audio(1, sound)
+    states.bind(binding)
+    assert binding.shapes == {NATIVE + state.past: (2, *state.shape) for state in graph.cross_states}
+    assert states.arrays == []  # a sound is not saved with the states behind a prefix
+    assert {name: (array[0].any(), array[1].min()) for name, array in states._audio.items()} == {
+        NATIVE + state.past: (False, number + 1) for number, state in enumerate(graph.cross_states)
+    }
 
 
 # In the engine's loop.
@@ -306,12 +290,16 @@ def device(
     return SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
 
 
+def ask(device: SteppedLoop, key: int, prompt: list[int], **fields: Any) -> None:
+    device.put_request(key, prompt, **{"max_tokens": STEPS, "max_length": LENGTH, "ignore_eos": True} | fields)
+
+
 def test_predicted_answers_are_read_in_few_passes(hybrid: Hybrid, device: SteppedLoop) -> None:
     prompts = [text(length, 70) for length in (20, 50, 90)]
     for key, prompt in enumerate(prompts):
         right = hybrid.answer(prompt)
         prediction = [*right[:5], 5, *right[6:]]
-        device.put_request(key, prompt, max_tokens=STEPS, max_length=LENGTH, ignore_eos=True, prediction=prediction)
+        ask(device, key, prompt, prediction=prediction)
     device.run(*range(len(prompts)))
     assert [device.tokens(key) for key in range(len(prompts))] == [hybrid.answer(prompt) for prompt in prompts]
     assert sum(device.end(key).num_accepted for key in range(len(prompts))) > STEPS // 2
@@ -319,8 +307,7 @@ def test_predicted_answers_are_read_in_few_passes(hybrid: Hybrid, device: Steppe
 
 def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLoop) -> None:
     chance, texts = random.Random(73), [text(length, 73) for length in (3, 20, 50, 100)]
-    asked: dict[int, list[int]] = {}
-    num_cancelled = 0
+    asked, num_cancelled = dict[int, list[int]](), 0
     for key in range(24):
         # Prompts begin alike, and some continue an answer.
         prompt = chance.choice(texts)[: chance.randint(1, 100)]
@@ -328,16 +315,8 @@ def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLo
             prompt = [*prompt, *hybrid.answer(prompt)[: chance.randint(1, STEPS)], chance.randrange(VOCAB)]
         prediction = [token if chance.random() < 0.8 else 5 for token in hybrid.answer(prompt)]
         given: dict[str, Any] = {"prediction": prediction} if chance.random() < 0.5 else {}
-        device.put_request(
-            key,
-            prompt,
-            max_tokens=STEPS,
-            max_length=LENGTH,
-            ignore_eos=True,
-            low_priority=chance.random() < 0.3,
-            cache_prompt=chance.random() < 0.8,
-            **given,
-        )
+        given |= {"low_priority": chance.random() < 0.3, "cache_prompt": chance.random() < 0.8}
+        ask(device, key, prompt, **given)
         asked[key] = prompt
         device.steps(chance.randint(1, 6))
         device.step_until(lambda: sum(not device.ends(key) for key in asked) < SLOTS)
@@ -369,15 +348,7 @@ def test_sampled_answers_with_drafts_have_their_probabilities(hybrid: Hybrid, de
     for first in range(0, number, SLOTS):
         keys = range(first, first + SLOTS)
         for key in keys:
-            device.put_request(
-                key,
-                prompt,
-                max_tokens=3,
-                max_length=LENGTH,
-                ignore_eos=True,
-                sampling=Sampling(**sampling),
-                prediction=list(likely),
-            )
+            ask(device, key, prompt, max_tokens=3, sampling=Sampling(**sampling), prediction=list(likely))
         device.run(*keys)
         for key in keys:
             counts[tuple(device.tokens(key))] += 1

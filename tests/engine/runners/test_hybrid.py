@@ -4,9 +4,11 @@ The models are those of the real builder (tests/built_models/README.md). Each an
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -22,16 +24,13 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.errors import RunnerFailed
-from tests.engine.hybrids import BUILT, LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
+from tests.engine.hybrids import BUILT, LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, begin, best, finish, text
 from tests.stepped_loop import SteppedLoop
 
 
 def test_rows_of_any_lengths_decode_together(hybrid: Hybrid, runner: Driven) -> None:
     prompts = [text(length) for length in (1, 5, 100, 31, 17)]
-    found: list[list[int]] = []
-    for number, prompt in enumerate(prompts):
-        runner.open(number, prompt, LENGTH)
-        found.append([best(runner.prefill(number, prompt))])
+    found = [[begin(runner, number, prompt)] for number, prompt in enumerate(prompts)]
     while len(found[0]) < STEPS:
         for tokens, logits in zip(found, runner.decode(range(SLOTS), [t[-1] for t in found]), strict=True):
             tokens.append(best(logits))
@@ -44,8 +43,7 @@ def test_prompt_is_read_in_chunks_next_to_decoding_rows(hybrid: Hybrid, runner: 
     answers = [hybrid.answer(prompt) for prompt in streams]
     late = text(80, 3)
     for number, prompt in zip((0, 2), streams, strict=True):
-        runner.open(number, prompt, LENGTH)
-        runner.prefill(number, prompt)
+        begin(runner, number, prompt)
     runner.open(1, late, LENGTH, reuse=False)  # its slot is the last of the three
     for start in range(0, len(late), chunk):
         step = min(start // chunk, STEPS - 2)
@@ -61,16 +59,12 @@ def test_the_token_for_padding_is_read_like_any_other(hybrid: Hybrid, runner: Dr
     for place in (0, 5, 18):
         prompt = text(19, 8)
         prompt[place] = PADDING
-        runner.open(place, prompt, LENGTH, reuse=False)
-        assert finish(runner, place, best(runner.prefill(place, prompt))) == hybrid.answer(prompt)
+        assert finish(runner, place, begin(runner, place, prompt, reuse=False)) == hybrid.answer(prompt)
 
 
 def test_idle_rows_between_others_keep_their_states(hybrid: Hybrid, runner: Driven) -> None:
     prompts = [text(length, 5) for length in (9, 30, 17)]
-    firsts = []
-    for number, prompt in enumerate(prompts):
-        runner.open(number, prompt, LENGTH)
-        firsts.append(best(runner.prefill(number, prompt)))
+    firsts = [begin(runner, number, prompt) for number, prompt in enumerate(prompts)]
     for step in range(STEPS - 1):
         runner.decode([0, 2], [hybrid.answer(prompts[number])[step] for number in (0, 2)])
     assert finish(runner, 1, firsts[1]) == hybrid.answer(prompts[1])
@@ -79,8 +73,7 @@ def test_idle_rows_between_others_keep_their_states(hybrid: Hybrid, runner: Driv
 def test_a_slot_that_was_cancelled_gives_nothing_to_the_next(hybrid: Hybrid, runner: Driven) -> None:
     for number in range(3 * SLOTS):
         prompt = text(20 + number, 6)
-        assert runner.open(number, prompt, LENGTH) == 0
-        first = best(runner.prefill(number, prompt))
+        first = begin(runner, number, prompt)
         if number % 3:
             runner.close(number)
         else:
@@ -93,8 +86,7 @@ def test_rows_are_bitwise_equal_in_any_company_in_any_chunks(packed_hybrid: Hybr
         runner = packed_hybrid.load(threads=threads)
         for others, chunk in ((0, 40), (1, 1), (3, 7), (4, 17)):
             for number in range(1, others + 1):
-                runner.open(number, text(10 * number, 8), LENGTH, reuse=False)
-                runner.prefill(number, text(10 * number, 8))
+                begin(runner, number, text(10 * number, 8), reuse=False)
             runner.open(0, prompt, LENGTH, reuse=False)
             rows = []
             for start in range(0, len(prompt), chunk):
@@ -149,18 +141,12 @@ def test_an_interrupted_chunk_can_be_read_again(hybrid: Hybrid, runner: Driven) 
     assert num_interrupts
 
 
-def test_a_failed_pass_leaves_no_prefix(hybrid: Hybrid, runner: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pass_leaves_no_prefix(runner: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = text(30, 10)
-    runner.open(0, prompt, LENGTH)
-    runner.prefill(0, prompt)
-
-    def fail(*_: object, **__: object) -> None:
-        raise RunnerFailed("broken")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(DecoderSession, "run", fail)
-        with pytest.raises(RunnerFailed):
-            runner.decode([0], [5])
+    begin(runner, 0, prompt)
+    with monkeypatch.context() as patched, pytest.raises(RunnerFailed):
+        patched.setattr(DecoderSession, "run", Mock(side_effect=RunnerFailed("broken")))
+        runner.decode([0], [5])
     runner.close(0)
     assert runner.open(1, [*prompt, 5, 6, 7], LENGTH) == 0
 
@@ -168,110 +154,103 @@ def test_a_failed_pass_leaves_no_prefix(hybrid: Hybrid, runner: Driven, monkeypa
 def test_packed_weights_and_settings_choose_the_batch(hybrid: Hybrid, tmp_path: Path) -> None:
     loaded = load_model(msgspec.structs.replace(hybrid.spec, cache_dir=str(tmp_path)))
     assert loaded.batch is not None, loaded.batching.reason
-    prompt = text(30, 11)
-    runner = Driven(loaded.main)
-    runner.open(0, prompt, LENGTH)
-    assert finish(runner, 0, best(runner.prefill(0, prompt))) == hybrid.answer(prompt)
+    prompt, runner = text(30, 11), Driven(loaded.main)
+    assert finish(runner, 0, begin(runner, 0, prompt)) == hybrid.answer(prompt)
 
 
 # Cached prefixes.
 
 
 class Scheduled:
-    """Reads prompts in the chunks that a scheduler would ask for, and counts the tokens."""
+    """Reads prompts in the chunks that a scheduler would ask for."""
 
-    def __init__(self, runner: Driven, chunk: int = 512) -> None:
-        self.num_read = 0
+    def __init__(self, runner: Driven) -> None:
         assert isinstance(runner.runner, BatchedRunner)
         self._runner = runner.runner
-        self._chunk = chunk
-        self._numbers = iter(range(1000))
+        self._numbers = count()
 
-    def ask(self, prompt: list[int], num_tokens: int = STEPS) -> list[int]:
-        """The greedy answer."""
-        number = next(self._numbers)
-        sequence = open_bare(self._runner, prompt, LENGTH, id=number, reuses_past=True)
-        while len(sequence.tokens) - len(prompt) < num_tokens:
-            decodes = sequence.is_decoding
-            chunk = 1 if decodes else self._runner.fit_chunk(sequence, self._chunk)
-            self.num_read += 0 if decodes else chunk
+    def ask(self, prompt: list[int], num_tokens: int = STEPS) -> tuple[list[int], int]:
+        """The greedy answer, and how many tokens of the prompt were read."""
+        sequence = open_bare(self._runner, prompt, LENGTH, id=next(self._numbers), reuses_past=True)
+        num_read = 0
+        while sequence.num_produced < num_tokens:
+            chunk = 1 if sequence.is_decoding else self._runner.fit_chunk(sequence, 512)
+            num_read += 0 if sequence.is_decoding else chunk
             read = ScheduledChunk.next(sequence, chunk)
             [scores] = self._runner.forward([read])
             read.count()
             if not sequence.num_unread:
                 sequence.append(best(scores.logits[-1]))
-        self._runner.close(number)
-        return sequence.tokens[len(prompt) :]
+        self._runner.close(sequence.id)
+        return sequence.tokens[len(prompt) :], num_read
+
+
+# Asks for a greedy answer, which must be right, and returns it with the number of the prompt's tokens that were read.
+Ask = Callable[..., tuple[list[int], int]]
 
 
 @pytest.fixture
-def scheduled(runner: Driven) -> Iterator[Scheduled]:
-    yield Scheduled(runner)
+def ask(hybrid: Hybrid, runner: Driven) -> Ask:
+    scheduled = Scheduled(runner)
+
+    def checked(prompt: list[int], num_tokens: int = STEPS) -> tuple[list[int], int]:
+        answer, num_read = scheduled.ask(prompt, num_tokens)
+        assert answer == hybrid.answer(prompt)[:num_tokens]
+        return answer, num_read
+
+    return checked
 
 
-def test_twenty_turns_read_only_their_new_tokens(hybrid: Hybrid, scheduled: Scheduled) -> None:
+def test_twenty_turns_read_only_their_new_tokens(ask: Ask) -> None:
     conversation = text(40, 20)
-    num_new, num_tokens = len(conversation), 5
+    num_new, num_all_read = len(conversation), 0
     for turn in range(20):
-        answer = scheduled.ask(conversation, num_tokens)
-        assert answer == hybrid.answer(conversation)[:num_tokens]
+        answer, num_read = ask(conversation, 5)
+        num_all_read += num_read
         new = text(5, 21 + turn)
         num_new += len(new) + 1  # the last token of an answer is read with the next turn
         conversation = [*conversation, *answer, *new]
-    assert scheduled.num_read <= num_new
+    assert num_all_read <= num_new
 
 
-def test_short_turns_without_the_prompts_end_are_read_once(hybrid: Hybrid, scheduled: Scheduled) -> None:
+def test_short_turns_without_the_prompts_end_are_read_once(ask: Ask) -> None:
     conversation, num_new = text(40, 20), 40
     for turn in range(6):
-        before = scheduled.num_read
         opening = text(4, 40 + turn)  # the next prompt lacks these tokens
-        answer = scheduled.ask([*conversation, *opening], 3)
-        assert answer == hybrid.answer([*conversation, *opening])[:3]
-        assert scheduled.num_read - before <= num_new + len(opening) + 9
+        answer, num_read = ask([*conversation, *opening], 3)
+        assert num_read <= num_new + len(opening) + 9
         new = [*answer, *text(28, 50 + turn)]
         num_new = len(new)
         conversation += new
 
 
-def test_an_edited_end_is_read_from_the_checkpoint_before_it(hybrid: Hybrid, scheduled: Scheduled) -> None:
+def test_an_edited_end_is_read_from_the_checkpoint_before_it(ask: Ask) -> None:
     prompt = text(100, 30)
-    assert scheduled.ask(prompt) == hybrid.answer(prompt)
-    edited = [*prompt[:-4], *text(6, 31)]
-    before = scheduled.num_read
-    assert scheduled.ask(edited) == hybrid.answer(edited)
-    assert scheduled.num_read - before < 20
-    before = scheduled.num_read
-    assert scheduled.ask(prompt) == hybrid.answer(prompt)
-    assert scheduled.num_read - before < 20
+    ask(prompt)
+    for following in ([*prompt[:-4], *text(6, 31)], prompt):
+        assert ask(following)[1] < 20
 
 
 @pytest.mark.parametrize("end", [0, 4])
-def test_an_answer_without_its_reasoning_is_read_alone(hybrid: Hybrid, scheduled: Scheduled, end: int) -> None:
+def test_an_answer_without_its_reasoning_is_read_alone(ask: Ask, end: int) -> None:
     prompt = text(100, 32)
-    answer = scheduled.ask(prompt)
+    answer, _ = ask(prompt)
     # Templates may leave out the prompt's last tokens, too: those that begin the reasoning.
-    following = [*prompt[: len(prompt) - end], *answer[-3:], *text(10, 33)]
-    before = scheduled.num_read
-    assert scheduled.ask(following) == hybrid.answer(following)
-    assert scheduled.num_read - before <= 13 + (13 if end else 0)
+    _, num_read = ask([*prompt[: len(prompt) - end], *answer[-3:], *text(10, 33)])
+    assert num_read <= 13 + (13 if end else 0)
 
 
-def test_a_common_beginning_is_read_twice_and_then_copied(hybrid: Hybrid, scheduled: Scheduled) -> None:
+def test_a_common_beginning_is_read_twice_and_then_copied(ask: Ask) -> None:
     common = text(120, 40)
-    for number in range(4):
-        prompt = [*common, *text(30, 41 + number)]
-        before = scheduled.num_read
-        assert scheduled.ask(prompt) == hybrid.answer(prompt)
-        # The second one shows how far prompts are alike, and leaves a checkpoint there.
-        assert scheduled.num_read - before == len(prompt) - (120 if number > 1 else 0)
+    # The second one shows how far prompts are alike, and leaves a checkpoint there.
+    assert [ask([*common, *text(30, 41 + number)])[1] for number in range(4)] == [150, 150, 30, 30]
 
 
 def test_a_reused_prefix_leaves_every_bit_as_it_was(packed_hybrid: Hybrid) -> None:
     """States are those behind a checkpoint, or behind an answer."""
     runner = packed_hybrid.load()
     scheduled, prompt = Scheduled(runner), text(100, 50)
-    answer = scheduled.ask(prompt)
+    answer, _ = scheduled.ask(prompt)
     for follow in ([*prompt, *answer, *text(5, 51)], [*prompt[:-3], *text(8, 52)]):
         found = []
         for reuses in (True, False):
@@ -281,7 +260,7 @@ def test_a_reused_prefix_leaves_every_bit_as_it_was(packed_hybrid: Hybrid) -> No
             found.append(runner.decode([500], [5])[0].copy())
             runner.close(500)
         runner.forget()
-        assert scheduled.ask(prompt) == answer
+        assert scheduled.ask(prompt)[0] == answer
         assert np.array_equal(found[:2], found[2:])
 
 
@@ -293,8 +272,8 @@ def test_checkpoints_make_way_for_running_sequences() -> None:
     scheduled = Scheduled(hybrid.load())
     for number in range(6):
         prompt = text(200, 60 + number)
-        assert scheduled.ask(prompt) == hybrid.answer(prompt)
-        assert scheduled.ask(prompt) == hybrid.answer(prompt)
+        for _ in range(2):
+            assert scheduled.ask(prompt)[0] == hybrid.answer(prompt)
 
 
 # low priority

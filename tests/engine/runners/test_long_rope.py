@@ -3,55 +3,36 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
-from genai_server.config.settings import Settings
-from genai_server.config.sources import engine_spec
-from genai_server.engine.runners.load_model import load_batched
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.admin import SetRuntimeOption
-from genai_server.messages.engine_protocol import Finished, Tokens
+from genai_server.messages.engine_protocol import Tokens
 from genai_server.messages.generation_request import TokenLogprob
+from tests.engine.hybrids import BUILT, LENGTH, VOCAB, Hybrid, text
 from tests.engine.model_runners import greedy
-from tests.running_server import ROOT
 from tests.stepped_loop import SteppedLoop
 
 pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
-ORIGINAL_CONTEXT, LENGTH, STEPS = 128, 256, 24
-
-
-def text(length: int, seed: int = 0) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(3, 300, length)]
+ORIGINAL_CONTEXT, STEPS = 128, 24
 
 
 class Device(SteppedLoop):
     """A loop with a model of a long rope, and the library's own answers."""
 
     def __init__(self, model_dir: Path, folder: Path) -> None:
-        self.generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
-        spec = engine_spec(Settings.model_validate({}), "cpu", str(model_dir))
-        spec = msgspec.structs.replace(spec, max_length=LENGTH, max_batch_size=4, cache_dir="", threads=1)
-        self.batch = load_batched(spec, model_dir, self.generator.model)
-        loaded = LoadedModel(self.batch, self.batch)
+        model = Hybrid(model_dir)
+        self.generator, self.batch = model.generator.runner, model.load().runner
         policy = StepPolicy(speculates=True)
         scheduler = Scheduler(self.batch, max_running=4, max_waiting=9, prefill_chunk=24, policy=policy)
-        super().__init__(loaded, scheduler, model_guidance(model_dir, self.generator.model), folder)
+        super().__init__(LoadedModel(self.batch, self.batch), scheduler, Guidance(None, VOCAB), folder)
 
     def submit(self, key: int, prompt: list[int], **fields: Any) -> None:
-        asked: dict[str, Any] = {
-            "max_tokens": STEPS,
-            "max_length": LENGTH,
-            "ignore_eos": True,
-            "top_logprobs": 1,
-            "cache_prompt": True,
-        } | fields
-        self.put_request(key, prompt, **asked)
+        asked = {"max_tokens": STEPS, "max_length": LENGTH, "ignore_eos": True, "top_logprobs": 1, "cache_prompt": True}
+        self.put_request(key, prompt, **asked | fields)
 
     def expected(self, prompt: list[int]) -> list[int]:
         """The greedy answer if everything is read again as soon as there are more tokens than the original context."""
@@ -62,23 +43,18 @@ class Device(SteppedLoop):
     def logprobs(self, key: int) -> list[TokenLogprob]:
         return [logprob for message in self.messages(Tokens, key) for logprob in message.logprobs]
 
-    def num_cached(self, key: int) -> int:
-        (end,) = self.messages(Finished, key)
-        return end.num_cached
-
 
 @pytest.fixture(params=["phi-3-128k", "phi-4-mini"])
 def device(request: pytest.FixtureRequest, tmp_path: Path) -> Device:
-    return Device(ROOT / "tests" / "built_models" / request.param, tmp_path)
+    return Device(BUILT / request.param, tmp_path)
 
 
 def test_a_sequence_that_becomes_long_is_read_again(device: Device) -> None:
-    prompts = [text(length, length) for length in (20, 104, 105, 120, 128, 129, 200)]
+    prompts = [text(length) for length in (20, 104, 105, 120, 128, 129, 200)]
     for key, prompt in enumerate(prompts):
         device.submit(key, prompt)
     device.run(*range(len(prompts)))
-    for key, prompt in enumerate(prompts):
-        assert device.tokens(key) == device.expected(prompt)
+    assert [device.tokens(key) for key in range(len(prompts))] == [device.expected(prompt) for prompt in prompts]
 
 
 def test_a_repetitive_answer_becomes_long_with_drafts(device: Device) -> None:
@@ -93,7 +69,7 @@ def test_a_long_prompt_reuses_long_prefixes_only(device: Device) -> None:
     for key, length in enumerate((100, 200, 180, 110)):
         device.submit(key, prompt[:length], max_tokens=1)
         device.run(key)
-    assert [device.num_cached(key) for key in range(4)] == [0, 0, 178, 100]
+    assert [device.end(key).num_cached for key in range(4)] == [0, 0, 178, 100]
 
 
 def test_a_sequence_that_becomes_long_has_the_same_bits_alone_in_company_and_with_drafts(device: Device) -> None:
@@ -113,14 +89,14 @@ def test_a_sequence_that_becomes_long_has_the_same_bits_alone_in_company_and_wit
 def test_a_generator_reads_a_long_prompt_in_one_pass(device: Device, tmp_path: Path) -> None:
     prompt, generator = text(200), device.generator
     scheduler = Scheduler(generator, max_running=4, max_waiting=9, prefill_chunk=24)
-    alone = SteppedLoop(LoadedModel(generator), scheduler, Guidance(None, 300), tmp_path)
+    alone = SteppedLoop(LoadedModel(generator), scheduler, Guidance(None, VOCAB), tmp_path)
     alone.put_request(0, prompt, max_tokens=STEPS, max_length=LENGTH, ignore_eos=True)
     alone.run(0)
     assert alone.tokens(0) == device.expected(prompt)
 
 
 def test_a_profiled_sequence_that_becomes_long_stays_profiled(device: Device, tmp_path: Path) -> None:
-    prompts = [text(length, length) for length in (120, 200)]
+    prompts = [text(length) for length in (120, 200)]
     device.put(SetRuntimeOption(1, "enable_profiling", "long"))
     for key, prompt in enumerate(prompts):
         device.submit(key, prompt)

@@ -4,10 +4,11 @@ What the head drafts is compared with its graph, run by ONNX Runtime alone over 
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnxruntime
@@ -40,15 +41,13 @@ def hybrid() -> Hybrid:
     return Hybrid(BUILT / "qwen-3.5")
 
 
+def load(hybrid: Hybrid, **settings: Any) -> LoadedModel:
+    return load_model(structs.replace(hybrid.spec, **{"speculation": "auto"} | settings))
+
+
 @pytest.fixture(scope="module")
 def loaded(hybrid: Hybrid) -> LoadedModel:
-    return load_model(structs.replace(hybrid.spec, speculation="auto"))
-
-
-@pytest.fixture(scope="module")
-def halved(hybrid: Hybrid, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    path = write_halved(hybrid.path, tmp_path_factory.mktemp("models") / "halved", "mtp")
-    return load_model(structs.replace(hybrid.spec, model_dir=str(path), speculation="auto"))
+    return load(hybrid)
 
 
 @pytest.fixture
@@ -64,21 +63,28 @@ class Free(StepTimeModel):
         return [0.0] * (num_tokens + 1)
 
 
+MakeLoop = Callable[[LoadedModel], SteppedLoop]
+
+
 @pytest.fixture
-def device(
-    loaded: LoadedModel,
-    head: MtpHead,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    passes_of_any_length_take_the_same_time: None,
-) -> Iterator[SteppedLoop]:
-    """A loop in which only the head drafts, as if its passes cost nothing and those of the model took the same time."""
-    monkeypatch.setattr(head, "times", Free())
-    monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
-    scheduler = Scheduler(
-        loaded.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=StepPolicy(speculates=True)
-    )
-    yield SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
+def make_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes_of_any_length_take_the_same_time: None
+) -> MakeLoop:
+    """Makes a loop in which only the head drafts, as if its passes cost nothing and the model's took the same time."""
+
+    def made(loaded: LoadedModel) -> SteppedLoop:
+        monkeypatch.setattr(loaded.draft_model, "times", Free())
+        monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
+        policy = StepPolicy(speculates=True)
+        scheduler = Scheduler(loaded.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
+        return SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
+
+    return made
+
+
+@pytest.fixture
+def device(loaded: LoadedModel, make_loop: MakeLoop) -> Iterator[SteppedLoop]:
+    yield make_loop(loaded)
     loaded.forget()
 
 
@@ -120,13 +126,13 @@ def _run(session: Any, tokens: list[int], **inputs: Array) -> dict[str, Array]:
 
 
 def noted_drafts(head: MtpHead, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
-    """The tokens before each draft of the head, and those of the draft."""
+    """The tokens before each draft of the head, and those of the draft if there are any."""
     found: list[tuple[list[int], list[int]]] = []
     propose = head.propose
 
     def note(wanted: list[tuple[Sequence, int]], chunks: list[tuple[Sequence, int]]) -> list[list[int]]:
         drafts = propose(wanted, chunks)
-        found.extend((list(sequence.tokens), made) for (sequence, _), made in zip(wanted, drafts, strict=True))
+        found.extend((list(sequence.tokens), made) for (sequence, _), made in zip(wanted, drafts, strict=True) if made)
         return drafts
 
     monkeypatch.setattr(head, "propose", note)
@@ -137,41 +143,33 @@ def ask(device: SteppedLoop, key: int, prompt: list[int], **fields: Any) -> None
     device.put_request(key, prompt, **{"max_tokens": STEPS, "max_length": LENGTH, "ignore_eos": True} | fields)
 
 
+def answer(device: SteppedLoop, key: int, prompt: list[int], **fields: Any) -> list[int]:
+    ask(device, key, prompt, **fields)
+    device.run(key)
+    return device.tokens(key)
+
+
 def test_drafts_are_those_of_the_heads_graph(
     hybrid: Hybrid, head: MtpHead, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafts, reference = noted_drafts(head, monkeypatch), Reference(hybrid.path)
     for key, prompt in enumerate([text(1, 80), text(12, 81), text(50, 82), text(110, 83)]):
-        ask(device, key, prompt, cache_prompt=False)
-        device.run(key)  # alone, since passes that take the same time gain nothing for some of several rows
-    made = [(tokens, draft) for tokens, draft in drafts if draft]
-    assert len(made) > 3
-    assert any(len(draft) > 1 for _, draft in made)
-    for tokens, draft in made:
-        assert draft == reference.draft(tokens, len(draft))
+        answer(device, key, prompt, cache_prompt=False)  # alone: drafts for some of several rows would gain nothing
+    assert len(drafts) > 3
+    assert any(len(draft) > 1 for _, draft in drafts)
+    assert all(draft == reference.draft(tokens, len(draft)) for tokens, draft in drafts)
 
 
 def test_a_head_in_16_bits_drafts_as_well(
-    hybrid: Hybrid,
-    halved: LoadedModel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    passes_of_any_length_take_the_same_time: None,
+    hybrid: Hybrid, make_loop: MakeLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = halved.draft_model
-    assert isinstance(head, MtpHead)
-    monkeypatch.setattr(head, "times", Free())
-    monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
-    drafts, reference = noted_drafts(head, monkeypatch), Reference(hybrid.path)
-    policy = StepPolicy(speculates=True)
-    scheduler = Scheduler(halved.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
-    device = SteppedLoop(halved, scheduler, Guidance(None, VOCAB), tmp_path)
-    ask(device, 1, text(50, 82), cache_prompt=False)
-    device.run(1)
-    made = [(tokens, draft[0]) for tokens, draft in drafts if draft]
-    assert len(made) > 3
+    halved = load(hybrid, model_dir=str(write_halved(hybrid.path, tmp_path / "halved", "mtp")))
+    assert isinstance(halved.draft_model, MtpHead)
+    drafts, reference = noted_drafts(halved.draft_model, monkeypatch), Reference(hybrid.path)
+    answer(make_loop(halved), 1, text(50, 82), cache_prompt=False)
+    assert len(drafts) > 3
     # Its weights are rounded, so single tokens may differ from those of the graph in 32 bits.
-    assert sum(token == reference.draft(tokens, 1)[0] for tokens, token in made) > 0.7 * len(made)
+    assert sum(draft[:1] == reference.draft(tokens, 1) for tokens, draft in drafts) > 0.7 * len(drafts)
 
 
 def test_drafts_after_a_profile_are_those_of_the_heads_graph(
@@ -188,33 +186,26 @@ def test_drafts_after_a_profile_are_those_of_the_heads_graph(
     device.run(1)
     assert device.tokens(1) == hybrid.answer(prompt)
     assert device.end(1).num_profiled == lengths[1] - lengths[0]
-    made = [(tokens, draft) for tokens, draft in drafts if draft]
-    assert min(len(tokens) for tokens, _ in made) >= lengths[1]
-    for tokens, draft in made:
-        assert draft == reference.draft(tokens, len(draft))
+    assert min(len(tokens) for tokens, _ in drafts) >= lengths[1]
+    assert all(draft == reference.draft(tokens, len(draft)) for tokens, draft in drafts)
 
 
 def test_right_drafts_are_accepted(
     hybrid: Hybrid, head: MtpHead, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = text(30, 85)
+    prompt, known = text(30, 85), 40
     right = [*prompt, *hybrid.answer(prompt)]
-    known = 40
     monkeypatch.setattr(
         head, "best_tokens", lambda copy, _: [right[len(copy.tokens) + 1] if len(copy.tokens) < known else 5]
     )
-    ask(device, 0, prompt)
-    device.run(0)
-    assert device.tokens(0) == right[len(prompt) :]
+    assert answer(device, 0, prompt) == right[len(prompt) :]
     assert device.end(0).num_accepted >= STEPS // 2
 
 
 def test_a_cached_prefix_is_not_needed_for_drafts(hybrid: Hybrid, device: SteppedLoop) -> None:
     prompt = text(100, 86)
     for key in (0, 1):
-        ask(device, key, prompt)
-        device.run(key)
-        assert device.tokens(key) == hybrid.answer(prompt)
+        assert answer(device, key, prompt) == hybrid.answer(prompt)
         assert device.end(key).num_drafted
     assert device.end(1).num_cached > 80
 
@@ -222,18 +213,17 @@ def test_a_cached_prefix_is_not_needed_for_drafts(hybrid: Hybrid, device: Steppe
 def test_seeded_answers_have_drafts_where_these_change_no_bit(
     loaded: LoadedModel, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = []
     for key, why in enumerate(("", "it rounds")):
         monkeypatch.setattr(loaded.main, "abilities", replace(loaded.main.abilities, why_not_exact=why))
-        ask(device, key, text(20, 88), sampling=Sampling(seed=1))
-        device.run(key)
+        found.append(answer(device, key, text(20, 88), sampling=Sampling(seed=1)))
         assert bool(device.end(key).num_drafted) == (not why)
-    assert device.tokens(0) == device.tokens(1)
+    assert found[0] == found[1]
 
 
 def test_ended_sequences_leave_nothing(head: MtpHead, device: SteppedLoop) -> None:
     for key in range(2 * SLOTS):
-        ask(device, key, text(10, key))
-        device.run(key)
+        answer(device, key, text(10, key))
     assert not head._states
     assert not head._copies
 
@@ -262,66 +252,51 @@ def test_kept_states_do_not_keep_those_of_other_rows(head: MtpHead, device: Step
 def test_failure_behind_a_pass_costs_no_other_answer(
     hybrid: Hybrid, loaded: LoadedModel, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError
-
     prompt = text(20, 95)
     ask(device, 0, prompt)
     device.step_until(lambda: bool(device.tokens(0)))
     with monkeypatch.context() as patched:
-        patched.setattr(loaded.main, "take_hidden", fail)
+        patched.setattr(loaded.main, "take_hidden", Mock(side_effect=MemoryError))
         device.run(0)
     assert device.failure(0).message
     following = [*prompt, *device.tokens(0), 7, 8]
-    ask(device, 1, following)
-    device.run(1)
-    assert device.tokens(1) == hybrid.answer(following)
-
-
-def test_head_is_not_loaded_without_drafts(hybrid: Hybrid) -> None:
-    assert load_model(structs.replace(hybrid.spec, speculation="off")).draft_model is None
-
-
-def test_memory_for_keys_is_divided_by_need(loaded: LoadedModel, head: MtpHead) -> None:
-    assert head.kv_share == pytest.approx(1 / (1 + NUM_LAYERS_WITH_KEYS))
-    assert loaded.main.model.max_length == head.runner.model.max_length
+    assert answer(device, 1, following) == hybrid.answer(following)
 
 
 def test_head_has_the_type_of_the_models_keys(hybrid: Hybrid) -> None:
-    loaded = load_model(structs.replace(hybrid.spec, speculation="auto", kv_cache_type="fp16"))
-    main, head = loaded.main.abilities.memory, loaded.draft_model
-    assert head is not None
-    assert head.runner.abilities.memory.page_tokens == main.page_tokens
+    loaded = load(hybrid, kv_cache_type="fp16")
+    assert loaded.draft_model is not None
+    memories = [runner.abilities.memory for runner in (loaded.main, loaded.draft_model.runner)]
+    assert memories[0].page_tokens == memories[1].page_tokens
 
 
 def test_memory_for_the_model_alone_has_no_head(hybrid: Hybrid, caplog: pytest.LogCaptureFixture) -> None:
-    spec = structs.replace(hybrid.spec, speculation="auto", kv_cache_type="fp32", kv_cache_bytes=100_000)
-    loaded = load_model(spec)
+    loaded = load(hybrid, kv_cache_type="fp32", kv_cache_bytes=100_000)
     assert loaded.batch is not None
     assert loaded.draft_model is None
     assert "the model's head for multi-token prediction is not used" in caplog.text
 
 
-def test_head_that_cannot_be_read_costs_drafts_but_no_memory(hybrid: Hybrid, tmp_path: Path) -> None:
-    for file in hybrid.path.iterdir():
-        (tmp_path / file.name).write_bytes(b"" if file.name == "mtp.onnx.data" else file.read_bytes())
+@pytest.mark.parametrize("name", ["mtp.onnx.data", "mtp.onnx", "genai_config.json"])
+def test_head_that_cannot_be_used_costs_drafts_but_no_memory(hybrid: Hybrid, tmp_path: Path, name: str) -> None:
+    """Its weights are empty, its inputs and outputs unknown, or its graph is none."""
+    model_dir = Path(shutil.copytree(hybrid.path, tmp_path / "model"))
+    if name == "mtp.onnx.data":
+        (model_dir / name).write_bytes(b"")
+    else:
+        with edited_config(model_dir) as config:
+            config["model"]["mtp"] = {"filename": name}
     without, broken = (
-        load_model(structs.replace(hybrid.spec, model_dir=str(tmp_path), speculation=how, kv_bytes=2**24))
-        for how in ("off", "auto")
+        load(hybrid, model_dir=str(model_dir), speculation=how, kv_bytes=2**24) for how in ("off", "auto")
     )
     assert broken.batch is not None
-    assert broken.draft_model is None
+    assert without.draft_model is broken.draft_model is None
     assert broken.main.abilities.memory.num_pages == without.main.abilities.memory.num_pages
 
 
-@pytest.mark.parametrize("head", [{"filename": "mtp.onnx"}, {"filename": "genai_config.json"}])
-def test_strange_head_costs_its_drafts_only(hybrid: Hybrid, tmp_path: Path, head: Any) -> None:
-    shutil.copytree(hybrid.path, tmp_path, dirs_exist_ok=True)
-    with edited_config(tmp_path) as config:
-        config["model"]["mtp"] = head
-    loaded = load_model(structs.replace(hybrid.spec, model_dir=str(tmp_path), speculation="auto"))
-    assert loaded.batch is not None
-    assert loaded.draft_model is None
+def test_memory_for_keys_is_divided_by_need(loaded: LoadedModel, head: MtpHead) -> None:
+    assert head.kv_share == pytest.approx(1 / (1 + NUM_LAYERS_WITH_KEYS))
+    assert loaded.main.model.max_length == head.runner.model.max_length
 
 
 def rows(number: int, first: int = 0) -> Array:
