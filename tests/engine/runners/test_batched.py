@@ -8,7 +8,8 @@ import random
 import threading
 import tracemalloc
 import weakref
-from collections import abc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,11 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.sequence_limits import BatchLimits
 from genai_server.engine.scores import Logits
 from genai_server.errors import RunnerFailed
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import SPINNING
-from tests.engine.model_runners import TIE
-from tests.requantized import write_requantized
+from tests.engine.model_runners import TIE, batched_runner
 from tests.running_server import DEMO
 from tests.tokens import text
 
@@ -75,14 +73,9 @@ class Reference:
         return found, leads
 
 
-@pytest.fixture(scope="module")
-def graph() -> DecoderGraph:
-    return read_decoder_graph(DEMO)
-
-
 @pytest.fixture
-def runner(graph: DecoderGraph, session: Any) -> Driven:
-    return Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(SLOTS, MAX_LENGTH)))
+def runner(session: Any) -> Driven:
+    return Driven(batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH))
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +107,13 @@ class Batch:
         assert logits.shape == (len(sequences), self.runner.model.vocab_size)
         for sequence, row in zip(sequences, logits, strict=True):
             self.answers[sequence].append(int(row.argmax()))
+
+    def answer(self, prompts: dict[int, list[int]], steps: int = STEPS) -> None:
+        """Begin these sequences and give each an answer of so many tokens, in common passes."""
+        for number, prompt in prompts.items():
+            self.begin(number, prompt)
+        for _ in range(steps - 1):
+            self.step(*prompts)
 
     def end(self, *sequences: int) -> None:
         for sequence in sequences:
@@ -152,10 +152,7 @@ def test_batched_prompts_of_any_length_match_the_librarys(
     batch: Batch, reference: Reference, lengths: tuple[int, ...]
 ) -> None:
     prompts = {number: text(length) for number, length in enumerate(lengths)}
-    for number, prompt in prompts.items():
-        batch.begin(number, prompt)
-    for _ in range(STEPS - 1):
-        batch.step(*prompts)
+    batch.answer(prompts)
     assert all(reference.agrees(prompt, batch.answers[number], STEPS) for number, prompt in prompts.items())
     batch.end(*prompts)
     assert idle(batch.runner)
@@ -196,12 +193,9 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(runner: Driven, chunk: in
         assert np.array_equal(found, whole[start : start + chunk]), start
 
 
-def test_a_sequence_may_fill_its_slot_to_the_last_token(graph: DecoderGraph, session: Any) -> None:
-    batch = Batch(Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(2, 40))))
-    for sequence in (1, 2):
-        batch.begin(sequence, text(30, sequence))
-    for _ in range(9):
-        batch.step(1, 2)
+def test_a_sequence_may_fill_its_slot_to_the_last_token(session: Any) -> None:
+    batch = Batch(Driven(batched_runner(session=session, num_slots=2, max_length=40)))
+    batch.answer({sequence: text(30, sequence) for sequence in (1, 2)}, 10)
     assert len(batch.runner.slots.slots[0].tokens) == 39
     batch.step(1)  # next to a full row
     batch.end(1, 2)
@@ -222,9 +216,7 @@ def test_past_copied_from_a_running_sequence_is_right_for_both(batch: Batch, ref
 
 def test_a_conversation_reuses_its_own_answers_bit_for_bit(batch: Batch, reference: Reference) -> None:
     prompt = text(30)
-    batch.begin(1, prompt)
-    for _ in range(9):
-        batch.step(1)
+    batch.answer({1: prompt}, 10)
     batch.end(1)
     follow = [*prompt, *batch.answers[1], *text(10, 3)]
     cached = batch.runner.open(2, follow, MAX_LENGTH)
@@ -238,70 +230,22 @@ def test_a_conversation_reuses_its_own_answers_bit_for_bit(batch: Batch, referen
     assert reference.agrees(follow, batch.answers[2], STEPS)
 
 
-def test_one_slot_is_enough_and_keeps_one_past(graph: DecoderGraph, session: Any, reference: Reference) -> None:
-    batch = Batch(Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(1, MAX_LENGTH))))
+def test_one_slot_is_enough_and_keeps_one_past(session: Any, reference: Reference) -> None:
+    batch = Batch(Driven(batched_runner(session=session, num_slots=1, max_length=MAX_LENGTH)))
     assert len(batch.runner.slots.slots) == batch.runner.abilities.max_rows == 1
     for number, prompt in enumerate((text(20), text(100))):
-        batch.begin(number, prompt)
-        for _ in range(4 - 1):
-            batch.step(number)
+        batch.answer({number: prompt}, 4)
         batch.end(number)
         assert reference.agrees(prompt, batch.answers[number], 4)
     assert batch.begin(2, text(20)) == 0
 
 
-# weights of 4 bits
-
-
-@pytest.fixture(scope="module", params=[1, 3])
-def four_bits(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """A batch with weights of 4 bits, and a number of threads."""
-    model_dir = write_requantized(DEMO, tmp_path_factory.mktemp("models") / "requantized")
-    graph, model = read_decoder_graph(model_dir), check_model_directory(model_dir)
-    return Driven(BatchedRunner(graph, open_session(graph, request.param), model, BatchLimits(5, 200)))
-
-
-def logits_together(runner: Driven, lengths: abc.Sequence[int], steps: int = 4, **how: Any) -> list[list[Logits]]:
-    """The logits of each step for prompts of these lengths, in one batch."""
-    for number, length in enumerate(lengths):
-        prompt = text(length, number)
-        cached = runner.open(number, prompt, length + steps, **how)
-        runner.prefill(number, prompt[cached:])
-    numbers = range(len(lengths))
-    found = [list(runner.decode(numbers, [10 + step] * len(lengths)).copy()) for step in range(steps)]
-    for number in numbers:
-        runner.close(number)
-    return found
-
-
-def test_rows_are_the_same_next_to_any_others(four_bits: Driven) -> None:
-    lengths = (12, 7, 31, 20, 9)
-    together = logits_together(four_bits, lengths, reuse=False)
-    for number in range(1, 5):
-        for step, rows in enumerate(logits_together(four_bits, lengths[:number], reuse=False)):
-            assert np.array_equal(rows, together[step][:number]), number
-
-
-@pytest.mark.parametrize("common", [29, 30])
-@pytest.mark.parametrize("behind", [8, 9])
-def test_a_row_is_the_same_after_a_past_of_any_length(four_bits: Driven, common: int, behind: int) -> None:
-    length = common + behind
-    four_bits.slots.forget()
-    (expected,) = zip(*logits_together(four_bits, [length]), strict=True)
-    four_bits.slots.forget()
-    prompt = [*text(length, 0)[:common], *text(5, 9)]
-    four_bits.open(9, prompt, 200)
-    four_bits.prefill(9, prompt)
-    four_bits.close(9)
-    (found,) = zip(*logits_together(four_bits, [length]), strict=True)
-    assert np.array_equal(found, expected)
-
-
 # interruption
 
 
-def interrupting(runner: Driven) -> tuple[threading.Thread, threading.Event]:
-    """A thread that interrupts repeatedly until it is stopped; returns it with the event that stops it."""
+@contextmanager
+def interrupts(runner: Driven) -> Iterator[None]:
+    """A thread interrupts repeatedly."""
     stop = threading.Event()
 
     def interrupt() -> None:
@@ -310,32 +254,29 @@ def interrupting(runner: Driven) -> tuple[threading.Thread, threading.Event]:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    return thread, stop
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_interrupted_prefill_can_be_repeated(batch: Batch, reference: Reference) -> None:
-    runner = batch.runner
-    long = text(900)
-    batch.begin(1, text(33))
-    batch.step(1)
+    runner, long = batch.runner, text(900)
+    batch.answer({1: text(33)}, 2)
     runner.open(2, long, MAX_LENGTH)
-    first = runner.prefill(2, long[:100]).copy()
-    thread, stop = interrupting(runner)
-    try:
+    runner.prefill(2, long[:100])
+    with interrupts(runner):
         for _ in range(2):  # in a row: the loop decides how often
             with pytest.raises(Interrupted):
                 runner.prefill(2, long[100:])
         assert len(runner.slots.of(2).tokens) == 100
-    finally:
-        stop.set()
-        thread.join()
     for _ in range(4):
         batch.step(1)
     runner.prefill(2, long[100:500])
     batch.read(2, long[500:])
     for _ in range(4):
         batch.step(1, 2)
-    assert first.shape == (runner.model.vocab_size,)
     assert reference.agrees(text(33), batch.answers[1], 10)
     assert reference.agrees(long, batch.answers[2], 5)
     batch.end(1, 2)
@@ -345,13 +286,8 @@ def test_interrupted_prefill_can_be_repeated(batch: Batch, reference: Reference)
 def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, reference: Reference) -> None:
     long = text(900)
     batch.runner.open(1, long, MAX_LENGTH)
-    thread, stop = interrupting(batch.runner)
-    try:
-        with pytest.raises(Interrupted):
-            batch.runner.prefill(1, long)
-    finally:
-        stop.set()
-        thread.join()
+    with interrupts(batch.runner), pytest.raises(Interrupted):
+        batch.runner.prefill(1, long)
     batch.runner.cancel_interrupt()  # the last interrupt may have come after the pass
     batch.end(1)
     assert batch.begin(2, long[:50]) == 0
@@ -375,13 +311,9 @@ def test_an_interrupt_before_a_pass_ends_it_unless_it_lapses(batch: Batch, refer
 
 def test_decoding_is_not_interrupted(batch: Batch, reference: Reference) -> None:
     batch.begin(1, text(20))
-    thread, stop = interrupting(batch.runner)
-    try:
+    with interrupts(batch.runner):
         for _ in range(50):
             batch.step(1)
-    finally:
-        stop.set()
-        thread.join()
     assert reference.agrees(text(20), batch.answers[1], 51)
 
 
@@ -389,8 +321,7 @@ def test_decoding_is_not_interrupted(batch: Batch, reference: Reference) -> None
 
 
 def test_lone_pass_of_a_profiled_row_writes_a_file(batch: Batch, reference: Reference, tmp_path: Path) -> None:
-    batch.begin(1, text(20))
-    batch.begin(2, text(30))
+    batch.answer({1: text(20), 2: text(30)}, 1)
     batch.runner.set_runtime_option(1, "enable_profiling", str(tmp_path / "one"))
     batch.step(1, 2)
     batch.step(2)
@@ -424,18 +355,17 @@ def test_library_error_is_translated_and_others_continue(batch: Batch, reference
     assert reference.agrees(text(20), batch.answers[1], 2)
 
 
-def test_failed_allocation_is_a_runner_failure(graph: DecoderGraph, session: Any) -> None:
+def test_failed_allocation_is_a_runner_failure(session: Any) -> None:
     def refuse(graph: DecoderGraph, num_rows: int, max_length: int) -> CpuBuffers:
         if max_length >= MAX_LENGTH:
             raise RuntimeError("too little")
         return CpuBuffers(graph, num_rows, max_length)
 
-    model = check_model_directory(DEMO)
     with pytest.raises(RunnerFailed, match="too little"):
-        BatchedRunner(graph, session, model, BatchLimits(1, MAX_LENGTH), make_buffers=refuse)
+        batched_runner(session=session, max_length=MAX_LENGTH, make_buffers=refuse)
 
 
-def test_memory_of_a_trial_is_free_before_the_next(graph: DecoderGraph, session: Any) -> None:
+def test_memory_of_a_trial_is_free_before_the_next(session: Any) -> None:
     made: list[weakref.ref[CpuBuffers]] = []
 
     def make(graph: DecoderGraph, num_rows: int, max_length: int) -> CpuBuffers:
@@ -444,7 +374,7 @@ def test_memory_of_a_trial_is_free_before_the_next(graph: DecoderGraph, session:
         made.append(weakref.ref(buffers))
         return buffers
 
-    BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(2, MAX_LENGTH), make_buffers=make)
+    batched_runner(session=session, max_length=MAX_LENGTH, make_buffers=make)
     assert len(made) == 2
 
 
@@ -470,11 +400,10 @@ def test_last_logits_equal_those_of_all_positions(runner: Driven, length: int) -
 
 
 def test_logits_are_made_for_the_end_of_a_prompt_only(runner: Driven) -> None:
-    prompt = text(512)
-    runner.open(1, prompt, MAX_LENGTH, reuse=False)
+    runner.open(1, text(512), MAX_LENGTH, reuse=False)
     tracemalloc.start()
     try:
-        runner.prefill(1, prompt)
+        runner.prefill(1, text(512))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -485,24 +414,29 @@ def test_logits_are_made_for_the_end_of_a_prompt_only(runner: Driven) -> None:
 
 
 @pytest.mark.slow
-def test_long_rows_are_alike_in_any_company_and_with_any_number_of_threads(graph: DecoderGraph) -> None:
-    model, found = check_model_directory(DEMO), []
+def test_long_rows_are_alike_in_any_company_and_with_any_number_of_threads() -> None:
+    context, found = check_model_directory(DEMO).context_length, list[Logits]()
     for threads in (1, 2, 3, 8):
-        session = open_session(graph, threads, options=DeviceOptions(entries={SPINNING: "0"}))
-        runner = Driven(BatchedRunner(graph, session, model, BatchLimits(3, model.context_length)))
+        session = open_session(read_decoder_graph(DEMO), threads, options=DeviceOptions(entries={SPINNING: "0"}))
+        runner = Driven(batched_runner(session=session, num_slots=3, max_length=context))
         for lengths in ((1400, 1400, 1400), (1400,), (1400, 30)):
-            found.append([rows[0] for rows in logits_together(runner, lengths, steps=2, reuse=False)])
-    assert all(np.array_equal(rows, found[0]) for rows in found)
+            rows = range(len(lengths))
+            for number, length in enumerate(lengths):
+                runner.open(number, text(length, number), length + 2, reuse=False)
+                runner.prefill(number, text(length, number))
+            found.append(np.stack([runner.decode(rows, [10 + step] * len(lengths))[0].copy() for step in range(2)]))
+            for number in rows:
+                runner.close(number)
+    assert all(np.array_equal(logits, found[0]) for logits in found)
 
 
 # keys and values of 16 and of 8 bits
 
 
 @pytest.fixture(scope="module", params=[np.float16, np.int8])
-def narrowed(graph: DecoderGraph, request: pytest.FixtureRequest) -> Driven:
-    narrow = replace(graph, cache_type=request.param)
-    session, model = open_session(narrow, 1), check_model_directory(DEMO)
-    return Driven(BatchedRunner(narrow, session, model, BatchLimits(SLOTS, MAX_LENGTH)))
+def narrowed(request: pytest.FixtureRequest) -> Driven:
+    narrow = replace(read_decoder_graph(DEMO), cache_type=request.param)
+    return Driven(batched_runner(graph=narrow, num_slots=SLOTS, max_length=MAX_LENGTH))
 
 
 def test_keys_and_values_of_fewer_bits_hardly_change_logits(runner: Driven, narrowed: Driven) -> None:
@@ -516,9 +450,3 @@ def test_keys_and_values_of_fewer_bits_hardly_change_logits(runner: Driven, narr
     # The library's own graph, read token by token, differs from one read at once by as much: activations have 8 bits.
     assert np.sqrt(np.square(whole - narrow).mean()) < 0.05 * whole.std()
     assert np.mean(whole.argmax(1) == narrow.argmax(1)) > 0.95
-
-
-def test_rows_of_fewer_bits_are_the_same_next_to_any_others(narrowed: Driven) -> None:
-    together = logits_together(narrowed, (40, 40, 9), reuse=False)
-    alone = logits_together(narrowed, (40,), reuse=False)
-    assert all(np.array_equal(rows[0], together[step][0]) for step, rows in enumerate(alone))

@@ -28,6 +28,14 @@ class Sessions:
     def runner(self) -> Driven:
         return Driven(batched_runner(self._model_dir, session=self._session, num_slots=SLOTS, max_length=MAX_LENGTH))
 
+    def runners(self, prompts: dict[int, list[int]]) -> tuple[Driven, Driven]:
+        """Two runners with the same sequences, which have read their prompts."""
+        found = self.runner(), self.runner()
+        for runner in found:
+            for sequence, prompt in prompts.items():
+                begin(runner, sequence, prompt, reuse=False)
+        return found
+
 
 @pytest.fixture(scope="module", params=[(8, 1), (8, 3), (4, 2)])
 def sessions(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sessions:
@@ -88,10 +96,7 @@ def test_prompts_of_any_length_share_a_pass(sessions: Sessions) -> None:
 
 
 def test_row_outside_a_pass_continues_unchanged(sessions: Sessions) -> None:
-    runner, alone = sessions.runner(), sessions.runner()
-    for each in (runner, alone):
-        begin(each, 1, text(30))
-        each.decode([1], [5])
+    runner, alone = sessions.runners({1: text(30)})
     begin(runner, 2, text(40, 2))
     runner.decode([1, 2], [6, 6])
     alone.decode([1], [6])
@@ -101,12 +106,8 @@ def test_row_outside_a_pass_continues_unchanged(sessions: Sessions) -> None:
 
 
 def test_drafts_of_several_rows_give_the_bits_of_single_tokens(sessions: Sessions) -> None:
-    runner, alone = sessions.runner(), sessions.runner()
-    drafts = {1: [5, 6, 7], 2: [], 3: [8], 4: [9] * 15}
-    for each in (runner, alone):
-        for sequence in drafts:
-            begin(each, sequence, text(12 * sequence, sequence), reuse=False)
-    reading = text(40, 9)
+    drafts, reading = {1: [5, 6, 7], 2: [], 3: [8], 4: [9] * 15}, text(40, 9)
+    runner, alone = sessions.runners({sequence: text(12 * sequence, sequence) for sequence in drafts})
     runner.open(9, reading, MAX_LENGTH, reuse=False)
     *found, _ = runner.read(*((sequence, [4], True, draft) for sequence, draft in drafts.items()), chunk(9, reading))
     for scores, (sequence, draft) in zip(found, drafts.items(), strict=True):
@@ -115,11 +116,9 @@ def test_drafts_of_several_rows_give_the_bits_of_single_tokens(sessions: Session
 
 
 def test_a_pass_with_drafts_leaves_nothing_to_the_next(sessions: Sessions) -> None:
-    runner, alone = sessions.runner(), sessions.runner()
-    for each in (runner, alone):
-        begin(each, 1, text(30, 1), reuse=False)
+    runner, alone = sessions.runners({1: text(30, 1)})
     runner.read((1, [4], True, [5, 6, 7]))
     runner.accept(1, [5])
-    alone.decode([1], [4])
-    alone.decode([1], [5])
+    for token in (4, 5):
+        alone.decode([1], [token])
     assert np.array_equal(runner.decode([1], [8]), alone.decode([1], [8]))
