@@ -1,8 +1,10 @@
 """The memory that a device has left for keys and values, on the CPU in place of a device."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from genai_server.engine.runners.gpu_kv_cache_size import with_memory_left
 from genai_server.engine.runners.sequence_limits import allowed
 from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
+from genai_server.messages.launch import EngineSpec
 from tests.engine.paged_operator import BLOCK, ON_CPU, open_expanded
 from tests.engine.runners.test_load_model import spec
 from tests.running_server import DEMO
@@ -55,6 +58,14 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
+Measure = Callable[[EngineSpec], EngineSpec]
+
+
+@pytest.fixture
+def measured(graph: DecoderGraph, session: Any) -> Measure:
+    return lambda given: with_memory_left(given, graph, session, MODEL)
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -65,38 +76,30 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     ],
 )
 def test_memory_is_what_the_largest_pass_leaves(
-    graph: DecoderGraph,
-    session: Any,
-    passes: list[tuple[int, int]],
-    settings: dict[str, Any],
-    expected: tuple[int, int],
+    measured: Measure, passes: list[tuple[int, int]], settings: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    found = with_memory_left(spec(400, device="cuda", **settings), graph, session, MODEL)
-    assert allowed(found).bytes == 0.9 * FREE
+    assert allowed(measured(spec(400, device="cuda", **settings))).bytes == 0.9 * FREE
     assert passes == [expected]
 
 
-def test_memory_that_is_set_is_not_measured(graph: DecoderGraph, session: Any, passes: list[tuple[int, int]]) -> None:
+def test_memory_that_is_set_is_not_measured(measured: Measure, passes: list[tuple[int, int]]) -> None:
     given = spec(400, device="cuda", kv_cache_bytes=123_456)
-    assert with_memory_left(given, graph, session, MODEL) == given
+    assert measured(given) == given
     assert not passes
 
 
-def test_unknown_free_memory_keeps_the_default(
-    graph: DecoderGraph, session: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_free_memory_keeps_the_default(measured: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass on the CPU."""
     monkeypatch.setattr(gpu_kv_cache_size, "free_gpu_memory", lambda device_id: None)
     given = spec(400, device="cuda")
-    assert with_memory_left(given, graph, session, MODEL) == given
+    assert measured(given) == given
 
 
 def test_lack_of_memory_for_the_pass_is_a_runner_failure(
-    graph: DecoderGraph, session: Any, passes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    measured: Measure, passes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_memory(*shape: object) -> None:
-        raise RuntimeError("Failed to allocate memory")
-
-    monkeypatch.setattr(gpu_kv_cache_size, "buffers_on", lambda *where: no_memory)
+    monkeypatch.setattr(
+        gpu_kv_cache_size, "buffers_on", lambda *where: Mock(side_effect=RuntimeError("Failed to allocate memory"))
+    )
     with pytest.raises(RunnerFailed, match="no memory for keys and values: Failed to allocate"):
-        with_memory_left(spec(400, device="cuda"), graph, session, MODEL)
+        measured(spec(400, device="cuda"))

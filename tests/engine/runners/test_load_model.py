@@ -1,10 +1,12 @@
 """What an engine process loads; its use is tested with the supervisor and the server."""
 
+import re
 import shutil
 import sys
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -39,13 +41,15 @@ from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Adapter, GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_files.speech_and_vision import FEATURES
-from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, check_device, unreachable
-from genai_server.options.table import Reach
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, check_device
 from tests.engine.model_runners import greedy, library_answer
 from tests.engine.paged_operator import open_expanded
-from tests.model_edits import edited_config, model_in_folders
+from tests.model_edits import model_in_folders
 from tests.running_server import DEMO, ROOT, run_python
 from tests.stepped_loop import SteppedLoop
+
+SPEECH = ROOT / "tests" / "built_models" / "whisper"
+PROMPT = [1, 57, 301, 44, 18, 902, 77, 5]
 
 
 def spec(
@@ -62,24 +66,12 @@ def spec(
     return msgspec.structs.replace(own, max_length=max_length, options=options or DEFAULT_OPTIONS, **given)
 
 
+def load(max_length: int = 128, **how: Any) -> LoadedModel:
+    return load_model.load_model(spec(max_length, **how))
+
+
 def batch(given: EngineSpec) -> BatchedRunner:
     return load_batched(given, DEMO, check_model_directory(DEMO))
-
-
-def check_full(given: EngineSpec, loaded: LoadedModel, fits: int, named: str) -> None:
-    """Check that this number of requests is accepted, and that the refusal of another one names the limit."""
-    scheduler = process.make_scheduler(given, loaded)
-    for number in range(fits):
-        scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
-    with pytest.raises(QueueFull, match=named):
-        scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
-
-
-def slot_bytes(max_length: int) -> int:
-    """The memory of a full-length sequence on a CPU, in bytes of complete pages."""
-    graph = read_decoder_graph(DEMO)
-    tokens = page_tokens(graph)
-    return graph.bytes_per_token * tokens * (1 + max_length // tokens)
 
 
 @pytest.mark.parametrize(
@@ -90,15 +82,27 @@ def test_unshared_slots_are_bounded_by_memory_and_named(
     slots: int, fits: int, named: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buffers, "can_reserve", lambda *_: False)
-    graph = read_decoder_graph(DEMO)
-    given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * 128)
+    bytes_of_slot = read_decoder_graph(DEMO).bytes_per_token * 128
+    given = spec(128, max_queue=0, kv_cache_bytes=slots * bytes_of_slot)
     batched = batch(given)
     assert len(batched.slots.slots) == batched.abilities.max_rows == fits
     memory = batched.abilities.memory
     assert (memory.pages(10**9), memory.num_pages) == (0, 0)
-    assert memory.min_bytes == memory.max_bytes == fits * graph.bytes_per_token * 128
+    assert memory.min_bytes == memory.max_bytes == fits * bytes_of_slot
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
-    check_full(given, LoadedModel(ScriptedRunner(), batched), fits, named)
+    scheduler = process.make_scheduler(given, LoadedModel(ScriptedRunner(), batched))
+    requests = [Sequence(id, (0, id), GenerationRequest("r", [5], 1, 9), lambda: 0.0) for id in range(fits + 1)]
+    for request in requests[:fits]:
+        scheduler.add(request)
+    with pytest.raises(QueueFull, match=named):
+        scheduler.add(requests[fits])
+
+
+def slot_bytes(max_length: int) -> int:
+    """The memory of a full-length sequence on a CPU, in bytes of complete pages."""
+    graph = read_decoder_graph(DEMO)
+    tokens = page_tokens(graph)
+    return graph.bytes_per_token * tokens * (1 + max_length // tokens)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
@@ -111,13 +115,11 @@ def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_s
 
 
 def test_a_draft_model_need_not_be_exact(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    draft = tmp_path / "draft"
-    shutil.copytree(DEMO, draft)
+    draft = Path(shutil.copytree(DEMO, tmp_path / "draft"))
     monkeypatch.setattr(
         batched_module, "_why_not_exact", lambda graph, **_: "it rounds" if graph.path.parent == draft else ""
     )
-    given = spec(256, exact=True, kv_cache_bytes=64 * 1024 * 1024)
-    loaded = load_model.load_model(msgspec.structs.replace(given, draft_model=str(draft)))
+    loaded = load(256, exact=True, kv_cache_bytes=64 * 1024 * 1024, draft_model=str(draft))
     assert loaded.draft_model is not None
     assert loaded.draft_model.runner.abilities.why_not_exact == "it rounds"
     assert loaded.batching.exact
@@ -133,11 +135,11 @@ def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.M
 
     monkeypatch.setattr(session_options, "config_entries", noted)
     monkeypatch.setattr(session_options, "usable_cpus", lambda: 1000)
-    given = spec(128, kv_cache_bytes=int(8.5 * slot_bytes(128)))
-    alone = load_model.load_model(given)
+    num_bytes = int(8.5 * slot_bytes(128))
+    alone = load(kv_cache_bytes=num_bytes)
     assert not any("session.force_spinning_stop" in each for each in entries)
     entries.clear()
-    loaded = load_model.load_model(msgspec.structs.replace(given, draft_model=str(DEMO)))
+    loaded = load(kv_cache_bytes=num_bytes, draft_model=str(DEMO))
     # Threads of one model would take the cores from the other.
     assert {each["session.force_spinning_stop"] for each in entries} == {"1"}
     assert alone.draft_model is None
@@ -148,7 +150,7 @@ def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.M
     assert own.num_pages == draft.num_pages < alone.main.abilities.memory.num_pages
     assert loaded.kv_range[0] >= 2 * slot_bytes(128)
     warm_up(loaded, 64)
-    assert own.own_bytes + draft.own_bytes <= loaded.kv_bytes <= given.kv_cache_bytes
+    assert own.own_bytes + draft.own_bytes <= loaded.kv_bytes <= num_bytes
     before = own.num_pages
     loaded.resize(loaded.kv_range[0])
     assert own.pages(128) <= own.num_pages == draft.num_pages < before
@@ -161,52 +163,32 @@ def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.M
 def test_draft_model_without_effect_is_reported(
     how: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loaded = load_model.load_model(msgspec.structs.replace(spec(128, **how), draft_model=str(DEMO)))
-    assert loaded.draft_model is None
+    assert load(**how, draft_model=str(DEMO)).draft_model is None
     assert f"draft_model={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
 
 
 @pytest.mark.parametrize("how", [{"scheduler": "generator"}, {}], ids=["by the settings", "by the graph"])
 def test_draft_model_without_effect_takes_no_memory(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_batch(*_: Any) -> None:
-        raise DoesNotFit("of its graph")
-
-    monkeypatch.setattr(load_model, "load_batched", no_batch)
-    given = spec(0, kv_cache_bytes=64 * slot_bytes(128), **how)
+    monkeypatch.setattr(load_model, "load_batched", Mock(side_effect=DoesNotFit("of its graph")))
     alone, drafting = (
-        load_model.load_model(msgspec.structs.replace(given, draft_model=draft)) for draft in ("", str(DEMO))
+        load(0, kv_cache_bytes=64 * slot_bytes(128), draft_model=draft, **how) for draft in ("", str(DEMO))
     )
     assert drafting.draft_model is None
     assert drafting.main.abilities.memory.num_pages == alone.main.abilities.memory.num_pages
     assert drafting.main.model.max_length == alone.main.model.max_length
 
 
-@pytest.fixture
-def incomplete(tmp_path: Path) -> Path:
-    """A model directory without the graph that its configuration names."""
-    directory = tmp_path / "incomplete"
-    shutil.copytree(DEMO, directory)
-    with edited_config(directory) as config:
-        config["model"]["decoder"]["filename"] = "missing.onnx"
-    return directory
-
-
-@pytest.mark.parametrize("scheduler", ["auto", "generator"])
-def test_incomplete_model_is_refused(scheduler: str, incomplete: Path) -> None:
-    with pytest.raises(ModelDirectoryError, match=r"incomplete: missing\.onnx is missing"):
-        load_model.load_model(spec(128, model_dir=incomplete, scheduler=scheduler))
-
-
-def test_graph_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    directory = shutil.copytree(DEMO, tmp_path / "broken")
+def test_incomplete_model_is_refused(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(DEMO, tmp_path / "broken"))
     (directory / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(ModelDirectoryError, match=r"broken/model\.onnx cannot be read as an ONNX graph: "):
-        load_model.load_model(spec(128, model_dir=directory))
-
-
-def test_incomplete_draft_model_is_refused(incomplete: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"draft_model=.*missing\.onnx is missing"):
-        load_model.load_model(msgspec.structs.replace(spec(128), draft_model=str(incomplete)))
+        load(model_dir=directory)
+    (directory / "model.onnx").unlink()
+    for scheduler in ("auto", "generator"):
+        with pytest.raises(ModelDirectoryError, match=r"is incomplete: model\.onnx is missing"):
+            load(model_dir=directory, scheduler=scheduler)
+    with pytest.raises(ConfigurationError, match=r"draft_model=.*model\.onnx is missing"):
+        load(draft_model=str(directory))
 
 
 @pytest.mark.parametrize(
@@ -221,10 +203,9 @@ def test_incomplete_draft_model_is_refused(incomplete: Path) -> None:
 )
 def test_keys_and_values_have_the_chosen_number_of_bits(kind: str, requests: float, found: type) -> None:
     """The memory holds this number of requests of full length in 32 bits, and up to four run."""
-    given = spec(128, kv_cache_bytes=int(requests * slot_bytes(128)), kv_cache_type=kind)
-    batched = batch(given)
-    assert isinstance(batched.buffers, CpuBuffers)
-    assert {array.dtype for array in batched.buffers.arrays} == {np.dtype(found)}
+    made = batch(spec(128, kv_cache_bytes=int(requests * slot_bytes(128)), kv_cache_type=kind)).buffers
+    assert isinstance(made, CpuBuffers)
+    assert {array.dtype for array in made.arrays} == {np.dtype(found)}
 
 
 def test_kv_cache_too_small_for_one_request_is_refused() -> None:
@@ -233,8 +214,8 @@ def test_kv_cache_too_small_for_one_request_is_refused() -> None:
         rf"GENAI_KV_CACHE_BYTES={most}: at least {least} are needed for a request: .* 128 tokens \(GENAI_MAX_LENGTH"
     )
     with pytest.raises(ConfigurationError, match=message):
-        load_model.load_model(spec(128, kv_cache_bytes=most))
-    assert load_model.load_model(spec(128, kv_cache_bytes=least)).batching.num_slots == 1
+        load(kv_cache_bytes=most)
+    assert load(kv_cache_bytes=least).batching.num_slots == 1
 
 
 def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,48 +224,36 @@ def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.Monke
         batch(spec(128))
 
 
-def test_failed_first_pass_falls_back_unless_batching_is_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def failing(*_: Any) -> None:
-        raise RunnerFailed("onnxruntime: shapes differ")
-
-    monkeypatch.setattr(DecoderSession, "run", failing)
-    loaded = load_model.load_model(spec(128))
-    assert loaded.batch is None
-    assert "shapes differ" in (loaded.batching.reason or "")
-    with pytest.raises(ConfigurationError, match="GENAI_SCHEDULER=batched: .* shapes differ"):
-        load_model.load_model(spec(128, scheduler="batched"))
-
-
-def test_a_session_that_cannot_be_opened_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise ValueError("Node (x) has input size 3 not in range")
-
-    monkeypatch.setattr(session, "open_with", fail)
-    loaded = load_model.load_model(spec(128))
-    assert loaded.batch is None
-    assert loaded.batching.reason == (
-        "its graph for a batch cannot be loaded: ValueError: Node (x) has input size 3 not in range"
-    )
-
-
 @pytest.mark.parametrize(
-    ("device", "scheduler", "message"),
+    ("where", "name", "failure", "reason"),
     [
+        (DecoderSession, "run", RunnerFailed("onnxruntime: shapes differ"), "onnxruntime: shapes differ"),
         (
-            "cpu",
-            "generator",
-            "execution_mode reaches only the batched session, .*SCHEDULER is generator",
+            session,
+            "open_with",
+            ValueError("Node (x) has input size 3 not in range"),
+            "its graph for a batch cannot be loaded: ValueError: Node (x) has input size 3 not in range",
         ),
-        ("webgpu", "auto", "execution_mode reaches only .* runs on cpu, cuda, tensorrt, not on webgpu"),
     ],
+    ids=["first pass", "session"],
 )
-def test_unreachable_option_is_refused_before_the_model_loads(device: str, scheduler: str, message: str) -> None:
-    options = check_device({"session": {"execution_mode": "parallel"}}, device)
-    given = spec(128, scheduler=scheduler, device=device, model_dir="/none", options=options)
-    with pytest.raises(ConfigurationError, match=message):
-        load_model.load_model(given)
+def test_a_batch_that_fails_falls_back_unless_batching_is_set(
+    where: Any, name: str, failure: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, Mock(side_effect=failure))
+    loaded = load()
+    assert loaded.batch is None
+    assert loaded.batching.reason is not None
+    assert loaded.batching.reason.endswith(reason)
+    with pytest.raises(ConfigurationError, match=f"GENAI_SCHEDULER=batched: .*{re.escape(reason)}"):
+        load(scheduler="batched")
+
+
+def test_unreachable_option_is_refused_before_the_model_loads() -> None:
+    options = check_device({"session": {"execution_mode": "parallel"}}, "webgpu")
+    words = "execution_mode reaches only .* runs on cpu, cuda, tensorrt, not on webgpu"
+    with pytest.raises(ConfigurationError, match=words):
+        load(device="webgpu", model_dir="/none", options=options)
 
 
 def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +293,7 @@ def test_failed_batch_frees_its_weights_before_the_generator(monkeypatch: pytest
         opened.append(weakref.ref(found))
         return found
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object) -> None:  # a mock would keep the error, and with it the session
         raise RuntimeError("the device has no memory left")
 
     alive: list[object] = []
@@ -336,36 +305,26 @@ def test_failed_batch_frees_its_weights_before_the_generator(monkeypatch: pytest
     monkeypatch.setattr(session, "open_session", on_the_cpu)
     monkeypatch.setattr(paged_buffers, "PagedBuffers", refuse)
     monkeypatch.setattr(load_model, "_generator", generator)
-    loaded = load_model.load_model(spec(128, device="cuda", options=check_device({}, "cuda")))
+    loaded = load(device="cuda", options=check_device({}, "cuda"))
     assert "the device has no memory left" in (loaded.batching.reason or "")
     assert alive == [None]
 
 
-def test_generator_only_option_is_refused_when_batching() -> None:
-    options = DeviceOptions(providers=[ProviderOptions("cuda", {"max_mem": "1"})])
-    assert (unreachable(options, Reach.BATCHED) or "").endswith("reaches only onnxruntime-genai's model")
-
-
 def test_warnings_of_the_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    options = check_device({"session": {"inter_op_num_threads": 2}}, "cpu")
-    load_model.load_model(spec(128, options=options))
+    load(options=check_device({"session": {"inter_op_num_threads": 2}}, "cpu"))
     assert "inter_op_num_threads has no effect" in caplog.text
 
 
-def test_batched_runner_counts_the_nodes_of_each_provider() -> None:
-    loaded = load_model.load_model(spec(128))
-    assert list(loaded.batching.nodes) == ["cpu"]
-    assert (loaded.batching.nodes["cpu"] or 0) > 40
-
-
-def test_generator_runner_lists_providers_without_node_counts() -> None:
-    loaded = load_model.load_model(spec(128, scheduler="generator"))
-    assert loaded.batching.nodes == {"cpu": None}
+def test_the_nodes_of_each_provider_are_counted_for_a_batch_only() -> None:
+    nodes = load().batching.nodes
+    assert list(nodes) == ["cpu"]
+    assert (nodes["cpu"] or 0) > 40
+    assert load(scheduler="generator").batching.nodes == {"cpu": None}
 
 
 def test_a_model_answers_with_options_as_without() -> None:
     """Options of memory and threads, in passes of both runners."""
-    given = {
+    many = {
         "memory.enable_memory_arena_shrinkage": "cpu:0",
         "session.use_device_allocator_for_initializers": True,
         "session.intra_op.allow_spinning": False,
@@ -373,18 +332,12 @@ def test_a_model_answers_with_options_as_without() -> None:
         "execution_mode": "parallel",
         "inter_op_num_threads": 2,
     }
-    prompt = [1, 57, 301, 44, 18, 902, 77, 5]
-
-    def tokens(options: DeviceOptions) -> list[list[int]]:
-        given = spec(128, options=options)
-        return [
-            greedy(each, prompt, 9) for each in (load_model.load_model(given).main, load_model._generator(given, DEMO))
-        ]
-
-    expected = tokens(DeviceOptions())
-    assert len(expected) == 2
-    assert tokens(check_device({"session": given}, "cpu")) == expected
-    assert tokens(check_device({"session": {"enable_mem_arena": 0}}, "cpu")) == expected
+    found = []
+    for chosen in ({}, many, {"enable_mem_arena": 0}):
+        given = spec(128, options=check_device({"session": chosen}, "cpu"))
+        runners = (load_model.load_model(given).main, load_model._generator(given, DEMO))
+        found.append([greedy(runner, PROMPT, 9) for runner in runners])
+    assert found[1:] == found[:1] * 2
 
 
 @pytest.mark.slow
@@ -414,8 +367,7 @@ print(psutil.Process().num_threads() - before)
 
 @pytest.mark.parametrize(("scheduler", "name", "num_states"), [("auto", "batched", 4), ("generator", "generator", 0)])
 def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states: int) -> None:
-    given = spec(100, model_dir=ROOT / "tests" / "built_models" / "whisper", scheduler=scheduler)
-    loaded = load_model.load_model(given)
+    loaded = load(100, model_dir=SPEECH, scheduler=scheduler)
     warm_up(loaded, 16)
     assert loaded.main.abilities.name == name
     is_batched = name == "batched"
@@ -431,7 +383,7 @@ def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states
 
 @pytest.mark.parametrize("name", ["demo", "adapted"])
 def test_a_batch_that_runs_everything_is_loaded_alone(name: str, adapted: Path) -> None:
-    loaded = load_model.load_model(spec(128, model_dir=DEMO if name == "demo" else adapted))
+    loaded = load(model_dir=DEMO if name == "demo" else adapted)
     assert loaded.generator is loaded.batch is loaded.main
     assert loaded.main.abilities.adapters == (name == "adapted")
     warm_up(loaded, 16)
@@ -442,33 +394,30 @@ def test_batch_that_cannot_take_the_adapters_has_a_generator(
     adapted: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(graph_module, "find_paths", lambda *_: ())  # as if the inputs had another form
-    loaded = load_model.load_model(spec(128, model_dir=adapted))
+    loaded = load(model_dir=adapted)
     assert isinstance(loaded.main, BatchedRunner)
     assert isinstance(loaded.generator, OgGeneratorRunner)
     warm_up(loaded, 16)
     assert loaded.why_no_profile == ""
     adapter = Adapter("lively", str(adapted / "lively.onnx_adapter"), "1")
     device = SteppedLoop(loaded, process.make_scheduler(spec(128), loaded), Guidance(None, 1920), tmp_path)
-    prompt = [1, 57, 301, 44, 18, 902, 77, 5]
     device.put(SetRuntimeOption(1, "enable_profiling", "p"))
     for key, each in enumerate((adapter, None)):
-        device.put_request(key, prompt, max_tokens=4, max_length=64, ignore_eos=True, adapter=each)
+        device.put_request(key, PROMPT, max_tokens=4, max_length=64, ignore_eos=True, adapter=each)
         device.run(key)
         assert device.end(key).num_profiled == 4
-    assert device.tokens(0) == library_answer(adapted, prompt, 4, adapted / "lively.onnx_adapter")
+    assert device.tokens(0) == library_answer(adapted, PROMPT, 4, adapted / "lively.onnx_adapter")
 
 
 def test_profiles_are_refused_where_passes_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cannot() -> None:
-        raise RunnerFailed("onnxruntime 1.24.0 has no version 25 of the C API")
-
-    monkeypatch.setattr(batched_module, "check_pass_profiles", cannot)
-    loaded = load_model.load_model(spec(128))
+    monkeypatch.setattr(
+        batched_module,
+        "check_pass_profiles",
+        Mock(side_effect=RunnerFailed("onnxruntime 1.24.0 has no version 25 of the C API")),
+    )
+    loaded = load()
     warm_up(loaded, 16)
     assert loaded.why_no_profile.endswith("cannot do it: onnxruntime 1.24.0 has no version 25 of the C API")
-
-
-SPEECH = ROOT / "tests" / "built_models" / "whisper"
 
 
 @pytest.mark.parametrize(

@@ -63,17 +63,15 @@ def test_auto_allows_the_context_where_the_memory_holds_it() -> None:
 @pytest.mark.parametrize("tokens", [3000, 20_000, 100_001])
 def test_auto_keeps_all_slots_and_gives_the_rest_to_one_sequence(tokens: int) -> None:
     memory = tokens * GRAPH.bytes_per_token
-    limit, words, slots = limited(0, memory)
+    limit, *rest = limited(0, memory)
     assert tokens - 1024 - 5 * page_tokens(GRAPH) <= limit <= tokens
     assert limit % 1024 == 0
-    assert words == f"memory: {memory} bytes for keys and values, GENAI_KV_CACHE_BYTES"
-    assert slots == 4
+    assert rest == [f"memory: {memory} bytes for keys and values, GENAI_KV_CACHE_BYTES", 4]
 
 
 @needs_linux
 def test_little_memory_runs_fewer_requests_of_short_length() -> None:
-    memory = 600 * GRAPH.bytes_per_token
-    limit, words, slots = limited(0, memory, max_batch_size=32)
+    limit, words, slots = limited(0, 600 * GRAPH.bytes_per_token, max_batch_size=32)
     assert 500 < limit < 600
     assert words.startswith("memory")
     assert 1 <= slots < 32
@@ -102,21 +100,16 @@ def test_sixteen_bits_are_chosen_where_the_context_does_not_fit() -> None:
         assert (graph.cache_type is np.float16) == half
 
 
-def test_int8_counts_a_scale_of_each_head() -> None:
+@needs_linux
+def test_int8_counts_a_scale_of_each_head_and_pages_that_are_used_in_part() -> None:
     graph = with_cache_type(spec(0, kv_cache_type="int8"), GRAPH, CONTEXT)
     assert graph.cache_width == GRAPH.head_size + 4
     assert graph.bytes_per_token == GRAPH.bytes_per_token // 4 * graph.cache_width // GRAPH.head_size
-
-
-@needs_linux
-def test_int8_counts_pages_that_are_used_in_part() -> None:
-    graph = with_cache_type(spec(0, kv_cache_type="int8"), GRAPH, CONTEXT)
     page = page_tokens(graph) * graph.bytes_per_token
     num_bytes = 20 * page + 4 * padding_bytes(graph)
     limits, _ = batch_limits(spec(8 * page_tokens(graph), kv_cache_bytes=num_bytes), graph, MODEL)
-    assert limits.num_slots == 4
+    assert (limits.num_slots, limits.memory.num_pages) == (4, 16)
     assert limits.memory.own_bytes == 4 * (page + padding_bytes(graph))
-    assert limits.memory.num_pages == 16
 
 
 def test_attention_has_the_type_of_the_setting() -> None:
@@ -124,32 +117,35 @@ def test_attention_has_the_type_of_the_setting() -> None:
     assert [graph.has_bf16_attention for graph in given] == [False, True]
 
 
-def test_generators_share_the_memory_by_tokens() -> None:
-    given = spec(0, kv_cache_bytes=5000 * GRAPH.bytes_per_token)
-    memory, model = generator_limits(given, DEMO, MODEL)
-    assert (memory.pages(7), memory.num_pages, model.max_length) == (7, 5000, 5000)
-    assert model.limited_by.startswith("memory: ")
+@pytest.mark.parametrize(
+    ("max_length", "num_bytes", "device", "tokens", "words"),
+    [
+        pytest.param(0, 5000 * GRAPH.bytes_per_token, "cpu", 5000, "memory: ", id="memory"),
+        pytest.param(0, None, "cuda", 4 * 2048, "memory: 4 times 2048 tokens", id="unknown memory"),
+        pytest.param(50_000, 1, "cpu", 50_000, "GENAI_MAX_LENGTH", id="a set length is never reduced"),
+    ],
+)
+def test_generators_share_the_memory_by_tokens(
+    max_length: int, num_bytes: int | None, device: str, tokens: int, words: str
+) -> None:
+    known: dict[str, Any] = {} if num_bytes is None else {"kv_cache_bytes": num_bytes}
+    memory, model = generator_limits(spec(max_length, device=device, **known), DEMO, MODEL)
+    assert (memory.pages(7), memory.num_pages, model.max_length) == (7, tokens, tokens)
+    assert model.limited_by.startswith(words)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_generators_without_known_memory_share_some_tokens(tmp_path: Path, device: str) -> None:
+def test_generators_of_an_unknown_graph_share_some_tokens(tmp_path: Path) -> None:
     (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {}}}))
-    memory, model = generator_limits(spec(0, device=device), tmp_path if device == "cpu" else DEMO, MODEL)
+    memory, model = generator_limits(spec(0), tmp_path, MODEL)
     assert memory.num_pages == model.max_length == 4 * 2048
-    assert model.limited_by == "memory: 4 times 2048 tokens"
-
-
-def test_a_set_length_is_never_reduced_for_generators() -> None:
-    memory, model = generator_limits(spec(50_000, kv_cache_bytes=1), DEMO, MODEL)
-    assert (model.max_length, memory.num_pages) == (50_000, 50_000)
 
 
 def test_long_texts_are_limited_by_the_memory_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequence_limits, "free_memory", lambda: 2 * 16 * 12 * 4096**2)
-    assert longest_text(spec(0), MODEL, 16).max_length == 4096
-    assert longest_text(spec(0), MODEL, 1600).max_length == 2048
-    assert longest_text(spec(9999), MODEL, 16).max_length == 9999
-    assert longest_text(spec(0), ModelInfo(512, 100, [1], Sampling()), 16).max_length == 512
+    short = ModelInfo(512, 100, [1], Sampling())
+    cases = [(0, MODEL, 16), (0, MODEL, 1600), (9999, MODEL, 16), (0, short, 16)]
+    found = [longest_text(spec(length), model, heads).max_length for length, model, heads in cases]
+    assert found == [4096, 2048, 9999, 512]
 
 
 @pytest.mark.parametrize(
