@@ -3,10 +3,12 @@
 The tests on CUDA are skipped if ONNX Runtime was built without it or no GPU is available.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnxruntime
@@ -32,6 +34,7 @@ from genai_server.engine.sequence import Sequence as EngineSequence
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.options.device import DEFAULT_OPTIONS, check_device, on_providers
+from tests.engine.hybrids import BUILT
 from tests.engine.model_runners import batched_runner, greedy_logits
 from tests.engine.paged_operator import BLOCK, ON_CPU, on_blocks, open_expanded
 from tests.running_server import DEMO
@@ -65,24 +68,29 @@ def offering(graph: DecoderGraph) -> Any:
     return open_expanded(graph, offers_best=True)
 
 
-BUILT = Path(__file__).parents[2] / "built_models"
+@pytest.fixture
+def plain(paged: Any, graph: DecoderGraph) -> Driven:
+    """A batch that gives all logits."""
+    return Driven(on_blocks(paged, graph))
+
+
+@pytest.fixture
+def runner(offering: Any, graph: DecoderGraph) -> Driven:
+    """A batch that offers the best logits."""
+    return Driven(on_blocks(offering, graph))
+
+
+def begin(runner: Driven, number: int, prompt: list[int], **how: Any) -> Logits:
+    cached = runner.open(number, prompt, 128, **how)
+    return runner.prefill(number, prompt[cached:])
 
 
 def answers(batch: BatchedRunner) -> tuple[list[list[int]], NDArray[Any]]:
     """Tokens of sequences that come, go and reuse each other's past, and the final logits."""
-    runner = Driven(batch)
-    chance = np.random.default_rng(7)
-    prompts = [
-        [int(token) for token in chance.integers(10, batch.model.vocab_size - 150, length)]
-        for length in (40, 7, 25, 3, 60)
-    ]
+    runner, found = Driven(batch), list[list[int]]()
+    chance, vocabulary = np.random.default_rng(7), batch.model.vocab_size - 150
+    prompts: list[list[int]] = [chance.integers(10, vocabulary, length).tolist() for length in (40, 7, 25, 3, 60)]
     prompts.append([*prompts[0], 11, 12, 13])
-    found: list[list[int]] = []
-
-    def begin(number: int) -> int:
-        cached = runner.open(number, prompts[number], 128)
-        found.append([int(runner.prefill(number, prompts[number][cached:]).argmax())])
-        return cached
 
     def step(*numbers: int) -> NDArray[Any]:
         logits = runner.decode(numbers, [found[number][-1] for number in numbers])
@@ -90,16 +98,17 @@ def answers(batch: BatchedRunner) -> tuple[list[list[int]], NDArray[Any]]:
             found[number].append(int(row.argmax()))
         return logits.copy()
 
-    for number in range(4):
-        begin(number)
+    for prompt in prompts[:4]:
+        found.append([int(begin(runner, len(found), prompt).argmax())])
     for _ in range(5):
         step(0, 1, 2, 3)
     runner.close(1)
-    begin(4)
+    found.append([int(begin(runner, 4, prompts[4]).argmax())])
     for _ in range(3):
         step(0, 2, 3, 4)
     runner.close(3)
-    assert begin(5) == len(prompts[0])  # its beginning is copied from a slot in use
+    assert runner.open(5, prompts[5], 128) == len(prompts[0])  # its beginning is copied from a slot in use
+    found.append([int(runner.prefill(5, prompts[5][-3:]).argmax())])
     runner.close(0)
     return found, np.concatenate([step(2, 4, 5) for _ in range(4)])
 
@@ -130,12 +139,11 @@ def test_blocks_are_taken_as_tokens_come_and_given_back(graph: DecoderGraph) -> 
     assert len({block for row in table((0, 17), (1, 16), (2, 32)) for block in row}) == 5
 
 
-def test_an_exact_request_is_refused(paged: Any, graph: DecoderGraph) -> None:
+def test_an_exact_request_is_refused(plain: Driven) -> None:
     request = GenerationRequest("r", [11], 4, 128, sampling=Sampling(), exact=True)
-    with pytest.raises(
-        InvalidField, match="exact is not supported with this model here: its kernels round differently"
-    ):
-        on_blocks(paged, graph).check(request)
+    words = "exact is not supported with this model here: its kernels round differently"
+    with pytest.raises(InvalidField, match=words):
+        plain.check(request)
 
 
 # the best tokens
@@ -155,15 +163,11 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[range]:
     return found
 
 
-def test_the_best_are_those_of_all_in_any_order_of_passes(
-    paged: Any, offering: Any, graph: DecoderGraph, fetched: list[range]
-) -> None:
-    plain, runner = Driven(on_blocks(paged, graph)), Driven(on_blocks(offering, graph))
+def test_the_best_are_those_of_all_in_any_order_of_passes(plain: Driven, runner: Driven, fetched: list[range]) -> None:
     tokens = [5, 6, 7]
     for number in range(3):
         for one in (plain, runner):
-            one.open(number, [10 + number, 20], 128)
-            one.prefill(number, [10 + number, 20])
+            begin(one, number, [10 + number, 20])
     for step in range(9):
         numbers = [0, 1, 2] if step % 2 else [0, 2]
         reading = [tokens[number] for number in numbers]
@@ -174,7 +178,6 @@ def test_the_best_are_those_of_all_in_any_order_of_passes(
             assert scores.best is not None
             assert np.array_equal(scores.best.tokens, [top_tokens(row, NUM_BEST)])
             assert np.array_equal(scores.best.logits, [row[scores.best.tokens[0]]])
-            np.testing.assert_allclose(scores.best.shares, [1 / np.exp(row - row.max()).sum()], rtol=1e-5)
         assert fetched == []
         assert np.array_equal(found[-1].last, whole[-1])
         assert fetched == [range(len(numbers) - 1, len(numbers))]
@@ -182,8 +185,7 @@ def test_the_best_are_those_of_all_in_any_order_of_passes(
             tokens[number] = int(row.argmax())
 
 
-def test_logits_stay_readable_after_later_passes(paged: Any, offering: Any, graph: DecoderGraph) -> None:
-    plain, runner = Driven(on_blocks(paged, graph)), Driven(on_blocks(offering, graph))
+def test_logits_stay_readable_after_later_passes(plain: Driven, runner: Driven) -> None:
     for one in (plain, runner):
         one.open(1, [10, 20, 30], 128)
     expected = plain.prefill(1, [10, 20, 30], positions=True).copy()
@@ -194,9 +196,7 @@ def test_logits_stay_readable_after_later_passes(paged: Any, offering: Any, grap
     np.testing.assert_allclose([found.last, later.last], expected[[0, 2]], atol=1e-4)
 
 
-def test_logits_of_few_positions_are_computed_at_once(
-    offering: Any, graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_of_few_positions_are_computed_at_once(runner: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
     bind = DecoderSession.bind
 
@@ -205,8 +205,6 @@ def test_logits_of_few_positions_are_computed_at_once(
         return bind(session, layout, wanted)
 
     monkeypatch.setattr(DecoderSession, "bind", noted)
-    runner = Driven(on_blocks(offering, graph))
-    computed.clear()
     chunks = []
     for number, scored in enumerate((True, True, False)):
         runner.open(number, [10 + number, 20, 30, 40], 128, reuse=False)
@@ -214,8 +212,7 @@ def test_logits_of_few_positions_are_computed_at_once(
         sequence = EngineSequence(number, (0, number), request, lambda: 0.0)
         assert runner.fit_chunk(sequence, 2048) == (256 if scored else 600)
         chunks.append(ScheduledChunk(sequence, [10 + number, 20, 30, 40], positions=scored))
-    found = runner.forward(chunks)
-    assert [len(scores.logits) for scores in found] == [4, 4, 1]
+    assert [len(scores.logits) for scores in runner.forward(chunks)] == [4, 4, 1]
     assert sorted(computed) == [1, 4, 4]
 
 
@@ -228,13 +225,11 @@ def test_single_rows_are_read_as_32_bit_floats(graph: DecoderGraph, kind: Any) -
     assert np.array_equal(found, logits[0, 2:4])
 
 
-def test_each_row_has_the_share_at_its_own_temperature(offering: Any, graph: DecoderGraph) -> None:
-    runner = Driven(on_blocks(offering, graph))
-    temperatures = {1: 0.5, 2: 0.0, 3: 2.0}
-    for number, temperature in temperatures.items():
-        runner.open(number, [10, 20], 128, sampling=Sampling(temperature))
-        runner.prefill(number, [10, 20])
-    for scores, temperature in zip(runner.advance([1, 2, 3], [5, 6, 7]), temperatures.values(), strict=True):
+def test_each_row_has_the_share_at_its_own_temperature(runner: Driven) -> None:
+    temperatures = [0.5, 0.0, 2.0]
+    for number, temperature in enumerate(temperatures):
+        begin(runner, number, [10, 20], sampling=Sampling(temperature))
+    for scores, temperature in zip(runner.advance([0, 1, 2], [5, 6, 7]), temperatures, strict=True):
         assert scores.best is not None
         scaled = scores.last / (temperature or 1)
         np.testing.assert_allclose(scores.best.shares, [1 / np.exp(scaled - scaled.max()).sum()], rtol=1e-5)
@@ -245,8 +240,7 @@ def test_image_token_is_never_among_the_best(name: str) -> None:
     graph = replace(read_decoder_graph(BUILT / name), block_tokens=BLOCK)
     assert graph.vision is not None
     runner = Driven(on_blocks(open_expanded(graph, offers_best=True), graph, BUILT / name))
-    runner.open(0, [10, 20], 128)
-    runner.prefill(0, [10, 20])
+    begin(runner, 0, [10, 20])
     for token in range(30, 40):
         (scores,) = runner.advance([0], [token])
         assert scores.best is not None
@@ -302,33 +296,40 @@ def sample(session: Any, graph: DecoderGraph, wanted: list[dict[str, Any]]) -> l
     return answers
 
 
-def assert_equal(found: list[list[NextToken]], expected: list[list[NextToken]]) -> None:
-    """Tokens are the same, and log probabilities up to rounding."""
-    for one, other in zip(found, expected, strict=True):
-        assert [token for step in one for token in step.tokens] == [token for step in other for token in step.tokens]
-        for step, wanted in zip(one, other, strict=True):
-            for logprob, right in zip(step.logprobs, wanted.logprobs, strict=True):
-                assert [token for token, _ in logprob.top] == [token for token, _ in right.top]
-                values = [logprob.logprob, *(value for _, value in logprob.top)]
-                assert values == pytest.approx([right.logprob, *(value for _, value in right.top)], abs=1e-5)
+Compare = Callable[..., None]
+
+
+@pytest.fixture
+def compare(paged: Any, offering: Any, graph: DecoderGraph, fetched: list[range]) -> Compare:
+    """Checks that answers with these parameters are the same from the best logits as from all.
+
+    Tokens are the same, and log probabilities up to rounding.
+    """
+
+    def compared(*wanted: dict[str, Any]) -> None:
+        expected = sample(paged, graph, list(wanted))
+        assert not fetched
+        for found, right in zip(sample(offering, graph, list(wanted)), expected, strict=True):
+            assert [step.tokens for step in found] == [step.tokens for step in right]
+            given, others = ([one for step in steps for one in step.logprobs] for steps in (found, right))
+            for one, other in zip(given, others, strict=True):
+                assert [token for token, _ in one.top] == [token for token, _ in other.top]
+                values = [one.logprob, *(value for _, value in one.top)]
+                assert values == pytest.approx([other.logprob, *(value for _, value in other.top)], abs=1e-5)
+
+    return compared
 
 
 @pytest.mark.parametrize(("how", "copied"), WANTED, ids=str)
 def test_token_chosen_from_the_best_equals_one_from_all(
-    paged: Any, offering: Any, graph: DecoderGraph, fetched: list[range], how: dict[str, Any], copied: range
+    compare: Compare, fetched: list[range], how: dict[str, Any], copied: range
 ) -> None:
-    expected = sample(paged, graph, [how])
-    assert not fetched
-    assert_equal(sample(offering, graph, [how]), expected)
+    compare(how)
     assert len(fetched) in copied
 
 
-def test_a_row_that_needs_all_logits_costs_others_none(
-    paged: Any, offering: Any, graph: DecoderGraph, fetched: list[range]
-) -> None:
-    both = [WANTED[1][0], WANTED[7][0]]
-    expected = sample(paged, graph, both)
-    assert_equal(sample(offering, graph, both), expected)
+def test_a_row_that_needs_all_logits_costs_others_none(compare: Compare, fetched: list[range]) -> None:
+    compare(WANTED[1][0], WANTED[7][0])
     assert fetched == [range(1, 2)] * 12
 
 
@@ -347,16 +348,13 @@ def test_memory_of_a_device_is_allocated_once_after_the_trial(paged: Any, graph:
 
 
 def test_failed_device_copy_is_a_runner_failure(graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> None:
-        raise RuntimeError("no memory")
-
     buffers = PagedBuffers(ON_CPU, 1000, graph, ROWS, LENGTH)
     buffers.inputs([Row(0, 3, [7])])
-    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", refuse)
-    with pytest.raises(RunnerFailed, match="no memory"):
-        buffers.copy(0, 1, 4)
-    with pytest.raises(RunnerFailed, match="no memory"):
-        buffers.read(onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 1, 9), np.float32)), range(1))
+    logits = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 1, 9), np.float32))
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", Mock(side_effect=RuntimeError("no memory")))
+    for fail in (lambda: buffers.copy(0, 1, 4), lambda: buffers.read(logits, range(1))):
+        with pytest.raises(RunnerFailed, match="no memory"):
+            fail()
 
 
 @pytest.mark.parametrize(
@@ -372,51 +370,35 @@ def test_buffers_are_on_the_providers_device_number(device: str, sections: dict[
     made = buffers_on(device, check_device(sections, device), 9)
     assert isinstance(made, partial)
     assert (made.func, made.args) == (PagedBuffers, (MemoryDevice("cuda", number, "CUDAExecutionProvider"), 9))
+    assert buffers_on(f"cpu:{number}", DEFAULT_OPTIONS, 9) is CpuBuffers
 
 
-def test_the_cpus_buffers_are_its_own() -> None:
-    assert buffers_on("cpu", DEFAULT_OPTIONS, 9) is CpuBuffers
-    assert buffers_on("cpu:1", DEFAULT_OPTIONS, 9) is CpuBuffers
-
-
-def on_cuda_blocks(graph: DecoderGraph, *, offers_best: bool) -> BatchedRunner:
+def on_cuda_blocks(graph: DecoderGraph, model_dir: Path = DEMO, *, offers_best: bool = False) -> BatchedRunner:
     options = on_providers(DEFAULT_OPTIONS, "cuda")
     on_gpu = replace(graph, block_tokens=BLOCK_TOKENS, cache_type=np.float16)
     session = open_session(on_gpu, 1, offers_best=offers_best, options=options)
-    return batched_runner(graph=on_gpu, session=session, max_length=512, make_buffers=buffers_on("cuda", options, 9))
+    return batched_runner(model_dir, graph=on_gpu, session=session, make_buffers=buffers_on("cuda", options, 9))
 
 
 @on_cuda
 def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
     runner = Driven(on_cuda_blocks(graph, offers_best=True))
-    found: list[list[int]] = []
-    for best in (True, False):
-        runner.open(2, [10, 11, 12], 128, reuse=False)
-        runner.prefill(2, [10, 11])
-        if best:
-            (scores,) = runner.advance([2], [12])
-            assert scores.best is not None
-            found.append(scores.best.tokens[0].tolist())
-        else:
-            found.append(top_tokens(runner.decode([2], [12])[0], NUM_BEST).tolist())
-        runner.close(2)
-    assert found[0] == found[1]
+    begin(runner, 2, [10, 11])
+    (scores,) = runner.advance([2], [12])
+    assert scores.best is not None
+    runner.close(2)
+    begin(runner, 2, [10, 11], reuse=False)
+    expected = top_tokens(runner.decode([2], [12])[0], NUM_BEST)
+    assert np.array_equal(scores.best.tokens[0], expected)
 
 
 @on_cuda
 def test_batch_on_cuda_answers_as_on_the_cpu() -> None:
     """Of a model in 32 bits: 8-bit activations, as the demo model has on a CPU, round differently anywhere."""
     model_dir, prompt = BUILT / "mistral-3-images", list(range(10, 300))
-    graph = replace(read_decoder_graph(model_dir), cache_type=np.float16, block_tokens=BLOCK_TOKENS)
-    options = on_providers(DEFAULT_OPTIONS, "cuda")
-    make = buffers_on("cuda", options, 9)
-    session = open_session(graph, 1, options=options)
-    on_gpu = batched_runner(model_dir, graph=graph, session=session, max_length=512, make_buffers=make)
-    of_blocks = replace(graph, cache_type=np.float32, block_tokens=BLOCK)
-    expected = greedy_logits(
-        on_blocks(open_expanded(of_blocks), of_blocks, model_dir=model_dir, max_length=512), prompt, 1
-    )
-    found = greedy_logits(on_gpu, prompt, 1)
+    graph = replace(read_decoder_graph(model_dir), block_tokens=BLOCK)
+    on_cpu = on_blocks(open_expanded(graph), graph, model_dir=model_dir, max_length=512)
+    expected, found = (greedy_logits(one, prompt, 1) for one in (on_cpu, on_cuda_blocks(graph, model_dir)))
     finite = np.isfinite(expected)
     assert np.array_equal(np.isfinite(found), finite)
     assert np.abs(found[finite] - expected[finite]).max() < 0.05 * expected[finite].std()
@@ -426,9 +408,6 @@ def test_session_without_memory_is_a_runtime_error(graph: DecoderGraph, monkeypa
     class Failure(Exception):  # as ONNX Runtime's own are
         pass
 
-    def refuse(*args: object, **options: object) -> None:
-        raise Failure("CUDA failure 2: out of memory")
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Mock(side_effect=Failure("CUDA failure 2: out of memory")))
     with pytest.raises(RuntimeError, match="out of memory"):
         PagedBuffers(ON_CPU, 1000, graph, ROWS, LENGTH)
