@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnxruntime
@@ -41,32 +42,41 @@ def written(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
 
 
+def check_written_once(pack: Callable[[], Path], folder: Path | None = None) -> Path:
+    """Check that packing again finds what is there; returns it. Its files are in this folder, or in what is found."""
+    found = pack()
+    before = written(folder or found)
+    assert pack() == found
+    assert written(folder or found) == before
+    return found
+
+
+def check_complete(packed: Path, model_dir: Path) -> None:
+    assert packed != model_dir
+    assert check_model_directory(packed) == check_model_directory(model_dir)
+
+
 def logits(model_dir: Path) -> Any:
     prompt = [token % 290 for token in text(40)]
     return greedy_logits(batched_runner(model_dir, num_slots=2, max_length=64), prompt, 1)
 
 
-def test_packed_model_is_complete_and_gives_the_same_logits(packed: Path) -> None:
-    assert packed != DEMO
-    assert check_model_directory(packed) == check_model_directory(DEMO)
+def test_packed_model_is_complete_written_once_and_gives_the_same_logits(packed: Path) -> None:
+    check_complete(packed, DEMO)
+    assert check_written_once(lambda: prepacked_model(DEMO, packed.parent)) == packed
     given, own = (greedy_logits(OgGeneratorRunner(path, "cpu", threads=1), text(40), 1) for path in (packed, DEMO))
     assert np.array_equal(given, own)
 
 
-def test_packed_model_is_written_once(packed: Path) -> None:
-    before = written(packed)
-    assert prepacked_model(DEMO, packed.parent) == packed
-    assert written(packed) == before
-
-
-def test_other_session_options_have_a_folder_of_their_own(packed: Path, tmp_path: Path) -> None:
+def test_only_options_that_change_the_graph_have_a_folder_of_their_own(packed: Path, tmp_path: Path) -> None:
     other = prepacked_model(DEMO, tmp_path, DeviceOptions({"graph_optimization_level": "basic"}))
     assert other.name != packed.name
+    options = DeviceOptions({"intra_op_num_threads": "1"}, {"session.intra_op.allow_spinning": "0"})
+    assert prepacked_model(DEMO, packed.parent, options) == packed
 
 
 def test_adapters_next_to_the_model_do_not_affect_its_packing(adapted: Path, tmp_path: Path) -> None:
-    model_dir = tmp_path / "model"
-    shutil.copytree(adapted, model_dir)
+    model_dir = Path(shutil.copytree(adapted, tmp_path / "model"))
     packed = prepacked_model(model_dir, tmp_path / "cache")
     assert packed != model_dir
     assert not list(packed.glob("*.onnx_adapter"))
@@ -77,10 +87,8 @@ def test_adapters_next_to_the_model_do_not_affect_its_packing(adapted: Path, tmp
 
 
 def test_head_for_multi_token_prediction_is_not_copied(tmp_path: Path) -> None:
-    model_dir = BUILT / "qwen-3.5"
-    packed = prepacked_model(model_dir, tmp_path)
-    assert packed != model_dir
-    assert check_model_directory(packed) == check_model_directory(model_dir)
+    packed = prepacked_model(BUILT / "qwen-3.5", tmp_path)
+    check_complete(packed, BUILT / "qwen-3.5")
     assert not list(packed.glob("mtp*"))
     assert read_decoder_graph(packed).hidden_output
 
@@ -98,19 +106,11 @@ def test_files_outside_of_the_model_directory_are_not_packed(tmp_path: Path, nam
 def test_model_with_graphs_in_folders_is_packed_completely(tmp_path: Path) -> None:
     model_dir = model_in_folders(tmp_path / "model")
     packed = prepacked_model(model_dir, tmp_path / "cache")
-    assert packed != model_dir
-    assert check_model_directory(packed) == check_model_directory(model_dir)
-    before = (packed / "decoder" / "model.onnx").stat().st_mtime_ns
-    assert prepacked_model(model_dir, tmp_path / "cache") == packed
-    assert (packed / "decoder" / "model.onnx").stat().st_mtime_ns == before
+    check_complete(packed, model_dir)
+    check_written_once(lambda: prepacked_model(model_dir, tmp_path / "cache"), packed / "decoder")
     (packed / "decoder" / "model.onnx").write_bytes(b"")
     assert prepacked_model(model_dir, tmp_path / "cache") == packed
     assert (packed / "decoder" / "model.onnx").stat().st_size
-
-
-def test_options_of_threads_and_memory_share_the_folder(packed: Path) -> None:
-    options = DeviceOptions({"intra_op_num_threads": "1"}, {"session.intra_op.allow_spinning": "0"})
-    assert prepacked_model(DEMO, packed.parent, options) == packed
 
 
 @pytest.mark.parametrize(
@@ -133,20 +133,16 @@ def test_incomplete_packed_model_is_rewritten(packed: Path, tmp_path: Path, dama
     assert (copy / "model.onnx.data").stat().st_size == (packed / "model.onnx.data").stat().st_size
 
 
-def test_model_is_used_directly_without_a_cache() -> None:
+def test_model_is_used_directly_without_a_cache_that_can_be_written(tmp_path: Path) -> None:
     assert prepacked_model(DEMO, None) == DEMO
-
-
-def test_model_is_used_directly_if_the_cache_is_unwritable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert prepacked_model(DEMO, tmp_path / "file" / "cache") == DEMO
 
 
 def test_model_is_used_directly_if_onnx_runtime_cannot_pack_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise Fail("Failed to write external initializers to file")
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", full)
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession", Mock(side_effect=Fail("Failed to write external initializers to file"))
+    )
     assert prepacked_model(DEMO, tmp_path) == DEMO
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
@@ -161,17 +157,12 @@ def test_leftovers_of_a_killed_process_are_removed(packed: Path, tmp_path: Path)
     assert (left.exists(), others.exists()) == (False, True)
 
 
-@pytest.mark.parametrize("name", ["demo", "lfm2"])
-def test_packed_products_give_the_same_bits_from_a_folder_and_from_memory(tmp_path: Path, name: str) -> None:
-    model_dir = DEMO if name == "demo" else BUILT / name
-    packed = native_model(model_dir, tmp_path)
-    assert packed != model_dir
-    assert check_model_directory(packed) == check_model_directory(model_dir)
+@pytest.mark.parametrize("model_dir", [DEMO, BUILT / "lfm2"], ids=lambda path: path.name)
+def test_packed_products_give_the_same_bits_from_a_folder_and_from_memory(tmp_path: Path, model_dir: Path) -> None:
+    packed = check_written_once(lambda: native_model(model_dir, tmp_path))
+    check_complete(packed, model_dir)
     assert read_decoder_graph(packed).has_packed_products_only
     assert np.array_equal(logits(packed), logits(model_dir))
-    before = written(packed)
-    assert native_model(model_dir, tmp_path) == packed
-    assert written(packed) == before
 
 
 def test_model_with_other_products_is_used_directly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -198,23 +189,22 @@ def test_packed_model_is_made_of_linked_files(tmp_path: Path, link: Callable[[Pa
 
 
 def test_packed_encoder_is_written_once_and_alone(tmp_path: Path) -> None:
-    found = packed_encoder(BUILT / "whisper", tmp_path, DEFAULT_OPTIONS, "encoder")
-    assert found is not None
-    assert sorted(written(found.parent)) == ["encoder.onnx", "encoder.onnx.data", "manifest.json"]
-    before = written(found.parent)
-    assert packed_encoder(BUILT / "whisper", tmp_path, DEFAULT_OPTIONS, "encoder") == found
-    assert written(found.parent) == before
-    decoder = native_model(BUILT / "whisper", tmp_path)
-    assert decoder != found.parent
+    def pack() -> Path:
+        found = packed_encoder(BUILT / "whisper", tmp_path, DEFAULT_OPTIONS, "encoder")
+        assert found is not None
+        return found
+
+    folder = check_written_once(pack, pack().parent).parent
+    assert sorted(written(folder)) == ["encoder.onnx", "encoder.onnx.data", "manifest.json"]
+    assert native_model(BUILT / "whisper", tmp_path) != folder
 
 
 def test_encoder_that_cannot_be_stored_runs_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(weights, "write_packed_model", full)
+    monkeypatch.setattr(
+        weights, "write_packed_model", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    )
     assert packed_encoder(BUILT / "whisper", tmp_path, DEFAULT_OPTIONS, "encoder") is None
     assert "packed weights are not kept" in caplog.text
     assert "No space left on device" in caplog.text

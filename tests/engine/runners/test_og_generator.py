@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,9 +29,12 @@ def driven(generator: OgGeneratorRunner) -> Driven:
     return Driven(generator)
 
 
+Open = Callable[..., int]
+
+
 @pytest.fixture
-def opened(generator: Driven) -> Iterator[Callable[[int], int]]:
-    """Open sequences; closes them all at the end."""
+def opened(generator: Driven) -> Iterator[Open]:
+    """Opens sequences; closes them all at the end."""
     sequences: list[int] = []
 
     def open_one(max_length: int = 512) -> int:
@@ -43,6 +47,9 @@ def opened(generator: Driven) -> Iterator[Callable[[int], int]]:
         generator.close(sequence)
 
 
+COUNT = prompt("Count from 1 to 150.")
+
+
 def greedy(generator: Driven, sequence: int, tokens: list[int], steps: int) -> list[int]:
     found = [int(generator.prefill(sequence, tokens).argmax())]
     while len(found) < steps:
@@ -50,12 +57,10 @@ def greedy(generator: Driven, sequence: int, tokens: list[int], steps: int) -> l
     return found
 
 
-def test_the_token_for_padding_is_read_like_any_other(generator: Driven, opened: Callable[[], int]) -> None:
-    padding = json.loads((DEMO / "genai_config.json").read_text())["model"]["pad_token_id"]
-    tokens = [*prompt("Count from 1 to 150."), padding]
-    at_once = generator.prefill(opened(), tokens)
+def test_the_token_for_padding_is_read_like_any_other(generator: Driven, opened: Open) -> None:
+    tokens = [*COUNT, json.loads((DEMO / "genai_config.json").read_text())["model"]["pad_token_id"]]
+    at_once, sequence = generator.prefill(opened(), tokens), opened()
     # One after the other, no token is taken for padding.
-    sequence = opened()
     generator.prefill(sequence, tokens[:1])
     for token in tokens[1:]:
         one_by_one = generator.decode([sequence], [token])[0]
@@ -76,54 +81,44 @@ def test_exact_prompts_are_cut_at_the_same_tokens(generator: Driven, most: int) 
     assert chunks == [64, 37, 64, 37, 1, 1, 1]
 
 
-def test_our_sampling_over_the_logits_gives_the_librarys_tokens(generator: Driven, opened: Callable[[], int]) -> None:
-    tokens = prompt("Count from 1 to 150.")
-    assert greedy(generator, opened(), tokens, STEPS) == library_answer(DEMO, tokens, STEPS)
+def test_our_sampling_over_the_logits_gives_the_librarys_tokens(generator: Driven, opened: Open) -> None:
+    assert greedy(generator, opened(), COUNT, STEPS) == library_answer(DEMO, COUNT, STEPS)
 
 
-def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(generator: Driven, opened: Callable[[], int]) -> None:
+def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(generator: Driven, opened: Open) -> None:
     tokens = prompt("What is the capital of France? " * 5)
-    whole = generator.prefill(opened(), tokens).copy()
-    chunked = opened()
-    for begin in range(0, len(tokens) - len(tokens) % 7, 7):
+    whole, chunked = generator.prefill(opened(), tokens).copy(), opened()
+    for begin in range(0, len(tokens), 7):
         logits = generator.prefill(chunked, tokens[begin : begin + 7])
-    rest = tokens[len(tokens) - len(tokens) % 7 :]
-    logits = generator.prefill(chunked, rest) if len(rest) else logits
     assert int(logits.argmax()) == int(whole.argmax())
 
 
-def test_sequences_do_not_mix(generator: Driven, opened: Callable[[], int]) -> None:
-    first, second = opened(), opened()
-    one, other = prompt("Count from 1 to 150."), prompt("Hello!")
-    tokens = {first: one, second: other}
-    found: dict[int, list[int]] = {first: [], second: []}
+def test_sequences_do_not_mix(generator: Driven, opened: Open) -> None:
+    prompts = {opened(): COUNT, opened(): prompt("Hello!")}
+    tokens, found = dict(prompts), {sequence: list[int]() for sequence in prompts}
     for _ in range(10):
-        for sequence in (first, second):
-            token = int(generator.prefill(sequence, tokens[sequence]).argmax())
-            found[sequence].append(token)
-            tokens[sequence] = [token]
-    assert found[first] == greedy(generator, opened(), one, 10)
-    assert found[second] == greedy(generator, opened(), other, 10)
+        for sequence in prompts:
+            tokens[sequence] = [int(generator.prefill(sequence, tokens[sequence]).argmax())]
+            found[sequence] += tokens[sequence]
+    for sequence, own in prompts.items():
+        assert found[sequence] == greedy(generator, opened(), own, 10)
 
 
-def test_terminate_raises_at_the_next_pass_and_can_be_undone(generator: Driven, opened: Callable[[], int]) -> None:
-    sequence = opened()
-    tokens = prompt("Count from 1 to 150.")
-    expected = greedy(generator, opened(), tokens, 6)
-    assert greedy(generator, sequence, tokens, 3) == expected[:3]
+def test_terminate_raises_at_the_next_pass_and_can_be_undone(generator: Driven, opened: Open) -> None:
+    sequence, expected = opened(), greedy(generator, opened(), COUNT, 6)
+    assert greedy(generator, sequence, COUNT, 3) == expected[:3]
     generator.set_runtime_option(sequence, "terminate_session", "1")
-    last = [expected[2]]
     with pytest.raises(Terminated):
-        generator.decode([sequence], last)
+        generator.decode([sequence], expected[2:3])
     generator.set_runtime_option(sequence, "terminate_session", "0")
-    assert greedy(generator, sequence, last, 3) == expected[3:]
+    assert greedy(generator, sequence, expected[2:3], 3) == expected[3:]
 
 
 def test_profiling_writes_one_file_for_each_pass_and_none_after(
-    generator: Driven, opened: Callable[[], int], tmp_path: Path
+    generator: Driven, opened: Open, tmp_path: Path
 ) -> None:
     sequence = opened()
-    last = greedy(generator, sequence, prompt("Count from 1 to 150."), 2)[-1:]
+    last = greedy(generator, sequence, COUNT, 2)[-1:]
     generator.set_runtime_option(sequence, "enable_profiling", str(tmp_path / "mine"))
     generator.decode([sequence], last)
     generator.set_runtime_option(sequence, "enable_profiling", "0")
@@ -133,18 +128,13 @@ def test_profiling_writes_one_file_for_each_pass_and_none_after(
     assert any(event.get("cat") == "Node" for event in json.loads(file.read_text()))
 
 
-def test_library_error_is_translated(generator: Driven, opened: Callable[[int], int]) -> None:
+def test_library_error_is_translated(generator: Driven, opened: Open) -> None:
     sequence = opened(16)
     with pytest.raises(RunnerFailed, match="max length"):
         generator.prefill(sequence, [1] * 17)
 
 
-def test_missing_device_raises_the_librarys_reason() -> None:
-    with pytest.raises(ConfigurationError, match="(?i)cuda.*; the extra cuda has it: .*cuda"):
-        OgGeneratorRunner(DEMO, "cuda", threads=1)
-
-
-def test_prompt_returns_logits_of_each_position_on_demand(generator: Driven, opened: Callable[[], int]) -> None:
+def test_prompt_returns_logits_of_each_position_on_demand(generator: Driven, opened: Open) -> None:
     tokens = [7 * token % 1900 + 10 for token in range(50)]
     positions = generator.prefill(opened(), tokens, positions=True).copy()
     assert positions.shape == (len(tokens), generator.model.vocab_size)
@@ -153,19 +143,14 @@ def test_prompt_returns_logits_of_each_position_on_demand(generator: Driven, ope
 
 
 def test_graph_with_logits_of_the_last_token_only_is_reported(
-    generator: Driven, opened: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    generator: Driven, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequence = opened()
     library = generator._generators[sequence]
-
-    class LastOnly:
-        append_tokens = library.append_tokens
-
-        def get_output(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-            last: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = library.get_output(name)[:, -1:]
-            return last
-
-    monkeypatch.setitem(generator._generators, sequence, LastOnly())
+    last_only = SimpleNamespace(
+        append_tokens=library.append_tokens, get_output=lambda name: library.get_output(name)[:, -1:]
+    )
+    monkeypatch.setitem(generator._generators, sequence, last_only)
     with pytest.raises(RunnerFailed, match="logits for 1 of 5 tokens"):
         generator.prefill(sequence, [10, 20, 30, 40, 50], positions=True)
 
@@ -188,12 +173,22 @@ def test_packages_own_runtime_is_loaded_before_its_module(
     assert loaded == [str(package / "onnxruntime.dll")] * brings_one
 
 
-def test_openvino_without_its_package_names_it() -> None:
-    with pytest.raises(ConfigurationError, match="pip install onnxruntime-ep-openvino, and write package = "):
-        OgGeneratorRunner(DEMO, "openvino", 1)
-
-
-def test_missing_device_is_reported_with_the_librarys_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "missing_device", lambda _: "provider openvino: no device")
-    with pytest.raises(ConfigurationError, match="^provider openvino: no device; onnxruntime-genai says: OpenVINO "):
-        OgGeneratorRunner(DEMO, "openvino", 1)
+@pytest.mark.parametrize(
+    ("device", "found", "message"),
+    [
+        ("cuda", None, "(?i)cuda.*; the extra cuda has it: .*cuda"),
+        ("openvino", None, "pip install onnxruntime-ep-openvino, and write package = "),
+        (
+            "openvino",
+            "provider openvino: no device",
+            "^provider openvino: no device; onnxruntime-genai says: OpenVINO ",
+        ),
+    ],
+)
+def test_missing_device_is_reported_with_the_librarys_message_and_what_to_install(
+    device: str, found: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if found is not None:
+        monkeypatch.setattr(module, "missing_device", lambda _: found)
+    with pytest.raises(ConfigurationError, match=message):
+        OgGeneratorRunner(DEMO, device, threads=1)

@@ -3,9 +3,7 @@
 import json
 import math
 import shutil
-import threading
 from collections import abc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, ModelDirectoryError
 from genai_server.messages.generation_request import GenerationRequest, PooledText
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
-from tests.model_edits import edited_graph
+from tests.model_edits import edited_config, edited_graph
 from tests.running_server import DEMO, ROOT
 
 VECTORS, SCORES = ROOT / "models" / "demo-embeddings", ROOT / "models" / "demo-reranker"
@@ -32,8 +30,8 @@ TRUE, FALSE = 300, 400
 
 
 @pytest.fixture(scope="module")
-def vectors() -> Iterator[PooledRunner]:
-    yield PooledRunner(VECTORS, 1, DEFAULT_OPTIONS)
+def vectors() -> PooledRunner:
+    return PooledRunner(VECTORS, 1, DEFAULT_OPTIONS)
 
 
 def row(*texts: abc.Sequence[int], second: int = 0, low_priority: bool = False) -> ScheduledChunk:
@@ -86,14 +84,18 @@ def test_texts_of_similar_lengths_are_read_together() -> None:
     assert list(_batches([PooledText(5000)], are_filled=True)) == [[0]]
 
 
+def write_json(path: Path, content: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
 @pytest.fixture
 def decoder(tmp_path: Path) -> Path:
     """The demo chat model as a reranker."""
     for name in ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, tmp_path)
-    (tmp_path / "modules.json").write_text(json.dumps([{"path": "1_LogitScore", "type": "x.LogitScore"}]))
-    (tmp_path / "1_LogitScore").mkdir()
-    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": TRUE, "false_token_id": FALSE}))
+    write_json(tmp_path / "modules.json", [{"path": "1_LogitScore", "type": "x.LogitScore"}])
+    write_json(tmp_path / "1_LogitScore" / "config.json", {"true_token_id": TRUE, "false_token_id": FALSE})
     return tmp_path
 
 
@@ -110,122 +112,109 @@ def test_a_decoder_scores_by_the_logits_after_its_last_token(decoder: Path) -> N
         assert math.isclose(float(found[number][0]), expected, abs_tol=1e-4)
 
 
-def test_configured_vector_size_is_checked_at_the_start(tmp_path: Path) -> None:
-    shutil.copytree(VECTORS, tmp_path / "wrong")
-    pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
-    (tmp_path / "wrong" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    runner = PooledRunner(tmp_path / "wrong", 1, DEFAULT_OPTIONS)
-    with pytest.raises(ModelDirectoryError, match=r"gives 128 numbers for a text, .* says 64"):
-        runner.warm_up()
+POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
 
 
-def test_a_graph_without_the_output_that_is_needed_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(SCORES, tmp_path / "wrong")
-    config = json.loads((SCORES / "config.json").read_bytes()) | {"architectures": ["BertModel"]}
-    (tmp_path / "wrong" / "config.json").write_text(json.dumps(config))
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        pytest.param(
+            "1_Pooling/config.json",
+            {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True},
+            r"gives 128 numbers for a text, .* says 64",
+            id="another vector size",
+        ),
+        pytest.param(
+            "modules.json",
+            [POOLING, DENSE],
+            r"modules\.json names a module, such as Dense, that must be part of",
+            id="a module that the graph does not have",
+        ),
+        pytest.param(
+            "1_Pooling/config.json",
+            None,
+            r": 1_Pooling/config\.json, which modules\.json names, is missing",
+            id="a lost configuration",
+        ),
+    ],
+)
+def test_a_configuration_of_the_pooling_that_is_wrong_is_named(
+    tmp_path: Path, name: str, content: object, message: str
+) -> None:
+    model_dir = Path(shutil.copytree(VECTORS, tmp_path / "wrong"))
+    (model_dir / name).unlink()
+    if content is not None:
+        write_json(model_dir / name, content)
+    with pytest.raises(ModelDirectoryError, match=message):
+        check_model_directory(model_dir)
+        PooledRunner(model_dir, 1, DEFAULT_OPTIONS).warm_up()
+
+
+def test_a_graph_without_the_output_that_is_needed_is_refused(tmp_path: Path, decoder: Path) -> None:
+    wrong = Path(shutil.copytree(SCORES, tmp_path / "wrong"))
+    write_json(wrong / "config.json", json.loads((SCORES / "config.json").read_bytes()) | {"architectures": ["Bert"]})
     with pytest.raises(ModelDirectoryError, match="no file describes the pooling of a text's vectors"):
-        check_model_directory(tmp_path / "wrong")
-    shutil.copytree(VECTORS / "1_Pooling", tmp_path / "wrong" / "1_Pooling")
-    shutil.copy(VECTORS / "modules.json", tmp_path / "wrong")
+        check_model_directory(wrong)
+    shutil.copytree(VECTORS / "1_Pooling", wrong / "1_Pooling")
+    shutil.copy(VECTORS / "modules.json", wrong)
     with pytest.raises(ModelDirectoryError, match=r"has no output token_embeddings or .*; it has logits"):
-        PooledRunner(tmp_path / "wrong", 1, DEFAULT_OPTIONS)
-
-
-def test_a_graph_without_logits_is_refused(tmp_path: Path, decoder: Path) -> None:
-    config = json.loads((decoder / "genai_config.json").read_bytes())
-    config["model"]["decoder"]["filename"] = "states.onnx"
-    (decoder / "genai_config.json").write_text(json.dumps(config))
+        PooledRunner(wrong, 1, DEFAULT_OPTIONS)
+    with edited_config(decoder) as config:
+        config["model"]["decoder"]["filename"] = "states.onnx"
     shutil.copy(VECTORS / "model.onnx", decoder / "states.onnx")
     with pytest.raises(ModelDirectoryError, match=r"states\.onnx has no output logits; it has"):
         PooledRunner(decoder, 1, DEFAULT_OPTIONS)
 
 
-def test_a_module_that_the_graph_does_not_have_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(VECTORS, tmp_path / "wrong")
-    modules = json.loads((VECTORS / "modules.json").read_bytes())
-    dense = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-    (tmp_path / "wrong" / "modules.json").write_text(json.dumps([*modules[:2], dense]))
-    with pytest.raises(ModelDirectoryError, match=r"modules\.json names a module, such as Dense, that must be part of"):
-        check_model_directory(tmp_path / "wrong")
-
-
-def test_a_lost_configuration_of_the_pooling_is_named(tmp_path: Path) -> None:
-    shutil.copytree(VECTORS, tmp_path / "wrong")
-    (tmp_path / "wrong" / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(ModelDirectoryError, match=r": 1_Pooling/config\.json, which modules\.json names, is missing"):
-        check_model_directory(tmp_path / "wrong")
-
-
-def test_a_graph_may_pool_by_itself(tmp_path: Path) -> None:
-    shutil.copytree(VECTORS, tmp_path / "pools")
-    with edited_graph(tmp_path / "pools") as graph:
+def test_a_graph_may_pool_by_itself(tmp_path: Path, vectors: PooledRunner) -> None:
+    model_dir = Path(shutil.copytree(VECTORS, tmp_path / "pools"))
+    with edited_graph(model_dir) as graph:
         (states,) = graph.output
-        axis = onnx.helper.make_tensor("axis", onnx.TensorProto.INT64, [1], [1])
-        graph.initializer.append(axis)
-        inputs = [states.name, axis.name]
+        graph.initializer.append(onnx.helper.make_tensor("axis", onnx.TensorProto.INT64, [1], [1]))
+        inputs = [states.name, "axis"]
         graph.node.append(onnx.helper.make_node("ReduceMean", inputs, ["sentence_embedding"], keepdims=0))
         graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("sentence_embedding", 1, ["texts", 128]))
-    alone = row(text(9))
-    (found,) = read(PooledRunner(tmp_path / "pools", 1, DEFAULT_OPTIONS), alone)
-    (expected,) = read(PooledRunner(VECTORS, 1, DEFAULT_OPTIONS), alone)
+    (found,), (expected,) = (
+        read(each, row(text(9))) for each in (PooledRunner(model_dir, 1, DEFAULT_OPTIONS), vectors)
+    )
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_pass_of_one_request_can_be_interrupted_and_repeated(vectors: PooledRunner) -> None:
-    long = row(*[text(256)] * 30)
-    ended = threading.Event()
-
-    def interrupt() -> None:
-        while not ended.wait(0.001):
-            vectors.interrupt()
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(Interrupted):
-        vectors.forward([long])
-    ended.set()
-    thread.join()
-    vectors.cancel_interrupt()  # the last interrupt may have come after the pass
-    assert len(read(vectors, long)[0]) == 30
-
-
-def test_slow_fusion_is_disabled_on_cpu_unless_configured(tmp_path: Path) -> None:
-    ((key, left_out),) = DISABLED_FUSIONS.items()
-    chosen = DeviceOptions(entries={key: "GeluFusionL2"})
-    operators = {}
-    for name, options in (("default", DEFAULT_OPTIONS), ("chosen", chosen)):
-        runner = PooledRunner(VECTORS, 1, options, profile_prefix=str(tmp_path / name))
-        read(runner, row(text(9)))
-        runner.end_session()
-        (profile,) = tmp_path.glob(f"{name}*")
-        operators[name] = {event.get("args", {}).get("op_name") for event in json.loads(profile.read_text())}
-    fused = left_out.removesuffix("Fusion") + "alization"
-    assert fused not in operators["default"]
-    assert fused in operators["chosen"]
-
-
-def test_pooled_runner_continues_no_prompt(vectors: PooledRunner) -> None:
-    with pytest.raises(InvalidField, match="model takes texts to pool"):
-        vectors.check(GenerationRequest("r", [1], 1, 2))
-
-
-def test_background_pass_of_several_requests_is_interrupted(
+def test_a_pass_of_one_request_or_of_the_background_can_be_interrupted_and_repeated(
     vectors: PooledRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunks = [row(text(9), low_priority=True), row(text(8), low_priority=True)]
-    expected = [read(vectors, each) for each in chunks]
+    background = [row(text(9), low_priority=True), row(text(8), low_priority=True)]
     feed = vectors._feed
 
     def interrupted(*arguments: Any) -> Any:
         vectors.interrupt()
         return feed(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(vectors, "_feed", interrupted)
-        with pytest.raises(Interrupted):
+    for chunks in ([row(*[text(256)] * 3)], background):
+        expected = [read(vectors, each)[0] for each in chunks]
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(vectors, "_feed", interrupted)
             vectors.forward(chunks)
-        vectors.forward([chunks[0], row(text(8))])  # beside another request it cannot be interrupted
-    found = vectors.forward(chunks)
-    for scores, vector in zip(found, expected, strict=True):
-        assert scores.vectors is not None
-        assert np.allclose(scores.vectors, vector, atol=1e-5)
+        for found, alone in zip(read(vectors, *chunks), expected, strict=True):
+            assert np.allclose(found, alone, atol=1e-5)
+    monkeypatch.setattr(vectors, "_feed", interrupted)
+    vectors.forward([background[0], row(text(8))])  # beside another request it cannot be interrupted
+
+
+def test_slow_fusion_is_disabled_on_cpu_unless_configured(tmp_path: Path) -> None:
+    ((key, left_out),) = DISABLED_FUSIONS.items()
+    chosen = DeviceOptions(entries={key: "GeluFusionL2"})
+    fused = left_out.removesuffix("Fusion") + "alization"
+    for name, options in (("default", DEFAULT_OPTIONS), ("chosen", chosen)):
+        runner = PooledRunner(VECTORS, 1, options, profile_prefix=str(tmp_path / name))
+        read(runner, row(text(9)))
+        runner.end_session()
+        (profile,) = tmp_path.glob(f"{name}*")
+        operators = {event.get("args", {}).get("op_name") for event in json.loads(profile.read_text())}
+        assert (fused in operators) == (name == "chosen")
+
+
+def test_pooled_runner_continues_no_prompt(vectors: PooledRunner) -> None:
+    with pytest.raises(InvalidField, match="model takes texts to pool"):
+        vectors.check(GenerationRequest("r", [1], 1, 2))
