@@ -1,12 +1,13 @@
 """A tokenizer with the markers of all formats."""
 
-from typing import Any
+import json
 
 import pytest
-from llguidance import LLTokenizer
+from tokenizers import Tokenizer
 
+from genai_server.text.grammars import grammar
 from tests.running_server import DEMO
-from tests.text.guided import tokenizer_with
+from tests.text.guided import Vocabulary, tokenizer_with
 
 # Flagged like the tokenizers of Qwen 3, Llama 3, Phi-4-mini and Mistral.
 ADDED = {
@@ -24,5 +25,7 @@ ADDED = {
 
 
 @pytest.fixture(scope="session")
-def model() -> tuple[LLTokenizer, dict[str, Any]]:
-    return tokenizer_with(DEMO / "tokenizer.json", ADDED)
+def model() -> Vocabulary:
+    tokenizer, content = tokenizer_with(DEMO / "tokenizer.json", ADDED)
+    encoder = Tokenizer.from_str(json.dumps(content))
+    return Vocabulary(tokenizer, lambda text: encoder.encode(text).ids, grammar.find_opaque_tokens(content))

@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,28 @@ def matcher(tokenizer: LLTokenizer, built: str) -> LLMatcher:
     return made
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of answers: a tokenizer for the library, how a text is encoded, and the tokens that no text has."""
+
+    tokenizer: LLTokenizer
+    encode: Callable[[str], list[int]]
+    opaque: dict[str, int]
+
+    def allows(self, built: str, text: str) -> bool:
+        """Whether a text is a complete answer."""
+        state, tokens = matcher(self.tokenizer, built), self.encode(text)
+        return state.validate_tokens(tokens) == len(tokens) and state.consume_tokens(tokens) and state.is_accepting()
+
+
+def byte_vocabulary() -> Vocabulary:
+    """Bytes, in which markers are text."""
+    return Vocabulary(byte_tokenizer(), lambda text: list(text.encode()), {})
+
+
 def fits(built: str, text: str) -> bool:
     """Whether a text is a complete answer; its markers are text."""
-    tokenizer = byte_tokenizer()
-    state = matcher(tokenizer, built)
-    tokens = list(text.encode())
-    return state.validate_tokens(tokens) == len(tokens) and state.consume_tokens(tokens) and state.is_accepting()
+    return byte_vocabulary().allows(built, text)
 
 
 def draw(built: str, seed: int, max_tokens: int = 2_000) -> str | None:

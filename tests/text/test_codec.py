@@ -3,8 +3,9 @@
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,12 @@ class Job:
         self.name = name
         self._begun = begun
         self._may_end = threading.Event()
+        self.end = self._may_end.set
 
     def __call__(self) -> str:
         self._begun.append(self.name)
         assert self._may_end.wait(60)
         return self.name
-
-    def end(self) -> None:
-        self._may_end.set()
 
 
 class Scene:
@@ -54,11 +53,12 @@ class Scene:
         self.results: dict[str, asyncio.Task[str]] = {}
         self._threads = threads
 
-    async def ask(self, name: str) -> None:
-        """A job of the tenant that its name begins with, each in a request of its own."""
-        self.jobs[name] = Job(name, self.begun)
-        self.results[name] = asyncio.create_task(self._threads.run(self.jobs[name], TaskOwner(name[0], name)))
-        await asyncio.sleep(0)
+    async def ask(self, *names: str) -> None:
+        """Jobs of the tenants that their names begin with, each in a request of its own."""
+        for name in names:
+            self.jobs[name] = Job(name, self.begun)
+            self.results[name] = asyncio.create_task(self._threads.run(self.jobs[name], TaskOwner(name[0], name)))
+            await asyncio.sleep(0)
 
     async def until_begun(self, *names: str) -> None:
         await asyncio.to_thread(wait_until, lambda: set(names) <= set(self.begun))
@@ -70,110 +70,89 @@ class Scene:
             assert await self.results[name] == name
 
 
-def _play(play: Callable[[Scene], Awaitable[None]], slots: int) -> None:
-    clock = HandClock()
-
-    async def main() -> None:
-        with closing(TextThreads(slots, clock)) as threads:
-            scene = Scene(threads, clock)
-            try:
-                await play(scene)
-            finally:
-                for job in scene.jobs.values():
-                    job.end()
-                await asyncio.gather(*scene.results.values(), return_exceptions=True)
-
-    asyncio.run(main())
+@pytest.fixture
+async def scene(request: pytest.FixtureRequest, clock: HandClock) -> AsyncIterator[Scene]:
+    """Threads with one slot, or with as many as the test's parameter says."""
+    with closing(TextThreads(getattr(request, "param", 1), clock)) as threads:
+        scene = Scene(threads, clock)
+        yield scene
+        for job in scene.jobs.values():
+            job.end()
+        await asyncio.gather(*scene.results.values(), return_exceptions=True)
 
 
-def test_another_keys_prompt_does_not_wait_for_those_of_one_key() -> None:
-    async def play(scene: Scene) -> None:
-        for number in range(5):
-            await scene.ask(f"a{number}")
-        await scene.until_begun("a0", "a1")
-        await scene.ask("b")
-        await scene.end("b")
-        assert sorted(scene.begun) == ["a0", "a1", "b"]
-
-    _play(play, slots=2)
+@pytest.mark.anyio
+@pytest.mark.parametrize("scene", [2], indirect=True)
+async def test_another_keys_prompt_does_not_wait_for_those_of_one_key(scene: Scene) -> None:
+    await scene.ask("a0", "a1", "a2", "a3", "a4")
+    await scene.until_begun("a0", "a1")
+    await scene.ask("b")
+    await scene.end("b")
+    assert sorted(scene.begun) == ["a0", "a1", "b"]
 
 
-def test_several_prompts_of_a_key_do_not_wait_for_one_of_another_key() -> None:
-    async def play(scene: Scene) -> None:
-        for name in ("a0", "a1", "b0", "b1", "b2"):
-            await scene.ask(name)
-        for name in ("b0", "b1", "b2"):
-            await scene.until_begun(name)
-            scene.clock.wait(1.0)
-            await scene.end(name)
-        assert scene.begun == ["a0", "b0", "b1", "b2"]
-        await scene.end("a0", "a1")
-
-    _play(play, slots=1)
+@pytest.mark.anyio
+async def test_several_prompts_of_a_key_do_not_wait_for_one_of_another_key(scene: Scene) -> None:
+    await scene.ask("a0", "a1", "b0", "b1", "b2")
+    for name in ("b0", "b1", "b2"):
+        await scene.until_begun(name)
+        scene.clock.wait(1.0)
+        await scene.end(name)
+    assert scene.begun == ["a0", "b0", "b1", "b2"]
+    await scene.end("a0", "a1")
 
 
-def test_a_prompt_that_nobody_waits_for_is_not_encoded() -> None:
-    async def play(scene: Scene) -> None:
-        for name in ("a0", "a1", "a2"):
-            await scene.ask(name)
-        await scene.until_begun("a0")
-        scene.results["a1"].cancel()
-        await scene.end("a0", "a2")
-        assert scene.begun == ["a0", "a2"]
-
-    _play(play, slots=1)
+@pytest.mark.anyio
+async def test_a_prompt_that_nobody_waits_for_is_not_encoded(scene: Scene) -> None:
+    await scene.ask("a0", "a1", "a2")
+    await scene.until_begun("a0")
+    scene.results["a1"].cancel()
+    await scene.end("a0", "a2")
+    assert scene.begun == ["a0", "a2"]
 
 
-def test_a_running_job_keeps_its_thread_when_its_client_leaves() -> None:
-    async def play(scene: Scene) -> None:
-        for name in ("a0", "a1"):
-            await scene.ask(name)
-        await scene.until_begun("a0")
-        scene.results["a0"].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await scene.results["a0"]
-        assert scene.begun == ["a0"]
-        scene.jobs["a0"].end()
-        await scene.end("a1")
-
-    _play(play, slots=1)
+@pytest.mark.anyio
+async def test_a_running_job_keeps_its_thread_when_its_client_leaves(scene: Scene) -> None:
+    await scene.ask("a0", "a1")
+    await scene.until_begun("a0")
+    scene.results["a0"].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scene.results["a0"]
+    assert scene.begun == ["a0"]
+    scene.jobs["a0"].end()
+    await scene.end("a1")
 
 
-def test_a_client_that_leaves_when_its_turn_comes_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play(scene: Scene) -> None:
-        for name in ("a0", "a1", "a2", "a3"):
-            await scene.ask(name)
-        next_turn, leaving = TaskQueue.next, [scene.results["a1"].cancel, scene.results["a2"].cancel]
+@pytest.mark.anyio
+async def test_a_client_that_leaves_when_its_turn_comes_holds_up_nobody(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await scene.ask("a0", "a1", "a2", "a3")
+    next_turn, leaving = TaskQueue.next, [scene.results["a1"].cancel, scene.results["a2"].cancel]
 
-        def next_and_leave(queue: TaskQueue[asyncio.Future[None]]) -> asyncio.Future[None] | None:
-            turn = next_turn(queue)
-            if turn is not None and len(leaving) == 2:
-                leaving.pop(0)()  # before its turn is passed on
-            elif turn is not None and leaving:
-                asyncio.get_running_loop().call_soon(leaving.pop())  # afterwards
-            return turn
+    def next_and_leave(queue: TaskQueue[asyncio.Future[None]]) -> asyncio.Future[None] | None:
+        turn = next_turn(queue)
+        if turn is not None and len(leaving) == 2:
+            leaving.pop(0)()  # before its turn is passed on
+        elif turn is not None and leaving:
+            asyncio.get_running_loop().call_soon(leaving.pop())  # afterwards
+        return turn
 
-        monkeypatch.setattr(TaskQueue, "next", next_and_leave)
-        await scene.end("a0", "a3")
-        assert scene.begun == ["a0", "a3"]
-
-    _play(play, slots=1)
-
-
-def test_an_error_is_the_callers() -> None:
-    async def main() -> None:
-        def fail() -> None:
-            raise ValueError("wrong")
-
-        with closing(TextThreads(1)) as threads:
-            for _ in range(3):
-                with pytest.raises(ValueError, match="wrong"):
-                    await threads.run(fail, TaskOwner())
-
-    asyncio.run(main())
+    monkeypatch.setattr(TaskQueue, "next", next_and_leave)
+    await scene.end("a0", "a3")
+    assert scene.begun == ["a0", "a3"]
 
 
-def test_a_codecs_long_prompts_take_turns_between_keys() -> None:
+@pytest.mark.anyio
+async def test_an_error_is_the_callers() -> None:
+    with closing(TextThreads(1)) as threads:
+        for _ in range(3):
+            with pytest.raises(ValueError, match="invalid literal"):
+                await threads.run(partial(int, "wrong"), TaskOwner())
+
+
+@pytest.mark.anyio
+async def test_a_codecs_long_prompts_take_turns_between_keys() -> None:
     may_end, begun = threading.Event(), list[str]()
 
     class Slow(ByteTokenizer):
@@ -182,23 +161,19 @@ def test_a_codecs_long_prompts_take_turns_between_keys() -> None:
             assert pieces[0][0] != "a" or may_end.wait(60)
             return super().encode(*pieces)
 
-    async def main() -> None:
-        codec = TextCodec({"default": ChatTemplate("{{ messages[0].content }}", {})}, Slow())
-        with closing(codec):
-            try:
-                text, owner = SHORT_TEXT * "a", TaskOwner("a", "long")
-                of_a = [
-                    asyncio.create_task(codec.encode_chat([{"role": "user", "content": f"{text}a"}], owner=owner)),
-                    *(asyncio.create_task(codec.encode_text(f"{text}a", owner=owner)) for _ in range(3)),
-                ]
-                await asyncio.to_thread(wait_until, lambda: len(begun) == 2)
-                await codec.encode_text(SHORT_TEXT * "b" + "b", owner=TaskOwner("b", "other"))
-                assert begun == ["a", "a", "b"]
-            finally:
-                may_end.set()
-            await asyncio.gather(*of_a)
-
-    asyncio.run(main())
+    with closing(_codec("{{ messages[0].content }}", Slow())) as codec:
+        text, owner = SHORT_TEXT * "a" + "a", TaskOwner("a", "long")
+        of_a = [
+            asyncio.create_task(codec.encode_chat(_user(text), owner=owner)),
+            *(asyncio.create_task(codec.encode_text(text, owner=owner)) for _ in range(3)),
+        ]
+        try:
+            await asyncio.to_thread(wait_until, lambda: len(begun) == 2)
+            await codec.encode_text(SHORT_TEXT * "b" + "b", owner=TaskOwner("b", "other"))
+            assert begun == ["a", "a", "b"]
+        finally:
+            may_end.set()
+        await asyncio.gather(*of_a)
 
 
 START, END = 1, 2
@@ -227,14 +202,11 @@ def _user(content: str) -> list[dict[str, Any]]:
 # messages to tokens
 
 
-def test_messages_go_through_the_template_to_token_ids() -> None:
+def test_messages_tools_and_variables_go_through_the_template_to_token_ids() -> None:
     codec = _codec("{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", bos_token="^")
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "ü"}]
     assert _encode(codec.encode_chat(messages)) == list("^system:s;user:ü;".encode())
     assert codec.render_chat(messages).text == "^system:s;user:ü;"
-
-
-def test_tools_and_more_variables_reach_the_template() -> None:
     codec = _codec("{{ tools[0].function.name }} {{ effort }}")
     tools = [{"type": "function", "function": {"name": "add"}}]
     assert _encode(codec.encode_chat(_user("x"), tools, {"effort": "low"})) == list(b"add low")
@@ -259,12 +231,10 @@ def test_the_event_loop_renders_only_what_is_short(variables: dict[str, Any], is
     assert (rendered_in == [threading.get_ident()]) is is_short
 
 
-def test_a_refusal_of_the_template_reaches_the_caller() -> None:
-    codec = _codec("{{ raise_exception('no') }}")
+@pytest.mark.parametrize("content", ["x", "x" * SHORT_TEXT * 2], ids=["short", "long"])
+def test_a_refusal_of_the_template_reaches_the_caller(content: str) -> None:
     with pytest.raises(InvalidField, match="no"):
-        _encode(codec.encode_chat(_user("x")))
-    with pytest.raises(InvalidField, match="no"):
-        _encode(codec.encode_chat(_user("x" * SHORT_TEXT * 2)))
+        _encode(_codec("{{ raise_exception('no') }}").encode_chat(_user(content)))
 
 
 # special tokens in requests
@@ -341,52 +311,40 @@ IMAGE_TOKEN = 5
 EACH_PART = "{% for p in messages[0].content %}{{ '<|image_pad|>' if p.type == 'image' else p.text }}{% endfor %}"
 
 
-def _vision_codec(source: str, marker: str = "<|image_pad|>", *, allow_special_tokens: bool = False) -> TextCodec:
-    vision = VisionModel(IMAGES, "qwen3_vl", marker, "<|image_pad|>", IMAGE_TOKEN)
-    return TextCodec(
-        {"default": ChatTemplate(source)},
-        ModelTokenizer(IMAGES),
-        model=vision,
-        allow_special_tokens=allow_special_tokens,
-    )
+def _vision_codec(source: str, *, allow_special_tokens: bool = False) -> TextCodec:
+    vision = VisionModel(IMAGES, "qwen3_vl", "<|image_pad|>", "<|image_pad|>", IMAGE_TOKEN)
+    template, tokenizer = {"default": ChatTemplate(source)}, ModelTokenizer(IMAGES)
+    return TextCodec(template, tokenizer, model=vision, allow_special_tokens=allow_special_tokens)
 
 
 def _looking(text: str, num_images: int = 1) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*[{"type": "image"}] * num_images, {"type": "text", "text": text}]}]
 
 
-@pytest.mark.parametrize(
-    ("source", "marker"),
-    [
-        (EACH_PART, "<|image_pad|>"),
-        ("{{ messages[0].content }}", "<|image_pad|>"),
-    ],
-    ids=["parts", "text"],
-)
-def test_a_prompt_has_one_placeholder_for_each_image(source: str, marker: str) -> None:
-    codec = _vision_codec(source, marker)
+@pytest.mark.parametrize("source", [EACH_PART, "{{ messages[0].content }}"], ids=["parts", "text"])
+def test_a_prompt_has_one_placeholder_for_each_image(source: str) -> None:
+    codec = _vision_codec(source)
     assert codec.placeholder == IMAGE_TOKEN
     assert _encode(codec.encode_chat(_looking("a <|image_pad|>", 2))).count(IMAGE_TOKEN) == 2
 
 
-def test_template_that_leaves_out_an_image_is_refused() -> None:
-    codec = _vision_codec(EACH_PART.replace("'<|image_pad|>' if", "'' if"))
-    with pytest.raises(InvalidField, match="have 1 images, for which the model's chat template writes 0") as caught:
-        _encode(codec.encode_chat(_looking("a")))
+@pytest.mark.parametrize(
+    ("source", "is_allowed", "text", "written"),
+    [(EACH_PART.replace("'<|image_pad|>' if", "'' if"), False, "a", 0), (EACH_PART, True, "<|image_pad|>", 2)],
+    ids=["left out by the template", "typed as a token"],
+)
+def test_prompt_with_another_number_of_images_is_refused(
+    source: str, is_allowed: bool, text: str, written: int
+) -> None:
+    words = f"have 1 images, for which the model's chat template writes {written}"
+    with pytest.raises(InvalidField, match=words) as caught:
+        _encode(_vision_codec(source, allow_special_tokens=is_allowed).encode_chat(_looking(text)))
     assert caught.value.param == "messages"
-
-
-def test_a_typed_placeholder_that_is_a_token_is_refused() -> None:
-    codec = _vision_codec(EACH_PART, allow_special_tokens=True)
-    with pytest.raises(InvalidField, match="have 1 images, for which the model's chat template writes 2"):
-        _encode(codec.encode_chat(_looking("<|image_pad|>")))
 
 
 def test_only_models_for_images_have_a_placeholder(demo: TextCodec) -> None:
     assert (demo.vision, demo.placeholder) == (None, -1)
-    codec = load_text_codec(IMAGES, "cpu")
-    assert codec.vision is not None
-    assert codec.placeholder == IMAGE_TOKEN
+    assert load_text_codec(IMAGES, "cpu").placeholder == IMAGE_TOKEN
 
 
 # raw texts
@@ -409,22 +367,20 @@ def test_raw_text_starts_with_bos_unless_it_continues(tmp_path: Path) -> None:
 # long texts
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     "content",
     ["some words and an emoji 👋 " * 20_000, "x" * 500_000, "<|im_end|>" * 50_000],
     ids=["words", "one word", "forged"],
 )
-def test_event_loop_runs_while_a_long_text_is_encoded(demo: TextCodec, content: str) -> None:
-    async def test() -> None:
-        encoding = asyncio.create_task(demo.encode_chat(_user(content)))
-        turns = 0
-        while not encoding.done():
-            await asyncio.sleep(0.001)
-            turns += 1
-        assert turns > 20
-        assert demo.decode((await encoding).tokens) == demo.render_chat(_user(content)).text
-
-    asyncio.run(test())
+async def test_event_loop_runs_while_a_long_text_is_encoded(demo: TextCodec, content: str) -> None:
+    encoding = asyncio.create_task(demo.encode_chat(_user(content)))
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 20
+    assert demo.decode((await encoding).tokens) == demo.render_chat(_user(content)).text
 
 
 @pytest.mark.parametrize(
@@ -435,9 +391,6 @@ def test_event_loop_runs_while_a_long_text_is_encoded(demo: TextCodec, content: 
 def test_a_prompt_has_the_same_tokens_wherever_it_is_encoded(demo: TextCodec, messages: list[dict[str, Any]]) -> None:
     rendered = demo.render_chat(messages).text
     assert _encode(demo.encode_chat(messages)) == asyncio.run(demo.encode_text(rendered))
-
-
-# tokens to text
 
 
 # from a model directory

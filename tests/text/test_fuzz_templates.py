@@ -16,10 +16,7 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 # Far above what any takes on a busy machine, far below an endless loop.
 MAX_SECONDS = 20
 MAX_CHARACTERS = 20_000
-SOURCES = [
-    SCRIPTED_TEMPLATE,
-    (DEMO / "chat_template.jinja").read_text(encoding="utf-8"),
-]
+SOURCES = [SCRIPTED_TEMPLATE, (DEMO / "chat_template.jinja").read_text(encoding="utf-8")]
 # Tags, expressions, comments and the text between them, as in Jinja's lexer.
 PIECES = [re.findall(r"\{[%{#].*?[%}#]\}|[^{]+|\{", source, re.DOTALL) for source in SOURCES]
 HOSTILE = [

@@ -32,26 +32,23 @@ def words(tmp_path: Path) -> PooledTexts:
     return PooledTexts(ModelTokenizer(small_tokenizers.words(tmp_path)), PromptWriter({}), RERANKER)
 
 
-def lengths(encoded: list[EncodedText]) -> list[list[int]]:
-    for tokens, about in encoded:
-        assert about.num_tokens == len(tokens)
-    return [tokens for tokens, _ in encoded]
-
-
-def test_text_gets_special_tokens_and_ids_stay_unchanged(words: PooledTexts) -> None:
-    assert lengths(words.encode(["one two", [3, 3]], LIMIT)) == [[1, 3, 4, 2], [3, 3]]
-
-
-def test_special_tokens_of_a_text_are_read_as_such(words: PooledTexts) -> None:
-    assert lengths(words.encode(["one [SEP]"], LIMIT)) == [[1, 3, 2, 2]]
-
-
-def test_prompt_precedes_each_text_and_its_tokens_are_counted(words: PooledTexts) -> None:
-    assert words.encode(["two"], LIMIT, prompt="one ") == [EncodedText([1, 3, 4, 2], PooledText(4, 0, 2))]
-
-
-def test_token_ids_get_no_prompt_and_are_pooled_completely(words: PooledTexts) -> None:
-    assert words.encode([[3, 4, 3]], LIMIT, prompt="one ") == [EncodedText([3, 4, 3], PooledText(3))]
+@pytest.mark.parametrize(
+    ("text", "limit", "prompt", "tokens", "about"),
+    [
+        ("one two", LIMIT, "", [1, 3, 4, 2], PooledText(4)),
+        ([3, 3], LIMIT, "", [3, 3], PooledText(2)),
+        ("one [SEP]", LIMIT, "", [1, 3, 2, 2], PooledText(4)),
+        ("two", LIMIT, "one ", [1, 3, 4, 2], PooledText(4, 0, 2)),
+        ([3, 4, 3], LIMIT, "one ", [3, 4, 3], PooledText(3)),
+        ("one two one two one", CUT, "", [1, 3, 4, 3, 4, 2], PooledText(6)),
+        ([3] * 9, CUT, "", [3] * 6, PooledText(6)),
+    ],
+    ids=["a text", "ids", "its special tokens", "a prompt", "ids without it", "a text is cut inside", "ids are cut"],
+)
+def test_tokens_of_a_text_and_of_its_prompt_are_counted(
+    words: PooledTexts, text: str | list[int], limit: TextLimit, prompt: str, tokens: list[int], about: PooledText
+) -> None:
+    assert words.encode([text], limit, prompt=prompt) == [EncodedText(tokens, about)]
 
 
 def test_a_long_text_is_refused_with_the_limit(words: PooledTexts) -> None:
@@ -64,12 +61,8 @@ def test_a_long_text_is_refused_with_the_limit(words: PooledTexts) -> None:
     )
 
 
-def test_a_long_text_is_cut_inside_the_tokens_around_it(words: PooledTexts) -> None:
-    assert lengths(words.encode(["one two one two one", [3] * 9], CUT)) == [[1, 3, 4, 3, 4, 2], [3] * 6]
-
-
 def test_texts_are_truncated_to_one_own_token_at_least(words: PooledTexts) -> None:
-    assert lengths(words.encode([[3, 4]], CUT_TO_2)) == [[3, 4]]
+    assert words.encode([[3, 4]], CUT_TO_2)[0].tokens == [3, 4]
     with pytest.raises(InvalidField, match="must be at least 3, including 2 special tokens; given 2") as refused:
         words.encode(["one"], CUT_TO_2)
     assert refused.value.param == "truncate_prompt_tokens"
@@ -122,10 +115,25 @@ def decoder_texts(template: str = TEMPLATE) -> PooledTexts:
     return PooledTexts(ByteTokenizer(), PromptWriter({DEFAULT: ChatTemplate(template)}), model)
 
 
-def test_a_decoder_reads_a_pair_as_its_template_writes_it() -> None:
-    texts = decoder_texts()
-    (pair,) = texts.encode_pairs([Pair("q", "d")], TextLimit(100, ""), instruction="I")
-    assert bytes(pair.tokens) == b"S:sI;qq;dd;END"
+QUERY_LAST = "{{ messages[1].content }}|{{ messages[0].content }}END"
+
+
+@pytest.mark.parametrize(
+    ("template", "pair", "limits", "instruction", "written"),
+    [
+        (TEMPLATE, Pair("q", "d"), {}, "I", b"S:sI;qq;dd;END"),
+        (TEMPLATE, Pair("q", "0123456789"), {"cut_to": 12}, None, b"S:qq;d01;END"),
+        (TEMPLATE, Pair("q", "0123456789"), {"document": 3}, None, b"S:qq;d012;END"),
+        (QUERY_LAST, Pair("q", "0123456789"), {"cut_to": 9}, None, b"0123|qEND"),
+        (QUERY_LAST, Pair("qq", "0123456789"), {"cut_to": 9}, None, b"012|qqEND"),
+        (QUERY_LAST, Pair("q", "01"), {"cut_to": 9}, None, b"01|qEND"),
+    ],
+)
+def test_a_decoder_reads_a_pair_of_which_only_the_document_is_cut(
+    template: str, pair: Pair, limits: dict[str, Any], instruction: str | None, written: bytes
+) -> None:
+    (found,) = decoder_texts(template).encode_pairs([pair], TextLimit(100, "", **limits), instruction=instruction)
+    assert bytes(found.tokens) == written
 
 
 def test_refusal_of_the_template_names_the_documents() -> None:
@@ -133,26 +141,6 @@ def test_refusal_of_the_template_names_the_documents() -> None:
     with pytest.raises(InvalidField, match="no d") as refused:
         decoder_texts(refusing).encode_pairs([Pair("q", "d")], TextLimit(100, ""))
     assert refused.value.param == "documents"
-
-
-def test_text_after_the_document_is_never_truncated() -> None:
-    limit = TextLimit(100, "", cut_to=12)
-    (pair,) = decoder_texts().encode_pairs([Pair("q", "0123456789")], limit)
-    assert bytes(pair.tokens) == b"S:qq;d01;END"
-
-
-def test_a_query_that_follows_the_document_is_never_cut_off() -> None:
-    template = "{{ messages[1].content }}|{{ messages[0].content }}END"
-    limit = TextLimit(100, "", cut_to=9)
-    pairs = [Pair("q", "0123456789"), Pair("qq", "0123456789"), Pair("q", "01")]
-    found = decoder_texts(template).encode_pairs(pairs, limit)
-    assert [bytes(pair.tokens) for pair in found] == [b"0123|qEND", b"012|qqEND", b"01|qEND"]
-
-
-def test_documents_are_cut_to_their_own_limit() -> None:
-    limit = TextLimit(100, "", document=3)
-    (pair,) = decoder_texts().encode_pairs([Pair("q", "0123456789")], limit)
-    assert bytes(pair.tokens) == b"S:qq;d012;END"
 
 
 @pytest.mark.parametrize("is_decoder", [True, False])

@@ -60,13 +60,10 @@ def test_a_text_comes_back_from_its_tokens(tokenizer: Tokenizer, text: str) -> N
 
 
 @given(text=ANY_TEXT)
-def test_any_text_comes_back_from_its_tokens(tokenizer: Tokenizer, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@given(text=ANY_TEXT)
-def test_the_bytes_of_the_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
-    data = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
+def test_any_text_and_its_bytes_come_back_from_its_tokens(tokenizer: Tokenizer, text: str) -> None:
+    tokens = tokenizer.encode(text)
+    assert tokenizer.decode(tokens) == text
+    data = b"".join(map(tokenizer.token_bytes, tokens))
     assert data in (text.encode(), b" " + text.encode())  # SentencePiece adds a blank at the start of a text
 
 
@@ -100,9 +97,7 @@ def test_bytes_that_are_no_character_are_replaced(tokenizer: Tokenizer) -> None:
 
 
 def test_no_tokens_have_no_text(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode("") == []
-    assert tokenizer.decode([]) == ""
-    assert tokenizer.decoder().decode([]) == ""
+    assert (tokenizer.encode(""), tokenizer.decode([]), tokenizer.decoder().decode([])) == ([], "", "")
 
 
 @pytest.mark.parametrize("token", [-1, 100_000])
@@ -115,16 +110,12 @@ def test_unknown_token_id_has_no_text(tokenizer: Tokenizer, token: int) -> None:
 # the scripted runner's
 
 
-def test_the_scripted_tokens_are_bytes() -> None:
-    assert ByteTokenizer().encode("a", "é\x04") == [97, 0xC3, 0xA9, 4]
-    assert ByteTokenizer().framed([97]) == [97]
-    assert ByteTokenizer().token_bytes(0xC3) == b"\xc3"
-
-
-def test_the_scripted_end_of_an_answer_is_a_token_without_text() -> None:
-    assert ByteTokenizer().has_token(256)
-    assert ByteTokenizer().decode([97, 256, 98]) == "ab"
-    assert ByteTokenizer().vocab_size == 257
+def test_the_scripted_tokens_are_bytes_and_an_end_without_text() -> None:
+    scripted = ByteTokenizer()
+    assert scripted.encode("a", "é\x04") == [97, 0xC3, 0xA9, 4]
+    assert (scripted.framed([97]), scripted.token_bytes(0xC3), scripted.vocab_size) == ([97], b"\xc3", 257)
+    assert scripted.has_token(256)
+    assert scripted.decode([97, 256, 98]) == "ab"
 
 
 # the model's
@@ -160,16 +151,15 @@ def test_a_million_characters_without_a_word_are_encoded(demo: Tokenizer, text: 
 # the kinds that models have
 
 
-def test_tokens_around_a_text_are_the_tokenizers_own(made: Make) -> None:
-    tokenizer = made(sentencepiece)
-    assert tokenizer.framed(tokenizer.encode("hi")) == [1, *tokenizer.encode("hi")]
-    assert tokenizer.unknown == set()
-
-
-def test_tokens_before_and_after_a_text(made: Make) -> None:
-    tokenizer = made(words)
-    assert tokenizer.framed(tokenizer.encode("one twos")) == [1, 3, 4, 5, 2]
-    assert tokenizer.unknown == {0}
+@pytest.mark.parametrize(
+    ("kind", "text", "framed", "unknown"),
+    [(sentencepiece, "a", [1, 259, 260], set()), (words, "one twos", [1, 3, 4, 5, 2], {0})],
+)
+def test_tokens_around_a_text_are_the_tokenizers_own(
+    made: Make, kind: Callable[[Path], Path], text: str, framed: list[int], unknown: set[int]
+) -> None:
+    tokenizer = made(kind)
+    assert (tokenizer.framed(tokenizer.encode(text)), tokenizer.unknown) == (framed, unknown)
 
 
 def test_blank_before_a_text_is_dropped_but_inner_ones_stay(made: Make) -> None:
@@ -180,11 +170,6 @@ def test_blank_before_a_text_is_dropped_but_inner_ones_stay(made: Make) -> None:
     assert tokenizer.decoder().decode(tokens) == "hi hi"
     assert tokenizer.decoder(continues=True).decode(tokens) == " hi hi"
     assert tokenizer.decoder().decode([1, *tokens]) == "hi hi"
-
-
-def test_bytes_that_stand_in_for_an_unknown_character_are_bytes(made: Make) -> None:
-    tokenizer = made(sentencepiece)
-    assert [tokenizer.token_bytes(token) for token in tokenizer.encode("é")[1:]] == [b"\xc3", b"\xa9"]
 
 
 def test_words_are_put_together_as_the_library_does(made: Make) -> None:
@@ -205,14 +190,11 @@ def test_an_added_token_is_the_text_that_it_says(made: Make) -> None:
 # what cannot be loaded
 
 
-def test_directory_without_a_tokenizer_is_refused_by_file_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json cannot be loaded: No such file"):
-        ModelTokenizer(tmp_path)
-
-
-def test_invalid_tokenizer_file_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "none"}}', encoding="utf-8")
-    with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json cannot be loaded: "):
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), ('{"model": {"type": "none"}}', "")])
+def test_missing_or_invalid_tokenizer_is_refused_by_file_name(tmp_path: Path, content: str | None, reason: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ModelDirectoryError, match=rf"tokenizer\.json cannot be loaded: {reason}"):
         ModelTokenizer(tmp_path)
 
 

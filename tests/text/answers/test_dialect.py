@@ -3,28 +3,30 @@
 import pytest
 
 from genai_server.errors import ConfigurationError
-from genai_server.text.answers.reasoning import HARMONY, THINK
+from genai_server.text.answers.reasoning import HARMONY, THINK, ReasoningFormat
 from genai_server.text.tool_formats.all_formats import TOOL_FORMATS, Dialect, detect_tool_format, read_dialect
 from tests.running_server import DEMO
 
 
-def test_template_without_markers_has_no_formats() -> None:
-    assert read_dialect("{{ messages }}") == Dialect(None, None)
-
-
-def test_template_determines_both_formats() -> None:
-    assert read_dialect("<tool_call> </think>") == Dialect(TOOL_FORMATS["hermes"], THINK)
-
-
-def test_the_operator_may_name_a_format_or_none() -> None:
-    assert read_dialect("{{ messages }}", "hermes").tool_format is TOOL_FORMATS["hermes"]
-    assert read_dialect("<tool_call>", "none").tool_format is None
-
-
-def test_a_model_of_harmony_reasons_in_its_messages() -> None:
-    assert read_dialect("<|channel|>analysis<|message|> functions.") == Dialect(TOOL_FORMATS["harmony"], HARMONY)
-    assert read_dialect("<|channel|>analysis<|message|>", "none") == Dialect(None, HARMONY)
-    assert read_dialect("<tool_call> </think>", "harmony") == Dialect(TOOL_FORMATS["harmony"], HARMONY)
+@pytest.mark.parametrize(
+    ("template", "named", "tool_format", "reasoning"),
+    [
+        ("{{ messages }}", "auto", None, None),
+        ("<tool_call> </think>", "auto", "hermes", THINK),
+        # The operator may name a format or none.
+        ("{{ messages }}", "hermes", "hermes", None),
+        ("<tool_call>", "none", None, None),
+        # A model of Harmony reasons in its messages.
+        ("<|channel|>analysis<|message|> functions.", "auto", "harmony", HARMONY),
+        ("<|channel|>analysis<|message|>", "none", None, HARMONY),
+        ("<tool_call> </think>", "harmony", "harmony", HARMONY),
+    ],
+)
+def test_template_and_operator_determine_both_formats(
+    template: str, named: str, tool_format: str | None, reasoning: ReasoningFormat | None
+) -> None:
+    expected = Dialect(TOOL_FORMATS[tool_format] if tool_format else None, reasoning)
+    assert read_dialect(template, named) == expected
 
 
 def test_an_unknown_format_is_refused_with_those_that_are_known() -> None:
@@ -93,11 +95,3 @@ def test_template_determines_the_format(template: str, name: str | None) -> None
 
 def test_the_demo_model_writes_calls_as_hermes_does() -> None:
     assert detect_tool_format((DEMO / "chat_template.jinja").read_text(encoding="utf-8")) == "hermes"
-
-
-def test_formats_have_their_names() -> None:
-    first = {"hermes", "llama3_json", "pythonic", "mistral", "phi4mini"}
-    newer = {"granite", "qwen3_coder", "glm", "minimax", "deepseek_v3", "deepseek_v31", "kimi", "harmony"}
-    newest = {"lfm2", "olmo3", "nemotron"}
-    assert set(TOOL_FORMATS) == first | newer | newest
-    assert all(name == form.name for name, form in TOOL_FORMATS.items())

@@ -1,6 +1,7 @@
 """The text of an answer for parsers written as generators."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -23,11 +24,11 @@ def waits(reader: Reader[object]) -> bool:
 
 
 def text_of(text: str, *, ended: bool = False) -> Lookahead:
-    text_ = Lookahead()
-    text_.append(text)
+    made = Lookahead()
+    made.append(text)
     if ended:
-        text_.end()
-    return text_
+        made.end()
+    return made
 
 
 def test_a_literal_is_waited_for_as_long_as_it_can_come() -> None:
@@ -53,25 +54,20 @@ def test_a_last_literal_may_be_cut_by_the_end(come: str, taken: bool) -> None:
     assert text.at == (len(come) if taken else 0)
 
 
-def test_a_run_ends_with_another_character() -> None:
+@pytest.mark.parametrize(("read", "at"), [(Lookahead.take_all, 3), (Lookahead.peek_all, 0)])
+def test_a_run_that_is_taken_or_looked_at_ends_with_another_character(
+    read: Callable[[Lookahead, re.Pattern[str]], Reader[str]], at: int
+) -> None:
     text = text_of("ab")
-    reader = text.take_all(LETTERS)
+    reader = read(text, LETTERS)
     assert waits(reader)
     text.append("c1")
-    assert found(reader) == "abc"
+    assert (found(reader), text.at) == ("abc", at)
 
 
-def test_a_run_ends_with_the_text() -> None:
-    assert found(text_of("ab", ended=True).take_all(LETTERS)) == "ab"
-
-
-def test_looking_at_a_run_does_not_go_past_it() -> None:
-    text = text_of("ab")
-    reader = text.peek_all(LETTERS)
-    assert waits(reader)
-    text.append("c1")
-    assert found(reader) == "abc"
-    assert text.at == 0
+def test_a_run_ends_with_the_text_and_nothing_comes_after_it() -> None:
+    text = text_of("ab", ended=True)
+    assert (found(text.take_all(LETTERS)), found(text.peek())) == ("ab", "")
 
 
 def test_places_stay_right_when_what_is_before_is_forgotten() -> None:
@@ -85,10 +81,6 @@ def test_places_stay_right_when_what_is_before_is_forgotten() -> None:
     assert (place, text.at, text.since(place)) == (10_000, 10_005, "  def")
 
 
-def test_nothing_comes_after_the_end() -> None:
-    assert found(text_of("", ended=True).peek()) == ""
-
-
 def test_text_up_to_a_literal_comes_with_its_last_letter() -> None:
     text = Lookahead()
     reader = text.take_until("</a>")
@@ -96,9 +88,7 @@ def test_text_up_to_a_literal_comes_with_its_last_letter() -> None:
         text.append(piece)
         assert next(reader, "done") is None
     text.append("> two")
-    with pytest.raises(StopIteration) as found:
-        next(reader)
-    assert found.value.value == "one </b> "
+    assert found(reader) == "one </b> "
     text.end()
     assert read_complete(text.take_until("</a>")) is None
     assert read_complete(text.peek()) == ""

@@ -30,21 +30,19 @@ def test_reasoning_is_separated_from_the_answer_and_newlines(form: ReasoningForm
     assert parse(text, form) == [Reasoning("Two lines\n\nof <thought> [so]"), Content("An answer.\n")]
 
 
-def test_an_answer_may_begin_inside() -> None:
-    assert parse("so\n</think>\nyes", inside=True) == [Reasoning("so"), Content("yes")]
-
-
-def test_a_marker_that_is_repeated_inside_is_dropped() -> None:
-    assert parse("<think>\nso</think>yes", inside=True) == [Reasoning("so"), Content("yes")]
-
-
-def test_empty_reasoning_is_none() -> None:
-    assert parse("<think>\n\n</think>\n\nyes") == [Content("yes")]
-
-
-def test_reasoning_that_is_cut_stays_reasoning() -> None:
-    assert parse("<think>\nfirst </thi") == [Reasoning("first </thi")]
-    assert parse("first\n", inside=True) == [Reasoning("first\n")]
+@pytest.mark.parametrize(
+    ("text", "inside", "parts"),
+    [
+        ("so\n</think>\nyes", True, [Reasoning("so"), Content("yes")]),
+        # A marker that is repeated inside is dropped.
+        ("<think>\nso</think>yes", True, [Reasoning("so"), Content("yes")]),
+        ("<think>\n\n</think>\n\nyes", False, [Content("yes")]),
+        ("<think>\nfirst </thi", False, [Reasoning("first </thi")]),
+        ("first\n", True, [Reasoning("first\n")]),
+    ],
+)
+def test_reasoning_may_be_begun_empty_or_cut(text: str, inside: bool, parts: list[Part]) -> None:
+    assert parse(text, inside=inside) == parts
 
 
 @pytest.mark.parametrize("text", ["<thinking> is a tag", "no", " \n<thin", "Write <think>so</think>", "  x"])

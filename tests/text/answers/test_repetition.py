@@ -50,13 +50,10 @@ def test_a_loop_in_a_thought_is_found_once_it_is_long(pattern: int) -> None:
     assert max(8 * pattern, 512) <= ends_at + 1 < max(8 * pattern, 512) + 16
 
 
-def test_longer_patterns_and_other_text_do_not_end_an_answer() -> None:
+def test_other_text_longer_patterns_and_what_came_before_a_thought_do_not_count() -> None:
     for pattern, is_within in ((257, True), (5, False)):
         found = RepetitionDetector(None)
         assert not any(found.repeats(at % pattern, is_within=is_within) for at in range(5000))
-
-
-def test_what_was_repeated_before_a_thought_does_not_count() -> None:
     found = RepetitionDetector(None)
     assert not any(found.repeats(1, is_within=False) for _ in range(1000))
     assert not any(found.repeats(1, is_within=True) for _ in range(511))

@@ -35,10 +35,7 @@ def test_gbnf_becomes_a_grammar_that_compiles() -> None:
         ("root ::= nowhere", "'nowhere' not found"),
         ("root ::= [", "not a valid GBNF grammar"),
         ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "nested too deeply"),
-        (
-            "root ::= " + '"a" ' * MAX_GBNF,
-            f"at most {MAX_GBNF} characters if it is GBNF; given {4 * MAX_GBNF + 9}",
-        ),
+        ("root ::= " + '"a" ' * MAX_GBNF, f"at most {MAX_GBNF} characters if it is GBNF; given {4 * MAX_GBNF + 9}"),
     ],
     ids=lambda value: value[:20],
 )

@@ -126,9 +126,10 @@ WRITTEN: dict[str, tuple[dict[str, Any], str]] = {
         '{"id": "12345678-1234-1234-1234-123456789abc", "at": "2024-02-29T12:00:00Z", "code": "AB123", '
         '"items": {"x": {"price": 0.5, "tags": ["a"], "color": null}}}',
     ),
-    "zod 4": (
+    "zod 4, schemars and Java's": (
         {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "Config",
             "type": "object",
             "properties": {
                 "n": {"type": "integer", "minimum": -9007199254740991, "maximum": 9007199254740991},
@@ -136,11 +137,24 @@ WRITTEN: dict[str, tuple[dict[str, Any], str]] = {
                 "f": {"type": "number", "minimum": -3.4028234663852886e38, "maximum": 3.4028234663852886e38},
                 "day": {"type": "string", "format": "date"},
                 "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}]},
+                "big": {"type": "integer", "format": "int64", **INT64},
+                "size": {"type": "integer", "format": "uint64", "minimum": 0},
+                "ratio": {"type": ["number", "null"], "format": "double"},
+                "wide": {"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308},
+                "at": {"type": ["string", "null"], "format": "time"},
+                "shape": {
+                    "oneOf": [
+                        {"type": "string", "const": "Dot"},
+                        {"type": "object", "properties": {"Box": {"type": "integer"}}, "required": ["Box"]},
+                    ]
+                },
             },
-            "required": ["n", "p", "f", "day", "pair"],
+            "required": ["n", "p", "f", "day", "pair", "big", "size", "shape"],
             "additionalProperties": False,
         },
-        '{"n": 9007199254740991, "p": 0.25, "f": -1.5, "day": "2023-12-31", "pair": ["a", null]}',
+        '{"n": 9007199254740991, "p": 0.25, "f": -1.5, "day": "2023-12-31", "pair": ["a", null], '
+        '"big": 9223372036854775807, "size": 18446744073709551615, "ratio": 1.5, "wide": -12.75, '
+        '"at": "23:59:59+02:00", "shape": {"Box": 3}}',
     ),
     "zod-to-json-schema": (
         {
@@ -155,41 +169,6 @@ WRITTEN: dict[str, tuple[dict[str, Any], str]] = {
             "additionalProperties": False,
         },
         '{"mail": "first.last@example.com", "pair": ["a", 1], "kind": "b"}',
-    ),
-    "schemars": (
-        {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "title": "Config",
-            "type": "object",
-            "properties": {
-                "big": {"type": "integer", "format": "int64", **INT64},
-                "size": {"type": "integer", "format": "uint64", "minimum": 0},
-                "byte": {"type": "integer", "format": "uint8", "minimum": 0, "maximum": 255},
-                "ratio": {"type": ["number", "null"], "format": "double"},
-                "shape": {
-                    "oneOf": [
-                        {"type": "string", "const": "Dot"},
-                        {"type": "object", "properties": {"Box": {"type": "integer"}}, "required": ["Box"]},
-                    ]
-                },
-            },
-            "required": ["big", "size", "byte", "shape"],
-        },
-        '{"big": 9223372036854775807, "size": 18446744073709551615, "byte": 255, "ratio": 1.5, "shape": {"Box": 3}}',
-    ),
-    "Java": (
-        {
-            "$schema": "https://json-schema.org/draft/2020-12/schema",
-            "type": "object",
-            "properties": {
-                "id": {"type": "integer", **INT64},
-                "count": {"type": "integer", "minimum": -2147483648, "maximum": 2147483647},
-                "ratio": {"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308},
-                "at": {"type": ["string", "null"], "format": "time"},
-            },
-            "required": ["id", "count"],
-        },
-        '{"id": -9223372036854774784, "count": -2147483648, "ratio": -12.75, "at": "23:59:59+02:00"}',
     ),
 }
 

@@ -47,13 +47,10 @@ def test_unsupported_keywords_are_dropped_and_all_others_hold() -> None:
     assert_answers(built, [good], bad)
 
 
-def test_schemas_of_one_of_that_overlap_become_any_of() -> None:
+def test_schemas_of_one_of_that_overlap_and_keys_of_patterns_are_allowed() -> None:
     built, left_out = followed_best({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 5}]})
     assert left_out == ["oneOf"]
     assert_answers(built, ["7"], ['"a"'])
-
-
-def test_keys_of_patterns_that_are_left_out_are_allowed() -> None:
     built, left_out = followed_best(
         {"type": "object", "patternProperties": {"(?=a)b": {"type": "integer"}}, "additionalProperties": False}
     )

@@ -1,8 +1,8 @@
 """Conversations in the forms that chat templates write."""
 
 import json
+import re
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from genai_server.errors import InvalidField
 from genai_server.text.prompts.conversation import Conversation, convert
-from genai_server.text.prompts.template_traits import (
-    TEXTS_BY_TURNS,
-    CallForm,
-    CallIds,
-    TemplateTraits,
-    TextBesideCalls,
-)
+from genai_server.text.prompts.template_traits import TEXTS_BY_TURNS, CallForm, CallIds, TemplateTraits, TextBesideCalls
 
 Message = dict[str, Any]
 USER = {"role": "user", "content": "Hello"}
@@ -26,9 +20,13 @@ IMAGE = {"type": "image"}
 STRICT: dict[str, Any] = {**TEXTS_BY_TURNS, "calls": CallForm.TOGETHER, "tool_results": True}
 
 
-def _joined(notes: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Each note as one text: the path, and what is said of it."""
-    return tuple(map("".join, notes))
+def _converted(conversation: Conversation) -> list[str]:
+    """What was written in another form: for each note, the path and what is said of it."""
+    return ["".join(note) for note in conversation.notes.converted]
+
+
+def _left_out(conversation: Conversation) -> list[str]:
+    return ["".join(note) for note in conversation.notes.left_out]
 
 
 def _convert(*messages: Message, continues: bool = False, **traits: Any) -> Conversation:
@@ -50,25 +48,25 @@ def _result(id: str, content: Any = "4") -> Message:
 
 def _short(conversation: Conversation) -> list[str]:
     """Each message as its role, calls and content."""
-    shown = []
-    for message in conversation.messages:
-        calls = [call["id"] for call in message.get("tool_calls", [])]
-        shown.append(" ".join([message["role"], *calls, repr(message["content"])]))
-    return shown
+    return [
+        " ".join([message["role"], *(call["id"] for call in message.get("tool_calls", [])), repr(message["content"])])
+        for message in conversation.messages
+    ]
 
 
 # what stays as it is
 
 
 def test_messages_that_a_template_writes_keep_all_their_fields() -> None:
-    messages = [
+    call = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "x"}}
+    messages: list[Message] = [
         {"role": "user", "content": "hi", "name": "Ada"},
         {"role": "tool", "content": "4", "tool_call_id": "c1"},
         {"role": "query", "content": "of a reranker"},
+        {"role": "assistant", "content": "x", "tool_calls": [call]},
     ]
     found = _convert(*messages)
-    assert found.messages == messages
-    assert _joined(found.notes.converted) == _joined(found.notes.left_out) == ()
+    assert (found.messages, _converted(found), _left_out(found)) == (messages, [], [])
 
 
 def test_null_and_empty_fields_are_left_out_for_templates() -> None:
@@ -95,54 +93,52 @@ def _system(text: str, role: str = "system") -> Message:
     return {"role": role, "content": text}
 
 
-def test_instructions_at_the_beginning_are_one_message() -> None:
-    found = _convert(_system("one"), _system("two", "developer"), USER)
-    assert _short(found) == ["system 'one\\n\\ntwo'", "user 'Hello'"]
-    assert _joined(found.notes.converted) == ()  # all of it is where it was
+ONE, TWO, HI = _system("one"), _system("two", "developer"), _says("Hi")
+CALLED, WRITTEN, HELLO = [_calls("c1"), _result("c1")], ["assistant c1 None", "tool '4'"], "user 'Hello'"
+INSTRUCTIONS: list[tuple[list[Message], dict[str, Any], list[str]]] = [
+    ([ONE, TWO, USER], {}, ["system 'one\\n\\ntwo'", HELLO]),
+    # A developer is the system unless the template knows one.
+    ([TWO, USER], {}, ["system 'two'", HELLO]),
+    ([TWO, USER], {"leading_developer": True}, ["developer 'two'", HELLO]),
+    ([ONE, TWO, USER], {"leading_developer": True}, ["system 'one\\n\\ntwo'", HELLO]),
+    (
+        [ONE, TWO, USER],
+        dict.fromkeys(["leading_developer", "separate_developer"], True),
+        ["system 'one'", "developer 'two'", HELLO],
+    ),
+    # Later ones stay in their place.
+    ([ONE, USER, HI, ONE, TWO], {}, ["system 'one'", HELLO, "assistant 'Hi'", "system 'one'", "system 'two'"]),
+    ([ONE, HI], {"leading_instructions": False}, ["user 'one'", "assistant 'Hi'"]),
+    ([ONE], {"instructions_alone": False}, ["user 'one'"]),
+    # Those that results would lose precede the last question.
+    ([ONE, USER, *CALLED], {"instructions_before_results": False}, ["user 'one\\n\\nHello'", *WRITTEN]),
+    ([ONE, USER], {"instructions_before_results": False}, ["system 'one'", HELLO]),
+]
 
 
-def test_developer_is_the_system_unless_the_template_knows_one() -> None:
-    assert _short(_convert(_system("one", "developer"), USER))[0] == "system 'one'"
-    knows = {"leading_developer": True}
-    assert _short(_convert(_system("one", "developer"), USER, **knows))[0] == "developer 'one'"
-    assert _short(_convert(_system("one"), _system("two", "developer"), USER, **knows))[0] == "system 'one\\n\\ntwo'"
-    both = _convert(_system("one"), _system("two", "developer"), USER, **knows, separate_developer=True)
-    assert _short(both)[:2] == ["system 'one'", "developer 'two'"]
+@pytest.mark.parametrize(("messages", "traits", "expected"), INSTRUCTIONS)
+def test_instructions_are_where_the_template_takes_them(
+    messages: list[Message], traits: dict[str, Any], expected: list[str]
+) -> None:
+    assert _short(_convert(*messages, **traits)) == expected
 
 
-def test_later_instructions_are_text_of_the_user_in_their_place() -> None:
-    messages = [_system("one"), USER, _says("Hi"), _system("two"), _system("three", "developer"), USER]
-    assert _short(_convert(*messages))[3:5] == ["system 'two'", "system 'three'"]
-    found = _convert(*messages, later_instructions=False)
-    assert _short(found)[3:] == [
-        "user '[system message]\\ntwo'",
-        "user '[developer message]\\nthree'",
+def test_instructions_of_another_form_are_noted_in_one_entry_each() -> None:
+    assert _converted(_convert(ONE, TWO, USER)) == []  # all of it is where it was
+    found = _convert(USER, _says("Hi"), ONE, ONE, TWO, USER, later_instructions=False)
+    assert _short(found)[2:] == [
+        "user '[system message]\\none'",
+        "user '[system message]\\none'",
+        "user '[developer message]\\ntwo'",
         "user 'Hello'",
     ]
-    assert _joined(found.notes.converted) == (
-        "messages[3] (system message as text of the user)",
+    assert _converted(found) == [
+        "messages[2] and 1 more (system message as text of the user)",
         "messages[4] (developer message as text of the user)",
-    )
-
-
-def test_one_entry_stands_for_all_places_of_one_form() -> None:
-    found = _convert(USER, *[_system("x")] * 3, later_instructions=False)
-    assert _joined(found.notes.converted) == ("messages[1] and 2 more (system message as text of the user)",)
-
-
-def test_instructions_are_text_of_the_first_user_for_templates_without_them() -> None:
-    found = _convert(_system("one"), USER, _says("Hi"), leading_instructions=False)
+    ]
+    found = _convert(ONE, USER, _says("Hi"), leading_instructions=False)
     assert _short(found) == ["user 'one\\n\\nHello'", "assistant 'Hi'"]
-    assert _joined(found.notes.converted) == ("messages[0] (system message as text of the user)",)
-    assert _short(_convert(_system("one"), _says("Hi"), leading_instructions=False)) == ["user 'one'", "assistant 'Hi'"]
-    assert _short(_convert(_system("one"), instructions_alone=False)) == ["user 'one'"]
-
-
-def test_instructions_precede_the_last_question_where_they_would_be_lost_before_results() -> None:
-    messages = [_system("one"), USER, _calls("c1"), _result("c1")]
-    found = _convert(*messages, instructions_before_results=False)
-    assert _short(found)[0] == "user 'one\\n\\nHello'"
-    assert _short(_convert(*messages[:2], instructions_before_results=False))[0] == "system 'one'"
+    assert _converted(found) == ["messages[0] (system message as text of the user)"]
 
 
 # neighbours
@@ -151,49 +147,37 @@ def test_instructions_precede_the_last_question_where_they_would_be_lost_before_
 def test_neighbours_of_one_role_are_joined() -> None:
     found = _convert(USER, USER, _says("a"), _says("b"), user_after_user=False, assistant_after_assistant=False)
     assert _short(found) == ["user 'Hello\\n\\nHello'", "assistant 'a\\n\\nb'"]
-    assert _joined(found.notes.converted) == ("messages[1] and 1 more (joined with the message before it)",)
+    assert _converted(found) == ["messages[1] and 1 more (joined with the message before it)"]
+    found = _convert(USER, _says("I look."), _calls("c1"), _result("c1"), assistant_after_assistant=False)
+    assert _short(found)[1] == "assistant c1 'I look.'"
 
 
 def test_images_stay_where_they_are_in_joined_messages() -> None:
     parts = [{"type": "text", "text": "see"}, IMAGE]
     found = _convert(USER, {"role": "user", "content": parts}, USER, user_after_user=False)
-    assert found.messages[0]["content"] == [
-        {"type": "text", "text": "Hello\n\nsee"},
-        IMAGE,
-        {"type": "text", "text": "Hello"},
-    ]
-
-
-def test_text_of_the_assistant_and_following_calls_are_joined() -> None:
-    found = _convert(USER, _says("I look."), _calls("c1"), _result("c1"), assistant_after_assistant=False)
-    assert _short(found)[1] == "assistant c1 'I look.'"
+    texts = [{"type": "text", "text": text} for text in ("Hello\n\nsee", "Hello")]
+    assert found.messages[0]["content"] == [texts[0], IMAGE, texts[1]]
 
 
 def test_answer_without_text_is_left_out_where_it_is_refused() -> None:
     empty = {**_says(""), "reasoning_content": "Hm."}
     found = _convert(USER, empty, USER, **STRICT)
     assert _short(found) == ["user 'Hello\\n\\nHello'"]
-    assert _joined(found.notes.converted)[0] == "messages[1] (without text, therefore left out)"
-    assert _joined(found.notes.left_out) == ("messages[1].reasoning_content (the message has no text)",)
+    assert _converted(found)[0] == "messages[1] (without text, therefore left out)"
+    assert _left_out(found) == ["messages[1].reasoning_content (the message has no text)"]
     assert _short(_convert(USER, empty, continues=True, **STRICT))[-1] == "assistant ''"
 
 
 def test_text_after_a_result_is_at_its_end() -> None:
     found = _convert(USER, _calls("c1"), _result("c1"), USER, _system("S"), _says("Hi"), **STRICT)
-    assert _short(found)[2:] == [
-        "tool '4\\n\\n[user message]\\nHello\\n\\n[system message]\\nS'",
-        "assistant 'Hi'",
-    ]
-    assert "messages[3] and 1 more (at the end of the tool result before it)" in _joined(found.notes.converted)
+    assert _short(found)[2:] == ["tool '4\\n\\n[user message]\\nHello\\n\\n[system message]\\nS'", "assistant 'Hi'"]
+    assert "messages[3] and 1 more (at the end of the tool result before it)" in _converted(found)
 
 
-def test_image_after_a_result_follows_an_added_answer() -> None:
+def test_missing_turns_are_added_where_others_are_refused() -> None:
     seen = {"role": "user", "content": [IMAGE]}
     found = _convert(USER, _calls("c1"), _result("c1"), seen, **STRICT)
     assert _short(found)[3:] == ["assistant '[The user continues.]'", "user [{'type': 'image'}]"]
-
-
-def test_assistant_does_not_begin_where_that_is_refused() -> None:
     found = _convert(_system("S"), _says("Hi"), USER, **STRICT)
     assert _short(found) == ["system 'S'", "user '[The assistant begins.]'", "assistant 'Hi'", "user 'Hello'"]
 
@@ -201,33 +185,32 @@ def test_assistant_does_not_begin_where_that_is_refused() -> None:
 # calls and results
 
 
-def test_arguments_are_objects_or_texts_as_the_template_needs() -> None:
-    def arguments(given: Any, **traits: Any) -> Any:
-        return _convert(_calls("c1", arguments=given), **traits).messages[0]["tool_calls"][0]["function"]["arguments"]
+def _arguments(conversation: Conversation) -> Any:
+    return conversation.messages[-1]["tool_calls"][0]["function"]["arguments"]
 
-    assert arguments('{"a": [1, "é"]}') == arguments({"a": [1, "é"]}) == {"a": [1, "é"]}
-    assert arguments('{"a":  1}', arguments_as_json=True) == '{"a":  1}'
-    assert arguments({"a": 1}, arguments_as_json=True) == '{"a": 1}'
-    assert (arguments(""), arguments("", arguments_as_json=True)) == ({}, "{}")
-    assert str(arguments('{"a": NaN}')) == "{'a': nan}"
+
+@pytest.mark.parametrize(
+    ("given", "as_object", "as_json"),
+    [('{"a":  [1, "é"]}', {"a": [1, "é"]}, '{"a":  [1, "é"]}'), ({"a": 1}, {"a": 1}, '{"a": 1}'), ("", {}, "{}")],
+)
+def test_arguments_are_objects_or_texts_as_the_template_needs(given: Any, as_object: Any, as_json: str) -> None:
+    call = _calls("c1", arguments=given)
+    assert (_arguments(_convert(call)), _arguments(_convert(call, arguments_as_json=True))) == (as_object, as_json)
+
+
+def test_arguments_may_have_pythons_numbers() -> None:
+    assert str(_arguments(_convert(_calls("c1", arguments='{"a": NaN}')))) == "{'a': nan}"
 
 
 @pytest.mark.parametrize("broken", ['{"city": ', "[1]", "[" * 100_000, "1" * 5000, "no JSON", "null"])
 def test_arguments_that_are_no_object_are_text_or_empty(broken: str) -> None:
-    found = _convert(USER, _calls("c1", arguments=broken), broken_arguments=True)
-    assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == broken
+    messages = [USER, _calls("c1", arguments=broken)]
     place = "messages[1].tool_calls[0].function.arguments (no JSON object and therefore"
-    assert _joined(found.notes.converted) == (f"{place} as text)",)
+    found = _convert(*messages, broken_arguments=True)
+    assert (_arguments(found), _converted(found)) == (broken, [f"{place} as text)"])
     for as_json, expected in ((False, {}), (True, "{}")):
-        found = _convert(USER, _calls("c1", arguments=broken), arguments_as_json=as_json)
-        assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == expected
-        assert _joined(found.notes.left_out) == (f"{place} {{}})",)
-
-
-def test_calls_of_another_kind_stay_as_they_are() -> None:
-    call = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "x"}}
-    messages = [{"role": "assistant", "content": "x", "tool_calls": [call]}]
-    assert _convert(*messages).messages == messages
+        found = _convert(*messages, arguments_as_json=as_json)
+        assert (_arguments(found), _left_out(found)) == (expected, [f"{place} {{}})"])
 
 
 def test_empty_content_next_to_calls_is_what_the_template_needs() -> None:
@@ -236,34 +219,32 @@ def test_empty_content_next_to_calls_is_what_the_template_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "expected"),
+    ("form", "expected", "left_out"),
     [
-        (TextBesideCalls.WRITTEN, ["assistant c1 'I look.'"]),
-        (TextBesideCalls.BEFORE, ["assistant 'I look.'", "assistant c1 None"]),
-        (TextBesideCalls.LOST, ["assistant c1 None"]),
+        (TextBesideCalls.WRITTEN, ["assistant c1 'I look.'"], []),
+        (TextBesideCalls.BEFORE, ["assistant 'I look.'", "assistant c1 None"], []),
+        (
+            TextBesideCalls.LOST,
+            ["assistant c1 None"],
+            ["messages[1].content (the chat template writes none next to tool calls)"],
+        ),
     ],
 )
-def test_text_next_to_calls_is_where_the_template_writes_it(form: TextBesideCalls, expected: list[str]) -> None:
+def test_text_next_to_calls_is_where_the_template_writes_it(
+    form: TextBesideCalls, expected: list[str], left_out: list[str]
+) -> None:
     found = _convert(USER, _calls("c1", content="I look."), text_beside_calls=form)
-    assert _short(found)[1:] == expected
-    assert _joined(found.notes.left_out) == (
-        ("messages[1].content (the chat template writes none next to tool calls)",)
-        if form is TextBesideCalls.LOST
-        else ()
-    )
+    assert (_short(found)[1:], _left_out(found)) == (expected, left_out)
 
 
 def test_parallel_calls_are_written_one_by_one_with_their_results() -> None:
     messages = [USER, _calls("c1", "c2"), _result("c2", "two"), _result("c1", "one")]
     found = _convert(*messages, calls=CallForm.ONE_BY_ONE)
     assert _short(found)[1:] == ["assistant c1 None", "tool 'one'", "assistant c2 None", "tool 'two'"]
-    assert _joined(found.notes.converted) == ("messages[1].tool_calls (one by one)",)
+    assert _converted(found) == ["messages[1].tool_calls (one by one)"]
     assert found.sources == [0, 1, 3, 1, 2]
-
-
-def test_calls_with_the_same_id_have_results_of_their_own() -> None:
-    messages = [USER, _calls("c1", "c1"), *(_result("c1", text) for text in ("one", "two", "three"))]
-    found = _convert(*messages, calls=CallForm.ONE_BY_ONE)
+    same_id = [USER, _calls("c1", "c1"), *(_result("c1", text) for text in ("one", "two", "three"))]
+    found = _convert(*same_id, calls=CallForm.ONE_BY_ONE)
     assert _short(found)[1:] == ["assistant c1 None", "tool 'one'", "assistant c1 None", "tool 'two'", "tool 'three'"]
 
 
@@ -271,14 +252,16 @@ def test_conversation_may_have_no_text_at_all() -> None:
     assert _convert(_says(""), **STRICT, instructions_before_results=False).messages == []
 
 
-def test_results_come_before_other_messages_of_their_turn() -> None:
+def test_results_name_their_tool_and_come_before_other_messages_of_their_turn() -> None:
     found = _convert(USER, _calls("c1", "c2"), _result("c1"), USER, _result("c2"))
-    assert [message["role"] for message in found.messages] == ["user", "assistant", "tool", "tool", "user"]
-    assert _joined(found.notes.converted) == ("messages[4] (before the messages that precede it)",)
-
-
-def test_results_know_the_name_of_their_tool() -> None:
-    assert _convert(USER, _calls("c1"), _result("c1")).messages[2]["name"] == "add_c1"
+    assert [message.get("name", message["role"]) for message in found.messages] == [
+        "user",
+        "assistant",
+        "add_c1",
+        "add_c2",
+        "user",
+    ]
+    assert _converted(found) == ["messages[4] (before the messages that precede it)"]
 
 
 def test_call_without_a_result_gets_one_where_it_is_refused() -> None:
@@ -286,7 +269,7 @@ def test_call_without_a_result_gets_one_where_it_is_refused() -> None:
     assert len(_convert(*messages).messages) == 4
     found = _convert(*messages, open_calls=False)
     assert _short(found)[2:4] == ["tool '[no result]'", "tool '4'"]
-    assert _joined(found.notes.converted) == ("messages[1].tool_calls[0] (with the result [no result])",)
+    assert _converted(found) == ["messages[1].tool_calls[0] (with the result [no result])"]
     assert _short(_convert(USER, _calls("c1"), open_calls=False))[-1] == "assistant c1 None"  # it may still come
 
 
@@ -295,7 +278,7 @@ def test_result_without_a_call_is_text_of_the_user_where_it_is_refused() -> None
     assert _short(_convert(*messages))[2:] == ["tool '4'", "tool '4'"]
     found = _convert(*messages, orphan_results=False)
     assert _short(found)[2:] == ["user '[result of the tool add]\\n4'", "user '[tool result]\\n4'"]
-    assert _joined(found.notes.converted) == ("messages[2] and 1 more (as text of the user)",)
+    assert _converted(found) == ["messages[2] and 1 more (as text of the user)"]
 
 
 def test_calls_are_text_for_templates_without_them() -> None:
@@ -319,13 +302,8 @@ def test_image_of_a_result_is_the_users_where_the_template_writes_none_there() -
 
 
 def test_images_are_known_in_their_new_order() -> None:
-    messages = [
-        USER,
-        _calls("c1", "c2"),
-        _result("c2", [{**IMAGE}]),
-        {"role": "user", "content": [{**IMAGE}, {**IMAGE}]},
-    ]
-    messages.append(_result("c1", [{**IMAGE}]))
+    shown = {"role": "user", "content": [{**IMAGE}, {**IMAGE}]}
+    messages = [USER, _calls("c1", "c2"), _result("c2", [{**IMAGE}]), shown, _result("c1", [{**IMAGE}])]
     assert _convert(*messages).media_order(messages) == [3, 0, 1, 2]
     assert _convert(*messages, **TEXTS_BY_TURNS).media_order(messages) == [3, 0, 1, 2]
 
@@ -335,9 +313,7 @@ def test_ids_have_the_form_that_the_template_needs(id: str) -> None:
     messages = [USER, _calls(id, "abcDEF123"), _result(id), _result("abcDEF123")]
     found = _convert(*messages, call_ids=CallIds.NINE_CHARACTERS).messages
     first, second = (call["id"] for call in found[1]["tool_calls"])
-    assert len(first) == 9
-    assert first.isalnum()
-    assert first.isascii()
+    assert re.fullmatch("[A-Za-z0-9]{9}", first)
     assert second == "abcDEF123"
     assert [result["tool_call_id"] for result in found[2:]] == [first, second]
     assert _convert(*messages, call_ids=CallIds.NINE_CHARACTERS).messages == found
@@ -356,20 +332,16 @@ def test_reasoning_is_in_the_field_that_the_template_reads() -> None:
     assert _convert(USER, message, reasoning_field="thinking").messages[1] == {**_says("Hi"), "thinking": "Hm."}
     found = _convert(USER, message, reasoning_field="")
     assert found.messages[1] == _says("Hi")
-    assert _joined(found.notes.left_out) == ("messages[1].reasoning_content (the chat template writes none)",)
+    assert _left_out(found) == ["messages[1].reasoning_content (the chat template writes none)"]
 
 
 def test_unwritten_names_are_noted() -> None:
     messages = [{**_system("S"), "name": "example"}, {**USER, "name": "Ann"}, {**_result("c1"), "name": "add"}]
     found = _convert(*messages, names=False)
-    assert _joined(found.notes.left_out) == ("messages[0].name and 1 more (the chat template writes none)",)
+    assert _left_out(found) == ["messages[0].name and 1 more (the chat template writes none)"]
 
 
 # any conversation
-
-
-def _as_text(conversation: Conversation) -> str:
-    return json.dumps(conversation.messages)
 
 
 ROLES = st.sampled_from(["system", "developer", "user", "assistant", "calls", "result", "other result"])
@@ -410,7 +382,7 @@ def _conversation(roles: list[str]) -> list[Message]:
 def test_no_text_of_any_conversation_is_lost(roles: list[str], traits: dict[str, Any]) -> None:
     messages = _conversation(roles)
     found = _convert(*messages, **traits)
-    text = _as_text(found)
+    text = json.dumps(found.messages)
     for number, role in enumerate(roles):
         assert text.count(f"text {number}.") == 1
         assert text.count(f"value {number}.") == (2 if role == "calls" else 0)
@@ -440,13 +412,7 @@ def test_growing_conversation_keeps_its_beginning(traits: dict[str, Any]) -> Non
 
 def test_long_history_takes_little_time() -> None:
     turn = [USER, USER, _calls("c1", "c2", content="I look."), _result("c1"), _result("c2"), _system("Remember."), USER]
-    messages = (turn * 600)[:4096]
-    started = time.thread_time()
-    found = _convert(*messages, **STRICT)
-    seconds = time.thread_time() - started
-    assert len(found.messages) > 1500
-    assert seconds < 2  # 40 ms on a free machine
-    started = time.thread_time()
-    joined = _convert(*[{"role": "user", "content": "x" * 1000}] * 4096, **STRICT)
-    assert len(joined.messages) == 1
-    assert time.thread_time() - started < 2
+    for messages in ((turn * 600)[:4096], [{"role": "user", "content": "x" * 1000}] * 4096):
+        started = time.thread_time()
+        assert _convert(*messages, **STRICT).messages
+        assert time.thread_time() - started < 2  # 40 ms on a free machine

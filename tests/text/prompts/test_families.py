@@ -153,22 +153,24 @@ RENDERED = {
 CALL = {"id": "functions.now:0", "type": "function", "function": {"name": "now", "arguments": ARGUMENTS}}
 
 
-def _prompt(form: str, **fields: Any) -> str:
-    source = TEMPLATES[form]
-    dialect = read_dialect(source)
-    assert dialect.tool_format is not None
-    assert dialect.tool_format.name == form
-    writer = PromptWriter({"default": ChatTemplate(source)}, tool_format=dialect.tool_format)
-    messages = [
-        {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "Hm.", **fields},
-        {"role": "tool", "tool_call_id": CALL["id"], "content": "21"},
-    ]
-    return writer.write(messages, [{"type": "function", "function": {"name": "now"}}], None).text
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "Hm."},
+    {"role": "tool", "tool_call_id": CALL["id"], "content": "21"},
+]
+
+
+def _prompt(source: str, form: str, **fields: Any) -> str:
+    tool_format = read_dialect(source).tool_format
+    assert tool_format is not None
+    assert tool_format.name == form
+    writer = PromptWriter({"default": ChatTemplate(source)}, tool_format=tool_format)
+    called, result = MESSAGES
+    return writer.write([called | fields, result], [{"type": "function", "function": {"name": "now"}}], None).text
 
 
 @pytest.mark.parametrize("form", sorted(TEMPLATES))
 def test_a_call_and_its_result_go_through_the_template(form: str) -> None:
-    assert _prompt(form) == RENDERED[form]
+    assert _prompt(TEMPLATES[form], form) == RENDERED[form]
 
 
 def test_lfm2_gets_the_tools_and_calls_that_it_cannot_show() -> None:
@@ -179,12 +181,7 @@ def test_lfm2_gets_the_tools_and_calls_that_it_cannot_show() -> None:
         "{{ '<|tool_response_start|>' + m['content'] + '<|tool_response_end|>' }}{% else %}{{ m['content'] }}"
         "{% endif %}<|im_end|>\n{% endfor %}"
     )
-    writer = PromptWriter({"default": ChatTemplate(source)}, tool_format=read_dialect(source).tool_format)
-    messages: list[dict[str, Any]] = [
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        {"role": "tool", "tool_call_id": CALL["id"], "content": "21"},
-    ]
-    assert writer.write(messages, [{"type": "function", "function": {"name": "now"}}], None).text == (
+    assert _prompt(source, "lfm2") == (
         'List of tools: <|tool_list_start|>[{"type": "function", "function": {"name": "now"}}]<|tool_list_end|>'
         '<|im_start|>assistant\n<|tool_call_start|>[now(city="Ør <b>", days=[3])]<|tool_call_end|><|im_end|>\n'
         "<|im_start|>tool\n<|tool_response_start|>21<|tool_response_end|><|im_end|>\n"
@@ -192,4 +189,5 @@ def test_lfm2_gets_the_tools_and_calls_that_it_cannot_show() -> None:
 
 
 def test_gpt_oss_content_replaces_the_reasoning() -> None:
-    assert _prompt("harmony", content="I look.") == RENDERED["harmony"].replace("Hm.", "I look.")
+    expected = RENDERED["harmony"].replace("Hm.", "I look.")
+    assert _prompt(TEMPLATES["harmony"], "harmony", content="I look.") == expected

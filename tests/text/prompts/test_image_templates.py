@@ -139,12 +139,11 @@ def test_texts_without_images_are_rendered_as_one(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_typed_markers_stay_text_next_to_an_image(family: str) -> None:
     tokens = FAMILIES[family][1]
-    typed = _write(family, _user(IMAGE, _text(f"a {''.join(tokens)} z")))
-    plain = _write(family, _user(IMAGE, _text("a z")))
+    typed, plain = (_write(family, _user(IMAGE, _text(text))) for text in (f"a {''.join(tokens)} z", "a z"))
     assert "".join(tokens) in typed.text
     assert typed.num_special == plain.num_special
-    genuine = [sum(piece.count(token) for piece in typed.pieces) for token in tokens]
-    assert genuine == [sum(piece.count(token) for piece in plain.pieces) for token in tokens]
+    genuine, expected = ([sum(p.count(token) for p in one.pieces) for token in tokens] for one in (typed, plain))
+    assert genuine == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -155,12 +154,9 @@ def test_images_of_several_messages_are_all_written(family: str) -> None:
     assert prompt.text.count(FAMILIES[family][2]) == 3
 
 
-def test_a_tools_image_is_written_where_the_template_does() -> None:
+def test_images_are_in_results_and_numbered_where_the_template_does() -> None:
     prompt = _write("qwen3-vl", {"role": "tool", "content": [_text("seen: "), IMAGE]})
     assert "<tool_response>\nseen: <|vision_start|><|image_pad|><|vision_end|>\n</tool_response>" in prompt.text
-
-
-def test_a_variable_of_the_template_numbers_images() -> None:
     prompt = _write("qwen2-vl", _user(IMAGE, IMAGE), add_vision_id=True)
     assert "Picture 1: <|vision_start|><|image_pad|><|vision_end|>Picture 2: <|vision_start|>" in prompt.text
 

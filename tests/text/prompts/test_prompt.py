@@ -1,6 +1,5 @@
 """The prompt of a conversation: its template, its variables, and refusals."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -22,11 +21,6 @@ TURNS = (
 )
 
 
-def _joined(notes: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Each note as one text: the path, and what is said of it."""
-    return tuple(map("".join, notes))
-
-
 def _write(
     source: str | dict[str, str],
     messages: list[dict[str, Any]] = HELLO,
@@ -36,12 +30,6 @@ def _write(
     sources = {"default": source} if isinstance(source, str) else source
     writer = PromptWriter({name: ChatTemplate(one) for name, one in sources.items()}, ["<s>"])
     return writer.write(messages, tools, template_kwargs).text
-
-
-def _refusal(*arguments: Any, **template_kwargs: Any) -> tuple[str | None, str]:
-    with pytest.raises(InvalidField) as caught:
-        _write(*arguments, **template_kwargs)
-    return caught.value.param, caught.value.message
 
 
 DEVELOPER = [{"role": "developer", "content": "x"}]
@@ -102,10 +90,17 @@ def test_template_gets_what_it_can_use(case: str) -> None:
     assert _write(source, messages, tools) == text
 
 
-def test_template_for_tools_is_used_with_tools() -> None:
+def test_template_for_tools_is_used_with_tools_and_its_variables_count() -> None:
     sources = {"default": "plain", "tool_use": "{{ tools[0].function.name }}"}
     assert _write(sources, HELLO, [TOOL]) == "add"
     assert _write(sources) == "plain"
+    sources = {"default": "plain", "tool_use": "{{ tools }}{{ effort }}"}
+    writer = PromptWriter({name: ChatTemplate(source) for name, source in sources.items()})
+    assert writer.reads("effort")
+    assert not writer.reads("other")
+    with pytest.raises(InvalidField) as caught:
+        _write(sources, effort=1)
+    assert caught.value.param == "chat_template_kwargs"
 
 
 # templates that support tools only in a message, and no calls
@@ -122,9 +117,6 @@ def test_tools_are_in_the_system_message_for_such_templates() -> None:
     system = {"role": "system", "content": "Be brief."}
     assert _write(IN_MESSAGE, [system, *HELLO], [TOOL]) == f"system:Be brief.<{FUNCTIONS}>;user:Hello;"
     assert _write(IN_MESSAGE, [system, *HELLO]) == "system:Be brief.;user:Hello;"
-
-
-def test_system_message_is_added_for_tools() -> None:
     assert _write(IN_MESSAGE, HELLO, [TOOL]) == f"system:<{FUNCTIONS}>;user:Hello;"
 
 
@@ -165,29 +157,12 @@ def test_more_variables_are_there_for_the_template() -> None:
     assert _write("{{ enable_thinking }} {{ documents[0] }}", enable_thinking=False, documents=["d"]) == "False d"
 
 
-def test_unread_template_variable_is_refused_with_the_known_ones() -> None:
-    param, message = _refusal("{{ messages }}{{ enable_thinking }}{{ effort }}", thinking=True)
-    assert param == "chat_template_kwargs"
-    assert message == (
-        "chat_template_kwargs has thinking, which the model's chat template does not read; it "
-        "reads continue_final_message, effort, enable_thinking"
-    )
-
-
 @pytest.mark.parametrize("name", ["messages", "tools"])
 def test_a_variable_that_is_a_field_of_its_own_is_refused(name: str) -> None:
     writer = PromptWriter({"default": ChatTemplate("{{ messages }}{{ tools }}")})
     with pytest.raises(InvalidField, match=f"must not have {name}, a field of the request itself") as caught:
         writer.write(HELLO, None, {name: []})
     assert caught.value.param == "chat_template_kwargs"
-
-
-def test_the_variables_of_the_template_that_is_taken_count() -> None:
-    sources = {"default": "plain", "tool_use": "{{ tools }}{{ effort }}"}
-    writer = PromptWriter({name: ChatTemplate(source) for name, source in sources.items()})
-    assert writer.reads("effort")
-    assert not writer.reads("other")
-    assert _refusal(sources, effort=1)[0] == "chat_template_kwargs"
 
 
 def test_texts_among_the_variables_write_no_special_tokens() -> None:
@@ -200,74 +175,105 @@ def test_texts_among_the_variables_write_no_special_tokens() -> None:
 # the end of the prompt
 
 
-def test_a_prompt_can_end_after_the_last_message() -> None:
+def test_prompt_can_end_after_or_within_the_last_message() -> None:
     assert _write(TURNS, add_generation_prompt=False) == "user: Hello."
-
-
-def test_a_prompt_can_end_within_the_last_message() -> None:
     messages = [*HELLO, {"role": "assistant", "content": "Once. "}]
     assert _write(TURNS, messages, continue_final_message=True) == "user: Hello.assistant: Once. "
     trimmed = "{% for m in messages %}{{ m.content | trim }}.{% endfor %}"
     assert _write(trimmed, messages, continue_final_message=True) == "Hello.Once. "
 
 
-def test_only_assistant_content_can_be_continued() -> None:
-    param, text = _refusal(_with_calls("m.content or ''", OBJECT), HELLO, continue_final_message=True)
-    assert param == "messages"
-    assert "must end with a message of the assistant that has content" in text
-
-
-@pytest.mark.parametrize("content", [None, "I look"])
-@pytest.mark.parametrize("template", [TURNS, _with_calls("m.content or ''", OBJECT)], ids=["calls as text", "calls"])
-def test_a_message_with_calls_cannot_be_continued(template: str, content: str | None) -> None:
-    called = [*CALLED[:-1], {**CALLED[-1], "content": content}]
-    param, text = _refusal(template, called, continue_final_message=True)
-    assert param == "messages"
-    assert "must not end with tool calls where continue_final_message is true: a prompt has them" in text
-
-
-@pytest.mark.parametrize(
-    ("template_kwargs", "reason"),
-    [
-        (
-            {"continue_final_message": True, "add_generation_prompt": True},
-            "continue_final_message and add_generation_prompt cannot be combined",
-        ),
-        ({"continue_final_message": "yes"}, 'must have true or false as continue_final_message; given "yes"'),
-        ({"add_generation_prompt": None}, "must have true or false as add_generation_prompt; given null"),
-    ],
-)
-def test_end_of_the_prompt_is_chosen_in_one_way_only(template_kwargs: dict[str, Any], reason: str) -> None:
-    messages = [*HELLO, {"role": "assistant", "content": "x"}]
-    param, text = _refusal(TURNS, messages, **template_kwargs)
-    assert param == "chat_template_kwargs"
-    assert reason in text
-
-
-def test_template_without_the_last_message_cannot_continue_it() -> None:
-    messages = [*HELLO, {"role": "assistant", "content": "x"}]
-    assert _refusal("{{ messages[0].content }}", messages, continue_final_message=True)[0] == "chat_template_kwargs"
-
-
-def test_template_with_a_fixed_end_offers_no_choice() -> None:
-    assert _refusal("{{ messages }}", add_generation_prompt=False)[0] == "chat_template_kwargs"
-
-
 # refusals
 
-
-def test_refusal_of_the_template_is_quoted() -> None:
-    assert _refusal("{{ raise_exception('roles must alternate') }}") == (
-        "messages",
-        "messages are refused by the model's chat template: roles must alternate",
-    )
-
-
-def test_tools_are_refused_by_a_model_that_takes_none() -> None:
-    assert _refusal("{{ messages }}", HELLO, [TOOL]) == (
+LAST = [*HELLO, {"role": "assistant", "content": "x"}]
+CALLS_AS_TEXT, WITH_CALLS = TURNS, _with_calls("m.content or ''", OBJECT)
+BY_TURNS = "messages are refused by the model's chat template: roles must alternate"
+CONTINUE = {"continue_final_message": True}
+REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str, str]] = {
+    "by the template": (("{{ raise_exception('roles must alternate') }}",), {}, "messages", f"^{BY_TURNS}$"),
+    "by the template for a variable": (
+        ("{% if effort == 'vast' %}{{ raise_exception('roles must alternate') }}{% endif %}" + TURNS,),
+        {"effort": "vast"},
+        "chat_template_kwargs",
+        f"^chat_template_kwargs cannot be used: {BY_TURNS}$",
+    ),
+    "tools that a template does not read": (
+        ("{{ messages }}", HELLO, [TOOL]),
+        {},
         "tools",
-        "tools are not supported by this model: its chat template does not read them",
-    )
+        "^tools are not supported by this model: its chat template does not read them$",
+    ),
+    "a variable that it does not read": (
+        ("{{ messages }}{{ enable_thinking }}{{ effort }}",),
+        {"thinking": True},
+        "chat_template_kwargs",
+        "^chat_template_kwargs has thinking, which the model's chat template does not read; it "
+        "reads continue_final_message, effort, enable_thinking$",
+    ),
+    "another end of a template with a fixed one": (
+        ("{{ messages }}",),
+        {"add_generation_prompt": False},
+        "chat_template_kwargs",
+        "^chat_template_kwargs ",
+    ),
+    "to continue a question": (
+        (WITH_CALLS, HELLO),
+        CONTINUE,
+        "messages",
+        "must end with a message of the assistant that has content",
+    ),
+    **{
+        f"to continue calls ({name}, content {content})": (
+            (template, [*HELLO, {**CALLED[-1], "content": content}]),
+            CONTINUE,
+            "messages",
+            "must not end with tool calls where continue_final_message is true: a prompt has them",
+        )
+        for content in (None, "I look")
+        for name, template in (("as text", CALLS_AS_TEXT), ("of the template", WITH_CALLS))
+    },
+    "to continue what the template leaves out": (
+        ("{{ messages[0].content }}", LAST),
+        CONTINUE,
+        "chat_template_kwargs",
+        "^chat_template_kwargs ",
+    ),
+    "two ends of the prompt": (
+        (TURNS, LAST),
+        {**CONTINUE, "add_generation_prompt": True},
+        "chat_template_kwargs",
+        "continue_final_message and add_generation_prompt cannot be combined",
+    ),
+    "an end that is a text": (
+        (TURNS, LAST),
+        {"continue_final_message": "yes"},
+        "chat_template_kwargs",
+        'must have true or false as continue_final_message; given "yes"',
+    ),
+    "an end that is null": (
+        (TURNS, LAST),
+        {"add_generation_prompt": None},
+        "chat_template_kwargs",
+        "must have true or false as add_generation_prompt; given null",
+    ),
+    **{
+        f"half a character: {case}": (("{{ messages }}{{ tools }}{{ x }}", *arguments), more, param, f"^{param} ")
+        for case, arguments, more, param in (
+            ("content", ([{"role": "user", "content": "\ud800"}],), {}, "messages"),
+            ("role", ([{"role": "\ud800", "content": ""}],), {}, "messages"),
+            ("tools", (HELLO, [{"type": "\udfff"}]), {}, "tools"),
+            ("kwargs", (HELLO,), {"x": ["\udb80"]}, "chat_template_kwargs"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_messages_or_variables_are_refused(case: str) -> None:
+    arguments, template_kwargs, param, words = REFUSED[case]
+    with pytest.raises(InvalidField, match=words) as caught:
+        _write(*arguments, **template_kwargs)
+    assert caught.value.param == param
 
 
 def test_history_of_calls_is_text_for_a_model_that_knows_none() -> None:
@@ -276,7 +282,10 @@ def test_history_of_calls_is_text_for_a_model_that_knows_none() -> None:
     assert written.text == (
         'user: Hello.assistant: [tool call: add {"a": 1}].user: [result of the tool add]\n1.assistant: '
     )
-    assert _joined(written.converted) == ("messages[1].tool_calls (as text)", "messages[2] (as text of the user)")
+    assert list(map("".join, written.converted)) == [
+        "messages[1].tool_calls (as text)",
+        "messages[2] (as text of the user)",
+    ]
 
 
 def test_conversation_that_the_template_still_refuses_becomes_texts_by_turns() -> None:
@@ -287,7 +296,7 @@ def test_conversation_that_the_template_still_refuses_becomes_texts_by_turns() -
     writer = PromptWriter({"default": ChatTemplate(source)})
     written = writer.write(CALLED, None, None)
     assert written.text == 'Hello;[tool call: add {"a": 1}];'
-    assert _joined(written.converted) == ("messages[1].tool_calls (as text)",)
+    assert list(map("".join, written.converted)) == ["messages[1].tool_calls (as text)"]
 
 
 def test_reasoning_that_is_not_in_the_prompt_is_named() -> None:
@@ -301,29 +310,3 @@ def test_reasoning_that_is_not_in_the_prompt_is_named() -> None:
     kept = writer.write([*HELLO, *said], None, {"keep": True})
     assert kept.left_out == ()
     assert kept.text == "Hello;" + "".join(f"<s> I think {n}{n};" for n in range(300))
-
-
-def test_refusal_for_a_variable_names_the_variables() -> None:
-    source = TURNS + "{% if effort == 'vast' %}{{ raise_exception('no such effort') }}{% endif %}"
-    param, message = _refusal(source, effort="vast")
-    assert param == "chat_template_kwargs"
-    assert (
-        message
-        == "chat_template_kwargs cannot be used: messages are refused by the model's chat template: no such effort"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "template_kwargs", "param"),
-    [
-        (([{"role": "user", "content": "\ud800"}],), {}, "messages"),
-        (([{"role": "\ud800", "content": ""}],), {}, "messages"),
-        ((HELLO, [{"type": "\udfff"}]), {}, "tools"),
-        ((HELLO,), {"x": ["\udb80"]}, "chat_template_kwargs"),
-    ],
-    ids=["content", "role", "tools", "kwargs"],
-)
-def test_half_a_character_is_refused_wherever_it_stands(
-    arguments: tuple[Any, ...], template_kwargs: dict[str, Any], param: str
-) -> None:
-    assert _refusal("{{ messages }}{{ tools }}{{ x }}", *arguments, **template_kwargs)[0] == param

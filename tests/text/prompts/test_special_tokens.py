@@ -58,21 +58,23 @@ def messages(content: str, name: str) -> list[dict[str, Any]]:
     return [{"role": "ab", "name": name, "content": content}]
 
 
+def written(source: str, content: str, name: str = "n", tokens: list[str] = TOKENS) -> Prompt:
+    return PromptWriter({"default": compiled(source)}, tokens).write(messages(content, name), None, None).prompt
+
+
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES.keys())
 @given(content=FORGED, name=FORGED)
 def test_only_the_template_writes_special_tokens(source: str, content: str, name: str) -> None:
-    template = {"default": compiled(source)}
-    prompt = PromptWriter(template, TOKENS).write(messages(content, name), None, None).prompt
+    prompt = written(source, content, name)
     assert special(prompt.pieces) == prompt.num_special
-    assert prompt.num_special <= special([template["default"].render({"messages": messages("-", "-")})])
-    assert prompt.text == PromptWriter(template).write(messages(content, name), None, None).text
+    assert prompt.num_special <= special([compiled(source).render({"messages": messages("-", "-")})])
+    assert prompt.text == written(source, content, name, []).text
 
 
 @pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES.keys())
 @given(content=st.text("y <|-é👋\n", max_size=8).filter(lambda text: "<|" not in text and text[-1:] != "<"))
 def test_a_text_without_forged_tokens_stays_in_one_piece(source: str, content: str) -> None:
-    prompt = PromptWriter({"default": compiled(source)}, TOKENS).write(messages(content, "y"), None, None).prompt
-    assert len(prompt.pieces) == 1
+    assert len(written(source, content, "y").pieces) == 1
 
 
 @given(FORGED)
@@ -83,8 +85,7 @@ def test_a_plain_text_has_no_special_tokens(text: str) -> None:
 
 
 def test_templates_make_special_tokens_of_roles() -> None:
-    writer = PromptWriter({"default": ChatTemplate(TEMPLATES["the role"])}, TOKENS)
-    assert writer.write(messages("x", "n"), None, None).prompt == Prompt(["<|ab|>x"], 1)
+    assert written(TEMPLATES["the role"], "x") == Prompt(["<|ab|>x"], 1)
 
 
 def test_texts_and_field_names_in_containers_are_covered() -> None:
@@ -96,14 +97,12 @@ def test_texts_and_field_names_in_containers_are_covered() -> None:
 
 def test_covering_characters_do_not_affect_template_conditions() -> None:
     source = "{{ '</think>' in messages[0].content }}{{ messages[0].content.startswith('[') }}<|end|>"
-    writer = PromptWriter({"default": ChatTemplate(source)}, ["<|end|>"])
-    assert writer.write(messages("[</think>|", "n"), None, None).text == "TrueTrue<|end|>"
+    assert written(source, "[</think>|", tokens=["<|end|>"]).text == "TrueTrue<|end|>"
 
 
 def test_escapes_that_a_text_writes_out_stay_what_they_are() -> None:
-    source = "{{ messages[0].content }}{{ messages[0].content | tojson }}"
     text = r"\ud83d\udc4b \udc00 \ud800"
-    prompt = PromptWriter({"default": ChatTemplate(source)}, TOKENS).write(messages(text, "n"), None, None).prompt
+    prompt = written("{{ messages[0].content }}{{ messages[0].content | tojson }}", text)
     assert prompt.text == text + '"' + text.replace("\\", "\\\\") + '"'
 
 
@@ -115,8 +114,7 @@ def test_nothing_is_changed_without_special_tokens() -> None:
 
 def test_tokens_without_a_common_character_are_distinguished() -> None:
     tokens = [chr(0x4E00 + n) + chr(0x5E00 + n) for n in range(300)]
-    template = ChatTemplate(tokens[0] + "{{ messages[0].content }}")
-    prompt = PromptWriter({"default": template}, tokens).write(messages("".join(tokens), "n"), None, None).prompt
+    prompt = written(tokens[0] + "{{ messages[0].content }}", "".join(tokens), tokens=tokens)
     assert prompt.num_special == special(prompt.pieces, tokens) == 1
 
 

@@ -15,8 +15,8 @@ from genai_server.text.tool_formats.all_formats import PLAIN, read_dialect
 
 def _directory(folder: Path, config: dict[str, Any], **files: str) -> Path:
     """A model directory with this configuration; `chat_template` is a separate file, others are more templates."""
+    (folder / "additional_chat_templates").mkdir(parents=True)
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "additional_chat_templates").mkdir()
     for name, source in files.items():
         place = folder if name == "chat_template" else folder / "additional_chat_templates"
         (place / f"{name}.jinja").write_text(source, encoding="utf-8")
@@ -27,23 +27,26 @@ def _rendered(folder: Path) -> dict[str, str]:
     return {name: template.render({}) for name, template in load_chat_templates(folder).items()}
 
 
-def test_files_come_before_the_tokenizers_configuration(tmp_path: Path) -> None:
-    folder = _directory(tmp_path, {"chat_template": "configuration"}, chat_template="file «é»", tool_use="tools")
-    assert _rendered(folder) == {"default": "file «é»", "tool_use": "tools"}
+SEVERAL = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
 
 
-def test_tokenizer_configuration_has_the_default_template(tmp_path: Path) -> None:
-    assert _rendered(_directory(tmp_path, {"chat_template": "configuration"})) == {"default": "configuration"}
-
-
-def test_the_tokenizers_configuration_can_have_several_templates(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
-    assert _rendered(_directory(tmp_path, {"chat_template": named})) == {"default": "plain", "tool_use": "tools"}
-
-
-@pytest.mark.parametrize("template", [None, [], [{"name": "rag", "template": "x"}]])
-def test_a_directory_without_a_default_template_has_none(tmp_path: Path, template: object) -> None:
-    assert load_chat_templates(_directory(tmp_path, {"chat_template": template})) == {}
+@pytest.mark.parametrize(
+    ("configured", "files", "rendered"),
+    [
+        (
+            "configuration",
+            {"chat_template": "file «é»", "tool_use": "tools"},
+            {"default": "file «é»", "tool_use": "tools"},
+        ),
+        ("configuration", {}, {"default": "configuration"}),
+        (SEVERAL, {}, {"default": "plain", "tool_use": "tools"}),
+        *((without, {}, {}) for without in (None, [], [{"name": "rag", "template": "x"}])),
+    ],
+)
+def test_files_come_before_the_tokenizers_configuration(
+    tmp_path: Path, configured: object, files: dict[str, str], rendered: dict[str, str]
+) -> None:
+    assert _rendered(_directory(tmp_path, {"chat_template": configured}, **files)) == rendered
 
 
 def test_a_given_file_comes_before_the_models_own(tmp_path: Path) -> None:
@@ -57,11 +60,7 @@ def test_a_given_file_comes_before_the_models_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [
-        (
-            "chatmll",
-            None,
-            "chatmll: no such file, and no chat template with this name; known names: alpaca, chatml,",
-        ),
+        ("chatmll", None, "chatmll: no such file, and no chat template with this name; known names: alpaca, chatml,"),
         ("own.jinja", "{% for %}", "own.jinja: the model's chat template is not valid"),
     ],
 )
@@ -76,11 +75,7 @@ def test_a_given_template_that_cannot_be_used_is_named(
 
 
 SYSTEM = {"role": "system", "content": "S"}
-TURNS = [
-    {"role": "user", "content": "U1"},
-    {"role": "assistant", "content": "A1"},
-    {"role": "user", "content": "U2"},
-]
+TURNS = [{"role": "user", "content": "U1"}, {"role": "assistant", "content": "A1"}, {"role": "user", "content": "U2"}]
 # The formats in their makers' descriptions, with and without a system message.
 PROMPTS = {
     "alpaca": (
@@ -140,21 +135,13 @@ def _writer(folder: Path, name: str, **tokens: str) -> PromptWriter:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_known_template_writes_prompts_as_its_models_have_them(tmp_path: Path, name: str) -> None:
-    writer = _writer(tmp_path, name, bos_token="<s>", eos_token="</s>")
+    writer = _writer(tmp_path / "whole", name, bos_token="<s>", eos_token="</s>")
     found = writer.write([SYSTEM, *TURNS], None, None).text, writer.write(TURNS, None, None).text
     assert found == PROMPTS[name]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_known_template_omits_tokens_the_tokenizer_lacks(tmp_path: Path, name: str) -> None:
-    expected = PROMPTS[name][0].replace("<s>", "").replace("</s>", "")
-    assert _writer(tmp_path, name).write([SYSTEM, *TURNS], None, None).text == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_answer_goes_on_where_a_known_template_ends_within_it(tmp_path: Path, name: str) -> None:
-    writer = _writer(tmp_path, name, bos_token="<s>", eos_token="</s>")
     assert writer.write(TURNS[:2], None, {"continue_final_message": True}).text.endswith("A1")
+    # Tokens that the tokenizer lacks are omitted.
+    expected = PROMPTS[name][0].replace("<s>", "").replace("</s>", "")
+    assert _writer(tmp_path / "bare", name).write([SYSTEM, *TURNS], None, None).text == expected
 
 
 @pytest.mark.parametrize("name", ALTERNATING)
@@ -180,15 +167,10 @@ def test_the_setting_names_all_known_templates() -> None:
 
 
 def test_special_tokens_are_read_from_texts_and_objects_only(tmp_path: Path) -> None:
-    config = {
-        "bos_token": "<s>",
-        "eos_token": {"content": "</s>", "lstrip": False},
-        "pad_token": None,
-        "add_bos_token": True,
-        "model_max_length": 5,
-    }
+    tokens = {"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": False}, "pad_token": None}
     source = "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ add_bos_token is defined }}"
-    assert _rendered(_directory(tmp_path, config, chat_template=source)) == {"default": "<s></s>FalseFalse"}
+    folder = _directory(tmp_path, {**tokens, "add_bos_token": True, "model_max_length": 5}, chat_template=source)
+    assert _rendered(folder) == {"default": "<s></s>FalseFalse"}
 
 
 def test_the_limit_of_a_prompt_holds_for_each(tmp_path: Path) -> None:

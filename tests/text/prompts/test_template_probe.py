@@ -153,22 +153,16 @@ def test_the_probe_finds_out(case: str) -> None:
     assert {name: getattr(traits, name) for name in expected} == expected
 
 
-def test_results_keep_their_role_where_the_template_has_it() -> None:
+def test_results_tools_and_images_are_where_the_template_has_them() -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}"
     assert not _traits(source).tool_results
     assert _traits(source + "{{ 'tool' if false }}").tool_results
     assert _traits(source, tool_format="hermes").calls is CallForm.IN_CONTENT
-
-
-def test_tools_are_where_the_template_reads_them() -> None:
     listed = "{% for t in messages[0].tools or [] %}{{ t.function.name }}{% endfor %}" + OPEN
     assert _traits(listed, with_tools=True).tools_position is ToolsPosition.LIST_IN_MESSAGE
     as_text = "{{ '<' + messages[0].tools + '>' if messages[0].tools }}" + OPEN
     assert _traits(as_text, with_tools=True).tools_position is ToolsPosition.JSON_IN_MESSAGE
     assert _traits("{{ tools }}" + OPEN, with_tools=True).tools_position is ToolsPosition.VARIABLE
-
-
-def test_images_of_results_are_written_or_not() -> None:
     parts = "{% for p in m.content %}{{ '<image>' if p.type == 'image' else p.text }}{% endfor %}"
     source = OPEN.replace(
         "{{ m.content or '' }}", f"{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{parts}{{% endif %}}"
@@ -204,8 +198,15 @@ def test_template_that_is_given_up_keeps_calls_in_the_form_of_the_model(monkeypa
     assert _traits(OPEN + "{# given up #}", tool_format="hermes") == TemplateTraits()
 
 
-def test_scripted_devices_take_everything() -> None:
+def test_scripted_devices_take_everything_and_findings_are_said_in_words() -> None:
     assert list(_traits(SCRIPTED_TEMPLATE).in_words()) == ["reasoning of earlier answers: left out"]
+    dropping = _dropping("m.role == 'system' and not loop.first")
+    picky = "{% if reasoning_effort is defined and reasoning_effort != 'high' %}" + _RAISE + "{% endif %}"
+    assert list(_traits(dropping + picky).in_words()) == [
+        "system messages later in a conversation: written as text of the user",
+        "reasoning of earlier answers: left out",
+        "reasoning efforts: high; others become the nearest one",
+    ]
 
 
 # thinking
@@ -230,16 +231,6 @@ THINKING: dict[str, tuple[str, ThinkingVariables]] = {
         ThinkingVariables(effort="thinking_effort", efforts={"none": "no_think", "low": "low"}),
     ),
 }
-
-
-def test_the_findings_are_said_in_words() -> None:
-    dropping = _dropping("m.role == 'system' and not loop.first")
-    picky = "{% if reasoning_effort is defined and reasoning_effort != 'high' %}" + _RAISE + "{% endif %}"
-    assert list(_traits(dropping + picky).in_words()) == [
-        "system messages later in a conversation: written as text of the user",
-        "reasoning of earlier answers: left out",
-        "reasoning efforts: high; others become the nearest one",
-    ]
 
 
 @pytest.mark.parametrize("case", THINKING)

@@ -15,14 +15,15 @@ from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.harmony import MARKERS
 from genai_server.text.tool_formats.tool_format import Call, Tool
 from tests.running_server import DEMO
-from tests.text.guided import fits, matcher, tokenizer_with, validate
+from tests.text.guided import Vocabulary, assert_answers, fits, tokenizer_with, validate
 from tests.text.parsing import NAMES, assert_cuts_change_nothing, call, cut_call, merged, parser, stream
 
 THOUGHT = "Need to use function get_weather."
 ANALYSIS = f"<|channel|>analysis<|message|>{THOUGHT}<|end|>"
 NEXT = "<|start|>assistant"
 ARGUMENTS = '{"location":"San Francisco"}'
-CALL = f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
+HEAD = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+CALL = f"{HEAD}{ARGUMENTS}<|call|>"
 PLAN = "**Action plan**:\n1. Generate an HTML file\n---\nWill start executing the plan step by step"
 ANNOUNCED = f"<|channel|>commentary<|message|>{PLAN}<|end|>"
 FINAL = "<|channel|>final<|message|>2 + 2 = 4.<|return|>"
@@ -91,11 +92,6 @@ def test_a_message_for_another_recipient_stays_as_it_was_written(recipient: str)
     assert parse(f"<|channel|>analysis to={recipient} code<|message|>1<|end|>") == [Reasoning("1")]
 
 
-def test_a_call_without_json_is_text() -> None:
-    text = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>now()"
-    assert parse(text) == [Content(text)]
-
-
 def test_call_that_continues_wrongly_or_ends_early_is_cut() -> None:
     head = "<|channel|>commentary to=functions.now<|message|>"
     assert parse(f'{head}{{"a": 1"}}<|end|>{NEXT}{FINAL}') == [
@@ -121,9 +117,10 @@ def test_incomplete_header_at_the_end_is_not_returned(header: str, names: Any) -
         assert parse(ANALYSIS + end, names) == [Reasoning(THOUGHT)], end
 
 
-def test_a_call_without_the_beginning_of_arguments_is_text() -> None:
-    head = "<|channel|>commentary to=functions.now<|message|>"
-    assert parse(head) == [Content(head)]
+@pytest.mark.parametrize("arguments", ["", "now()"])
+def test_a_call_without_the_beginning_of_arguments_is_text(arguments: str) -> None:
+    text = f"{HEAD.replace('get_weather', 'now')}{arguments}"
+    assert parse(text) == [Content(text)]
 
 
 def test_an_answer_may_begin_within_reasoning() -> None:
@@ -135,8 +132,7 @@ def test_an_answer_may_begin_within_reasoning() -> None:
 
 def test_reasoning_content_and_arguments_are_streamed() -> None:
     streamed = stream(parser("harmony", reasoning=HARMONY), [ANALYSIS[:40], ANALYSIS[40:], NEXT, CALL[:90], CALL[90:]])
-    assert streamed[0] == [Reasoning(THOUGHT[:10])]
-    assert streamed[1] == [Reasoning(THOUGHT[10:])]
+    assert streamed[:2] == [[Reasoning(THOUGHT[:10])], [Reasoning(THOUGHT[10:])]]
     assert streamed[3] == [ToolCallStart(0, "0", "get_weather"), ToolCallArguments(0, ARGUMENTS[: 90 - len(CALL) + 36])]
 
 
@@ -168,27 +164,23 @@ def _built(*, forced: bool = False, opaque: dict[str, int] | None = None, inside
 @pytest.mark.parametrize("forced", [False, True])
 def test_a_call_is_bound_after_any_reasoning(forced: bool) -> None:
     built = _built(forced=forced)
-    head = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
     for before in ("", f"{ANALYSIS}{NEXT}", f"{ANALYSIS}{NEXT}{ANALYSIS}{NEXT}"):
-        assert fits(built, f'{before}{head}{{"location": "Oslo"}}')
-        assert not fits(built, f'{before}{head}{{"location": "Rome"}}')
-        assert not fits(built, before)
-        assert fits(built, f"{before}{FINAL.removesuffix('<|return|>')}") is not forced
-        assert fits(built, f'{before}{ANNOUNCED}{NEXT}{head}{{"location": "Oslo"}}') is not forced
-    assert not fits(built, head.replace("get_weather", "now") + "{}")
-    assert not fits(built, "Hello")
+        right, wrong = (f'{HEAD}{{"location": "{city}"}}' for city in ("Oslo", "Rome"))
+        assert_answers(built, [before + right], [before + wrong, before])
+        for text in (f"{before}{FINAL.removesuffix('<|return|>')}", f"{before}{ANNOUNCED}{NEXT}{right}"):
+            assert fits(built, text) is not forced
+    assert_answers(built, [], [HEAD.replace("get_weather", "now") + "{}", "Hello"])
 
 
 def test_an_answer_that_continues_a_message_goes_on_with_it() -> None:
-    form = TOOL_FORMATS["harmony"]
+    form, tools = TOOL_FORMATS["harmony"], [Tool("now")]
     built = grammar.text_and_calls(
-        form, [Tool("now")], parallel=True, opaque_tokens={}, reasoning=HARMONY, state=ReasoningState.CLOSED
+        form, tools, parallel=True, opaque_tokens={}, reasoning=HARMONY, state=ReasoningState.CLOSED
     )
     validate(built, param="tools")
-    assert fits(built, "is 4.")
-    assert fits(built, f"is 4.<|end|>{NEXT}{form.write_calls([Call('now', {})])}")
-    assert not fits(built, f"is 4.<|end|>{NEXT}{form.write_calls([Call('later', {})])}")
-    calls = grammar.tool_calls(form, [Tool("now")], parallel=True, opaque_tokens={})
+    called, wrong = (f"is 4.<|end|>{NEXT}{form.write_calls([Call(name, {})])}" for name in ("now", "later"))
+    assert_answers(built, ["is 4.", called], [wrong])
+    calls = grammar.tool_calls(form, tools, parallel=True, opaque_tokens={})
     assert grammar.after_reasoning(calls, HARMONY, ReasoningState.CLOSED, {}) == calls
 
 
@@ -200,36 +192,31 @@ def test_a_format_binds_the_final_message() -> None:
     built = grammar.after_text(HARMONY.answer_opening, grammar.json_object(), {})
     whole = grammar.after_reasoning(built, HARMONY, ReasoningState.BEFORE, {})
     validate(whole, param="response_format")
-    assert fits(whole, f'{ANALYSIS}{NEXT}<|channel|>final<|message|>{{"a": 1}}')
-    assert not fits(whole, f"{ANALYSIS}{NEXT}<|channel|>final<|message|>Hi")
-    assert not fits(whole, '{"a": 1}')
+    final = "<|channel|>final<|message|>"
+    assert_answers(whole, [f'{ANALYSIS}{NEXT}{final}{{"a": 1}}'], [f"{ANALYSIS}{NEXT}{final}Hi", '{"a": 1}'])
     calls = grammar.tool_calls(TOOL_FORMATS["harmony"], [Tool("now")], parallel=False, opaque_tokens={})
     one_of_both = grammar.either(calls, built)
     validate(one_of_both, param="tools")
-    assert fits(one_of_both, '<|channel|>final<|message|>{"a": 1}')
-    assert fits(one_of_both, "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}")
+    assert_answers(one_of_both, [f'{final}{{"a": 1}}', HEAD.replace("get_weather", "now") + "{}"], [])
 
 
 def test_markers_that_are_tokens_are_parsed_and_constrained(tmp_path: Path) -> None:
     tokenizer, content = tokenizer_with(DEMO / "tokenizer.json", dict.fromkeys(MARKERS, True))
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     model = ModelTokenizer(tmp_path)
-    opaque = grammar.find_opaque_tokens(content)
-    head = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-    text = f'{ANALYSIS}{NEXT}{ANNOUNCED}{NEXT}{head}{{"location": "Oslo"}}'
+    vocabulary = Vocabulary(tokenizer, model.encode, grammar.find_opaque_tokens(content))
+    text = f'{ANALYSIS}{NEXT}{ANNOUNCED}{NEXT}{HEAD}{{"location": "Oslo"}}'
     tokens = model.encode(text)
-    assert tokens.count(opaque["<|channel|>"]) == 3
+    assert tokens.count(vocabulary.opaque["<|channel|>"]) == 3
     shown = model.decoder(HARMONY.shown_tokens)
     parts = merged(stream(parser("harmony", reasoning=HARMONY), [shown.decode([token]) for token in tokens]))
     assert parts == [Reasoning(THOUGHT), Content(PLAN), *call(0, "get_weather", '{"location": "Oslo"}')]
 
-    for written, allowed in (
+    for written, is_allowed in (
         (text, True),
         (text.replace("Oslo", "Rome"), False),
-        (f"{text}<|call|>{NEXT.replace('<|end|>', '')}{head}" + '{"location": "Oslo"}<|call|>', True),
+        (f'{text}<|call|>{NEXT}{HEAD}{{"location": "Oslo"}}<|call|>', True),
         (f"{ANALYSIS}{NEXT}<|channel|>final<|message|>Hi <b>", True),
         (f"{ANALYSIS}{NEXT}Hi", False),
     ):
-        state, ids = matcher(tokenizer, _built(opaque=opaque)), model.encode(written)
-        fitted = state.validate_tokens(ids) == len(ids) and state.consume_tokens(ids)
-        assert (fitted and state.is_accepting()) is allowed, written
+        assert vocabulary.allows(_built(opaque=vocabulary.opaque), written) is is_allowed, written

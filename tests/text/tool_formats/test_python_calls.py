@@ -28,8 +28,9 @@ def test_calls_between_markers_are_parsed(form: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "text"), [("lfm2", LFM2), ("olmo3", OLMO3)])
-def test_text_around_marked_calls_is_content(form: str, text: str) -> None:
+def test_text_around_marked_calls_is_content_and_an_incomplete_call_is_cut(form: str, text: str) -> None:
     assert parse(f"I look. {text}\nSo.", form) == [Content("I look."), *CALLS, Content("\nSo.")]
+    assert parse(text[: text.index("[3]")], form)[-1] == ToolCallEnd(0, is_complete=False)
 
 
 @pytest.mark.parametrize(("form", "text"), [("lfm2", LFM2), ("olmo3", OLMO3)])
@@ -49,11 +50,6 @@ def test_marked_calls_are_the_same_wherever_the_text_is_cut(form: str, text: str
 )
 def test_call_of_an_unknown_function_is_content(form: str, text: str) -> None:
     assert parse(text, form) == [Content(text)]
-
-
-def test_an_incomplete_marked_call_is_cut() -> None:
-    for form, text in (("lfm2", LFM2), ("olmo3", OLMO3)):
-        assert parse(text[: text.index("[3]")], form)[-1] == ToolCallEnd(0, is_complete=False)
 
 
 def test_nemotrons_calls_follow_reasoning_that_the_prompt_begins() -> None:

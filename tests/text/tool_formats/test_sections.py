@@ -1,15 +1,9 @@
 """Tool calls of DeepSeek's models and Kimi K2. The texts are those of their chat templates, model cards and guides."""
 
-from typing import Any
-
 import pytest
 
 from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallEnd, ToolCallStart
-from genai_server.text.grammars import grammar
-from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
-from genai_server.text.tool_formats.tool_format import Tool
-from tests.text.guided import fits, validate
-from tests.text.parsing import assert_cuts_change_nothing, call, cut_call, parse
+from tests.text.parsing import call, cut_call, parse
 
 ARGUMENTS = '{"city": "Oslo ``` <｜tool▁call▁end｜> ü"}'
 V31 = (
@@ -38,7 +32,6 @@ KIMI_CALLS: list[Part] = [
     ToolCallArguments(1, "{}"),
     ToolCallEnd(1, is_complete=True),
 ]
-TEXTS = [("deepseek_v3", V3), ("deepseek_v31", V31), ("kimi", KIMI)]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +60,8 @@ def test_markers_at_the_end_may_be_missing(form: str, text: str, calls: list[Par
     assert parse(text, form) == calls
 
 
-def test_whitespace_may_stand_between_kimis_markers() -> None:
+def test_kimis_markers_may_have_whitespace_between_and_wrong_ids() -> None:
     assert parse(KIMI.replace("<|tool_call", "\n <|tool_call"), "kimi")[:1] == KIMI_CALLS[:1]
-
-
-def test_duplicate_or_unnumbered_id_is_replaced() -> None:
     twice = f"<|tool_calls_section_begin|>{SECOND}{SECOND}<|tool_calls_section_end|>"
     starts = [part for part in parse(twice, "kimi") if isinstance(part, ToolCallStart)]
     assert [start.id for start in starts] == ["functions.now:4", "0"]
@@ -116,26 +106,3 @@ def test_call_that_ends_early_or_continues_wrongly_is_cut() -> None:
     assert parts == [*start, Content("}<｜tool▁call▁end｜>")]
     written = KIMI[: KIMI.index("Oslo")]
     assert parse(written, "kimi")[-1] == ToolCallEnd(0, is_complete=False)
-
-
-@pytest.mark.parametrize(
-    ("form", "text", "short"),
-    [
-        *((form, text, text.replace("get_weather", "now").replace(ARGUMENTS, "{}")[:90]) for form, text in TEXTS[:2]),
-        ("kimi", KIMI, f"<|tool_calls_section_begin|>{SECOND}"),
-    ],
-)
-def test_cuts_change_nothing(form: str, text: str, short: str) -> None:
-    assert_cuts_change_nothing(f"a {text} b", form)
-    assert_cuts_change_nothing(short, form, pairs=True)
-
-
-@pytest.mark.parametrize(("form", "text"), TEXTS)
-@pytest.mark.parametrize("build", [grammar.tool_calls, grammar.text_and_calls])
-def test_grammar_binds_calls_as_the_template_writes_them(form: str, text: str, build: Any) -> None:
-    tools = [Tool("get_weather", {"properties": {"city": {"type": "string"}}, "required": ["city"]}), Tool("now")]
-    built = build(TOOL_FORMATS[form], tools, parallel=True, opaque_tokens={})
-    validate(built, param="tools")
-    assert fits(built, text)
-    assert not fits(built, text.replace("city", "town"))
-    assert not fits(built, text.replace("now", "later"))

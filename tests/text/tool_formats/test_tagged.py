@@ -16,7 +16,7 @@ from genai_server.text.grammars.lark import LARK
 from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.tagged import is_any_text, meant, texts_of, types_of
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Call, Tool
-from tests.text.guided import draw, fits, validate
+from tests.text.guided import assert_answers, draw, fits, validate
 from tests.text.parsing import answer_of, assert_cuts_change_nothing, call, cut_call, parse
 
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
@@ -93,7 +93,6 @@ def test_the_values_of_a_list_are_bare_too() -> None:
     assert texts_of({"enum": ["a"], "maxLength": 1}) is None
 
 
-TAGGED = ["qwen3_coder", "glm", "minimax"]
 FUNCTIONS: dict[str, Mapping[str, Any] | None] = {
     "get_weather": {
         "type": "object",
@@ -148,6 +147,7 @@ New
 </minimax:tool_call>""",
 }
 ARGUMENTS = '{"city": "New\\n\\"York\\" <b>", "days": 3, "more": ["a", {"b": 1}]}'
+TAGGED = list(CALLS)
 TOLD = [*call(0, "get_weather", ARGUMENTS), *call(1, "now", "{}")]
 # One call with one argument each, up to the closing tag of the value.
 UP_TO_VALUE = {
@@ -161,12 +161,9 @@ REST = {
     "minimax": "</parameter>\n</invoke>\n</minimax:tool_call>",
 }
 
-# What ends the name of that call, and its argument.
-NAMED_AND_VALUED = {
-    "qwen3_coder": ("<function=get_weather>", "</parameter>"),
-    "glm": ("get_weather\n", "</arg_value>"),
-    "minimax": ('<invoke name="get_weather">', "</parameter>"),
-}
+# What ends the name of that call, and its value.
+NAME_END = {"qwen3_coder": "<function=get_weather>", "glm": "get_weather\n", "minimax": '<invoke name="get_weather">'}
+CLOSING = {"qwen3_coder": "</parameter>", "glm": "</arg_value>", "minimax": "</parameter>"}
 
 
 def _one(form: str, value: str) -> str:
@@ -174,12 +171,7 @@ def _one(form: str, value: str) -> str:
 
 
 @pytest.mark.parametrize("form", TAGGED)
-def test_values_of_calls_follow_the_schema(form: str) -> None:
-    assert parse(CALLS[form], form, FUNCTIONS) == TOLD
-
-
-@pytest.mark.parametrize("form", TAGGED)
-def test_text_may_stand_around_calls(form: str) -> None:
+def test_values_of_calls_follow_the_schema_and_text_may_stand_around_them(form: str) -> None:
     parts = parse(f"I look.\n\n{CALLS[form]}\nSo.", form, FUNCTIONS)
     assert parts == [Content("I look."), *TOLD, Content("\nSo.")]
 
@@ -192,8 +184,8 @@ def test_whitespace_between_tags_may_be_left_out(form: str) -> None:
 
 @pytest.mark.parametrize("form", TAGGED)
 def test_arguments_without_a_schema_are_json_or_text(form: str) -> None:
-    assert parse(_one(form, "3"), form) == call(0, "get_weather", '{"city": 3}')
-    assert parse(_one(form, "Oslo"), form) == call(0, "get_weather", '{"city": "Oslo"}')
+    for value, meant_value in (("3", "3"), ("Oslo", '"Oslo"')):
+        assert parse(_one(form, value), form) == call(0, "get_weather", f'{{"city": {meant_value}}}')
 
 
 @pytest.mark.parametrize("form", TAGGED)
@@ -206,25 +198,17 @@ def test_a_function_that_is_not_offered_is_text(form: str) -> None:
 def test_a_call_in_which_the_answer_ends_is_cut_wherever_it_ends(form: str) -> None:
     text = _one(form, "Oslo")
     whole = len(text) - len({"qwen3_coder": "\n</tool_call>", "glm": "", "minimax": "\n</minimax:tool_call>"}[form])
-    named, valued = (text.index(found) + len(found) for found in NAMED_AND_VALUED[form])
-    for end in range(len(text) + 1):
-        parts = parse(text[:end], form, FUNCTIONS)
+    named, valued = (text.index(found) + len(found) for found in (NAME_END[form], CLOSING[form]))
+    for end in range(1, len(text) + 1):
         if end >= whole:
-            assert parts == call(0, "get_weather", '{"city": "Oslo"}')
-            continue
-        if end < named:
-            assert parts == ([Content(text[:end])] if text[:end] else [])
+            expected = call(0, "get_weather", '{"city": "Oslo"}')
+        elif end >= named:
+            expected = cut_call(0, "get_weather", '{"city": "Oslo"' if end >= valued else "{")
         else:
-            assert parts == cut_call(0, "get_weather", '{"city": "Oslo"' if end >= valued else "{")
+            expected = [Content(text[:end])]
+        assert parse(text[:end], form, FUNCTIONS) == expected
 
 
-@pytest.mark.parametrize("form", TAGGED)
-def test_sent_arguments_are_complete(form: str) -> None:
-    city = UP_TO_VALUE[form].format("Oslo") + REST[form].partition(">")[0] + ">"
-    assert parse(city, form, FUNCTIONS) == cut_call(0, "get_weather", '{"city": "Oslo"')
-
-
-CLOSING = {"qwen3_coder": "</parameter>", "glm": "</arg_value>", "minimax": "</parameter>"}
 # Values that contain their own closing tag. TAG stands for it.
 WITH_TAGS = [
     "a TAG b",
@@ -253,8 +237,7 @@ def test_value_contains_its_closing_tag_where_no_other_tag_follows(form: str, va
 def test_value_ends_with_its_closing_tag_at_the_end_of_the_answer(form: str) -> None:
     text = UP_TO_VALUE[form].format(f"a {CLOSING[form]} b") + CLOSING[form]
     for end in ("", "\n", "\n<", "\n</"):
-        parts = parse(text + end, form, FUNCTIONS)
-        assert parts == cut_call(0, "get_weather", f'{{"city": "a {CLOSING[form]} b"')
+        assert parse(text + end, form, FUNCTIONS) == cut_call(0, "get_weather", f'{{"city": "a {CLOSING[form]} b"')
 
 
 @pytest.mark.parametrize("form", TAGGED)
@@ -308,41 +291,39 @@ def _grammar(form: str, schema: Mapping[str, Any], *, is_promised: bool = True, 
 @pytest.mark.parametrize("form", TAGGED)
 @pytest.mark.parametrize("beside_text", [False, True])
 def test_calls_written_by_the_template_fit_the_grammar(form: str, beside_text: bool) -> None:
-    built = _grammar(form, FUNCTIONS["get_weather"] or {}, beside_text=beside_text)
-    assert fits(built, CALLS[form])
-    assert fits(built, f"Hm.\n{CALLS[form]}") is beside_text
-    assert not fits(built, CALLS[form].replace("days", "Days"))
-    assert not fits(built, CALLS[form].replace("now", "later"))
-    assert not fits(built, CALLS[form].replace(">3<", ">x<").replace("\n3\n", "\nx\n"))
-    assert not fits(built, CALLS[form].replace("city", "more", 1))
+    built, text = _grammar(form, FUNCTIONS["get_weather"] or {}, beside_text=beside_text), CALLS[form]
+    wrong_value = text.replace(">3<", ">x<").replace("\n3\n", "\nx\n")
+    wrong = [text.replace("days", "Days"), text.replace("now", "later"), wrong_value, text.replace("city", "more", 1)]
+    assert_answers(built, [text], wrong)
+    assert fits(built, f"Hm.\n{text}") is beside_text
 
 
 @pytest.mark.parametrize("form", TAGGED)
-def test_values_of_a_list_and_json_are_bound(form: str) -> None:
-    listed = _grammar(form, {"properties": {"city": {"enum": ["Oslo", 1]}}, "required": ["city"]})
-    assert fits(listed, _one(form, "Oslo"))
-    assert fits(listed, _one(form, "1"))
-    assert not fits(listed, _one(form, "Rome"))
-    bounded = _grammar(form, {"properties": {"city": {"type": "integer", "minimum": 3}}, "required": ["city"]})
-    assert fits(bounded, _one(form, "4"))
-    assert not fits(bounded, _one(form, "2"))
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [({"enum": ["Oslo", 1]}, ["Oslo", "1"], ["Rome"]), ({"type": "integer", "minimum": 3}, ["4"], ["2"])],
+    ids=["a list", "JSON"],
+)
+def test_values_are_bound(form: str, schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    built = _grammar(form, {"properties": {"city": schema}, "required": ["city"]})
+    assert_answers(built, (_one(form, value) for value in good), (_one(form, value) for value in bad))
 
 
 @pytest.mark.parametrize("form", TAGGED)
 def test_a_required_argument_is_there_and_others_may_be(form: str) -> None:
     built = _grammar(form, {"properties": {"city": {"type": "string"}, "x": {}}, "required": ["city"]})
-    assert fits(built, _one(form, "Oslo"))
-    assert not fits(built, TOOL_FORMATS[form].write_calls([Call("get_weather", {"x": "1"})]))
-    assert not fits(built, TOOL_FORMATS[form].write_calls([Call("get_weather", {})]))
-    assert fits(built, TOOL_FORMATS[form].write_calls([Call("get_weather", {"city": "a\n<b>", "x": "1"})]))
+    both, other, none = (
+        TOOL_FORMATS[form].write_calls([Call("get_weather", arguments)])
+        for arguments in ({"city": "a\n<b>", "x": "1"}, {"x": "1"}, {})
+    )
+    assert_answers(built, [_one(form, "Oslo"), both], [other, none])
 
 
 @pytest.mark.parametrize("form", TAGGED)
 @pytest.mark.parametrize("schema", [ANY_OBJECT, {"anyOf": [{"required": ["city"]}], "properties": {"city": {}}}])
 def test_argument_names_are_free_without_a_list_of_properties(form: str, schema: Mapping[str, Any]) -> None:
-    built = _grammar(form, schema, is_promised=False)
-    assert fits(built, _one(form, "Oslo"))
-    assert not fits(built, _one(form, "Oslo").replace("get_weather", "unknown"))
+    call = _one(form, "Oslo")
+    assert_answers(_grammar(form, schema, is_promised=False), [call], [call.replace("get_weather", "unknown")])
 
 
 @pytest.mark.parametrize("form", TAGGED)
@@ -352,10 +333,7 @@ def test_argument_names_are_free_without_a_list_of_properties(form: str, schema:
         ({"properties": {"city": {"type": "string", "pattern": "^O"}}}, '"city" is a text with more'),
         # of a custom tool
         ({"properties": {"city": {"type": "string", LARK: 'start: "Oslo"'}}}, '"city" is a text with more'),
-        (
-            {"anyOf": [{"required": ["city"]}], "properties": {"city": {}}},
-            "its parameters are not a list of properties",
-        ),
+        ({"anyOf": [{}], "properties": {"city": {}}}, "its parameters are not a list of properties"),
         ({"properties": {"city": {}, "a>b": {}}, "required": ["city"]}, "with plain names"),
     ],
 )
