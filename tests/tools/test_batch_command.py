@@ -79,29 +79,25 @@ def test_a_file_of_something_else_is_not_overwritten(
     assert target.read_bytes() == before
 
 
-def test_a_file_that_is_not_of_errors_is_not_replaced(scripted: RunningServer, source: Path) -> None:
-    """Here the input itself has the name of the errors."""
+def test_input_with_the_name_of_the_errors_is_not_replaced(scripted: RunningServer, source: Path) -> None:
     named = source.rename(source.with_name("out.errors.jsonl"))
     before = named.read_bytes()
     assert batch(scripted, named, source.with_name("out.jsonl")) == 1
     assert named.read_bytes() == before
 
 
-def test_wrong_lines_are_named_before_any_work(
+def test_wrong_lines_or_a_missing_input_are_named_before_any_work(
     scripted: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = tmp_path / "input.jsonl"
+    source, target = tmp_path / "input.jsonl", tmp_path / "out.jsonl"
+    assert batch(scripted, source, target) == 1
+    assert "input.jsonl cannot be read" in capsys.readouterr().err
     source.write_bytes(jsonl([line("a"), line("a")]) + b"{\n")
-    assert batch(scripted, source, tmp_path / "out.jsonl") == 1
+    assert batch(scripted, source, target) == 1
     printed = capsys.readouterr().err
     assert f'{source}:2: custom_id "a" is that of an earlier line' in printed
     assert f"{source}:3: the line is not JSON" in printed
-    assert not (tmp_path / "out.jsonl").exists()
-
-
-def test_a_missing_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["batch", str(tmp_path / "none"), str(tmp_path / "out")]) == 1
-    assert "none cannot be read" in capsys.readouterr().err
+    assert not target.exists()
 
 
 def test_a_server_of_its_own_answers_for_any_model(tmp_path: Path) -> None:

@@ -48,10 +48,20 @@ def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
 
 
+def accelerators(*lists: str) -> str:
+    return f"optimization {{ execution_accelerators {{ {' '.join(lists)} }} }}"
+
+
 def accelerator(name: str, kind: str = "gpu", **parameters: str) -> str:
     inner = " ".join(f'parameters {{ key: "{key}" value: "{value}" }}' for key, value in parameters.items())
-    accelerators = f'{kind}_execution_accelerator : [ {{ name : "{name}" {inner} }} ]'
-    return f"optimization {{ execution_accelerators {{ {accelerators} }} }}"
+    return accelerators(f'{kind}_execution_accelerator : [ {{ name : "{name}" {inner} }} ]')
+
+
+BATCHED = {"scheduler": "batched", "kv_cache_bytes": 2147483648, "device": "cuda"}
+
+
+def notes(text: str) -> list[str]:
+    return translate(read_pbtxt(text, "c")).notes
 
 
 @pytest.mark.parametrize(
@@ -62,28 +72,20 @@ def accelerator(name: str, kind: str = "gpu", **parameters: str) -> str:
         (parameter("execution_mode", "1"), {"execution_mode": "parallel"}),
         (parameter("enable_mem_arena", "0"), {"enable_cpu_mem_arena": 0}),
         (parameter("enable_mem_pattern", "true"), {"enable_mem_pattern": 1}),
-        (
-            parameter("memory.enable_memory_arena_shrinkage", "cpu:0"),
-            {"memory.enable_memory_arena_shrinkage": "cpu:0"},
-        ),
-        (
-            parameter("session.use_device_allocator_for_initializers", "1"),
-            {"session.use_device_allocator_for_initializers": 1},
-        ),
+        (parameter("memory.enable_memory_arena_shrinkage", "cpu:0"), {"memory.enable_memory_arena_shrinkage": "cpu:0"}),
         ("optimization { graph : { level : -1 }}", {"graph_optimization_level": "basic"}),
         ("optimization { graph { level : 1 }}", {"graph_optimization_level": "extended"}),
         ("optimization { graph { level : 2 }}", {"graph_optimization_level": "disabled"}),
         ("optimization { graph { level : 3 }}", {"graph_optimization_level": "all"}),
         ('model_operations { op_library_filename: ["a.so"] }', {"custom_op_libraries": ["a.so"]}),
+        # Default values are left out.
+        (parameter("intra_op_thread_count", "0"), None),
+        (parameter("inter_op_thread_count", "0"), None),
+        (parameter("execution_mode", "0"), None),
     ],
 )
-def test_an_option_of_the_session(text: str, session: dict[str, Any]) -> None:
-    assert toml(text) == {"session": session}
-
-
-@pytest.mark.parametrize("name", ["intra_op_thread_count", "inter_op_thread_count", "execution_mode"])
-def test_default_values_are_left_out(name: str) -> None:
-    assert toml(parameter(name, "0")) == {}
+def test_an_option_of_the_session(text: str, session: dict[str, Any] | None) -> None:
+    assert toml(text) == ({} if session is None else {"session": session})
 
 
 @pytest.mark.parametrize(
@@ -103,19 +105,54 @@ def test_default_values_are_left_out(name: str) -> None:
     ],
 )
 def test_an_option_of_tensorrt_and_cuda_behind_it(given: str, value: str, name: str, expected: Any) -> None:
-    assert toml(accelerator("tensorrt", **{given: value})) == {
-        "scheduler": "batched",
-        "kv_cache_bytes": 2147483648,
-        "device": "cuda",
-        "providers": ["tensorrt", "cuda", "cpu"],
-        "provider": {"tensorrt": {name: expected}},
-    }
+    providers = {"providers": ["tensorrt", "cuda", "cpu"], "provider": {"tensorrt": {name: expected}}}
+    assert toml(accelerator("tensorrt", **{given: value})) == BATCHED | providers
 
 
-def test_options_of_cuda() -> None:
-    found = toml(accelerator("cuda", cudnn_conv_use_max_workspace="0", use_ep_level_unified_stream="1"))
-    assert found["provider"] == {"cuda": {"cudnn_conv_use_max_workspace": 0, "use_ep_level_unified_stream": 1}}
-    assert found["providers"] == ["cuda", "cpu"]
+CPU, GPU = "instance_group [ { kind: KIND_CPU } ]", "instance_group { kind: KIND_GPU }"
+THREADS = parameter("intra_op_thread_count", "2")
+CUDA_OPTIONS = {"cudnn_conv_use_max_workspace": 0, "use_ep_level_unified_stream": 1}
+OPENVINO = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "onnxruntime_ep_openvino"}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            accelerator("cuda", cudnn_conv_use_max_workspace="0", use_ep_level_unified_stream="1"),
+            {"device": "cuda", "providers": ["cuda", "cpu"], "provider": {"cuda": CUDA_OPTIONS}},
+        ),
+        (accelerator("openvino", "cpu"), {"device": "cpu", **OPENVINO}),
+        (accelerator("tensorrt", precision_mode="FP16") + CPU, {"device": "cpu"}),
+        (GPU, {"device": "cuda"}),
+        # A GPU batches where an option reaches nothing else.
+        (GPU + parameter("execution_mode", "1"), {**BATCHED, "session": {"execution_mode": "parallel"}}),
+        ("instance_group [ { kind: KIND_CPU count: 2 } ]", {"device": "cpu"}),
+        ("instance_group [ { kind: KIND_GPU gpus: [ 0, 1 ] } ]", {"device": "cuda:0,cuda:1"}),
+    ],
+)
+def test_devices_and_providers_come_from_accelerators_and_groups(text: str, expected: dict[str, Any]) -> None:
+    assert toml(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "backend_config", "expected"),
+    [
+        ("max_batch_size: 8", ["onnxruntime,default-max-batch-size=4"], {"max_batch_size": 8}),
+        ("max_batch_size: 0", ["onnxruntime,default-max-batch-size=4"], {"max_batch_size": 4}),
+        (
+            THREADS,
+            ["onnxruntime,enable-global-threadpool=1", "onnxruntime,intra_op_thread_count=4"],
+            {"session": {"global_thread_pool": 1, "intra_op_num_threads": 4}},
+        ),
+        (THREADS, ["onnxruntime,enable-global-threadpool=0"], {"session": {"intra_op_num_threads": 2}}),
+        (THREADS, ["pytorch,enable-global-threadpool=1"], {"session": {"intra_op_num_threads": 2}}),
+    ],
+)
+def test_the_backends_configuration_has_batch_size_and_pool(
+    text: str, backend_config: list[str], expected: dict[str, Any]
+) -> None:
+    assert toml(text, *backend_config) == expected
 
 
 @pytest.mark.parametrize(
@@ -137,21 +174,38 @@ def test_a_deprecated_option_of_cuda_comes_with_a_note(key: str, value: str, exp
     assert as_toml(translation).startswith("# ")
 
 
-def test_openvino_is_on_the_cpu_and_comes_from_a_package() -> None:
-    assert toml(accelerator("openvino", "cpu")) == {
-        "device": "cpu",
-        "providers": ["openvino", "cpu"],
-        "provider": {"openvino": {"package": "onnxruntime_ep_openvino"}},
-    }
-    translation = translate(read_pbtxt(accelerator("openvino", "cpu"), "c"))
-    assert translation.notes == ["openvino comes from a package: pip install onnxruntime-ep-openvino"]
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        (accelerator("openvino", "cpu"), "openvino comes from a package: pip install onnxruntime-ep-openvino"),
+        (accelerator("tensorrt") + CPU, "tensorrt is left out: all instances are on the CPU"),
+        (
+            accelerator("tensorrt", trt_cuda_graph_enable="1"),
+            "trt_cuda_graph_enable of tensorrt is left out: it does not reach the batched session",
+        ),
+        (
+            parameter("intra_op_threads_count", "2"),
+            "parameter intra_op_threads_count is left out: it is unknown; did you mean intra_op_thread_count?",
+        ),
+        (
+            parameter("session.enable_profiling", "p"),
+            "parameter session.enable_profiling is left out: it cannot be set: ",
+        ),
+        ("dynamic_batching { }", "dynamic_batching is left out: "),
+        ('input [ { name: "x" } ]', "input is left out: "),
+        ("ensemble_scheduling { }", "ensemble_scheduling is left out: "),
+    ],
+)
+def test_what_is_left_out_is_noted(text: str, note: str) -> None:
+    (found,) = (one for one in notes(text) if one.startswith(note))
+    assert f"# {found}" in as_toml(translate(read_pbtxt(text, "c")))
+    assert "session" not in toml(text)
+    assert "trt_cuda_graph_enable" not in str(toml(text))
 
 
 def test_each_kind_of_device_has_its_own_accelerators() -> None:
-    both = "gpu_execution_accelerator { name: 'tensorrt' } cpu_execution_accelerator { name: 'openvino' }"
-    text = f"optimization {{ execution_accelerators {{ {both} }} }}"
-    groups = "instance_group [ { kind: KIND_CPU }, { kind: KIND_GPU } ]"
-    found = toml(f"{text} {groups}")
+    text = accelerators("gpu_execution_accelerator { name: 'tensorrt' } cpu_execution_accelerator { name: 'openvino' }")
+    found = toml(f"{text} instance_group [ {{ kind: KIND_CPU }}, {{ kind: KIND_GPU }} ]")
     assert found["device"] == "cpu,cuda"
     assert found["devices"] == {
         "cpu": {"providers": ["openvino", "cpu"]},
@@ -162,53 +216,9 @@ def test_each_kind_of_device_has_its_own_accelerators() -> None:
 
 def test_unreachable_option_is_left_out_for_a_reachable_one() -> None:
     cuda = "{ name: 'cuda' parameters { key: 'enable_cuda_graph' value: '1' } }"
-    text = (
-        f"optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {{ name: 'tensorrt' }}, {cuda} ] }} }}"
-    )
-    translation = translate(read_pbtxt(text, "c"))
-    assert "enable_cuda_graph of cuda is left out: it does not reach the batched session" in translation.notes
-    assert "provider" not in tomllib.loads(as_toml(translation))
-
-
-def test_a_gpu_batches_where_an_option_reaches_nothing_else() -> None:
-    gpu = "instance_group { kind: KIND_GPU }"
-    assert toml(gpu) == {"device": "cuda"}
-    found = toml(gpu + parameter("execution_mode", "1"))
-    assert (found["scheduler"], found["kv_cache_bytes"]) == ("batched", 2147483648)
-
-
-def test_devices_come_from_the_instance_groups() -> None:
-    assert toml("instance_group [ { kind: KIND_CPU count: 2 } ]") == {"device": "cpu"}
-    assert toml("instance_group [ { kind: KIND_GPU gpus: [ 0, 1 ] } ]") == {"device": "cuda:0,cuda:1"}
-
-
-def test_an_accelerator_of_gpus_is_left_out_on_the_cpu() -> None:
-    text = accelerator("tensorrt", precision_mode="FP16") + " instance_group { kind: KIND_CPU }"
-    assert toml(text) == {"device": "cpu"}
-    assert "tensorrt is left out: all instances are on the CPU" in translate(read_pbtxt(text, "c")).notes
-
-
-def test_a_batch_size_is_the_models_or_the_backends() -> None:
-    assert toml("max_batch_size: 8", "onnxruntime,default-max-batch-size=4") == {"max_batch_size": 8}
-    assert toml("max_batch_size: 0", "onnxruntime,default-max-batch-size=4") == {"max_batch_size": 4}
-
-
-def test_global_pool_overrides_the_models_threads() -> None:
-    text = parameter("intra_op_thread_count", "2")
-    pool = ("onnxruntime,enable-global-threadpool=1", "onnxruntime,intra_op_thread_count=4")
-    assert toml(text, *pool) == {"session": {"global_thread_pool": 1, "intra_op_num_threads": 4}}
-    assert toml(text, "onnxruntime,enable-global-threadpool=0") == {"session": {"intra_op_num_threads": 2}}
-    assert toml(text, "pytorch,enable-global-threadpool=1") == {"session": {"intra_op_num_threads": 2}}
-
-
-@pytest.mark.parametrize("text", ["dynamic_batching { }", 'input [ { name: "x" } ]', "ensemble_scheduling { }"])
-def test_untranslatable_section_is_named(text: str) -> None:
-    assert as_toml(translate(read_pbtxt(text, "c"))).startswith(f"# {text.split()[0]} is left out: ")
-
-
-def test_an_unknown_parameter_is_named_with_the_nearest_one() -> None:
-    notes = translate(read_pbtxt(parameter("intra_op_threads_count", "2"), "c")).notes
-    assert notes == ["parameter intra_op_threads_count is left out: it is unknown; did you mean intra_op_thread_count?"]
+    text = accelerators(f"gpu_execution_accelerator [ {{ name: 'tensorrt' }}, {cuda} ]")
+    assert "enable_cuda_graph of cuda is left out: it does not reach the batched session" in notes(text)
+    assert "provider" not in toml(text)
 
 
 @pytest.mark.parametrize(
@@ -267,18 +277,3 @@ def test_without_completion_the_backends_batch_size_has_no_effect(
 def test_missing_file_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import-triton", str(tmp_path / "none.pbtxt")]) == 2
     assert "cannot be read: no such file" in capsys.readouterr().err
-
-
-def test_unsupported_parameter_is_left_out_with_the_reason() -> None:
-    translation = translate(read_pbtxt(parameter("session.enable_profiling", "p"), "c"))
-    (note,) = translation.notes
-    assert note.startswith("parameter session.enable_profiling is left out: it cannot be set: ")
-    assert "session" not in tomllib.loads(as_toml(translation))
-
-
-def test_cuda_graphs_of_tensorrt_are_left_out() -> None:
-    inner = "name: 'tensorrt' parameters { key: 'trt_cuda_graph_enable' value: '1' }"
-    text = f"optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {{ {inner} }} ] }} }}"
-    translation = translate(read_pbtxt(text, "c"))
-    assert "trt_cuda_graph_enable of tensorrt is left out: it does not reach the batched session" in translation.notes
-    assert "provider" not in tomllib.loads(as_toml(translation))

@@ -1,10 +1,10 @@
 """`genai-server mcp` with the client of the protocol's own package, over standard input and output."""
 
-import asyncio
 import json
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,17 @@ READING = {"status", "models", "running_requests", "ended_requests", "profiles",
 CHANGING = {"terminate", "profile_slow_token"}
 
 
-def with_client(use: Callable[[Client], Awaitable[None]], *arguments: str, **settings: str) -> None:
-    """Use the tools of a command with these arguments."""
+pytestmark = pytest.mark.anyio
 
-    async def run() -> None:
-        command = ["-m", "genai_server", "mcp", *arguments]
-        environment = clean_environment(**settings)
-        parameters = StdioServerParameters(command=sys.executable, args=command, env=environment, cwd=ROOT)
-        async with Client(stdio_client(parameters)) as client:
-            await use(client)
 
-    asyncio.run(run())
+@asynccontextmanager
+async def connected(*arguments: str, **settings: str) -> AsyncIterator[Client]:
+    """A client of the command with these arguments."""
+    command = ["-m", "genai_server", "mcp", *arguments]
+    environment = clean_environment(**settings)
+    parameters = StdioServerParameters(command=sys.executable, args=command, env=environment, cwd=ROOT)
+    async with Client(stdio_client(parameters)) as client:
+        yield client
 
 
 async def result(client: Client, name: str, **arguments: Any) -> Any:
@@ -51,10 +51,9 @@ async def error(client: Client, name: str, **arguments: Any) -> str:
     return str(content.text)
 
 
-def test_without_admin_an_agent_can_only_look(demo: RunningServer) -> None:
+async def test_without_admin_an_agent_can_only_look(demo: RunningServer) -> None:
     demo.chat("What is the capital of France?")
-
-    async def use(client: Client) -> None:
+    async with connected(demo.url) as client:
         tools = (await client.list_tools()).tools
         assert {tool.name for tool in tools} == READING
         assert all(tool.annotations is not None and tool.annotations.read_only_hint for tool in tools)
@@ -65,16 +64,13 @@ def test_without_admin_an_agent_can_only_look(demo: RunningServer) -> None:
         assert status["health"]["status"] == "ok"
         assert (await result(client, "models"))["data"][0]["id"] == "demo"
         assert (await result(client, "running_requests"))["object"] == "list"
-        ended = (await result(client, "ended_requests"))["data"]
-        assert ended[0]["model"] == "demo"
+        assert (await result(client, "ended_requests"))["data"][0]["model"] == "demo"
         assert (await result(client, "ended_requests", last_seconds=0.000001))["data"] == []
         assert "terminate" in await error(client, "terminate", request_id="x")
 
-    with_client(use, demo.url)
 
-
-def test_an_operators_agent_ends_a_request(scripted: RunningServer) -> None:
-    async def use(client: Client) -> None:
+async def test_an_operators_agent_ends_a_request(scripted: RunningServer) -> None:
+    async with connected(scripted.url, "--allow-admin") as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == READING | CHANGING
         with scripted.stream("count 900; delay 0.02") as events:
             next(iter(events))
@@ -85,57 +81,45 @@ def test_an_operators_agent_ends_a_request(scripted: RunningServer) -> None:
         assert last["finish_reason"] == "terminated"
         assert "no request" in await error(client, "terminate", request_id="req-none")
 
-    with_client(use, scripted.url, "--allow-admin")
 
-
-def test_an_operators_agent_profiles_tokens_and_reads_the_report(demo: RunningServer) -> None:
+async def test_an_operators_agent_profiles_tokens_and_reads_the_report(demo: RunningServer) -> None:
     done = threading.Event()
 
     def ask() -> None:
         while not done.is_set():
             demo.chat("Count from 1 to 12.")
 
-    async def use(client: Client) -> None:
-        found = await result(client, "profile_slow_token", tokens=3, seconds=60, at_once=True)
-        assert found["session"]["state"] == "ended"
-        assert found["session"]["files"] >= 3
-        assert "operator" in found["report"]
-        id = found["session"]["id"]
-        assert id in {each["id"] for each in (await result(client, "profiles"))["data"]}
-        assert id in await result(client, "profile_report", session=id)
-        assert "no-such" in await error(client, "profile_report", session="no-such")
-        assert "slow" in await error(client, "profile_report", slow=0)
-
     asking = threading.Thread(target=ask)
     asking.start()
     try:
-        with_client(use, demo.url, "--allow-admin")
+        async with connected(demo.url, "--allow-admin") as client:
+            found = await result(client, "profile_slow_token", tokens=3, seconds=60, at_once=True)
+            assert found["session"]["state"] == "ended"
+            assert found["session"]["files"] >= 3
+            assert "operator" in found["report"]
+            id = found["session"]["id"]
+            assert id in {each["id"] for each in (await result(client, "profiles"))["data"]}
+            assert id in await result(client, "profile_report", session=id)
+            assert "no-such" in await error(client, "profile_report", session="no-such")
+            assert "slow" in await error(client, "profile_report", slow=0)
     finally:
         done.set()
         asking.join()
 
 
 @pytest.mark.slow
-def test_the_admin_key_is_taken_from_the_environment(tmp_path: Path) -> None:
-    with run_here(
-        tmp_path, settings={"GENAI_DEVICE": "scripted", "GENAI_ADMIN_API_KEY": "of-the-operator-0"}
-    ) as server:
-
-        async def refused(client: Client) -> None:
+async def test_the_admin_key_is_taken_from_the_environment(tmp_path: Path) -> None:
+    key = {"GENAI_ADMIN_API_KEY": "of-the-operator-0"}
+    with run_here(tmp_path, settings={"GENAI_DEVICE": "scripted", **key}) as server:
+        async with connected(server.url) as client:
             assert "403: the admin endpoints need GENAI_ADMIN_API_KEY" in await error(client, "running_requests")
-
-        async def allowed(client: Client) -> None:
+        async with connected(server.url, **key) as client:
             assert (await result(client, "running_requests"))["data"] == []
 
-        with_client(refused, server.url)
-        with_client(allowed, server.url, GENAI_ADMIN_API_KEY="of-the-operator-0")
 
-
-def test_a_server_that_does_not_run_is_an_error_of_the_tool() -> None:
-    async def use(client: Client) -> None:
+async def test_a_server_that_does_not_run_is_an_error_of_the_tool() -> None:
+    async with connected(HOST="127.0.0.1", PORT=str(free_port())) as client:
         assert "no server at http://127.0.0.1:" in await error(client, "status")
-
-    with_client(use, HOST="127.0.0.1", PORT=str(free_port()))
 
 
 @pytest.mark.slow

@@ -41,22 +41,14 @@ def _top(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
-    interval = Interval(
-        _snapshot(10, tokens_total=100, gap_sum=1, gap_count=4), _snapshot(12, tokens_total=150, gap_sum=2, gap_count=8)
-    )
-    assert interval.rate("tokens_total", CPU) == 25
-    assert interval.mean("gap", CPU) == 0.25
-
-
-def test_counters_of_a_new_engine_start_at_zero() -> None:
-    assert Interval(_snapshot(1, tokens_total=100), _snapshot(2, tokens_total=30)).rate("tokens_total", CPU) == 30
-
-
-def test_unknown_figures_are_none() -> None:
-    interval = Interval(None, _snapshot(2, tokens_total=30))
-    assert interval.rate("tokens_total", CPU) is None
-    assert interval.mean("gap", CPU) is None
-    assert interval.now.value("nothing", CPU) is None
+    first = _snapshot(10, tokens_total=100, gap_sum=1, gap_count=4)
+    interval = Interval(first, _snapshot(12, tokens_total=150, gap_sum=2, gap_count=8))
+    assert (interval.rate("tokens_total", CPU), interval.mean("gap", CPU)) == (25, 0.25)
+    # Counters of a new engine start at zero.
+    assert Interval(first, _snapshot(11, tokens_total=30)).rate("tokens_total", CPU) == 30
+    unknown = Interval(None, _snapshot(2, tokens_total=30))
+    assert (unknown.rate("tokens_total", CPU), unknown.mean("gap", CPU)) == (None, None)
+    assert unknown.now.value("nothing", CPU) is None
 
 
 def test_devices_and_their_requests_are_shown(scripted: RunningServer) -> None:
@@ -100,10 +92,10 @@ def test_terminal_rows_name_the_model_and_fit_the_width(width: int) -> None:
 
 
 def test_wide_terminal_has_whole_ids_and_titles_without_a_legend() -> None:
-    lines = _shown(160, "phi")
-    assert any(f"req-{'0' * 24}" in line for line in lines)
-    assert any("waiting" in line for line in lines)
-    assert not any("hits: of prompts" in line for line in lines)
+    shown = "\n".join(_shown(160, "phi"))
+    assert [text in shown for text in (f"req-{'0' * 24}", "waiting", "hits: of prompts")] == [True, True, False]
+    # Plain output names models only if there are several.
+    assert ["phi" in "\n".join(_shown(None, *names)) for names in (["phi"], ["phi", "qwen"])] == [False, True]
 
 
 @pytest.mark.parametrize(("key_name", "shown"), [("alice", True), (None, False)])
@@ -113,26 +105,20 @@ def test_requests_name_their_keys_where_they_have_some(key_name: str | None, sho
     assert any(" alice " in line for line in lines) is shown
 
 
-def test_requests_are_sorted_by_key() -> None:
+def test_requests_are_sorted_by_key_or_another_order_and_chosen_by_place() -> None:
     names = ["bob", None, "alice"]
     requests = [{"unique_id": str(name), "key_name": name} for name in names]
     choice = Choice(order=[field for field, _, _ in ORDERS].index("key_name"))
     assert [each["key_name"] for each in choice.sorted(requests)] == [None, "alice", "bob"]
-
-
-def test_requests_are_sorted_and_chosen_by_place() -> None:
-    requests = [
-        {"unique_id": name, "age": age, "output_tokens": tokens} for name, age, tokens in (("a", 1, 9), ("b", 3, 2))
-    ]
+    two = [{"unique_id": "a", "age": 1, "output_tokens": 9}, {"unique_id": "b", "age": 3, "output_tokens": 2}]
     choice = Choice()
-    choice.move(requests, 1)
+    choice.move(two, 1)
     assert choice.request == "b"
     choice.next_order()
-    assert [each["unique_id"] for each in choice.sorted(requests)] == ["a", "b"]
-    choice.move(requests, -1)
-    assert choice.request == "a"
-    choice.move(requests, -1)
-    assert choice.request == "a"
+    assert [each["unique_id"] for each in choice.sorted(two)] == ["a", "b"]
+    for _ in range(2):
+        choice.move(two, -1)
+        assert choice.request == "a"
 
 
 def test_chosen_request_is_cancelled_after_a_confirmation(scripted: RunningServer) -> None:
@@ -147,11 +133,6 @@ def test_chosen_request_is_cancelled_after_a_confirmation(scripted: RunningServe
         assert last_event(iter(events))["finish_reason"] == "cancelled"
 
 
-def test_plain_output_names_models_only_if_there_are_several() -> None:
-    assert not any("phi" in line for line in _shown(None, "phi"))
-    assert any("phi" in line for line in _shown(None, "phi", "qwen"))
-
-
 def test_top_without_the_admin_key_shows_what_is_public(own_folder: Path) -> None:
     settings = {"GENAI_API_KEYS": "a-key-of-sixteen-characters"}
     with run_here(own_folder, "--device", "scripted", settings=settings) as server:
@@ -163,11 +144,11 @@ def test_top_without_the_admin_key_shows_what_is_public(own_folder: Path) -> Non
     assert "an API key is required" in refused.stderr
 
 
-def test_unreachable_server_is_reported_in_one_line() -> None:
+def test_unreachable_server_or_invalid_interval_is_refused_in_one_line() -> None:
     shown = _top(f"http://127.0.0.1:{free_port()}")
-    assert shown.returncode == 1
-    assert len(shown.stderr.splitlines()) == 1
+    assert (shown.returncode, len(shown.stderr.splitlines())) == (1, 1)
     assert "no server at http://127.0.0.1:" in shown.stderr
+    assert "--interval: soon is not between 0.1 and 3600" in _top("--interval", "soon").stderr
 
 
 @pytest.mark.parametrize(
@@ -194,10 +175,6 @@ def test_other_kind_of_server_is_refused(answers: list[bytes], message: str) -> 
         with pytest.raises(ServerUnusable, match=message):
             Poller(f"http://127.0.0.1:{listener.getsockname()[1]}", None).poll()
         thread.join(90)
-
-
-def test_invalid_interval_is_refused() -> None:
-    assert "--interval: soon is not between 0.1 and 3600" in _top("--interval", "soon").stderr
 
 
 @pytest.mark.parametrize("end", ["signal", "q", "\x03"])

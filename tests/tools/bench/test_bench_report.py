@@ -40,15 +40,12 @@ SWEEP = (
 
 
 def test_ratios_are_formed_within_a_round() -> None:
-    found = {ratio.title: ratio.value for ratio in report(*SWEEP).ratios}
-    threads = found["decode tokens/s, 1 stream of 64+32 tokens: against the bare og.Generator loop, same threads"]
-    shipped = found["decode tokens/s, 1 stream of 64+32 tokens: against the bare og.Generator loop as shipped"]
-    streams = found["decode tokens/s, 4 streams of 64+32 tokens: against one stream"]
-    assert threads.median == pytest.approx((0.98 + 0.97) / 2)
+    found = {ratio.title.removeprefix("decode tokens/s, "): ratio.value for ratio in report(*SWEEP).ratios}
+    threads = found["1 stream of 64+32 tokens: against the bare og.Generator loop, same threads"]
+    shipped = found["1 stream of 64+32 tokens: against the bare og.Generator loop as shipped"]
+    assert [threads.median, shipped.min, shipped.max] == pytest.approx([(0.98 + 0.97) / 2, 77.6 / 60, 1.96])
     assert threads.rounds == 2
-    assert shipped.min == pytest.approx(77.6 / 60)
-    assert shipped.max == pytest.approx(1.96)
-    assert streams == Spread(2.5, 2.5, 2.5, rounds=1)
+    assert found["4 streams of 64+32 tokens: against one stream"] == Spread(2.5, 2.5, 2.5, rounds=1)
 
 
 @pytest.mark.parametrize(("drafted", "formed"), [(0.0, True), (24.0, False)])
@@ -69,8 +66,9 @@ def test_further_servers_are_compared_with_the_first() -> None:
     assert (ratio.target, ratio.value.median) == ("B", 1.5)
 
 
-def test_drafted_tokens_of_answers_are_named_as_accepted() -> None:
+def test_drafted_tokens_and_an_interruption_are_named() -> None:
     assert "accepted drafts" in text_of(report(measurement("A", ONE, 0, 45.0, drafted_tokens=3.0)))
+    assert text_of(report(interrupted=True)).endswith("Interrupted: these are the measurements so far.")
 
 
 def test_table_has_median_minimum_and_maximum_in_ms() -> None:
@@ -89,10 +87,6 @@ def test_failures_are_counted_and_the_first_is_shown() -> None:
     assert report(Measurement("A", ONE, 0, {}, 0, ("queue is full",))).all_failed
 
 
-def test_an_interrupted_run_says_so() -> None:
-    assert text_of(report(interrupted=True)).endswith("Interrupted: these are the measurements so far.")
-
-
 def test_the_json_has_each_round_and_the_summaries() -> None:
     found = json.loads(json.dumps(as_json(report(*SWEEP))))
     assert len(found["measurements"]) == 8
@@ -101,22 +95,18 @@ def test_the_json_has_each_round_and_the_summaries() -> None:
     assert found["targets"][1]["health"] is None
 
 
-def plot(found: Report, path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "suffix", "magic"),
+    [("sweep", ".png", b"\x89PNG"), ("sweep", ".svg", b"<?xml"), ("prefix", ".svg", b"<?xml")],
+)
+def test_the_plot_is_written_after_its_name(tmp_path: Path, scenario: str, suffix: str, magic: bytes) -> None:
     # It imports matplotlib, in each process that collects this module.
     from genai_server.tools.bench.plot import save_plot
 
-    save_plot(found, path)
-
-
-@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
-def test_the_plot_is_written_after_its_name(tmp_path: Path, suffix: str, magic: bytes) -> None:
+    found = report(*SWEEP)
+    if scenario == "prefix":  # which is drawn as bars
+        found = report(measurement("A", Case("cold", 1, 1016, 8), 0, None, ttft_p50=1.0))
+        found.plan = Plan("prefix")
     path = tmp_path / f"plot{suffix}"
-    plot(report(*SWEEP), path)
+    save_plot(found, path)
     assert path.read_bytes().startswith(magic)
-
-
-def test_the_other_scenarios_are_drawn_as_bars(tmp_path: Path) -> None:
-    found = report(measurement("A", Case("cold", 1, 1016, 8), 0, None, ttft_p50=1.0))
-    found.plan = Plan("prefix")
-    plot(found, tmp_path / "plot.svg")
-    assert (tmp_path / "plot.svg").read_bytes().startswith(b"<?xml")

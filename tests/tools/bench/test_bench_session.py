@@ -80,13 +80,9 @@ def test_cpu_time_per_token_of_the_server_is_reported() -> None:
     assert 0 < taken < 0.1
 
 
-def test_requests_say_what_the_user_asks_for_and_nothing_else() -> None:
-    _, fake = bench(Plan(rounds=1, requests=1, concurrency=(1,)), body={"ignore_eos": True})
+def test_requests_have_what_the_user_asks_for_and_a_connection_each() -> None:
+    _, fake = bench(Plan(rounds=1, requests=2, concurrency=(1,)), body={"ignore_eos": True})
     assert set(fake.bodies[-1]) == {"messages", "max_tokens", "stream", "stream_options", "ignore_eos"}
-
-
-def test_each_request_has_its_own_connection() -> None:
-    _, fake = bench(Plan(rounds=1, requests=2, concurrency=(1,)))
     assert {"connection: close" in head for head in fake.heads} == {True}
 
 

@@ -36,13 +36,16 @@ def test_an_answers_parts_have_the_times_of_their_arrival() -> None:
     assert answer.gaps == [1.0]
 
 
-def test_the_time_per_token_leaves_out_the_first_token() -> None:
-    assert Answer(0.0, (2.0, 3.0, 4.0), 4.0, 7, 5).tpot == 0.5
-
-
-@pytest.mark.parametrize("answer", [Answer(0.0, (), 4.0, 7, 5), Answer(0.0, (2.0,), 2.0, 7, 1)])
-def test_tpot_needs_a_second_token(answer: Answer) -> None:
-    assert answer.tpot is None
+@pytest.mark.parametrize(
+    ("answer", "seconds"),
+    [
+        (Answer(0.0, (2.0, 3.0, 4.0), 4.0, 7, 5), 0.5),
+        (Answer(0.0, (), 4.0, 7, 5), None),
+        (Answer(0.0, (2.0,), 2.0, 7, 1), None),
+    ],
+)
+def test_the_time_per_token_leaves_out_the_first_token(answer: Answer, seconds: float | None) -> None:
+    assert answer.tpot == seconds
 
 
 @pytest.mark.parametrize(
@@ -59,27 +62,21 @@ def test_each_event_with_text_has_the_time_of_its_end(pieces: list[bytes], times
     assert read_answer(0.0, enumerate(pieces, start=1)).chunks == times
 
 
-def test_chunks_are_counted_as_tokens_without_usage() -> None:
+def test_chunks_are_counted_as_tokens_without_usage_unless_the_answer_is_cut() -> None:
     assert read_answer(0.0, [(1.0, event("a")), (2.0, event("b", "stop"))]).output_tokens == 2
+    for reason, output_tokens in (("length", 8), ("stop", 2)):
+        pieces = [(1.0, event("a b c d")), (2.0, event("e f g h", reason))]
+        answer = read_answer(0.0, pieces, prompt_tokens=7, max_tokens=8)
+        assert (answer.prompt_tokens, answer.output_tokens) == (7, output_tokens)
+        assert read_answer(0.0, [*pieces, (3.0, USAGE)], prompt_tokens=9, max_tokens=8).output_tokens == 5
 
 
-@pytest.mark.parametrize(("reason", "output_tokens"), [("length", 8), ("stop", 2)])
-def test_answer_that_is_cut_has_its_limits_tokens_without_usage(reason: str, output_tokens: int) -> None:
-    pieces = [(1.0, event("a b c d")), (2.0, event("e f g h", reason))]
-    answer = read_answer(0.0, pieces, prompt_tokens=7, max_tokens=8)
-    assert (answer.prompt_tokens, answer.output_tokens) == (7, output_tokens)
-    assert read_answer(0.0, [*pieces, (3.0, USAGE)], prompt_tokens=9, max_tokens=8).output_tokens == 5
-
-
-def test_cached_tokens_are_read_where_reported() -> None:
-    usage = b'data: {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}}\n\n'
-    assert read_answer(0.0, [(1.0, event("a", "stop") + usage)]).cached_tokens == 8
-
-
-def test_drafted_tokens_are_those_of_the_answer() -> None:
+def test_cached_and_drafted_tokens_are_read_where_reported() -> None:
     details = b'{"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 2}'
-    usage = b'data: {"usage": {"prompt_tokens": 9, "completion_tokens_details": %b}}\n\n' % details
-    assert read_answer(0.0, [(1.0, event("a", "stop") + usage)]).drafted_tokens == 3
+    cached = b'"prompt_tokens_details": {"cached_tokens": 8}'
+    usage = b'data: {"usage": {"prompt_tokens": 9, %b, "completion_tokens_details": %b}}\n\n' % (cached, details)
+    answer = read_answer(0.0, [(1.0, event("a", "stop") + usage)])
+    assert (answer.cached_tokens, answer.drafted_tokens) == (8, 3)
     assert read_answer(0.0, [(1.0, event("a", "stop"))]).drafted_tokens is None
 
 
@@ -131,43 +128,34 @@ def test_output_rate_spans_the_first_request_to_the_last_end() -> None:
         # From 3.0 on both decode; the first one ends at 5.0.
         ([stream(0.0, 1.0, 0.1, 41), stream(0.0, 3.0, 0.2, 41)], 2, 10.0 + 5.0),
         (2 * [stream(0.0, 1.0, 0.1, 21)] + 2 * [stream(10.0, 11.0, 0.2, 21)], 2, 80 / (2.0 + 4.0)),
+        # Chunks of several tokens.
         ([Answer(0.0, (1.0, 2.0, 3.0), 3.0, 100, 41)], 1, 20.0),
+        # Nothing, too short, too little together, never together.
+        ([], 1, None),
+        ([stream(0.0, 1.0, 0.1, 5)], 1, None),
+        ([stream(0.0, 1.0, 0.1, 40), stream(0.0, 4.5, 0.1, 40)], 2, None),
+        ([stream(0.0, 1.0, 0.1, 40), stream(0.0, 9.0, 0.1, 40)], 2, None),
     ],
-    ids=["without the first token", "without prompts", "overlap", "several waves", "chunks of several tokens"],
 )
-def test_decode_rate_is_that_of_the_common_decoding(answers: list[Answer], streams: int, rate: float) -> None:
-    assert decode_rate(answers, streams) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize(
-    "answers",
-    [
-        [],
-        [stream(0.0, 1.0, 0.1, 5)],
-        [stream(0.0, 1.0, 0.1, 40), stream(0.0, 4.5, 0.1, 40)],
-        [stream(0.0, 1.0, 0.1, 40), stream(0.0, 9.0, 0.1, 40)],
-    ],
-    ids=["nothing", "too short", "too little together", "never together"],
-)
-def test_there_is_no_decode_rate_from_too_little(answers: list[Answer]) -> None:
-    assert decode_rate(answers, max(1, len(answers))) is None
+def test_decode_rate_is_that_of_the_common_decoding(answers: list[Answer], streams: int, rate: float | None) -> None:
+    assert decode_rate(answers, streams) == (None if rate is None else pytest.approx(rate))
 
 
 def test_figures_are_in_seconds_and_tokens_per_second() -> None:
     figures = answer_figures([stream(0.0, 0.5, 0.1, 21)], 1)
-    assert figures["ttft_p50"] == 0.5
+    assert (figures["ttft_p50"], figures["cached_tokens"]) == (0.5, None)
     assert figures["tpot_p50"] == pytest.approx(0.1)
     assert figures["itl_p99"] == pytest.approx(0.1)
-    assert figures["cached_tokens"] is None
 
 
-def test_cached_tokens_do_not_count_in_the_prefill_rate() -> None:
-    assert answer_figures([stream(0.0, 0.5, 0.1, 21, cached=20)], 1)["prefill_tokens_per_second"] == 160.0
-    assert answer_figures([stream(0.0, 0.5, 0.1, 21)], 1)["prefill_tokens_per_second"] is None  # number unknown
-
-
-def test_several_streams_have_no_prefill_rate() -> None:
-    assert answer_figures([stream(0.0, 0.5, 0.1, 21, cached=0)] * 2, 2)["prefill_tokens_per_second"] is None
+@pytest.mark.parametrize(
+    ("cached", "num_streams", "rate"), [(20, 1, 160.0), (None, 1, None), (0, 2, None)], ids=["cached", "unknown", "two"]
+)
+def test_cached_tokens_and_several_streams_do_not_count_in_the_prefill_rate(
+    cached: int | None, num_streams: int, rate: float | None
+) -> None:
+    answers = [stream(0.0, 0.5, 0.1, 21, cached=cached)] * num_streams
+    assert answer_figures(answers, num_streams)["prefill_tokens_per_second"] == rate
 
 
 def test_gaps_that_a_span_cuts_belong_to_it() -> None:

@@ -29,16 +29,13 @@ def test_processes_behind_a_port_are_found_with_their_cpu_time() -> None:
         assert after - before > 0.1
 
 
-def test_remote_and_unused_ports_have_no_known_processes() -> None:
+def test_remote_unused_and_ended_processes_have_no_cpu_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert server_processes(f"http://192.0.2.1:{port}") == []
         assert server_processes(f"http://example.org:{port}") == []
     assert server_processes(f"http://127.0.0.1:{port}") == []
     assert cpu_seconds([]) is None
-
-
-def test_ended_process_has_no_cpu_time() -> None:
     child = get_context("spawn").Process(target=os.getpid)
     child.start()
     processes = [psutil.Process(child.pid)]

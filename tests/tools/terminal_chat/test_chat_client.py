@@ -18,11 +18,8 @@ def messages(text: str) -> list[Message]:
 def test_an_answer_comes_in_pieces_and_is_counted_by_the_server(scripted: RunningServer) -> None:
     client = ChatClient(scripted.url)
     answer = Answer()
-    pieces = [
-        piece.text
-        for piece in client.answer(next(iter(client.models())), messages("count 9; delay 0.02"), answer)
-        if isinstance(piece, Content)
-    ]
+    found = client.answer(next(iter(client.models())), messages("count 9; delay 0.02"), answer)
+    pieces = [piece.text for piece in found if isinstance(piece, Content)]
     assert len(pieces) > 1
     assert "".join(pieces) == answer.text == "1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert answer.is_counted
@@ -50,26 +47,25 @@ def test_unreachable_server_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://x", "http://", "127.0.0.1", "127.0.0.1:x", "http://a..b", "http://a/ b", "http://a/\n"]
+    ("url", "key", "words"),
+    [
+        *(
+            (url, None, "is not the address of a server")
+            for url in ("ftp://x", "http://", "127.0.0.1", "127.0.0.1:x", "http://a..b", "http://a/ b", "http://a/\n")
+        ),
+        ("http://127.0.0.1:8002", "schlüssel", "--api-key has characters that no API key has"),
+        ("http://127.0.0.1:8002", "two\nlines", "--api-key has characters that no API key has"),
+    ],
 )
-def test_invalid_address_is_refused(url: str) -> None:
-    with pytest.raises(ServerUnusable, match="is not the address of a server"):
-        ChatClient(url)
-
-
-@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
-def test_impossible_api_key_is_refused(key: str) -> None:
-    with pytest.raises(ServerUnusable, match="--api-key has characters that no API key has"):
-        ChatClient("http://127.0.0.1:8002", key)
-
-
-def test_empty_answer_is_reported() -> None:
-    assert Answer().took() == "no output"
+def test_invalid_address_or_key_is_refused(url: str, key: str | None, words: str) -> None:
+    with pytest.raises(ServerUnusable, match=words):
+        ChatClient(url, key)
 
 
 @pytest.mark.parametrize(
     ("seconds", "rate"), [(0.0, ""), (0.0001, ""), (0.5, "then 8.0 a second, "), (2.0, "then 2.0 a second, ")]
 )
 def test_rate_needs_a_measurable_time(seconds: float, rate: str) -> None:
+    assert Answer().took() == "no output"
     answer = Answer(sent=10.0, tokens=5, first=10.5, last=10.5 + seconds, is_counted=True)
     assert answer.took() == f"5 tokens, first after 0.50 s, {rate}{0.5 + seconds:.2f} s in all"

@@ -60,12 +60,23 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def enter(self, line: str, *seen: str) -> None:
+        """Type a line, and wait until these texts appear one after another."""
+        self.type(f"{line}\r")
+        for text in seen:
+            self.see(text)
+
     def see(self, text: str) -> None:
         """Wait until this text appears after what was seen before; fails when all has been read without it."""
         wait_until(lambda: text in self.text[self._seen :] or not self._reader.is_alive())
         found = self.text.find(text, self._seen)
         assert found >= 0, self.text
         self._seen = found + len(text)
+
+    def quit(self) -> None:
+        """End the program, which is reading a line."""
+        self.enter("/quit")
+        assert self.status() == 0
 
     def status(self) -> int:
         status = self.process.wait(PATIENCE)
@@ -92,25 +103,15 @@ def terminal(*arguments: str, **settings: str) -> Iterator[Terminal]:
 def test_a_question_is_answered_with_its_times_and_asked_again(scripted: RunningServer) -> None:
     with terminal(scripted.url) as chat:
         chat.see("> ")
-        chat.type("say hello\r")
-        chat.see("\nhello")
-        chat.see("tokens, first after")
-        chat.type("/retry\r")
-        chat.see("\nhello")
-        chat.see("s in all")
-        chat.type("/system be brief\r")
-        chat.see("system prompt: be brief")
-        chat.type("/clear\r")
-        chat.see("forgotten")
-        chat.type("/retry\r")
-        chat.see("nothing was asked yet")
-        chat.type("/nonsense\r")
-        chat.see("there is no /nonsense; /help lists the commands")
-        chat.type("/retri\r")
-        chat.see("there is no /retri; did you mean /retry?")
-        chat.type("/?\r")
-        chat.see("/model [NAME]")
-        chat.type("/bye\r")
+        chat.enter("say hello", "\nhello", "tokens, first after")
+        chat.enter("/retry", "\nhello", "s in all")
+        chat.enter("/system be brief", "system prompt: be brief")
+        chat.enter("/clear", "forgotten")
+        chat.enter("/retry", "nothing was asked yet")
+        chat.enter("/nonsense", "there is no /nonsense; /help lists the commands")
+        chat.enter("/retri", "there is no /retri; did you mean /retry?")
+        chat.enter("/?", "/model [NAME]")
+        chat.enter("/bye")
         assert chat.status() == 0
 
 
@@ -118,9 +119,7 @@ def test_ctrl_c_ends_reasoning_and_then_stops_the_answer(scripted: RunningServer
     thought = " ".join(map(str, range(100, 300)))
     with terminal(scripted.url) as chat:
         chat.see("> ")
-        chat.type(f"delay 0.02; say <think>{thought}</think>Yes\r")
-        chat.see("Yes")  # as it is typed
-        chat.see("100 101 102")
+        chat.enter(f"delay 0.02; say <think>{thought}</think>Yes", "Yes", "100 101 102")  # the first Yes is the typed
         chat.type(CTRL_C)
         chat.see("\n\r\n")  # between reasoning and answer
         chat.see("1")
@@ -132,33 +131,23 @@ def test_ctrl_c_ends_reasoning_and_then_stops_the_answer(scripted: RunningServer
 def test_a_budget_of_reasoning_is_set(scripted: RunningServer) -> None:
     with terminal(scripted.url) as chat:
         chat.see("> ")
-        chat.type("/think 5\r")
-        chat.see("thinking_token_budget = 5")
-        chat.type("say <think>I think on</think>Yes\r")
-        chat.see("I thi")
-        chat.see("tokens, first after")
-        chat.type("/think much\r")
-        chat.see('thinking_token_budget must be a whole number, not "much"')
-        chat.type("/think default\r")
-        chat.see("thinking_token_budget = default")
-        chat.type("/think\r")
-        chat.see("thinking_token_budget = default")
-        chat.type("/bye\r")
+        chat.enter("/think 5", "thinking_token_budget = 5")
+        chat.enter("say <think>I think on</think>Yes", "I thi", "tokens, first after")
+        chat.enter("/think much", 'thinking_token_budget must be a whole number, not "much"')
+        chat.enter("/think default", "thinking_token_budget = default")
+        chat.enter("/think", "thinking_token_budget = default")
+        chat.quit()
 
 
 def test_ctrl_c_stops_the_answer_and_twice_ends_the_program(scripted: RunningServer) -> None:
     with terminal(scripted.url, **DRAWN) as chat:
         chat.see(READS)
-        chat.type("count 500; delay 0.05\r")
-        chat.see("1, 2, 3")
+        chat.enter("count 500; delay 0.05", "1, 2, 3")
         chat.type(CTRL_C)
-        chat.see("[stopped]")
-        chat.see("about ")
-        chat.see(READS)
+        for text in ("[stopped]", "about ", READS):
+            chat.see(text)
         wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
-        chat.type("say still here\r")
-        chat.see("\x1b[2Kstill here")
-        chat.see(READS)
+        chat.enter("say still here", "\x1b[2Kstill here", READS)
         chat.type(CTRL_C)
         chat.see("(Ctrl-C again exits)")
         chat.see(READS)
@@ -170,54 +159,33 @@ def test_ctrl_c_stops_the_answer_and_twice_ends_the_program(scripted: RunningSer
 def test_failed_answer_is_reported_and_the_chat_continues(scripted: RunningServer) -> None:
     with terminal(scripted.url) as chat:
         chat.see("> ")
-        chat.type("count 9; fail at 4\r")
-        chat.see("error: ")
-        chat.see("> ")
-        chat.type("say on\r")
-        chat.see("\non")
+        chat.enter("count 9; fail at 4", "error: ", "> ")
+        chat.enter("say on", "\non")
         chat.type(CTRL_D)
         assert chat.status() == 0
 
 
-def test_a_pasted_text_of_several_lines_is_one_question(scripted: RunningServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_pasted", [True, False], ids=["pasted", "in quotes"])
+def test_a_text_of_several_lines_is_one_question(scripted: RunningServer, tmp_path: Path, is_pasted: bool) -> None:
     with terminal(scripted.url, **DRAWN) as chat:
         chat.see(READS)
-        chat.type(f"{PASTE}say one\nsay two\r\nsay three{PASTED}\r")
-        chat.see("s in all")
-        chat.see(READS)
-        chat.type(f"/save {tmp_path}/chat.json\r")
-        chat.see("saved in")
-        chat.see(READS)
-        chat.type("/quit\r")
-        assert chat.status() == 0
+        if is_pasted:
+            chat.enter(f"{PASTE}say one\nsay two\r\nsay three{PASTED}", "s in all", READS)
+        else:
+            chat.enter('"""say one', "…")
+            chat.enter("say two", "…")
+            chat.enter('say three"""', "s in all", READS)
+        chat.enter(f"/save {tmp_path}/chat.json", "saved in", READS)
+        chat.quit()
     messages = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
     assert [message["content"] for message in messages if message["role"] == "user"] == ["say one\nsay two\nsay three"]
-
-
-def test_a_text_in_quotes_is_one_question(scripted: RunningServer, tmp_path: Path) -> None:
-    with terminal(scripted.url, **DRAWN) as chat:
-        chat.see(READS)
-        chat.type('"""say one\r')
-        chat.see("…")
-        chat.type('say two"""\r')
-        chat.see("s in all")
-        chat.type(f"/save {tmp_path}/chat.json\r")
-        chat.see("saved in")
-        chat.type("/quit\r")
-        assert chat.status() == 0
-    messages = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
-    assert messages[0] == {"role": "user", "content": "say one\nsay two"}
 
 
 def test_an_answer_is_shown_as_markdown_where_the_terminal_can(scripted: RunningServer) -> None:
     with terminal(scripted.url, **DRAWN) as chat:
         chat.see(READS)
-        chat.type("say a **strong** word\r")
-        chat.see("\x1b[1mstrong\x1b[0m")
-        chat.see("s in all")
-        chat.see(READS)
-        chat.type("/quit\r")
-        assert chat.status() == 0
+        chat.enter("say a **strong** word", "\x1b[1mstrong\x1b[0m", "s in all", READS)
+        chat.quit()
 
 
 def test_output_without_a_terminal_is_the_plain_answer(scripted: RunningServer) -> None:
@@ -234,61 +202,36 @@ def test_fields_models_and_chats_are_set_by_commands(scripted: RunningServer, tm
     model = scripted.client.get("/v1/models").json()["data"][0]["id"]
     with terminal(scripted.url) as chat:
         chat.see("> ")
-        chat.type("/set max_tokens 2\r")
-        chat.see("max_tokens = 2")
-        chat.type("count 9\r")
-        chat.see("[2 tokens")
-        chat.type("/set max_tokens\r")
-        chat.see("max_tokens = 2")
-        chat.type("/set temprature 1\r")
-        chat.see("did you mean temperature?")
-        chat.type("/set min_q default\r")
-        chat.see("did you mean min_p?")
-        chat.type("/set seed x\r")
-        chat.see('seed must be a whole number, not "x"')
-        chat.type("/model\r")
-        chat.see(f"* {model}")
-        chat.type("/model nonsense\r")
-        chat.see('has no model "nonsense"')
-        chat.type(f"/model {model}\r")
-        chat.see(f"model: {model}")
-        chat.type(f"/save {tmp_path}/chat.json\r")
-        chat.see("saved in")
-        chat.type("/set max_tokens default\r")
-        chat.see("max_tokens = default")
-        chat.type("/clear\r")
-        chat.see("forgotten")
-        chat.type(f"/load {tmp_path}/chat.json\r")
-        chat.see(f"1 question loaded; model: {model}")
-        chat.type("/retry\r")
-        chat.see("[2 tokens")
-        chat.type("/load\r")
-        chat.see("/load needs a FILE")
-        chat.type("/quit\r")
-        assert chat.status() == 0
+        chat.enter("/set max_tokens 2", "max_tokens = 2")
+        chat.enter("count 9", "[2 tokens")
+        chat.enter("/set max_tokens", "max_tokens = 2")
+        chat.enter("/set temprature 1", "did you mean temperature?")
+        chat.enter("/set min_q default", "did you mean min_p?")
+        chat.enter("/set seed x", 'seed must be a whole number, not "x"')
+        chat.enter("/model", f"* {model}")
+        chat.enter("/model nonsense", 'has no model "nonsense"')
+        chat.enter(f"/model {model}", f"model: {model}")
+        chat.enter(f"/save {tmp_path}/chat.json", "saved in")
+        chat.enter("/set max_tokens default", "max_tokens = default")
+        chat.enter("/clear", "forgotten")
+        chat.enter(f"/load {tmp_path}/chat.json", f"1 question loaded; model: {model}")
+        chat.enter("/retry", "[2 tokens")
+        chat.enter("/load", "/load needs a FILE")
+        chat.quit()
 
 
-def test_directory_gets_its_own_server_for_the_chat(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends_by", ["/quit", pytest.param("SIGTERM", marks=pytest.mark.slow)])
+def test_directory_gets_a_server_that_ends_with_the_chat(tmp_path: Path, ends_by: str) -> None:
     with terminal(str(DEMO), "--system", "Be brief.", GENAI_CACHE_DIR=str(tmp_path)) as chat:
         chat.see("demo at http://127.0.0.1:")
         chat.see("> ")
         family = psutil.Process(chat.process.pid).children(recursive=True)
         assert len(family) >= 2
-        chat.type("What is the capital of France?\r")
-        chat.see("Paris")
-        chat.see("> ")
-        chat.type("/quit\r")
-        assert chat.status() == 0
-        wait_until(lambda: not any(process.is_running() for process in family))
-
-
-@pytest.mark.slow
-def test_terminated_chat_ends_its_server(tmp_path: Path) -> None:
-    with terminal(str(DEMO), GENAI_CACHE_DIR=str(tmp_path)) as chat:
-        chat.see("> ")
-        family = psutil.Process(chat.process.pid).children(recursive=True)
-        assert family
-        chat.process.terminate()
+        if ends_by == "/quit":
+            chat.enter("What is the capital of France?", "Paris", "> ")
+            chat.enter(ends_by)
+        else:
+            chat.process.terminate()
         assert chat.status() == 0
         wait_until(lambda: not any(process.is_running() for process in family))
 
@@ -298,29 +241,21 @@ def test_default_target_is_the_configured_host_and_port(scripted: RunningServer)
         chat.see(f"at {scripted.url};")
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with terminal(str(tmp_path)) as chat:
-        chat.see("genai_config.json is missing")
-        assert chat.status() == 1
-
-
 @pytest.mark.parametrize(
     ("target", "status", "message"),
     [
+        ("{folder}", 1, "genai_config.json is missing"),
         ("localhost:{port}", 1, "no server at http://localhost:"),
         ("no-such-model", 2, 'no model "no-such-model" here or in '),
+        ("{url} --model missing", 1, 'has no model "missing"; it has: demo'),
     ],
 )
-def test_missing_target_ends_the_chat(target: str, status: int, message: str) -> None:
-    with terminal(target.format(port=free_port())) as chat:
+def test_missing_target_ends_the_chat(
+    scripted: RunningServer, tmp_path: Path, target: str, status: int, message: str
+) -> None:
+    with terminal(*target.format(folder=tmp_path, port=free_port(), url=scripted.url).split()) as chat:
         chat.see(message)
         assert chat.status() == status
-
-
-def test_unknown_model_is_refused_with_the_known_ones(scripted: RunningServer) -> None:
-    with terminal(scripted.url, "--model", "missing") as chat:
-        chat.see('has no model "missing"; it has: demo')
-        assert chat.status() == 1
 
 
 def test_one_question_prints_the_answer_alone(scripted: RunningServer) -> None:

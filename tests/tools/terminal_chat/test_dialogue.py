@@ -71,68 +71,59 @@ def picture(tmp_path: Path) -> Path:
     return path
 
 
-def chat(server: Server, said: str, *options: str) -> tuple[int, str, str]:
-    """Status, output and errors of the command."""
+def chat(server: Server, said: str, *options: str) -> tuple[int, str]:
+    """Status and errors of the command."""
     done = run_command("chat", server.url, *options, environment=clean_environment(), said=said)
-    return done.returncode, done.stdout, done.stderr
+    return done.returncode, done.stderr
+
+
+def questions(server: Server) -> list[Any]:
+    return [messages[-1]["content"] for messages in server.asked]
 
 
 def test_images_of_the_command_line_go_with_the_first_question(server: Server, picture: Path) -> None:
-    status, _, errors = chat(server, "What?\nSure?\n", "--image", str(picture), "--image", str(picture))
+    status, errors = chat(server, "What?\nSure?\n", "--image", str(picture), "--image", str(picture))
     assert (status, "error" in errors) == (0, False), errors
     first = {"role": "user", "content": [PART, PART, {"type": "text", "text": "What?"}]}
     assert server.asked[0] == [first]
     assert server.asked[1] == [first, {"role": "assistant", "content": "Fine."}, {"role": "user", "content": "Sure?"}]
 
 
-def test_an_attached_image_goes_with_the_next_question(server: Server, picture: Path) -> None:
-    _, out, errors = chat(server, f"Hello!\n/image {picture}\nWhat?\n/retry\nSure?\n")
-    assert "a cat.png goes with the next question" in out
+def test_an_attached_image_goes_with_the_next_question_unless_it_is_forgotten(server: Server, picture: Path) -> None:
+    said = f"Hello!\n/image {picture}\nWhat?\n/retry\nSure?\n/image {picture}\n/clear\nBye!\n"
+    _, errors = chat(server, said)
     assert "error" not in errors
-    assert [messages[-1]["content"] for messages in server.asked] == [
-        "Hello!",
-        [PART, {"type": "text", "text": "What?"}],
-        [PART, {"type": "text", "text": "What?"}],
-        "Sure?",
-    ]
-    assert server.asked[3][2]["content"] == [PART, {"type": "text", "text": "What?"}]
-
-
-def test_clearing_also_forgets_an_attached_image(server: Server, picture: Path) -> None:
-    chat(server, f"/image {picture}\n/clear\nHello!\n")
-    assert [messages[-1]["content"] for messages in server.asked] == ["Hello!"]
+    pictured = [PART, {"type": "text", "text": "What?"}]
+    assert questions(server) == ["Hello!", pictured, pictured, "Sure?", "Bye!"]
+    assert server.asked[3][2]["content"] == pictured
+    assert len(server.asked[4]) == 1
 
 
 def test_a_wrong_file_is_reported_and_the_chat_continues(server: Server, tmp_path: Path) -> None:
     (tmp_path / "notes.png").write_text("text", encoding="utf-8")
-    status, _, errors = chat(server, f"/image\n/image {tmp_path}/none.png\n/image {tmp_path}/notes.png\nHello!\n")
-    assert status == 0
-    assert "error: /image needs a FILE" in errors
-    assert "none.png cannot be read: No such file or directory" in errors
-    assert "notes.png is not a PNG, JPEG, WebP, GIF or BMP image" in errors
-    assert [messages[-1]["content"] for messages in server.asked] == ["Hello!"]
-    status, _, errors = chat(server, "Hello!\n", "--image", f"{tmp_path}/none.png")
-    assert status == 2
-    assert "argument --image: " in errors
-    assert "none.png cannot be read: No such file or directory" in errors
+    missing = "none.png cannot be read: No such file or directory"
+    status, errors = chat(server, f"/image\n/image {tmp_path}/none.png\n/image {tmp_path}/notes.png\nHello!\n")
+    wrong = "notes.png is not a PNG, JPEG, WebP, GIF or BMP image"
+    assert [text for text in ("error: /image needs a FILE", missing, wrong) if text not in errors] == []
+    assert (status, questions(server)) == (0, ["Hello!"])
+    status, errors = chat(server, "Hello!\n", "--image", f"{tmp_path}/none.png")
+    assert (status, "argument --image: " in errors, missing in errors) == (2, True, True)
 
 
 def test_a_model_that_reads_text_only_gets_no_image(server: Server, picture: Path) -> None:
     refusal = "reads reads text only; models for images: sees, later"
-    status, _, errors = chat(server, "What?\n", "--image", str(picture), "--model", "reads")
+    status, errors = chat(server, "What?\n", "--image", str(picture), "--model", "reads")
     assert (status, refusal in errors, server.asked) == (1, True, [])
-    status, _, errors = chat(server, f"/image {picture}\nHello!\n", "--model", "reads")
-    assert (status, refusal in errors) == (0, True)
-    assert [messages[-1]["content"] for messages in server.asked] == ["Hello!"]
+    status, errors = chat(server, f"/image {picture}\nHello!\n", "--model", "reads")
+    assert (status, refusal in errors, questions(server)) == (0, True, ["Hello!"])
     # Other servers do not list what a model reads.
-    status, _, errors = chat(server, "What?\n", "--image", str(picture), "--model", "later")
+    status, errors = chat(server, "What?\n", "--image", str(picture), "--model", "later")
     assert (status, "error" in errors) == (0, False), errors
 
 
 def test_a_refused_image_is_reported_and_leaves_the_history(server: Server, picture: Path) -> None:
-    status, _, errors = chat(server, f"{REFUSED}\nHello!\n", "--image", str(picture))
-    assert status == 0
-    assert "error: 400: messages[0].content[0]: no image" in errors
+    status, errors = chat(server, f"{REFUSED}\nHello!\n", "--image", str(picture))
+    assert (status, "error: 400: messages[0].content[0]: no image" in errors) == (0, True)
     assert server.asked[1] == [{"role": "user", "content": "Hello!"}]
 
 

@@ -36,10 +36,13 @@ def chat(server: RunningServer, *options: str, said: str = "") -> tuple[str, str
     return done.stdout, done.stderr
 
 
-def test_one_question_shows_tools_and_their_results(server: RunningServer) -> None:
+def test_one_question_shows_results_and_declines_without_a_terminal(server: RunningServer) -> None:
     question = f"script: say {call('free__echo', text='heron')}\nscript after heron: say It said so."
     shown, _ = chat(server, question, "--mcp", "free")
     assert "It said so." in shown
+    question = f"script: say {call('guarded__echo', text='heron')}\nscript after declined: say As you like."
+    shown, aside = chat(server, question, "--mcp", "guarded")
+    assert ("As you like." in shown, "no: there is no terminal" in aside) == (True, True)
 
 
 @pytest.mark.parametrize(("typed", "result", "answer"), [("y", "heron", "Run."), ("n", "declined", "As you like.")])
@@ -58,13 +61,6 @@ def test_dialogue_asks_before_a_tool_runs_and_keeps_the_calls(
     assert (asked["role"], last["content"]) == ("user", answer)
     assert called["tool_calls"][0]["function"]["name"] == "guarded__echo"
     assert result in str(output["content"])
-
-
-def test_one_question_without_a_terminal_declines(server: RunningServer) -> None:
-    question = f"script: say {call('guarded__echo', text='heron')}\nscript after declined: say As you like."
-    shown, aside = chat(server, question, "--mcp", "guarded")
-    assert "As you like." in shown
-    assert "no: there is no terminal" in aside
 
 
 def test_saved_calls_must_be_in_order(tmp_path: Path) -> None:
