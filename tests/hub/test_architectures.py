@@ -39,7 +39,7 @@ def test_a_model_with_a_fault_is_refused(architecture: str, config: dict[str, An
     assert "\n" not in refusal.value.message
 
 
-def test_other_forms_of_the_same_architectures_can_be_built() -> None:
+def test_other_forms_of_the_same_architectures_can_be_built_and_have_a_head_for_drafts() -> None:
     check("GraniteMoeHybridForCausalLM", num_local_experts=0, layer_types=["attention"])
     check("GptOssForCausalLM", quantization_config={"quant_method": "mxfp4"})
     check("GptOssForCausalLM", precision="fp32")
@@ -49,6 +49,9 @@ def test_other_forms_of_the_same_architectures_can_be_built() -> None:
     check_architecture(
         {"architectures": ["Phi4MMForCausalLM"]}, (), precision="int4", device="cpu", options=["hf_remote=true"]
     )
+    assert has_draft_head({"mtp_num_hidden_layers": 1})
+    assert has_draft_head({"text_config": {"mtp_num_hidden_layers": 1}})
+    assert not has_draft_head({"text_config": {"mtp_num_hidden_layers": 0}})
 
 
 def test_an_architecture_is_refused_if_the_builder_lacks_it() -> None:
@@ -61,9 +64,3 @@ def test_an_architecture_is_refused_if_the_builder_lacks_it() -> None:
 @pytest.mark.parametrize("config", [{}, {"architectures": []}, {"architectures": None}, {"architectures": "x"}])
 def test_a_model_without_an_architecture_is_the_builders(config: dict[str, Any]) -> None:
     check_architecture(config, {"LlamaForCausalLM"}, precision="int4", device="cpu")
-
-
-def test_a_head_for_drafts_may_be_part_of_the_text_model() -> None:
-    assert has_draft_head({"mtp_num_hidden_layers": 1})
-    assert has_draft_head({"text_config": {"mtp_num_hidden_layers": 1}})
-    assert not has_draft_head({"text_config": {"mtp_num_hidden_layers": 0}})

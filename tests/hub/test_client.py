@@ -55,13 +55,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_download_has_all_files(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_download_has_all_files_and_fetches_none_again(local_hub: LocalHub, tmp_path: Path) -> None:
     pull(local_hub, tmp_path)
     assert contents(tmp_path) == FILES
-
-
-def test_existing_file_is_not_fetched_again(local_hub: LocalHub, tmp_path: Path) -> None:
-    pull(local_hub, tmp_path)
     local_hub.sent.clear()
     pull(local_hub, tmp_path)
     assert local_hub.sent == []
@@ -86,16 +82,11 @@ def test_interrupted_download_is_resumed(local_hub: LocalHub, tmp_path: Path) ->
     assert "model.onnx" not in [path for path, _ in local_hub.sent]
 
 
-def test_a_file_with_another_hash_is_thrown_away_and_named(local_hub: LocalHub, tmp_path: Path) -> None:
-    local_hub.forged["model.onnx.data"] = bytes(len(WEIGHTS))
-    message = failure(local_hub, tmp_path)
-    assert "model.onnx.data does not have the hash" in message
-    assert not list(tmp_path.glob("model.onnx.data*"))
-
-
-def test_a_small_file_with_another_hash_is_thrown_away_too(local_hub: LocalHub, tmp_path: Path) -> None:
-    local_hub.forged["genai_config.json"] = b"[]"
-    assert "genai_config.json does not have the hash" in failure(local_hub, tmp_path)
+@pytest.mark.parametrize("path", ["model.onnx.data", "genai_config.json"])
+def test_a_file_with_another_hash_is_thrown_away_and_named(local_hub: LocalHub, tmp_path: Path, path: str) -> None:
+    local_hub.forged[path] = bytes(len(FILES[path]))
+    assert f"{path} does not have the hash" in failure(local_hub, tmp_path)
+    assert not list(tmp_path.glob(f"{path}*"))
 
 
 def test_damaged_partial_file_is_fetched_again(local_hub: LocalHub, tmp_path: Path) -> None:
@@ -119,6 +110,7 @@ def test_partial_file_of_another_commit_is_not_resumed(local_hub: LocalHub, tmp_
 
 def test_files_that_do_not_belong_to_it_are_removed(local_hub: LocalHub, tmp_path: Path) -> None:
     (tmp_path / "older.onnx").write_bytes(b"x")
+    local_hub.unsized.add("model.onnx.data")  # whose content has no length, and ends
     pull(local_hub, tmp_path)
     assert contents(tmp_path) == FILES
 
@@ -166,9 +158,12 @@ def test_full_disk_leaves_no_model_and_the_pull_can_be_resumed(local_hub: LocalH
         assert contents(disk / "model") == FILES
 
 
-def test_full_disk_is_reported_wherever_it_appears(
+def test_a_full_disk_and_a_folder_that_cannot_be_made_are_named(
     local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert str(tmp_path / "file") in failure(local_hub, tmp_path / "file" / "model")
+
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -176,17 +171,15 @@ def test_full_disk_is_reported_wherever_it_appears(
     assert "is full; free some space" in failure(local_hub, tmp_path)
 
 
-def test_a_folder_that_cannot_be_made_is_named(local_hub: LocalHub, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    assert str(tmp_path / "file") in failure(local_hub, tmp_path / "file" / "model")
-
-
 # the hub
 
 
-def test_an_unknown_repository_is_named(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_an_unknown_repository_and_an_unreachable_hub_are_named(local_hub: LocalHub, tmp_path: Path) -> None:
     del local_hub.repositories["org/name"]
     assert f"there is no org/name on {local_hub.url}" in failure(local_hub, tmp_path)
+    with run_hub() as gone:
+        pass
+    assert f"{gone.url} cannot be reached" in failure(gone, tmp_path)
 
 
 def test_a_private_repository_needs_a_token(local_hub: LocalHub, tmp_path: Path) -> None:
@@ -215,33 +208,26 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(local_hub: LocalHub, tmp_path:
     assert 'has no revision "v2"' in failure(local_hub, tmp_path, revision="v2")
 
 
-def test_unreachable_hub_is_named(tmp_path: Path) -> None:
-    with run_hub() as gone:
-        pass
-    assert f"{gone.url} cannot be reached" in failure(gone, tmp_path)
-
-
 def test_progress_callback_sees_bytes_and_can_end_the_download(local_hub: LocalHub, tmp_path: Path) -> None:
     client = Hub(None, local_hub.url)
     repository = client.repository("org/name", None)
+    selection = select_model(repository)
     seen: dict[str, list[int]] = {}
-    download(
-        client,
-        repository,
-        select_model(repository),
-        tmp_path / "whole",
-        lambda file, size: seen.setdefault(file.path, []).append(size),
-    )
+
+    def note(file: RemoteFile, size: int) -> None:
+        seen.setdefault(file.path, []).append(size)
+
+    download(client, repository, selection, tmp_path / "whole", note)
     assert {name: sizes[-1] for name, sizes in seen.items()} == {name: len(content) for name, content in FILES.items()}
-    assert seen["model.onnx.data"] == sorted(seen["model.onnx.data"])
-    assert (seen["model.onnx.data"][0], len(seen["model.onnx.data"]) > 2) == (0, True)
+    sizes = seen["model.onnx.data"]
+    assert (sizes[0], sizes, len(sizes) > 2) == (0, sorted(sizes), True)
 
     def end(file: RemoteFile, size: int) -> None:
         if file.path == "model.onnx.data" and size:
             raise PullFailed("enough")
 
     with pytest.raises(PullFailed, match="enough"):
-        download(client, repository, select_model(repository), tmp_path / "cut", end)
+        download(client, repository, selection, tmp_path / "cut", end)
     assert list((tmp_path / "cut").glob("model.onnx.data.*.partial"))
 
 
@@ -251,12 +237,6 @@ def test_a_file_without_an_end_is_cut_off_at_its_listed_size(local_hub: LocalHub
     assert failure(local_hub, tmp_path) == f"{path} is longer than the {len(FILES[path])} bytes that the hub lists"
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) <= sum(map(len, FILES.values()))
     local_hub.endless.clear()
-    pull(local_hub, tmp_path)
-    assert contents(tmp_path) == FILES
-
-
-def test_a_file_without_a_length_that_ends_is_fetched(local_hub: LocalHub, tmp_path: Path) -> None:
-    local_hub.unsized.add("model.onnx.data")
     pull(local_hub, tmp_path)
     assert contents(tmp_path) == FILES
 

@@ -67,8 +67,11 @@ def test_a_block_without_a_scale_keeps_its_minimum() -> None:
     assert (as_computed(blocks) == np.float32(np.float16(-0.123))).all()
 
 
-def test_types_without_blocks_have_no_form() -> None:
+def test_types_without_blocks_have_no_form_and_rows_are_joined() -> None:
     assert [gguf_blocks.form(kind) for kind in ("F32", "BF16", "Q5_1", "Q5_K", "IQ2_XXS")] == [None] * 5
+    first, second = (gguf_blocks.read(kind, random_rows(kind)) for kind in ("Q4_0", "Q4_1"))
+    joined = gguf_blocks.concatenated([first, second])
+    np.testing.assert_array_equal(joined.values(), np.concatenate([first.values(), second.values()]))
 
 
 def test_rounding_to_8_bits_errs_by_half_a_step() -> None:
@@ -78,9 +81,3 @@ def test_rounding_to_8_bits_errs_by_half_a_step() -> None:
     steps = np.repeat(blocks.scales, 32, axis=1)
     assert (np.abs(blocks.values() - weights) <= 0.5001 * steps).all()
     assert (blocks.values()[1, :32] == 0).all()
-
-
-def test_rows_are_joined() -> None:
-    first, second = (gguf_blocks.read(kind, random_rows(kind)) for kind in ("Q4_0", "Q4_1"))
-    joined = gguf_blocks.concatenated([first, second])
-    np.testing.assert_array_equal(joined.values(), np.concatenate([first.values(), second.values()]))

@@ -55,18 +55,15 @@ def test_text_is_split_by_the_files_rule(name: str, text: str, pieces: str) -> N
     assert "|".join(found) == pieces
 
 
-def test_names_of_one_rule_split_alike() -> None:
+def test_names_of_one_rule_split_alike_and_unknown_ones_have_none() -> None:
     assert RULES["smollm"] == RULES["starcoder"] != RULES["gpt-2"]
     assert RULES["llama-bpe"].expressions == RULES["smaug-bpe"].expressions
     assert RULES["deepseek-r1-qwen"] == RULES["qwen2"]
+    assert "default" not in RULES
+    assert "deepseek-coder" not in RULES
 
 
 def test_a_piece_that_is_a_token_needs_no_merges() -> None:
     model = models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[])
     assert tokenizer_with("llama-bpe", model).encode("ab").tokens == ["ab"]
     assert tokenizer_with("qwen2", model).encode("ab").tokens == ["a", "b"]
-
-
-def test_an_unknown_rule_has_no_name() -> None:
-    assert "default" not in RULES
-    assert "deepseek-coder" not in RULES

@@ -65,14 +65,11 @@ def test_an_incomplete_description_is_refused(section: object) -> None:
         read(section)
 
 
-def test_models_without_quantized_weights_are_not_concerned() -> None:
+def test_models_without_quantized_weights_and_those_for_cuda_are_not_concerned() -> None:
     assert read_quantization({}, "cpu") is None
     assert read(None) is None
     assert read({"quant_method": "mxfp4"}, architectures=["GptOssForCausalLM"]) is None
     assert read({"quant_method": "fp8"}, architectures=["Mistral3ForConditionalGeneration"]) is None
-
-
-def test_formats_for_cuda_only_are_left_to_the_builder_there() -> None:
     assert read({"quant_method": "modelopt"}, "cuda") is None
 
 

@@ -34,21 +34,31 @@ ONE = ("README.md", "cpu/int4/genai_config.json", "cpu/int4/model.onnx", "cpu/ot
 TWO = (*ONE, "cuda/genai_config.json", "cuda/model.onnx")
 
 
-def test_the_only_model_is_taken_without_its_folder() -> None:
-    selection = select_model(repository(*ONE))
-    assert (selection.folder, sorted(selection.files)) == ("cpu/int4", ["genai_config.json", "model.onnx"])
-    assert selection.size == 2 << 30
+IMAGES = (
+    "genai_config.json",
+    "model.onnx",
+    "vision.onnx",
+    "vision.onnx.data",
+    "embedding.onnx",
+    "processor_config.json",
+)
 
 
-def test_a_model_for_images_is_taken_with_all_of_its_graphs() -> None:
-    files = ("genai_config.json", "model.onnx", "vision.onnx", "vision.onnx.data", "embedding.onnx")
-    selection = select_model(repository("README.md", *(f"cpu/{file}" for file in (*files, "processor_config.json"))))
-    assert set(selection.files) == {*files, "processor_config.json"}
-
-
-def test_model_at_the_top_excludes_models_in_folders() -> None:
-    selection = select_model(repository("genai_config.json", "model.onnx", "cuda/genai_config.json", "cuda/model.onnx"))
-    assert sorted(selection.files) == ["genai_config.json", "model.onnx"]
+@pytest.mark.parametrize(
+    ("paths", "folder", "files"),
+    [
+        (ONE, "cpu/int4", {"genai_config.json", "model.onnx"}),
+        # A model for images has all of its graphs.
+        (("README.md", *(f"cpu/{file}" for file in IMAGES)), "cpu", {*IMAGES}),
+        # A model at the top excludes those in folders.
+        (("genai_config.json", "model.onnx", *TWO[4:]), "", {"genai_config.json", "model.onnx"}),
+        # Hidden files are left out.
+        (("genai_config.json", ".gitattributes"), "", {"genai_config.json"}),
+    ],
+)
+def test_the_only_model_is_taken_without_its_folder(paths: tuple[str, ...], folder: str, files: set[str]) -> None:
+    selection = select_model(repository(*paths))
+    assert (selection.folder, {*selection.files}, selection.size) == (folder, files, len(files) << 30)
 
 
 def test_choice_of_several_models_is_required_and_lists_sizes() -> None:
@@ -62,30 +72,37 @@ def test_a_pattern_chooses(pattern: str) -> None:
     assert select_model(repository(*TWO), [pattern]).folder == "cuda"
 
 
-def test_patterns_without_files_or_models_are_distinguished() -> None:
-    assert "no file of org/name matches --include none/*" in refusal(TWO, "none/*")
-    assert "no genai_config.json among the files that --include names" in refusal(TWO, "*.md")
+@pytest.mark.parametrize(
+    ("paths", "include", "words"),
+    [
+        (TWO, ["none/*"], "no file of org/name matches --include none/*"),
+        (TWO, ["*.md"], "no genai_config.json among the files that --include names"),
+        (("config.json", "model.safetensors"), [], "genai-server export org/name builds one"),
+        *(
+            (("genai_config.json", path), [], "would be written outside the directory")
+            for path in ("../evil", "a/../../evil", "C:/evil")
+        ),
+    ],
+)
+def test_what_is_no_model_is_refused(paths: tuple[str, ...], include: list[str], words: str) -> None:
+    assert words in refusal(paths, *include)
 
 
-def test_repository_without_a_genai_model_names_the_export() -> None:
-    assert "genai-server export org/name builds one" in refusal(("config.json", "model.safetensors"))
+SOURCE = ("config.json", "model.safetensors", "tokenizer.json")
+POOLING = ("modules.json", "1_Pooling/config.json")
 
 
-def test_hidden_files_are_left_out() -> None:
-    assert sorted(select_model(repository("genai_config.json", ".gitattributes")).files) == ["genai_config.json"]
-
-
-@pytest.mark.parametrize("path", ["../evil", "a/../../evil", "C:/evil"])
-def test_a_file_that_would_lie_elsewhere_is_refused(path: str) -> None:
-    assert "would be written outside the directory" in refusal(("genai_config.json", path))
-
-
-def test_a_source_has_the_top_files_that_the_builder_reads() -> None:
-    paths = ("config.json", "model.safetensors", "tokenizer.json", "pytorch_model.bin", "original/x.json", "logo.png")
-    assert sorted(select_source(repository(*paths)).files) == ["config.json", "model.safetensors", "tokenizer.json"]
-
-
-def test_repository_without_a_configuration_is_not_a_source() -> None:
+@pytest.mark.parametrize(
+    ("files", "others"),
+    [
+        (SOURCE, ["pytorch_model.bin", "original/x.json", "logo.png"]),
+        (("config.json", *POOLING, "2_Dense/model.safetensors"), ["onnx/model.onnx"]),
+    ],
+)
+def test_a_source_has_what_the_builder_reads_at_the_top_and_its_modules(
+    files: tuple[str, ...], others: list[str]
+) -> None:
+    assert {*select_source(repository(*files, *others)).files} == {*files}
     with pytest.raises(PullFailed, match=r"has no config\.json"):
         select_source(repository("model.safetensors"))
 
@@ -98,29 +115,22 @@ def test_names_have_an_owner_and_a_name(text: str, is_name: bool) -> None:
     assert is_repository_name(text) is is_name
 
 
-POOLING = ("modules.json", "1_Pooling/config.json")
 ENCODER = ("config.json", "tokenizer.json", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/model_int8.onnx", *POOLING)
 
 
-def test_plain_graph_of_an_encoder_is_chosen_with_its_files() -> None:
+def test_plain_graph_of_an_encoder_is_chosen_with_its_files_unless_a_pattern_names_another() -> None:
     expected = {"config.json", "tokenizer.json", "onnx/model.onnx", "onnx/model.onnx_data", *POOLING}
-    assert set(select_model(repository(*ENCODER, "pytorch_model.bin", "openvino/model.xml")).files) == expected
-
-
-def test_a_pattern_chooses_another_graph_of_an_encoder() -> None:
+    assert {*select_model(repository(*ENCODER, "pytorch_model.bin", "openvino/model.xml")).files} == expected
     found = select_model(repository(*ENCODER), ["onnx/model_int8.onnx"]).files
-    assert {"onnx/model_int8.onnx", "config.json", *POOLING} <= set(found)
+    assert {"onnx/model_int8.onnx", "config.json", *POOLING} <= {*found}
     assert "onnx/model.onnx" not in found
 
 
 def test_weights_of_a_graph_may_have_any_name() -> None:
     others = ("onnx/model_fp16.onnx_data", "onnx/tokenizer.json", "onnx/Constant_7_attr__value")
-    found = set(select_model(repository(*ENCODER, "onnx/model_fp16.onnx", *others)).files)
-    assert {name for name in found if name.startswith("onnx/")} == {
-        "onnx/model.onnx",
-        "onnx/model.onnx_data",
-        "onnx/Constant_7_attr__value",
-    }
+    found = select_model(repository(*ENCODER, "onnx/model_fp16.onnx", *others)).files
+    expected = {"onnx/model.onnx", "onnx/model.onnx_data", "onnx/Constant_7_attr__value"}
+    assert {name for name in found if name.startswith("onnx/")} == expected
 
 
 def test_several_graphs_of_an_encoder_are_named_with_their_size() -> None:
@@ -132,11 +142,6 @@ def test_several_graphs_of_an_encoder_are_named_with_their_size() -> None:
 def test_pooling_files_are_selected_only_if_complete() -> None:
     assert set(select_pooling(repository(*ENCODER, "README.md")).files) == set(POOLING)
     assert not select_pooling(repository("config.json", "1_Pooling/config.json")).files
-
-
-def test_a_source_has_the_folders_of_its_modules() -> None:
-    paths = ("config.json", *POOLING, "2_Dense/model.safetensors", "onnx/model.onnx")
-    assert set(select_source(repository(*paths)).files) == {"config.json", *POOLING, "2_Dense/model.safetensors"}
 
 
 GGUF = (
@@ -154,10 +159,8 @@ def test_a_gguf_file_is_chosen_by_its_pattern() -> None:
     found = repository(*GGUF)
     chosen = select_gguf(found, ["*F16*"])
     assert chosen is not None
-    assert (chosen.path, sorted(with_tokenizer(found, chosen).files)) == (
-        "big/a-F16.gguf",
-        ["a-F16.gguf", "tokenizer.json"],
-    )
+    assert chosen.path == "big/a-F16.gguf"
+    assert sorted(with_tokenizer(found, chosen).files) == ["a-F16.gguf", "tokenizer.json"]
 
 
 def test_several_gguf_files_are_listed_with_their_sizes() -> None:
@@ -173,8 +176,7 @@ def test_several_gguf_files_are_listed_with_their_sizes() -> None:
 
 def test_weights_of_pytorch_come_before_gguf_files() -> None:
     found = repository("model.safetensors", "a.gguf")
-    assert select_gguf(found) is None
-    assert select_gguf(repository("model.safetensors")) is None
+    assert select_gguf(found) is select_gguf(repository("model.safetensors")) is None
     chosen = select_gguf(found, ["*.gguf"])
     assert chosen is not None
     assert chosen.path == "a.gguf"

@@ -17,12 +17,9 @@ def make(directory: Path, **files: bytes) -> Path:
     return directory
 
 
-def test_a_models_place_is_named_by_the_last_part_of_its_source(tmp_path: Path) -> None:
+def test_a_models_place_has_the_last_part_of_its_source_and_hides_unfinished_ones(tmp_path: Path) -> None:
     assert store.place_of(tmp_path, "org/name") == tmp_path / "name"
     assert store.place_of(tmp_path, "name") == tmp_path / "name"
-
-
-def test_unfinished_model_is_hidden_and_not_listed(tmp_path: Path) -> None:
     folder = make(store.staging(tmp_path / "name"))
     assert store.models_in(tmp_path) == []
     assert store.unfinished_in(tmp_path) == [folder]
@@ -95,16 +92,11 @@ def test_two_processes_do_not_build_one_directory_at_once(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_both_kinds_of_digests_are_those_of_their_tools(tmp_path: Path) -> None:
+def test_both_kinds_of_digests_are_those_of_their_tools_and_of_one_content(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"hello\n")
     assert digest_of(path, "git") == "git:ce013625030ba8dba906f756967f9e9ca394464a"
     assert digest_of(path, "sha256") == "sha256:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
-
-
-def test_a_changed_file_has_another_digest(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"hello\n")
     digest = digest_of(path, "sha256")
     assert has_digest(path, digest)
     path.write_bytes(b"hellO\n")

@@ -27,7 +27,7 @@ def test_session_file_has_its_runs_in_order_without_startup(tmp_path: Path) -> N
     assert [(run.start, run.num_tokens, len(run.kernels)) for run in runs] == [(1000, 4, 3), (5000, 1, 3)]
 
 
-def test_node_with_a_subgraph_excludes_the_time_of_its_nodes(tmp_path: Path) -> None:
+def test_own_time_of_a_kernel_excludes_nodes_of_its_subgraph_and_not_other_threads(tmp_path: Path) -> None:
     events = [
         kernel("/if", "If", 10, 80),
         kernel("/if/inner", "Gather", 20, 30),
@@ -40,14 +40,7 @@ def test_node_with_a_subgraph_excludes_the_time_of_its_nodes(tmp_path: Path) -> 
         ("/if/inner", 1, 30),
         ("/after", 0, 5),
     ]
-
-
-def test_kernels_of_two_threads_are_not_in_one_another(tmp_path: Path) -> None:
-    events = [
-        kernel("/a", "Mul", 10, 80),
-        kernel("/b", "Mul", 20, 30, thread=2),
-        event("model_run", 0, 100),
-    ]
+    events = [kernel("/a", "Mul", 10, 80), kernel("/b", "Mul", 20, 30, thread=2), event("model_run", 0, 100)]
     (run,) = read_runs(write(tmp_path / "a.json", events))
     assert [(kernel.depth, kernel.self_time) for kernel in run.kernels] == [(0, 80), (0, 30)]
 
@@ -105,9 +98,6 @@ def test_the_last_session_is_read_unless_another_is_named(tmp_path: Path) -> Non
     profile = read_profile(tmp_path, "mine_1")
     assert (profile.name, profile.folder) == ("mine_1", tmp_path / "cpu")
     assert [one.start for one in profile.passes] == [1_000_000 * token for token in range(9)]
-
-
-def test_unknown_session_error_names_the_existing_ones(tmp_path: Path) -> None:
     write_session(tmp_path)
     with pytest.raises(ProfileNotFound, match='no session "other".*mine_1700000000'):
         read_profile(tmp_path, "other")

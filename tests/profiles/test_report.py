@@ -30,9 +30,6 @@ def test_time_is_shared_out_by_operator_node_layer_and_phase(tmp_path: Path) -> 
     assert (decode.passes, decode.tokens, decode.total_us, decode.other_us) == (8, 8, 5600, 800)
     assert decode.median_us == report.median_decode_us == 700
     assert decode.cores == pytest.approx(1.5)
-
-
-def test_all_shares_and_what_is_not_kernels_are_the_whole(tmp_path: Path) -> None:
     report = report_on(tmp_path)
     for shares in (report.operators, report.layers, report.nodes_by_time):
         assert sum(share.total_us for share in shares) + report.other_us == report.total_us

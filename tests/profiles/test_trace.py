@@ -57,16 +57,12 @@ def test_each_token_is_on_a_track_of_its_own_in_its_request(tmp_path: Path) -> N
     assert (down["ts"], down["dur"]) == (2_000_350, 300)
 
 
-def test_kernel_details_of_onnx_runtime_are_kept(tmp_path: Path) -> None:
+def test_a_trace_keeps_kernel_details_and_describes_the_session(tmp_path: Path) -> None:
     write_session(tmp_path, decodes=1)
     prompt = tracks(trace_of(tmp_path))["request req-1", "prompt"]
     args = next(each for each in prompt if "Gather" in each["name"])["args"]
     assert args["input_type_shape"] == [{"float": [8, 4]}, {"int64": [1, 12]}]
     assert prompt[0]["args"]["tokens read"] == 12
-
-
-def test_trace_describes_the_session(tmp_path: Path) -> None:
-    write_session(tmp_path, decodes=1)
     trace = trace_of(tmp_path)
     assert trace["otherData"]["model"] == "demo"
     assert trace["displayTimeUnit"] == "ms"

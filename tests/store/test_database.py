@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from genai_server.errors import InvalidField, StoreUnavailable
-from genai_server.store.database import Database, check_version, statements
+from genai_server.store.database import Database, check_version
 from genai_server.timing import Clock
 from tests.hand_clock import HandClock
 
@@ -65,12 +65,18 @@ class Gate:
     """A job that waits until it is opened."""
 
     def __init__(self) -> None:
-        self.is_reached = threading.Event()
-        self.is_open = threading.Event()
+        self._is_reached, self._is_open = threading.Event(), threading.Event()
+        self.open = self._is_open.set
 
     def __call__(self, rows: sqlite3.Connection) -> None:
-        self.is_reached.set()
-        assert self.is_open.wait(60)
+        self._is_reached.set()
+        assert self._is_open.wait(60)
+
+    async def blocking(self, database: Database, owner: str | None) -> "asyncio.Task[None]":
+        """This job, which the thread of a database has begun."""
+        task = await begun(database.read(owner, self))
+        await asyncio.to_thread(self._is_reached.wait)
+        return task
 
 
 async def begun(job: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -98,11 +104,10 @@ async def test_owners_take_turns_by_the_time_of_their_jobs(path: Path, seconds: 
         clock.wait(seconds if name.startswith("alice") else 1)
 
     database = made(path, clock=clock)
-    tasks = [await begun(database.read("dave", gate))]
-    await asyncio.to_thread(gate.is_reached.wait)
+    tasks = [await gate.blocking(database, "dave")]
     for name in ("alice 1", "alice 2", "alice 3", "bob 1", "bob 2", "carol 1"):
         tasks.append(await begun(database.read(name.split()[0], partial(note, name))))
-    gate.is_open.set()
+    gate.open()
     await asyncio.gather(*tasks)
     await database.close()
     assert done == order
@@ -110,13 +115,12 @@ async def test_owners_take_turns_by_the_time_of_their_jobs(path: Path, seconds: 
 
 async def test_a_full_queue_of_one_owner_refuses_no_other(database: Database) -> None:
     gate = Gate()
-    tasks = [await begun(database.read("alice", gate))]
-    await asyncio.to_thread(gate.is_reached.wait)
+    tasks = [await gate.blocking(database, "alice")]
     tasks += [await begun(database.read("alice", lambda _: None)) for _ in range(64)]
     with pytest.raises(StoreUnavailable, match="64 accesses with this API key are waiting"):
         await database.read("alice", lambda _: None)
     tasks.append(await begun(database.read("bob", lambda _: None)))
-    gate.is_open.set()
+    gate.open()
     await asyncio.gather(*tasks)
 
 
@@ -125,7 +129,7 @@ async def test_job_queued_too_long_is_never_run(path: Path) -> None:
     blocking = await begun(database.read("alice", gate))
     with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
         await database.read("bob", lambda _: done.append("late"))
-    gate.is_open.set()
+    gate.open()
     with pytest.raises(StoreUnavailable):
         await blocking
     await database.close()
@@ -138,7 +142,7 @@ async def test_job_of_a_disconnected_client_is_never_run(database: Database) -> 
     left = await begun(database.read("bob", lambda _: done.append("left")))
     left.cancel()
     await asyncio.wait({left})
-    gate.is_open.set()
+    gate.open()
     await blocking
     await database.read("bob", lambda _: done.append("next"))
     assert done == ["next"]
@@ -160,7 +164,7 @@ async def test_a_job_without_an_end_is_stopped_at_its_deadline(path: Path) -> No
 async def test_closing_the_database_runs_queued_jobs(database: Database) -> None:
     gate, done = Gate(), list[str]()
     tasks = [await begun(database.read(None, gate)), await begun(database.read(None, lambda _: done.append("done")))]
-    gate.is_open.set()
+    gate.open()
     await database.close()
     await asyncio.gather(*tasks)
     with pytest.raises(StoreUnavailable, match="closed"):
@@ -310,11 +314,3 @@ async def test_a_file_of_a_newer_version_is_left_alone(path: Path) -> None:
     await database.close()
     with closing(sqlite3.connect(path)) as file:
         assert file.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() == (0,)
-
-
-def test_statements_of_a_script_are_found() -> None:
-    script = "CREATE TABLE a (b);\nCREATE TRIGGER c AFTER INSERT ON a BEGIN\nDELETE FROM a;\nEND;\n"
-    assert [found.strip().partition("\n")[0] for found in statements(script)] == [
-        "CREATE TABLE a (b);",
-        "CREATE TRIGGER c AFTER INSERT ON a BEGIN",
-    ]
