@@ -12,7 +12,7 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
     return load_settings(environ=environ, dotenv=None)
 
 
-def test_exported_settings_load_as_the_same() -> None:
+def test_exported_settings_load_as_the_same_and_overrule_the_environment() -> None:
     settings = given(
         host="::1",
         port="0",
@@ -27,9 +27,6 @@ def test_exported_settings_load_as_the_same() -> None:
     environ: dict[str, str] = {}
     environment.export_settings(settings, environ)
     assert _from_environment(environ) == settings
-
-
-def test_exported_settings_overrule_what_the_environment_said() -> None:
     environ = {"GENAI_ADMIN_API_KEY": "old", "PORT": "1"}
     environment.export_settings(given(port="2"), environ)
     settings = _from_environment(environ)

@@ -26,16 +26,20 @@ def dotenv(tmp_path: Path) -> Path:
     return path
 
 
-def test_command_line_overrides_environment_file_and_defaults(dotenv: Path) -> None:
-    environ = {"PORT": "2", "GENAI_MODEL_NAME": "from-environment"}
-    settings = load_settings({"port": "3"}, environ=environ, dotenv=dotenv)
-    assert (settings.port, settings.model_name, settings.threads) == (3, "from-environment", 3)
-    assert settings.max_batch_size == 16
-
-
-def test_an_empty_value_counts_as_not_given(dotenv: Path) -> None:
-    settings = load_settings({"port": "", "threads": None}, environ={"PORT": "", "GENAI_THREADS": ""}, dotenv=dotenv)
-    assert (settings.port, settings.threads) == (1, 3)
+@pytest.mark.parametrize(
+    ("options", "environ", "expected"),
+    [
+        ({"port": "3"}, {"PORT": "2", "GENAI_MODEL_NAME": "from-environment"}, (3, "from-environment", 3, 16)),
+        # An empty value counts as not given, and zero as given.
+        ({"port": "", "threads": None}, {"PORT": "", "GENAI_THREADS": ""}, (1, "from-file", 3, 16)),
+        ({"port": "0"}, {}, (0, "from-file", 3, 16)),
+    ],
+)
+def test_command_line_overrides_environment_file_and_defaults(
+    dotenv: Path, options: dict[str, str | None], environ: dict[str, str], expected: tuple[object, ...]
+) -> None:
+    found = load_settings(options, environ=environ, dotenv=dotenv)
+    assert (found.port, found.model_name, found.threads, found.max_batch_size) == expected
 
 
 def test_a_removed_value_is_refused_with_those_to_set_instead() -> None:
@@ -57,8 +61,7 @@ def test_the_variables_of_this_server_precede_those_that_other_programs_set(dote
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("4GiB", 4 << 30), ("1.5 MiB", 3 << 19), ("2gb", 2_000_000_000), ("500 KB", 500_000), ("7", 7)],
+    ("text", "size"), [("4GiB", 4 << 30), ("1.5 MiB", 3 << 19), ("2gb", 2_000_000_000), ("500 KB", 500_000), ("7", 7)]
 )
 def test_sizes_may_have_units(text: str, size: int) -> None:
     settings = load_settings({"prefix_cache_bytes": text, "max_body_bytes": text}, environ={}, dotenv=None)
@@ -71,17 +74,13 @@ def test_a_size_in_another_form_is_refused_as_it_was_written(text: str) -> None:
         load_settings({"max_body_bytes": text}, environ={}, dotenv=None)
 
 
-def test_zero_on_the_command_line_is_given(dotenv: Path) -> None:
-    assert load_settings({"port": "0"}, environ={}, dotenv=dotenv).port == 0
-
-
-def test_a_missing_file_is_no_error(tmp_path: Path) -> None:
-    assert load_settings(environ={}, dotenv=tmp_path / ".env") == given()
-
-
-def test_other_variables_and_options_are_ignored() -> None:
+def test_other_variables_and_options_and_a_missing_file_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environ = {"PATH": "/bin", "port": "1", "GENAI_UNHEARD_OF": "1"}
-    assert load_settings({"run": "serve"}, environ=environ, dotenv=None) == given()
+    assert load_settings({"run": "serve"}, environ=environ, dotenv=tmp_path / ".env") == given()
+    monkeypatch.setenv("GENAI_MAX_QUEUE", "17")
+    assert load_settings(dotenv=None).max_queue == 17  # this process has an environment
 
 
 def test_unknown_variables_are_reported_with_the_likely_name(dotenv: Path) -> None:
@@ -92,7 +91,7 @@ def test_unknown_variables_are_reported_with_the_likely_name(dotenv: Path) -> No
     assert unknown_variables({}, dotenv=None) == {}
 
 
-def test_former_names_are_read_without_the_present_ones(tmp_path: Path) -> None:
+def test_former_names_are_read_without_the_present_ones_and_not_listed_by_help(tmp_path: Path) -> None:
     file = tmp_path / "genai-server.toml"
     file.write_text("max_image_tokens = 7\n", encoding="utf-8")
     environ = {"GENAI_MAX_IMAGES": "3", "GENAI_MEDIA_TIMEOUT": "4", "GENAI_IMAGE_TIMEOUT": "5"}
@@ -104,9 +103,6 @@ def test_former_names_are_read_without_the_present_ones(tmp_path: Path) -> None:
     assert typed.max_media == 8  # a command line comes before the environment, whatever the name
     with pytest.raises(ConfigurationError, match=r'^GENAI_MAX_IMAGES="0": '):
         load_settings(environ={"GENAI_MAX_IMAGES": "0"}, dotenv=None)
-
-
-def test_former_names_are_options_that_help_does_not_list() -> None:
     parser = argparse.ArgumentParser()
     add_options(parser)
     assert parser.parse_args(["--max-images", "3"]).max_images == "3"
@@ -116,11 +112,6 @@ def test_former_names_are_options_that_help_does_not_list() -> None:
 def test_options_of_models_that_are_not_served_are_reported() -> None:
     options = "[models.onnx-genai.session]\nintra_op_num_threads = '1'\n[models.demo.session]\n"
     assert unserved_tables(given(options=options)) == ["onnx-genai"]
-
-
-def test_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GENAI_MAX_QUEUE", "17")
-    assert load_settings(dotenv=None).max_queue == 17
 
 
 def test_the_error_names_the_key_as_it_was_written(dotenv: Path) -> None:
@@ -153,7 +144,11 @@ def test_wrong_value_is_explained_in_the_servers_own_words(name: str, value: str
         load_settings({name: value}, environ={}, dotenv=None)
 
 
-def test_installed_copy_serves_its_bundled_model_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_copy_serves_its_bundled_model_and_a_clone_its_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_settings(environ={}, dotenv=None).model_dir == str(ROOT / "models" / "demo")
     bundled = tmp_path / "demo_model"
     monkeypatch.setattr("genai_server.config.sources.BUNDLED_MODEL", bundled)
     monkeypatch.chdir(tmp_path)
@@ -163,11 +158,6 @@ def test_installed_copy_serves_its_bundled_model_by_default(tmp_path: Path, monk
     assert load_settings({"model_dir": "other"}, environ={}, dotenv=None).model_dir == "other"
     (tmp_path / "models" / "demo").mkdir(parents=True)
     assert load_settings(environ={}, dotenv=None).model_dir == "./models/demo"
-
-
-def test_clone_serves_its_demo_model_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert load_settings(environ={}, dotenv=None).model_dir == str(ROOT / "models" / "demo")
 
 
 def test_an_engine_gets_each_setting_by_its_name() -> None:

@@ -42,11 +42,8 @@ def test_tables_are_read_and_name_variables(tmp_path: Path) -> None:
     assert (search.needs_approval("x"), search.may_be_used_by("bob"), search.max_calls) == (True, True, 8)
 
 
-def test_a_server_has_none_without_tables(tmp_path: Path) -> None:
+def test_tables_are_no_settings_and_may_be_missing(tmp_path: Path) -> None:
     assert read(tmp_path, "port = 8080") == {}
-
-
-def test_tables_are_no_settings(tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text('port = 8080\n[mcp.time]\ncommand = ["x"]\n', encoding="utf-8")
     assert load_settings({"config": str(tmp_path / "server.toml")}, environ={}, dotenv=None).port == 8080
 

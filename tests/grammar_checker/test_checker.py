@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,6 +19,8 @@ from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout, WorkerProcess
 from genai_server.workers.tasks import CHECK_GRAMMAR, Requester, TaskKind
 from tests.running_server import wait_until
+
+pytestmark = pytest.mark.anyio
 
 
 def _schema(schema: object) -> str:
@@ -77,117 +79,90 @@ async def _complaint(checker: GrammarChecker, grammar: str, requester: Requester
     return await checker.complaint(grammar, requester)
 
 
-def _run(work: Callable[[GrammarChecker], Awaitable[None]], seconds: float = 60) -> Seen:
-    seen = Seen()
-
-    async def main() -> None:
-        async with _checking(seen, seconds) as checker:
-            await work(checker)
-
-    asyncio.run(main())
-    return seen
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
 
 
-def test_grammar_that_crashes_the_checker_is_refused_alone() -> None:
-    async def work(checker: GrammarChecker) -> None:
-        asked = [KILLER, *map(_sound, range(8)), WRONG]
-        words, *sound, wrong = await asyncio.gather(*(_complaint(checker, grammar) for grammar in asked))
-        assert words is not None
-        assert "crashes" in words
-        assert sound == [None] * 8
-        assert wrong is not None
-        assert "strin" in wrong
-
-    assert _run(work).results == {"crashed": 1, "passed": 8, "refused": 1}
+@pytest.fixture
+async def checker(seen: Seen, request: pytest.FixtureRequest) -> AsyncIterator[GrammarChecker]:
+    """A checker with a minute for each grammar, or as many seconds as the test's parameter says."""
+    async with _checking(seen, getattr(request, "param", 60)) as checker:
+        yield checker
 
 
-def test_grammar_that_times_out_is_refused_alone() -> None:
-    async def work(checker: GrammarChecker) -> None:
-        words, sound = await asyncio.gather(_complaint(checker, _endless()), _complaint(checker, _sound()))
-        assert words == "compiling it takes longer than 1 s (GENAI_GRAMMAR_TIMEOUT)"
-        assert sound is None
-        assert await _complaint(checker, _sound(1)) is None
-
-    assert _run(work, seconds=1).results == {"timed_out": 1, "passed": 2}
+async def test_grammar_that_crashes_the_checker_is_refused_alone(seen: Seen, checker: GrammarChecker) -> None:
+    asked = [KILLER, *map(_sound, range(8)), WRONG]
+    words, *sound, wrong = await asyncio.gather(*(_complaint(checker, grammar) for grammar in asked))
+    assert ("crashes" in str(words), sound, "strin" in str(wrong)) == (True, [None] * 8, True)
+    assert seen.results == {"crashed": 1, "passed": 8, "refused": 1}
 
 
-def test_check_is_repeated_when_its_process_is_killed() -> None:
-    seen = Seen()
-
-    async def work() -> None:
-        async with _checking(seen) as checker:
-            assert await _complaint(checker, _sound()) is None
-            (first,) = seen.processes
-            if sys.platform != "win32":
-                os.kill(first.pid, signal.SIGSTOP)  # so that the check has started and has not ended
-            checking = asyncio.ensure_future(_complaint(checker, _sound(1)))
-            await asyncio.sleep(0)
-            first._process.kill()
-            assert await checking is None
-
-    asyncio.run(work())
-    assert len(seen.processes) == 2
-    assert seen.results == {"passed": 2}
+@pytest.mark.parametrize("checker", [1], indirect=True)
+async def test_grammar_that_times_out_is_refused_alone(seen: Seen, checker: GrammarChecker) -> None:
+    words, sound = await asyncio.gather(_complaint(checker, _endless()), _complaint(checker, _sound()))
+    assert (words, sound) == ("compiling it takes longer than 1 s (GENAI_GRAMMAR_TIMEOUT)", None)
+    assert await _complaint(checker, _sound(1)) is None
+    assert seen.results == {"timed_out": 1, "passed": 2}
 
 
-def test_a_process_that_has_died_while_idle_is_replaced() -> None:
-    seen = Seen()
+async def test_check_is_repeated_when_its_process_is_killed(seen: Seen, checker: GrammarChecker) -> None:
+    assert await _complaint(checker, _sound()) is None
+    (first,) = seen.processes
+    if sys.platform != "win32":
+        os.kill(first.pid, signal.SIGSTOP)  # so that the check has started and has not ended
+    checking = asyncio.ensure_future(_complaint(checker, _sound(1)))
+    await asyncio.sleep(0)
+    first._process.kill()
+    assert await checking is None
+    assert (len(seen.processes), seen.results) == (2, {"passed": 2})
 
-    async def work() -> None:
-        async with _checking(seen) as checker:
-            assert await _complaint(checker, _sound()) is None
-            seen.processes[0]._process.kill()
-            seen.processes[0]._process.wait()
-            assert await _complaint(checker, _sound(1)) is None
 
-    asyncio.run(work())
+async def test_a_process_that_has_died_while_idle_is_replaced(seen: Seen, checker: GrammarChecker) -> None:
+    assert await _complaint(checker, _sound()) is None
+    seen.processes[0]._process.kill()
+    seen.processes[0]._process.wait()
+    assert await _complaint(checker, _sound(1)) is None
     assert len(seen.processes) == 2
 
 
-def test_first_grammar_starts_the_only_checker_needed() -> None:
-    async def work(checker: GrammarChecker) -> None:
-        for number in range(5):
-            assert await _complaint(checker, _sound(number)) is None
-
-    assert len(_run(work).processes) == 1
-    assert Seen().processes == []
+async def test_first_grammar_starts_the_only_checker_needed(seen: Seen, checker: GrammarChecker) -> None:
+    assert seen.processes == []
+    for number in range(5):
+        assert await _complaint(checker, _sound(number)) is None
+    assert len(seen.processes) == 1
 
 
-def test_grammar_is_checked_once_for_all_requests() -> None:
-    async def work(checker: GrammarChecker) -> None:
-        assert await asyncio.gather(*(_complaint(checker, _sound()) for _ in range(9))) == [None] * 9
-        assert await _complaint(checker, _sound()) is None
-        first = await _complaint(checker, KILLER)
-        assert await _complaint(checker, KILLER) == first
-
-    assert _run(work).results == {"passed": 1, "crashed": 1}
+async def test_grammar_is_checked_once_for_all_requests(seen: Seen, checker: GrammarChecker) -> None:
+    assert await asyncio.gather(*(_complaint(checker, _sound()) for _ in range(9))) == [None] * 9
+    assert await _complaint(checker, _sound()) is None
+    first = await _complaint(checker, KILLER)
+    assert await _complaint(checker, KILLER) == first
+    assert seen.results == {"passed": 1, "crashed": 1}
 
 
-def test_abandoned_check_is_skipped_and_can_be_repeated() -> None:
-    async def work(checker: GrammarChecker) -> None:
-        busy = [asyncio.ensure_future(_complaint(checker, _endless(number))) for number in range(2)]
-        left = [asyncio.ensure_future(_complaint(checker, _sound(number))) for number in range(50)]
-        stays = asyncio.ensure_future(_complaint(checker, _sound(99)))
-        await asyncio.sleep(0)
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        assert all(task.cancelled() for task in left)
-        assert await stays is None
-        assert await _complaint(checker, _sound(0)) is None
-        assert None not in await asyncio.gather(*busy)
+@pytest.mark.parametrize("checker", [1], indirect=True)
+async def test_abandoned_check_is_skipped_and_can_be_repeated(seen: Seen, checker: GrammarChecker) -> None:
+    busy = [asyncio.ensure_future(_complaint(checker, _endless(number))) for number in range(2)]
+    left = [asyncio.ensure_future(_complaint(checker, _sound(number))) for number in range(50)]
+    stays = asyncio.ensure_future(_complaint(checker, _sound(99)))
+    await asyncio.sleep(0)
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    assert all(task.cancelled() for task in left)
+    assert await stays is None
+    assert await _complaint(checker, _sound(0)) is None
+    assert None not in await asyncio.gather(*busy)
+    assert seen.results == {"timed_out": 2, "passed": 2}
 
-    assert _run(work, seconds=1).results == {"timed_out": 2, "passed": 2}
 
-
-def test_verdicts_are_not_shared_by_keys() -> None:
-    async def work(checker: GrammarChecker) -> None:
-        for requester in (ALICE, BOB, ALICE, BOB):
-            assert await _complaint(checker, _sound(), requester) is None
-        both = (_complaint(checker, KILLER, requester) for requester in (ALICE, BOB))
-        assert None not in await asyncio.gather(*both)
-
-    assert _run(work).results == {"passed": 2, "crashed": 2}
+async def test_verdicts_are_not_shared_by_keys(seen: Seen, checker: GrammarChecker) -> None:
+    for requester in (ALICE, BOB, ALICE, BOB):
+        assert await _complaint(checker, _sound(), requester) is None
+    both = (_complaint(checker, KILLER, requester) for requester in (ALICE, BOB))
+    assert None not in await asyncio.gather(*both)
+    assert seen.results == {"passed": 2, "crashed": 2}
 
 
 def _checker_process() -> WorkerProcess:
@@ -219,13 +194,6 @@ def test_a_process_that_cannot_be_started_says_why(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(CheckerUnavailable, match="does not start: exit status 1"):
         _checker_process()
-
-
-def test_entries_are_found_with_their_salt_only() -> None:
-    cache = SaltedCache[int](10)
-    cache.put("a", "key", 1)
-    cache.put(None, "key", 2)
-    assert (cache.get("a", "key"), cache.get(None, "key"), cache.get("b", "key")) == (1, 2, None)
 
 
 def test_the_least_recently_used_entry_is_dropped() -> None:

@@ -10,9 +10,11 @@ from genai_server.errors import ModelDirectoryError
 from genai_server.model_files.config_files import read_object, read_value
 
 
-def test_a_missing_file_is_the_given_value(tmp_path: Path) -> None:
+def test_a_missing_file_is_the_given_value_and_a_wrong_path_an_error(tmp_path: Path) -> None:
     assert read_value(tmp_path / "a.json", [1]) == [1]
     assert read_object(tmp_path / "a.json") == {}
+    with pytest.raises(ModelDirectoryError, match="cannot be read"):
+        read_object(tmp_path / ("a" * 5000) / "a.json")
 
 
 @pytest.mark.parametrize("text", ["{", "\xff", "[" * 100_000, "[]"])
@@ -21,11 +23,6 @@ def test_a_file_without_an_object_is_named(tmp_path: Path, text: str) -> None:
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ModelDirectoryError, match=r"a\.json cannot be read"):
         read_object(path)
-
-
-def test_a_path_that_cannot_be_looked_up_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelDirectoryError, match="cannot be read"):
-        read_object(tmp_path / ("a" * 5000) / "a.json")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no named pipes in folders")

@@ -34,13 +34,10 @@ def test_a_model_for_embeddings_has_no_keys_and_values() -> None:
     assert (found.per_token, found.kv_cache_size(100)) == (0, 0)
 
 
-def test_all_graphs_of_a_model_count() -> None:
+def test_all_graphs_of_a_model_and_output_matrix_of_a_head_count() -> None:
     speech = ROOT / "models" / "demo-speech"
     size = sum(path.stat().st_size for path in speech.glob("*coder.onnx*"))
     assert read_model_memory(speech).weights == int(LOADED * size)
-
-
-def test_output_matrix_of_a_head_for_drafts_counts() -> None:
     qwen = ROOT / "tests" / "built_models" / "qwen-3.5"
     size = sum(path.stat().st_size for path in qwen.glob("*.onnx*"))
     assert read_model_memory(qwen).weights == int(LOADED * (size + 4 * 300 * 32))

@@ -41,13 +41,12 @@ def encoder(folder: Path, **files: Any) -> PoolingModel:
     return pooling_model(written(folder, ENCODER | own))
 
 
-def test_a_directory_of_onnxruntime_genai_alone_generates_text() -> None:
+def test_missing_directories_and_those_of_onnxruntime_genai_alone_generate_text(tmp_path: Path) -> None:
     assert task_of(DEMO) is Task.GENERATE
     assert read_pooling_model(DEMO) is None
-
-
-def test_missing_directory_counts_as_generating(tmp_path: Path) -> None:
     assert task_of(tmp_path / "none") is Task.GENERATE
+    written(tmp_path, {"config.json": BERT | {"architectures": ["Qwen3ForCausalLM"]}})
+    assert task_of(tmp_path) is Task.GENERATE
 
 
 def test_the_demo_models_say_what_they_are() -> None:
@@ -149,11 +148,6 @@ def test_a_decoder_reranks_by_the_tokens_of_its_module(tmp_path: Path) -> None:
     written(tmp_path, {"1_LogitScore/config.json": {"true_token_id": 7, "false_token_id": 10**6}})
     with pytest.raises(ModelDirectoryError, match="false_token_id 1000000: the vocabulary has"):
         read_pooling_model(tmp_path)
-
-
-def test_a_decoder_without_modules_generates_text(tmp_path: Path) -> None:
-    written(tmp_path, {"config.json": BERT | {"architectures": ["Qwen3ForCausalLM"]}})
-    assert task_of(tmp_path) is Task.GENERATE
 
 
 def test_only_graph_of_a_repository_is_found_anywhere(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from genai_server.errors import ModelDirectoryError
 from genai_server.model_files.pooling_model import Task, task_of
 from genai_server.model_files.speech_and_vision import (
     Medium,
+    SpeechModel,
     VisionModel,
     any_takes_media,
     medium_of,
@@ -44,27 +45,32 @@ def _directory(folder: Path, **files: Any) -> Path:
     return folder
 
 
-def test_ids_come_from_the_tokenizer(tmp_path: Path) -> None:
-    model = read_speech_model(_directory(tmp_path))
+def _speech(directory: Path) -> SpeechModel:
+    model = read_speech_model(directory)
     assert model is not None
+    return model
+
+
+def test_tokens_come_from_the_tokenizer_and_the_task_is_to_transcribe(tmp_path: Path) -> None:
+    model = _speech(_directory(tmp_path))
     assert model.languages == {"en": _FIRST + 2, "de": _FIRST + 3}
     assert (model.end_of_text, model.start_of_transcript) == (_FIRST, _FIRST + 1)
     assert (model.translate, model.transcribe, model.first_timestamp) == (_FIRST + 4, _FIRST + 5, _FIRST + 10)
     assert model.window_seconds == 30.0
-
-
-def test_annotations_and_marks_are_no_transcript(tmp_path: Path) -> None:
-    model = read_speech_model(_directory(tmp_path))
-    assert model is not None
-    # A hyphen may stand within words. A note of several tokens is left out by its first one.
+    # Annotations and marks are suppressed. A hyphen may stand within words. A note of several tokens is left out by its
+    # first one.
     assert model.suppressed == [3, 4, 5, 6, 7, *range(_FIRST + 1, _FIRST + 10)]
+    assert task_of(tmp_path) is Task.TRANSCRIBE
+    assert transcribes(tmp_path)
 
 
-def test_the_original_says_what_is_suppressed(tmp_path: Path) -> None:
-    generation = {"suppress_tokens": [0, 2]}
-    model = read_speech_model(_directory(tmp_path, generation_config=generation))
-    assert model is not None
-    assert model.suppressed == [0, 2, *range(_FIRST + 1, _FIRST + 10)]
+def test_other_files_say_what_is_suppressed_which_languages_there_are_and_how_long_windows_are(tmp_path: Path) -> None:
+    suppressing = _speech(_directory(tmp_path, generation_config={"suppress_tokens": [0, 2]}))
+    assert suppressing.suppressed == [0, 2, *range(_FIRST + 1, _FIRST + 10)]
+    assert _speech(_directory(tmp_path, generation_config={"is_multilingual": False})).languages == {}
+    steps = [{"operation": {"attrs": {"n_fft": 400}}}, {"operation": {"attrs": {"chunk_size": 10}}}]
+    processor = {"feature_extraction": {"sequence": steps}}
+    assert _speech(_directory(tmp_path, audio_processor_config=processor)).window_seconds == 10.0
 
 
 @pytest.mark.parametrize("id", [-1, 20])
@@ -73,25 +79,6 @@ def test_a_suppressed_token_must_exist(tmp_path: Path, id: int) -> None:
     directory = _directory(tmp_path, genai_config=config, generation_config={"suppress_tokens": [19, id]})
     with pytest.raises(ModelDirectoryError, match=rf"suppresses the token {id}, which is not among the model's 20"):
         read_speech_model(directory)
-
-
-def test_an_english_model_has_no_languages(tmp_path: Path) -> None:
-    model = read_speech_model(_directory(tmp_path, generation_config={"is_multilingual": False}))
-    assert model is not None
-    assert model.languages == {}
-
-
-def test_the_processor_says_how_long_windows_are(tmp_path: Path) -> None:
-    steps = [{"operation": {"attrs": {"n_fft": 400}}}, {"operation": {"attrs": {"chunk_size": 10}}}]
-    processor = {"feature_extraction": {"sequence": steps}}
-    model = read_speech_model(_directory(tmp_path, audio_processor_config=processor))
-    assert model is not None
-    assert model.window_seconds == 10.0
-
-
-def test_its_task_is_to_transcribe(tmp_path: Path) -> None:
-    assert task_of(_directory(tmp_path)) is Task.TRANSCRIBE
-    assert transcribes(tmp_path)
 
 
 def test_other_models_do_not_transcribe(tmp_path: Path) -> None:
@@ -125,13 +112,11 @@ def test_vision_model_has_its_familys_marker(own_folder: Path) -> None:
     assert found == VisionModel(own_folder / "model", "qwen3_vl", marker, "<|image_pad|>", IDS["<|image_pad|>"])
 
 
-@pytest.mark.parametrize("missing", ["vision", "embedding", "type"])
-def test_directory_without_a_part_takes_text_only(own_folder: Path, missing: str) -> None:
-    assert read_vision_model(_changed(own_folder, **{missing: None})) is None
-
-
-def test_unknown_type_takes_text_only(own_folder: Path) -> None:
-    assert read_vision_model(_changed(own_folder, type="videochat_flash_qwen")) is None
+@pytest.mark.parametrize(
+    "values", [{"vision": None}, {"embedding": None}, {"type": None}, {"type": "videochat_flash_qwen"}]
+)
+def test_directory_without_a_part_or_of_another_type_takes_text_only(own_folder: Path, values: dict[str, Any]) -> None:
+    assert read_vision_model(_changed(own_folder, **values)) is None
 
 
 @pytest.mark.parametrize("path", [BUILT / "llama-3", BUILT / "qwen-3-vl", DEMO])
@@ -154,14 +139,13 @@ def test_token_is_looked_up_if_the_config_has_none(own_folder: Path) -> None:
         assert found.image_token_id == IDS[token]
 
 
-def test_token_that_is_nowhere_is_an_error(own_folder: Path) -> None:
-    with pytest.raises(ModelDirectoryError, match="endoftext10"):
-        read_vision_model(_changed(own_folder, image_token_id=None, type="phi4mm"))
-
-
-def test_negative_token_is_an_error(own_folder: Path) -> None:
-    with pytest.raises(ModelDirectoryError, match="image_token_id: -1"):
-        read_vision_model(_changed(own_folder, image_token_id=-1))
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"image_token_id": None, "type": "phi4mm"}, "endoftext10"), ({"image_token_id": -1}, "image_token_id: -1")],
+)
+def test_token_that_is_nowhere_or_negative_is_an_error(own_folder: Path, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelDirectoryError, match=words):
+        read_vision_model(_changed(own_folder, **values))
 
 
 def test_config_that_is_not_json_is_an_error_or_no_model(own_folder: Path) -> None:

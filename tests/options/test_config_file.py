@@ -43,10 +43,16 @@ def test_more_specific_section_wins_for_each_key(device: str, model: str, thread
     assert found.entries == {"session.intra_op.allow_spinning": "0"}
 
 
-def test_options_win_over_the_file_and_leave_the_rest() -> None:
+def test_options_of_the_environment_win_over_the_file_and_leave_the_rest(tmp_path: Path) -> None:
     found = options(FILE, over="session = {execution_mode = 1, intra_op_num_threads = 9}", device="cuda")
     assert found.session == {"intra_op_num_threads": "9", "execution_mode": "parallel"}
     assert found.entries == {"session.intra_op.allow_spinning": "0"}
+    settings = load(
+        tmp_path,
+        "[session]\nintra_op_num_threads = 2\nenable_mem_pattern = false",
+        GENAI_OPTIONS="session.intra_op_num_threads = 3",
+    )
+    assert device_options(settings)["cpu"].session == {"intra_op_num_threads": "3", "enable_mem_pattern": "0"}
 
 
 def test_options_of_a_provider_that_no_device_is_on_are_refused() -> None:
@@ -102,15 +108,6 @@ def test_a_wrong_file_is_refused_with_the_key(tmp_path: Path, text: str, message
 def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none.toml: cannot be read: no such file"):
         given(config=str(tmp_path / "none.toml"))
-
-
-def test_device_options_come_from_the_file_and_the_environment(tmp_path: Path) -> None:
-    settings = load(
-        tmp_path,
-        "[session]\nintra_op_num_threads = 2\nenable_mem_pattern = false",
-        GENAI_OPTIONS="session.intra_op_num_threads = 3",
-    )
-    assert device_options(settings)["cpu"].session == {"intra_op_num_threads": "3", "enable_mem_pattern": "0"}
 
 
 def test_options_that_are_not_toml_or_are_settings_are_refused() -> None:

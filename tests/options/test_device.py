@@ -132,11 +132,6 @@ def test_session_option_names_exist_in_onnx_runtime() -> None:
     assert [row.name for row in ENTRIES if row.name.encode() + b"\0" not in code] == []
 
 
-def test_triton_names_of_session_options_are_those_of_its_readme() -> None:
-    readme = {"intra_op_thread_count", "inter_op_thread_count", "enable_mem_arena", "enable-global-threadpool"}
-    assert {name for row in SESSION for name in row.also} == readme
-
-
 @pytest.mark.parametrize(
     ("name", "levels"),
     [
@@ -154,12 +149,7 @@ def test_tritons_levels_are_not_onnx_runtimes(name: str, levels: dict[Any, str])
 
 @pytest.mark.parametrize(
     ("value", "options"),
-    [
-        ("FP32", {}),
-        ("fp16", {"trt_fp16_enable": "1"}),
-        ("BF16", {"trt_bf16_enable": "1"}),
-        ("INT8", {"trt_int8_enable": "1"}),
-    ],
+    [("FP32", {})] + [(mode, {f"trt_{mode.lower()}_enable": "1"}) for mode in ("fp16", "BF16", "INT8")],
 )
 def test_a_precision_mode_is_a_switch_of_tensorrt(value: str, options: dict[str, str]) -> None:
     found = check_device({"provider": {"tensorrt": {"precision_mode": value}}}, "tensorrt")
@@ -214,6 +204,12 @@ def test_providers_without_the_devices_own_are_refused() -> None:
         check_device({"providers": ["tensorrt"]}, "cuda:1")
 
 
+@pytest.mark.parametrize("name", ["enable_profiling", "session.enable_profiling"])
+def test_session_profiling_is_refused_with_the_alternatives(name: str) -> None:
+    message = fault("session", name, "p", "cpu")
+    assert ("/v1/admin/runtime_options" in message, "genai_config.json" in message) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
@@ -235,14 +231,19 @@ def test_option_without_effect_gets_a_warning() -> None:
     assert check_device({"session": parallel}, "cpu").warnings == []
 
 
-def test_a_device_is_on_its_own_provider_unless_others_are_named() -> None:
-    def order(device: str, **sections: Any) -> list[str]:
-        return [given.name for given in check_device(sections, device).providers]
-
-    assert order("cpu") == []
-    assert order("cuda") == ["cuda"]
-    assert order("tensorrt") == ["tensorrt", "cuda"]
-    assert order("cuda", providers=["tensorrt", "cuda", "cpu"]) == ["tensorrt", "cuda"]
+@pytest.mark.parametrize(
+    ("device", "sections", "order"),
+    [
+        ("cpu", {}, []),
+        ("cuda", {}, ["cuda"]),
+        ("tensorrt", {}, ["tensorrt", "cuda"]),
+        ("cuda", {"providers": ["tensorrt", "cuda", "cpu"]}, ["tensorrt", "cuda"]),
+    ],
+)
+def test_a_device_is_on_its_own_provider_unless_others_are_named(
+    device: str, sections: dict[str, Any], order: list[str]
+) -> None:
+    assert [given.name for given in check_device(sections, device).providers] == order
 
 
 def test_a_devices_number_is_its_providers() -> None:
@@ -322,13 +323,6 @@ def test_no_message_suggests_an_option_that_is_refused(name: str) -> None:
     for wrong in (bare, name + "s", bare[:-1], f"session.{bare}"):
         _, _, suggestion = fault(section, wrong, "1", "cuda").partition("did you mean ")
         assert "cannot be set" not in (fault(section, suggestion.removesuffix("?"), "1", "cuda") if suggestion else "")
-
-
-def test_session_profiling_is_refused_with_the_alternatives() -> None:
-    for name in ("enable_profiling", "session.enable_profiling"):
-        message = fault("session", name, "p", "cpu")
-        assert "/v1/admin/runtime_options" in message
-        assert "genai_config.json" in message
 
 
 def test_threads_stop_spinning_unless_the_operator_wants_it() -> None:

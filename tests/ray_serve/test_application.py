@@ -32,7 +32,7 @@ def _settings() -> Settings:
     )
 
 
-def test_replicas_have_the_settings_of_a_single_model_server(application: Any) -> None:
+def test_replicas_have_the_settings_of_a_single_model_server_without_limits_of_keys(application: Any) -> None:
     found = application.settings_of(_settings(), "big")
     assert found.served == {"big": "/srv/big"}
     assert found.aliases == {"gpt": "big"}
@@ -40,9 +40,6 @@ def test_replicas_have_the_settings_of_a_single_model_server(application: Any) -
     assert found.chat_template_of("big") == "llama3"
     assert application.settings_of(_settings(), "small").adapter_files("small") == {"law": "/a/law.onnx_adapter"}
     assert not found.on_loopback
-
-
-def test_the_ingress_alone_counts_the_requests_of_a_key(application: Any) -> None:
     settings = _settings().model_copy(update={"max_concurrent_per_key": 1, "rate_per_key": 1})
     found = application.settings_of(settings, "big")
     assert (found.max_concurrent_per_key, found.rate_per_key) == (0, 0)
@@ -60,7 +57,7 @@ def test_folders_are_absolute_where_replicas_work_in_others(application: Any, mo
     assert found.served == {"demo": str(DEMO)}
 
 
-def test_changed_keys_change_the_version_of_a_deployment(application: Any, tmp_path: Path) -> None:
+def test_version_of_a_deployment_changes_with_keys_and_not_with_the_port(application: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     settings = given(api_key_file=str(keys))
     versions = []
@@ -68,16 +65,15 @@ def test_changed_keys_change_the_version_of_a_deployment(application: Any, tmp_p
         keys.write_text(text, encoding="utf-8")
         versions.append(application._version(settings))
     assert versions[0] == versions[1] != versions[2]
-
-
-def test_another_address_of_serves_proxies_restarts_nothing(application: Any) -> None:
     first, second = (given(port=port) for port in ("8002", "8003"))
     assert application._version(first) == application._version(second)
 
 
-def test_an_unknown_argument_is_refused(application: Any) -> None:
+def test_unknown_arguments_and_files_are_refused(application: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_lenght: not a setting"):
         application.build({"max_lenght": 1})
+    with pytest.raises(ConfigurationError, match="GENAI_FILES_DIR=/srv/files: files and batches need one server"):
+        application.application(given(files_dir="/srv/files"), "1")
 
 
 def test_example_and_manifest_are_one_valid_configuration(application: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +92,6 @@ def test_a_wrong_number_of_replicas_is_refused(application: Any, replicas: str) 
     with pytest.raises(ConfigurationError, match=f"replicas={replicas}: expected a number"):
         application.max_replicas(replicas)
     assert (application.max_replicas("3"), application.max_replicas("1:4")) == (3, 4)
-
-
-def test_files_are_refused(application: Any) -> None:
-    with pytest.raises(ConfigurationError, match="GENAI_FILES_DIR=/srv/files: files and batches need one server"):
-        application.application(given(files_dir="/srv/files"), "1")
 
 
 def test_two_numbers_scale_by_running_requests(application: Any) -> None:

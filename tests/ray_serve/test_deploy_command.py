@@ -21,6 +21,11 @@ def test_printed_configuration_has_no_defaults_and_no_keys(
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
     (application,) = config["applications"]
     assert application["args"] == {"replicas": "1:4", "max_length": 4096, "exact": True}
+    assert main(["deploy", "ray", "--print-config", "--port", "1", "--tls-cert", "both.pem"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    files = {"ssl_certfile": "both.pem", "ssl_keyfile": "both.pem"}
+    assert config["http_options"] == {"host": "127.0.0.1", "port": 1} | files
+    assert config["applications"][0]["args"] == {"replicas": "1"}
 
 
 @pytest.mark.usefixtures("ray_serve")
@@ -29,15 +34,6 @@ def test_configuration_with_invalid_replicas_is_not_printed(capsys: pytest.Captu
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "replicas=4:1: expected a number such as 2" in printed.err
-
-
-@pytest.mark.usefixtures("ray_serve")
-def test_serves_proxies_have_the_certificate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deploy", "ray", "--print-config", "--port", "1", "--tls-cert", "both.pem"]) == 0
-    config = yaml.safe_load(capsys.readouterr().out)
-    files = {"ssl_certfile": "both.pem", "ssl_keyfile": "both.pem"}
-    assert config["http_options"] == {"host": "127.0.0.1", "port": 1} | files
-    assert config["applications"][0]["args"] == {"replicas": "1"}
 
 
 def test_deploy_without_ray_names_the_package_to_install(

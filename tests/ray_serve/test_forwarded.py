@@ -27,20 +27,14 @@ def test_a_prompt_is_its_texts_in_order_in_each_api() -> None:
     assert _prompt(b'{"system": [{"type": "text", "text": "s"}], "messages": [{"content": "b"}]}') == "s\nb"
     assert _prompt(b'{"instructions": "i", "input": "x"}') == "i\nx"
     assert _prompt(b'{"prompt": ["p", "q"]}') == "p\nq"
+    assert _prompt(rb'{"prompt": "a\ud83d"}') == "a?"
 
 
-def test_the_next_turn_begins_with_the_text_of_the_last() -> None:
+def test_the_next_turn_begins_alike_and_only_the_beginning_of_a_prompt_is_compared() -> None:
     first = b'{"messages": [{"content": "a"}]}'
     second = b'{"messages": [{"content": "a"}, {"content": "b"}, {"content": "c"}]}'
     assert _prompt(second).startswith(_prompt(first))
-
-
-def test_a_long_prompt_is_compared_by_its_beginning() -> None:
     assert len(_prompt(b'{"prompt": "%b"}' % (b"x" * 100_000))) == 16_384
-
-
-def test_lone_surrogate_is_replaced_for_the_router() -> None:
-    assert _prompt(rb'{"prompt": "a\ud83d"}') == "a?"
 
 
 def test_invalid_body_is_left_to_the_replica() -> None:

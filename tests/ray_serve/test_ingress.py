@@ -49,6 +49,16 @@ def _death() -> Exception:
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+HUNG = ReplicaAnswer("hung", "m", 0, [], b"")
+
+
+def _well(body: bytes, *headers: tuple[bytes, bytes], status: int = 200) -> ReplicaAnswer:
+    return ReplicaAnswer("well", "m", status, [*headers], body)
+
+
+def _chat(handle: Handle, **fields: Any) -> httpx.Response:
+    """The answer of the only deployment."""
+    return _call({"m": handle}, "POST", "/v1/chat/completions", **({"json": CHAT} | fields))
 
 
 def test_serves_full_queue_is_a_503_with_the_time_to_retry_after() -> None:
@@ -56,16 +66,17 @@ def test_serves_full_queue_is_a_503_with_the_time_to_retry_after() -> None:
 
     for seconds, header in ((None, "1"), (3.0, "3")):
         handle = Handle([BackPressureError(5, 5, 503, seconds)])
-        answer = _call({"m": handle}, "POST", "/v1/chat/completions", json=CHAT)
+        answer = _chat(handle)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, header)
         assert answer.json()["error"]["code"] == "queue_full"
 
 
 def test_a_request_whose_replica_dies_at_once_is_sent_again_once() -> None:
-    answer = _call({"m": Handle([_death()], [*OK, END])}, "POST", "/v1/chat/completions", json=CHAT)
-    assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
-    answer = _call({"m": Handle([_death()], [_death()])}, "POST", "/v1/chat/completions", json=CHAT)
+    assert _chat(Handle([_death()], [*OK, END])).text == "data: 1\n\ndata: [DONE]\n\n"
+    answer = _chat(Handle([_death()], [_death()]))
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_died")
+    # After the end of a response, a death is no second end.
+    assert _chat(Handle([*OK, END, _death()])).text == "data: 1\n\ndata: [DONE]\n\n"
 
 
 MESSAGE = "the replica that answered this request has died"
@@ -158,11 +169,6 @@ def test_a_model_that_does_not_transcribe_is_refused() -> None:
     assert answer.json()["error"]["message"] == 'model "chat" does not transcribe recordings; "hearing" can'
 
 
-def test_a_death_after_the_end_of_a_response_is_no_second_end() -> None:
-    answer = _call({"m": Handle([*OK, END, _death()])}, "POST", "/v1/chat/completions", json=CHAT)
-    assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
-
-
 def test_models_are_listed_by_the_first_replica_to_answer() -> None:
     models = {
         id: Handle(
@@ -181,7 +187,7 @@ def test_models_are_listed_by_the_first_replica_to_answer() -> None:
 
 def test_silent_replica_has_a_503_next_to_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genai_server.ray_serve.ingress._ADMIN_TIMEOUT", 0.05)
-    answers = [ReplicaAnswer("hung", "m", 0, [], b""), ReplicaAnswer("well", "m", 200, JSON, b'{"devices":{}}')]
+    answers = [HUNG, _well(b'{"devices":{}}', *JSON)]
     answer = _call({"m": Handle(answers=answers)}, "GET", "/v1/admin/runtime_options")
     replicas = answer.json()["replicas"]
     assert answer.status_code == replicas["hung"]["status"] == 503
@@ -189,16 +195,16 @@ def test_silent_replica_has_a_503_next_to_other_answers(monkeypatch: pytest.Monk
     assert replicas["well"] == {"model": "m", "status": 200, "body": {"devices": {}}}
 
 
-def test_metrics_are_those_of_the_replicas_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_those_of_the_replicas_that_answer_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genai_server.ray_serve.ingress._STATE_TIMEOUT", 0.05)
-    text = b"# TYPE a gauge\na 1.0\n"
-    answers = [ReplicaAnswer("hung", "m", 0, [], b""), ReplicaAnswer("well", "m", 200, [], text)]
-    assert 'a{replica="well"} 1.0' in _call({"m": Handle(answers=answers)}, "GET", "/metrics").text
-    assert _call({"m": Handle(answers=answers[:1])}, "GET", "/metrics").status_code == 503
+    answers, accept = [HUNG, _well(b"# TYPE a_total counter\na_total 1.0\n")], "application/openmetrics-text"
+    answer = _call({"m": Handle(answers=answers)}, "GET", "/metrics", headers={"accept": accept})
+    assert answer.text == '# HELP a_total \n# TYPE a_total counter\na_total{replica="well"} 1.0\n'
+    assert _call({"m": Handle(answers=[HUNG])}, "GET", "/metrics").status_code == 503
 
 
 def test_liveness_is_that_of_the_ingress_and_asks_no_replica() -> None:
-    handle = Handle(answers=[ReplicaAnswer("hung", "m", 0, [], b"")])
+    handle = Handle(answers=[HUNG])
     answer = _call({"m": handle}, "GET", "/livez", headers={"authorization": "Bearer unknown"})
     assert (answer.status_code, answer.json(), handle.asked) == (200, {"status": "ok"}, [])
 
@@ -206,7 +212,7 @@ def test_liveness_is_that_of_the_ingress_and_asks_no_replica() -> None:
 def test_the_id_of_a_request_is_that_of_its_replica() -> None:
     handle = Handle([*OK, END], [*OK, END])
     for given in ("mine", "not a plain name"):
-        _call({"m": handle}, "POST", "/v1/chat/completions", json=CHAT, headers={"x-request-id": given})
+        _chat(handle, headers={"x-request-id": given})
     ids = [[value for name, value in asked.parts["headers"] if name == b"x-request-id"] for asked in handle.asked]
     assert ids[0] == [b"mine"]
     assert len(ids[1]) == 1 and ids[1][0].startswith(b"req-")
@@ -222,41 +228,31 @@ def test_a_request_arrives_before_its_body() -> None:
 
     handle = Handle([*OK, END])
     began = time.time()
-    _call({"m": handle}, "POST", "/v1/chat/completions", content=upload(), headers=dict(JSON))
+    _chat(handle, json=None, content=upload(), headers=dict(JSON))
     (asked,) = handle.asked
     assert asked.arrived_at is not None
     assert began - 0.01 <= asked.arrived_at <= uploads[0] + 0.01  # between two clocks
 
 
 def test_head_has_the_headers_of_get() -> None:
-    answers = [ReplicaAnswer("a", "m", 200, [*JSON, (b"content-length", b"2")], b"{}")]
-    handle = Handle(answers=answers)
+    handle = Handle(answers=[_well(b"{}", *JSON, (b"content-length", b"2"))])
     found, head = (_call({"m": handle}, method, "/healthz") for method in ("GET", "HEAD"))
     assert {asked.parts["method"] for asked in handle.asked} == {"GET"}
-    assert head.headers["content-length"] == found.headers["content-length"]
-    assert head.content == b""
-
-
-def test_metrics_are_text_whatever_form_is_asked_for() -> None:
-    handle = Handle(answers=[ReplicaAnswer("a", "m", 200, [], b"# TYPE a_total counter\na_total 1.0\n")])
-    answer = _call({"m": handle}, "GET", "/metrics", headers={"accept": "application/openmetrics-text"})
-    assert answer.text == '# HELP a_total \n# TYPE a_total counter\na_total{replica="a"} 1.0\n'
+    assert (head.headers["content-length"], head.content) == (found.headers["content-length"], b"")
 
 
 def test_a_body_over_the_limit_goes_to_no_replica() -> None:
     handle = Handle()
-    assert _call({"m": handle}, "POST", "/v1/chat/completions", content=b"x" * 2000).status_code == 400
-    assert handle.asked == []
+    assert (_chat(handle, json=None, content=b"x" * 2000).status_code, handle.asked) == (400, [])
 
 
 def test_health_is_that_of_a_replica_that_takes_work() -> None:
-    silent = ReplicaAnswer("c", "m", 0, [], b"")
-    answers = [ReplicaAnswer("a", "m", 503, JSON, b"{}"), ReplicaAnswer("b", "m", 200, JSON, b"{}"), silent]
-    handle = Handle(answers=answers)
+    full, takes_work = _well(b"{}", *JSON, status=503), ReplicaAnswer("b", "m", 200, JSON, b"{}")
+    handle = Handle(answers=[full, takes_work, HUNG])
     assert _call({"m": handle}, "GET", "/health", headers={"authorization": "Bearer x"}).status_code == 200
     assert handle.asked[0].parts["headers"] == []
-    assert _call({"m": Handle(answers=answers[:1])}, "GET", "/health").status_code == 503
-    assert _call({"m": Handle()}, "GET", "/health").status_code == 503
+    for answers in ([full], []):
+        assert _call({"m": Handle(answers=answers)}, "GET", "/health").status_code == 503
 
 
 def test_models_of_a_deployment_cannot_be_changed_by_calls() -> None:

@@ -38,13 +38,10 @@ def test_health_of_replicas_is_degraded_where_they_differ(statuses: str, whole: 
     assert _body(merged(answers))["status"] == whole
 
 
-def test_success_of_one_replica_outweighs_not_found() -> None:
+def test_not_found_is_outweighed_by_success_and_other_failures_are_the_calls() -> None:
     found = merged([_answer("a", {"error": {}}, 404), _answer("b", {"cancelled": True})])
     assert (found.status, _body(found)["cancelled"]) == (200, True)
     assert merged([_answer("a", {"error": {}}, 404), _answer("b", {"error": {}}, 404)]).status == 404
-
-
-def test_any_other_failure_of_a_replica_is_that_of_the_call() -> None:
     found = merged([_answer("a", {"devices": {}}), _answer("b", {"error": {"code": "no_engine_ready"}}, 503)])
     body = _body(found)
     assert (found.status, body["error"]["code"]) == (503, "no_engine_ready")
@@ -56,14 +53,11 @@ def test_answer_that_is_not_json_is_returned_unchanged() -> None:
     assert merged([_answer("a", {"error": {}}, 404), page]) is page
 
 
-def test_models_of_several_deployments_are_one_list() -> None:
+def test_lists_of_several_deployments_are_one_list_or_one_failure() -> None:
     one, other = ({"data": [{"id": id}], "has_more": False, "first_id": id, "last_id": id} for id in "ab")
     body = _body(joined([_answer("", one), _answer("", other)]))
     assert [entry["id"] for entry in body["data"]] == ["a", "b"]
     assert (body["first_id"], body["last_id"]) == ("a", "b")
-
-
-def test_a_failed_list_of_one_deployment_is_the_failure_of_all() -> None:
     assert joined([_answer("", {"data": []}), _answer("", {"error": {}}, 401)]).status == 401
 
 

@@ -49,22 +49,16 @@ def test_a_request_chooses_a_model_by_all_its_names() -> None:
     with pytest.raises(ModelNotFound, match='"x" is not served; "small", "big" are'):
         names.choose("x")
     assert _names("*=big").choose("x") == "big"
-
-
-def test_the_former_default_name_is_the_first_model() -> None:
     assert {_names().choose(id) for id in ("onnx-genai", "onnx-genai:latest", "onnx-genai:law")} == {"small"}
     assert _names("*=big").choose("onnx-genai") == "big"
     assert _names("onnx-genai=big").choose("onnx-genai") == "big"
 
 
-def test_default_model_is_the_first_for_the_task() -> None:
+def test_default_model_is_the_first_for_the_task_and_another_task_is_refused() -> None:
     names = _names(small=Task.EMBED)
     tasks = {task: names.choose(None, task) for task in (None, Task.EMBED, Task.GENERATE)}
     assert tasks == {None: "small", Task.EMBED: "small", Task.GENERATE: "big"}
     # Its replica replies that no model supports the task.
     assert names.choose(None, Task.RERANK) == "small"
-
-
-def test_a_model_of_another_task_is_refused_also_by_an_alias() -> None:
     with pytest.raises(TaskUnsupported, match='model "big" makes no embeddings; "small" can'):
         _names(small=Task.EMBED).choose("gpt", Task.EMBED)

@@ -28,14 +28,11 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Any]:
     return router
 
 
-def test_load_chooses_the_replica_without_a_prefix_tree(failing: Callable[[Exception], Any]) -> None:
+def test_requests_are_routed_by_load_without_a_prefix_tree(failing: Callable[[Exception], Any]) -> None:
     from ray.exceptions import ActorDiedError, ActorUnavailableError
 
     for error in (KeyError("a replica that has gone"), ActorDiedError(), ActorUnavailableError("it restarts", None)):
         assert asyncio.run(failing(error)._prefix_match_best_replicas(None, [])) == [[]]
-
-
-def test_routed_request_succeeds_without_a_prefix_tree(failing: Callable[[Exception], Any]) -> None:
     from ray.exceptions import ActorUnavailableError
 
     failing(ActorUnavailableError("it restarts", None)).on_request_routed(None, None, None)

@@ -22,12 +22,9 @@ def _check(*statuses: EngineStatus) -> None:
     Replica.check_health(replica)
 
 
-def test_replica_is_healthy_unless_all_devices_failed() -> None:
+def test_replica_is_unhealthy_only_if_all_devices_failed() -> None:
     _check(FAILED, READY)
     _check()
-
-
-def test_a_replica_without_a_device_that_will_work_is_replaced() -> None:
     with pytest.raises(ConfigurationError, match="device cpu: no more restarts"):
         _check(FAILED)
 
