@@ -11,62 +11,57 @@ import argparse
 import heapq
 import random
 import statistics
-import sys
-import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from _models.arguments import numbers
 from _models.table import table
 
 BLOCK_TOKENS = 16
 # Of a replica's cache.
 NUM_BLOCKS = 4096
-# Between two scrapes of a replica's metrics.
-SCRAPE_SECONDS = 1.0
-# Bytes of a replica's /metrics after some requests, uncompressed, and of an event's share for one block: its hash and
-# tokens, or its hash alone.
+# Bytes of a replica's /metrics, which are read each second, and of an event's share for one block: its hash and tokens,
+# or its hash alone.
 METRICS_BYTES = 40_000
-STORED_BYTES = 9 + 3 * BLOCK_TOKENS
-REMOVED_BYTES = 9
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Parameters of the conversations. Lengths are in blocks, times in seconds."""
-
-    # Different system prompts for each replica that there is, the exponent of their frequency, and their length.
-    prompts_per_replica: float = 2.0
-    exponent: float = 1.1
-    system_blocks: tuple[int, int] = (16, 96)
-    # Lengths that each turn adds: the user's text and the answer.
-    turn_blocks: tuple[int, int] = (4, 24)
-    # The probability that a conversation continues after a turn, and how long its user thinks.
-    goes_on: float = 0.8
-    thinks: tuple[float, float] = (5.0, 60.0)
-    # Requests of a replica each second, and how long one runs.
-    rate: float = 1.0
-    runs: tuple[float, float] = (1.0, 5.0)
+STORED_BYTES, REMOVED_BYTES = 9 + 3 * BLOCK_TOKENS, 9
+# Of the conversations: different system prompts for each replica, and the exponent of their frequency; lengths in
+# blocks of system prompts, and of what a turn adds by the user and by the answer.
+PROMPTS_PER_REPLICA, EXPONENT = 2.0, 1.1
+SYSTEM_BLOCKS, TURN_BLOCKS = (16, 96), (4, 24)
+# The probability that a conversation continues after a turn, and for how many seconds its user thinks.
+CONTINUES, THINKS = 0.8, (5.0, 60.0)
+# Requests of a replica each second, and for how many seconds one runs.
+RATE, RUNS = 1.0, (1.0, 5.0)
+# The policy by prefix compares some of the replicas with the longest prefix, because frequent system prompts are
+# everywhere. One running request is worth this number of missing blocks.
+MAX_COMPARED, WORTH = 8, 16
+HEAD = [
+    *("replicas", "policy", "tokens found in the cache", "other requests, mean and p99"),
+    *("router's operations a request", "metrics, MB/s", "events, MB/s", "blocks in the index"),
+]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    `blocks` are those of the prompt, from its beginning; equal blocks of equal prefixes are equal. The answer's blocks
+    are cached after them.
+    """
 
     at: float
     conversation: int
-    # Blocks of the prompt, from its beginning; equal blocks of equal prefixes are equal.
     blocks: Sequence[int]
-    # Blocks of the answer, which is cached after the prompt.
     answer: Sequence[int]
     seconds: float
 
 
-def trace(workload: Workload, num_replicas: int, num_requests: int, chance: random.Random) -> list[Request]:
+def trace(num_replicas: int, num_requests: int, chance: random.Random) -> list[Request]:
     """The requests in the order in which they come."""
-    num_prompts = max(1, round(workload.prompts_per_replica * num_replicas))
-    weights = list(accumulate(1 / rank**workload.exponent for rank in range(1, num_prompts + 1)))
+    num_prompts = max(1, round(PROMPTS_PER_REPLICA * num_replicas))
+    weights = list(accumulate(1 / rank**EXPONENT for rank in range(1, num_prompts + 1)))
     next_block = 0
 
     def new_blocks(bounds: tuple[int, int]) -> list[int]:
@@ -74,25 +69,24 @@ def trace(workload: Workload, num_replicas: int, num_requests: int, chance: rand
         first, next_block = next_block, next_block + chance.randint(*bounds)
         return list(range(first, next_block))
 
-    systems = [new_blocks(workload.system_blocks) for _ in range(num_prompts)]
+    systems = [new_blocks(SYSTEM_BLOCKS) for _ in range(num_prompts)]
     # Conversations that continue: when, which, and all their blocks.
     waiting: list[tuple[float, int, list[int]]] = []
     found: list[Request] = []
     now, num_conversations = 0.0, 0
-    turns = 1 / (1 - workload.goes_on)
     while len(found) < num_requests:
-        now += chance.expovariate(workload.rate * num_replicas / turns)
+        now += chance.expovariate(RATE * num_replicas * (1 - CONTINUES))
         (system,) = chance.choices(systems, cum_weights=weights)
         heapq.heappush(waiting, (now, num_conversations, list(system)))
         num_conversations += 1
         while waiting and waiting[0][0] <= now and len(found) < num_requests:
             at, conversation, blocks = heapq.heappop(waiting)
-            prompt = blocks + new_blocks(workload.turn_blocks)
-            answer = new_blocks(workload.turn_blocks)
-            seconds = chance.uniform(*workload.runs)
+            prompt = blocks + new_blocks(TURN_BLOCKS)
+            answer = new_blocks(TURN_BLOCKS)
+            seconds = chance.uniform(*RUNS)
             found.append(Request(at, conversation, prompt, answer, seconds))
-            if chance.random() < workload.goes_on:
-                later = at + seconds + chance.uniform(*workload.thinks)
+            if chance.random() < CONTINUES:
+                later = at + seconds + chance.uniform(*THINKS)
                 heapq.heappush(waiting, (later, conversation, prompt + answer))
     return sorted(found, key=lambda request: request.at)
 
@@ -125,68 +119,42 @@ class Replica:
 
 
 class Router:
-    """Chooses replicas; `work` counts hashes of blocks, and looks into tables or at replicas."""
+    """Chooses replicas. `work` counts hashes of blocks, and looks into tables or at replicas.
+
+    `holders` are the replicas that have a block, by the block: what a router learns from the replicas' events, which
+    only the policy by prefix needs.
+    """
 
     def __init__(self, replicas: Sequence[Replica], chance: random.Random) -> None:
-        self.replicas = replicas
-        self.chance = chance
-        self.work = 0
+        self.replicas, self.chance, self.work = replicas, chance, 0
+        self.holders: dict[int, dict[int, None]] = {}
 
-    def choose(self, request: Request) -> int:
-        """The index of the replica for a request."""
-        raise NotImplementedError
-
-    def learn(self, index: int, stored: Sequence[int], removed: Sequence[int]) -> None:
-        """A replica's cache has changed; only a router that receives its events needs that."""
-
-
-class RandomRouter(Router):
-    """Chooses at random, without any knowledge."""
-
-    def choose(self, request: Request) -> int:
+    def any_replica(self) -> int:
+        """The index of a random replica."""
         self.work += 1
         return self.chance.randrange(len(self.replicas))
 
-
-class LeastLoadedRouter(Router):
-    """Chooses the less loaded of two random replicas."""
-
-    def choose(self, request: Request) -> int:
-        self.work += 2
-        pair = (self.chance.randrange(len(self.replicas)), self.chance.randrange(len(self.replicas)))
+    def less_loaded(self) -> int:
+        """The less loaded of two random replicas."""
+        pair = (self.any_replica(), self.any_replica())
         return min(pair, key=lambda index: self.replicas[index].running)
 
-
-class SessionRouter(Router):
-    """Sends a conversation where it was before, by a hash of its id."""
-
-    def choose(self, request: Request) -> int:
+    def of_session(self, conversation: int) -> int:
+        """The replica where a conversation was before, by a hash of its id."""
         self.work += 1
-        return random.Random(request.conversation).randrange(len(self.replicas))
+        return random.Random(conversation).randrange(len(self.replicas))
 
-
-class PrefixRouter(Router):
-    """Knows each replica's blocks from its events, and weighs a prompt's missing blocks against running requests.
-
-    Replicas with the longest prefix are compared, and two others. One running request is worth `worth` missing blocks.
-    """
-
-    # Frequent system prompts are everywhere, so that not all holders of a prefix can be compared.
-    max_compared = 8
-    worth = 16
-
-    def __init__(self, replicas: Sequence[Replica], chance: random.Random) -> None:
-        super().__init__(replicas, chance)
-        self._holders: dict[int, dict[int, None]] = {}
-
-    def choose(self, request: Request) -> int:
+    def with_prefix(self, request: Request) -> int:
+        """The replica with the least missing blocks and running requests, of some with the longest prefix and two
+        others.
+        """
         self.work += len(request.blocks)  # each block is hashed
         compared = {self.chance.randrange(len(self.replicas)) for _ in range(2)}
         for block in reversed(request.blocks):
             self.work += 1
-            if holders := self._holders.get(block):
+            if holders := self.holders.get(block):
                 some = list(holders)
-                compared.update(some if len(some) <= self.max_compared else self.chance.sample(some, self.max_compared))
+                compared.update(some if len(some) <= MAX_COMPARED else self.chance.sample(some, MAX_COMPARED))
                 break
         return min(sorted(compared), key=lambda index: self._cost(index, request))
 
@@ -194,90 +162,75 @@ class PrefixRouter(Router):
         found = 0
         for block in request.blocks:
             self.work += 1
-            if index not in self._holders.get(block, ()):
+            if index not in self.holders.get(block, ()):
                 break
             found += 1
-        return self.worth * self.replicas[index].running + len(request.blocks) - found
+        return WORTH * self.replicas[index].running + len(request.blocks) - found
 
     def learn(self, index: int, stored: Sequence[int], removed: Sequence[int]) -> None:
+        """A replica's cache has changed."""
         for block in stored:
-            self._holders.setdefault(block, {})[index] = None
+            self.holders.setdefault(block, {})[index] = None
         for block in removed:
-            holders = self._holders[block]
-            del holders[index]
-            if not holders:
-                del self._holders[block]
-
-    @property
-    def num_entries(self) -> int:
-        """Blocks in the index, each once for each of its holders."""
-        return sum(map(len, self._holders.values()))
+            del self.holders[block][index]
+            if not self.holders[block]:
+                del self.holders[block]
 
 
-POLICIES: dict[str, type[Router]] = {
-    "random": RandomRouter,
-    "two choices": LeastLoadedRouter,
-    "session": SessionRouter,
-    "prefix": PrefixRouter,
+# How a router chooses; and whether it reads the replicas' metrics and follows their events.
+POLICIES: dict[str, tuple[Callable[[Router, Request], int], bool, bool]] = {
+    "random": (lambda router, _: router.any_replica(), False, False),
+    "two choices": (lambda router, _: router.less_loaded(), True, False),
+    "session": (lambda router, request: router.of_session(request.conversation), False, False),
+    "prefix": (Router.with_prefix, True, True),
 }
-
-
-HEAD = [
-    *("replicas", "policy", "tokens found in the cache", "other requests, mean and p99"),
-    *("router's operations a request", "metrics, MB/s", "events, MB/s", "blocks in the index"),
-]
 
 
 def simulate(policy: str, requests: Sequence[Request], num_replicas: int, seed: int) -> list[str]:
     """The row of the table for one policy, by which a trace is run. “Other requests” are those that run on the chosen
     replica, “operations” are the router's hashes and look-ups, and bytes are what the router receives.
     """
+    choose, has_metrics, has_events = POLICIES[policy]
     replicas = [Replica() for _ in range(num_replicas)]
-    router = POLICIES[policy](replicas, random.Random(seed))
+    router = Router(replicas, random.Random(seed))
     ends: list[tuple[float, int]] = []
     hits = asked = 0
-    spent = 0.0
     crowds: list[int] = []
     running: list[float] = []
-    half = len(requests) // 2
     for number, request in enumerate(requests):
         while ends and ends[0][0] <= request.at:
             replicas[heapq.heappop(ends)[1]].running -= 1
-        began = time.perf_counter()
-        index = router.choose(request)
-        spent += time.perf_counter() - began
+        index = choose(router, request)
         found, stored, removed = replicas[index].serve(request)
-        router.learn(index, stored, removed)
+        if has_events:
+            router.learn(index, stored, removed)
         replicas[index].running += 1
         heapq.heappush(ends, (request.at + request.seconds, index))
-        if number >= half:  # caches are full
+        if number >= len(requests) // 2:  # caches are full
             hits, asked = hits + found, asked + len(request.blocks)
             crowds.append(replicas[index].running)
             running.append(len(ends) / num_replicas)
-    print(f"{num_replicas} replicas, {policy}: {spent / len(requests) * 1e6:.1f} µs a request", file=sys.stderr)
-    metrics = 0.0 if policy in ("random", "session") else METRICS_BYTES * num_replicas / SCRAPE_SECONDS
-    events, entries = 0.0, 0
-    if isinstance(router, PrefixRouter):
-        num_bytes = sum(one.num_stored * STORED_BYTES + one.num_removed * REMOVED_BYTES for one in replicas)
-        events, entries = num_bytes / (requests[-1].at - requests[0].at), router.num_entries
+    num_bytes = sum(one.num_stored * STORED_BYTES + one.num_removed * REMOVED_BYTES for one in replicas)
+    events = num_bytes / (requests[-1].at - requests[0].at) if has_events else 0.0
+    metrics = METRICS_BYTES * num_replicas if has_metrics else 0.0
     return [
         *(f"{num_replicas:,}", policy, f"{hits / asked:.1%}"),
         f"{statistics.mean(running):.1f}, {statistics.quantiles(crowds, n=100)[-1]:.0f}",
-        *(f"{router.work / len(requests):,.0f}", f"{metrics / 1e6:.2f}", f"{events / 1e6:.2f}", f"{entries:,}"),
+        *(f"{router.work / len(requests):,.0f}", f"{metrics / 1e6:.2f}", f"{events / 1e6:.2f}"),
+        f"{sum(map(len, router.holders.values())):,}",
     ]
 
 
 def main() -> None:
     """Simulate all policies at all numbers of replicas and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", default="10,100,1000", metavar="N,N,…")
+    parser.add_argument("--replicas", type=numbers, default=(10, 100, 1000), metavar="N,N,…")
     parser.add_argument("--requests", type=int, default=200, metavar="N", help="for each replica")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     rows = [HEAD]
-    for num_replicas in map(int, arguments.replicas.split(",")):
-        chance = random.Random(arguments.seed)
-        requests = trace(Workload(), num_replicas, arguments.requests * num_replicas, chance)
+    for num_replicas in arguments.replicas:
+        requests = trace(num_replicas, arguments.requests * num_replicas, random.Random(arguments.seed))
         rows += [simulate(policy, requests, num_replicas, arguments.seed) for policy in POLICIES]
     print(table(rows, markdown=True))
 
