@@ -18,36 +18,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
 _WEB = Path(__file__).resolve().parents[1] / "src" / "genai_server" / "web"
 _PINS = _WEB / "vendored.json"
-# The files of each package, and where they go; a pattern's files go into a folder. Without a build step a browser needs
-# paths instead of package names.
-_FILES = {
-    "preact": {"dist/preact.mjs": "static/vendor/preact.js", "hooks/dist/hooks.mjs": "static/vendor/preact-hooks.js"},
-    "htm": {"dist/htm.mjs": "static/vendor/htm.js"},
-    "markdown-it": {"dist/browser/markdown-it.esm.min.mjs": "static/vendor/markdown-it.js"},
-    "@highlightjs/cdn-assets": {"es/highlight.min.js": "static/vendor/highlight.js"},
-    "katex": {
-        "dist/katex.min.js": "static/vendor/katex.js",
-        "dist/katex.min.css": "static/vendor/katex.css",
-        "dist/fonts/*.woff2": "static/vendor/fonts/",
-    },
-    "pdfjs-dist": {
-        "legacy/build/pdf.min.mjs": "static/vendor/pdf.js",
-        "legacy/build/pdf.worker.min.mjs": "static/vendor/pdf.worker.js",
-        "cmaps/*": "static/vendor/cmaps/",
-    },
-    "uplot": {"dist/uPlot.iife.min.js": "static/vendor/uplot.js", "dist/uPlot.min.css": "static/vendor/uplot.css"},
-    "swagger-ui-dist": {
-        "swagger-ui-bundle.js": "api_docs/swagger-ui-bundle.js",
-        "swagger-ui.css": "api_docs/swagger-ui.css",
-        "swagger-ui-bundle.js.LICENSE.txt": "api_docs/swagger-ui-bundle.js.LICENSE.txt",
-        "NOTICE": "api_docs/swagger-ui-dist.NOTICE",
-    },
-}
+_FILES = Path(__file__).with_suffix(".toml")
 _IMPORT = re.compile(r'from"preact"')
 _SOURCE_MAP = re.compile(r"\n?(//# sourceMappingURL=\S+|/\*# sourceMappingURL=\S+ \*/)\s*$")
 
@@ -59,7 +36,7 @@ def main() -> int:
     arguments = parser.parse_args()
     pins: dict[str, Any] = json.loads(_PINS.read_text(encoding="utf-8")) if _PINS.exists() else {}
     found = {}
-    for package, members in _FILES.items():
+    for package, members in tomllib.loads(_FILES.read_text(encoding="utf-8")).items():
         pin = None if arguments.update else pins.get(package)
         with tempfile.TemporaryDirectory() as folder:
             archive, version = _pack(package if pin is None else f"{package}@{pin['version']}", Path(folder))

@@ -17,42 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = Path("docs/README.md")
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)[^)]*\)")
-# Anchors are those of GitHub, because links are written for it. Nothing is loaded from other hosts.
-_CONFIGURATION = """
-[project]
-site_name = "genai-server"
-docs_dir = "pages"
-site_dir = "site"
-nav = NAVIGATION
-
-[project.theme]
-language = "en"
-font = false
-features = ["content.code.copy", "navigation.footer", "navigation.top", "search.highlight", "toc.follow"]
-
-[[project.theme.palette]]
-media = "(prefers-color-scheme: light)"
-scheme = "default"
-toggle.icon = "lucide/sun"
-toggle.name = "Dark colours"
-
-[[project.theme.palette]]
-media = "(prefers-color-scheme: dark)"
-scheme = "slate"
-toggle.icon = "lucide/moon"
-toggle.name = "Light colours"
-
-[project.plugins.search]
-
-[project.markdown_extensions.tables]
-[project.markdown_extensions.sane_lists]
-[project.markdown_extensions.toc]
-permalink = true
-slugify.object = "pymdownx.slugs.slugify"
-slugify.kwds.case = "lower"
-[project.markdown_extensions.pymdownx.superfences]
-[project.markdown_extensions.pymdownx.highlight]
-"""
+_CONFIGURATION = Path(__file__).with_name("zensical.toml")
 
 
 def main() -> int:
@@ -73,7 +38,8 @@ def assemble(work: Path) -> None:
     for path in reachable():
         (work / "pages" / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, work / "pages" / path)
-    text = _CONFIGURATION.replace("NAVIGATION", _as_toml([{"Start": "README.md"}, *navigation()]))
+    text = _CONFIGURATION.read_text(encoding="utf-8")
+    text = text.replace('"NAVIGATION"', _as_toml([{"Start": "README.md"}, *navigation()]))
     (work / "zensical.toml").write_text(text, encoding="utf-8")
 
 
