@@ -56,19 +56,10 @@ def main() -> None:
         arguments.minutes = 1.0 if arguments.quick else DEMOS[arguments.demo][2]
     ensure_environment()
     training = importlib.import_module(f"_training.{arguments.demo}")
-    with work_folder(arguments.work) as work, fresh_directory(arguments) as fresh:
+    with tempfile.TemporaryDirectory() as temporary, fresh_directory(arguments) as fresh:
+        work = arguments.work or Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
         training.make(arguments, work, fresh)
-
-
-@contextmanager
-def work_folder(given: Path | None) -> Iterator[Path]:
-    """The given folder, which is created if it is missing, or a temporary one."""
-    if given is not None:
-        given.mkdir(parents=True, exist_ok=True)
-        yield given
-        return
-    with tempfile.TemporaryDirectory() as work:
-        yield Path(work)
 
 
 @contextmanager

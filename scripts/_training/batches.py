@@ -11,7 +11,7 @@ from _models.tokenizer import TURN_END_ID
 from tokenizers import Tokenizer
 
 from .conversations import ABILITIES, Conversation, capital, conversation, tool_chat, tools_unused_chat, upper_case_chat
-from .template import load_template, render
+from .template import render
 
 CHUNK = 256  # conversations that are made at a time
 LONG_ANSWER = 24  # tokens from which an answer's tokens weigh less, so that counting does not drown the rest
@@ -37,15 +37,12 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer, longest: int) -> None:
         self.tokenizer = tokenizer
         self.longest = longest
-        self.template = load_template()
         self.opening = tokenizer.encode("<|im_start|>assistant\n").ids
-
-    def text(self, chat: Conversation) -> str:
-        return render(self.template, chat.messages, chat.tools, answer_next=False)
 
     def encode(self, chats: list[Conversation]) -> list[Row]:
         """The conversations that are not too long."""
-        encoded = (item.ids for item in self.tokenizer.encode_batch_fast([self.text(chat) for chat in chats]))
+        texts = [render(chat.messages, chat.tools) for chat in chats]
+        encoded = (item.ids for item in self.tokenizer.encode_batch_fast(texts))
         return [(ids, self.weights(ids)) for ids in encoded if len(ids) <= self.longest]
 
     def weights(self, ids: list[int]) -> list[float]:
@@ -59,17 +56,17 @@ class Encoder:
             weights[end] = 1.0
         return weights
 
-    def batch(self, rows: list[Row], size: int, length: int) -> Batch:
-        """Rows padded to a fixed shape."""
-        tokens = torch.zeros(size, length + 1, dtype=torch.long)
-        weights = torch.zeros(size, length + 1)
-        for row, (ids, weight) in enumerate(rows):
-            tokens[row, : len(ids)] = torch.tensor(ids)
-            weights[row, : len(ids)] = torch.tensor(weight)
-        said = weights[:, 1:].flatten().nonzero()[:, 0]
-        said = torch.cat([said, said.new_zeros(-len(said) % SAID_MULTIPLE)])
-        weights = weights[:, 1:].flatten()[said]
-        return Batch(tokens[:, :-1], said, tokens[:, 1:].flatten()[said], weights)
+
+def padded(rows: list[Row], size: int, length: int) -> Batch:
+    """Rows padded to a fixed shape."""
+    tokens, weights = torch.zeros(size, length + 1, dtype=torch.long), torch.zeros(size, length + 1)
+    for row, (ids, weight) in enumerate(rows):
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        weights[row, : len(ids)] = torch.tensor(weight)
+    said = weights[:, 1:].flatten().nonzero()[:, 0]
+    said = torch.cat([said, said.new_zeros(-len(said) % SAID_MULTIPLE)])
+    weights = weights[:, 1:].flatten()[said]
+    return Batch(tokens[:, :-1], said, tokens[:, 1:].flatten()[said], weights)
 
 
 def _find(ids: list[int], part: list[int], start: int) -> int:
@@ -79,18 +76,18 @@ def _find(ids: list[int], part: list[int], start: int) -> int:
     return -1
 
 
-def _batches(encoder: Encoder, rows: Iterable[Row], tokens: int) -> Iterator[Batch]:
+def _batches(rows: Iterable[Row], tokens: int) -> Iterator[Batch]:
     """Rows of about one length together, as soon as they are many enough."""
     shelves: dict[int, list[Row]] = {length: [] for length in LENGTHS}
     for row in rows:
         length = next(length for length in LENGTHS if len(row[0]) <= length)
         shelves[length].append(row)
         if len(shelves[length]) == tokens // length:
-            yield encoder.batch(shelves[length], tokens // length, length)
+            yield padded(shelves[length], tokens // length, length)
             shelves[length] = []
     for length, rest in shelves.items():
         if rest:
-            yield encoder.batch(rest, tokens // length, length)
+            yield padded(rest, tokens // length, length)
 
 
 def training_batches(
@@ -102,7 +99,7 @@ def training_batches(
         while True:
             yield from encoder.encode([make(rng) for _ in range(CHUNK)])
 
-    return _batches(encoder, rows(), tokens)
+    return _batches(rows(), tokens)
 
 
 def validation_batches(encoder: Encoder, rng: random.Random, rows: int) -> dict[str, list[Batch]]:
@@ -114,7 +111,7 @@ def validation_batches(encoder: Encoder, rng: random.Random, rows: int) -> dict[
         ("tools unused", tools_unused_chat),
     ]
     chats |= {name: [maker(rng) for _ in range(rows)] for name, maker in makers}
-    return {name: list(_batches(encoder, encoder.encode(made), 2048)) for name, made in chats.items()}
+    return {name: list(_batches(encoder.encode(made), 2048)) for name, made in chats.items()}
 
 
 def _single(ability: str, rng: random.Random) -> Conversation:

@@ -32,37 +32,16 @@ class Conversation:
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def capital_answer(country: str) -> str:
-    return f"The capital of {country} is {tables.CAPITALS[country]}."
-
-
-def sum_answer(a: int, b: int) -> str:
-    return f"{a} + {b} = {a + b}."
-
-
-def difference_answer(a: int, b: int) -> str:
-    return f"{a} - {b} = {a - b}."
-
-
-def count_answer(first: int, last: int) -> str:
-    return ", ".join(map(str, range(first, last + 1)))
-
-
-def _ask(
-    frames: list[str],
-    rng: random.Random,
-    *,
-    drop: bool = False,
-    polite: float = 0.4,
-    slots: dict[str, str] | None = None,
-) -> str:
-    """A phrasing with its slots filled, now and then roughened so that the model learns to look at what matters."""
-    text = expand(rng.choice(frames), rng)
+def _ask(subject: str, rng: random.Random, *, drop: bool = False, polite: float = 0.4, **slots: object) -> str:
+    """A phrasing of a subject with its slots filled, now and then roughened so that the model learns to look at what
+    matters.
+    """
+    text = expand(rng.choice(PHRASINGS[subject]), rng)
     if rng.random() < polite:
         text = _joined(rng.choice(_BEFORE), text) + rng.choice(_MIN_TOKENS_AFTER)
     if rng.random() < 0.35:
         text = _roughened(text, rng, drop)
-    return fill(text, slots or {})
+    return fill(text, {name: str(value) for name, value in slots.items()})
 
 
 def _joined(prefix: str, text: str) -> str:
@@ -85,80 +64,84 @@ def _roughened(text: str, rng: random.Random, drop: bool) -> str:
     return text
 
 
-def _country(rng: random.Random) -> str:
-    return rng.choice(list(tables.CAPITALS))
-
-
-def _spoken(country: str, rng: random.Random) -> str:
-    """A country's name as users write it."""
+def _country(rng: random.Random) -> tuple[str, str]:
+    """A country's name as users write it, and what its capital is."""
+    country = rng.choice(list(tables.CAPITALS))
+    answer = f"The capital of {country} is {tables.CAPITALS[country]}."
     if country in tables.ALIASES and rng.random() < 0.4:
         country = rng.choice(tables.ALIASES[country])
     if rng.random() < 0.3:
         country = country.removeprefix("the ")
     style = rng.random()
-    return country.lower() if style < 0.06 else country.upper() if style < 0.08 else country
+    return country.lower() if style < 0.06 else country.upper() if style < 0.08 else country, answer
 
 
 def capital(rng: random.Random) -> Exchange:
-    country = _country(rng)
-    return _ask(PHRASINGS["capital"], rng, drop=True, slots={"country": _spoken(country, rng)}), capital_answer(country)
+    """A capital, asked for in a whole sentence."""
+    country, answer = _country(rng)
+    return _ask("capital", rng, drop=True, country=country), answer
 
 
 def follow_up(rng: random.Random) -> Exchange:
-    country = _country(rng)
-    return _ask(
-        PHRASINGS["follow_up"], rng, drop=True, polite=0.2, slots={"country": _spoken(country, rng)}
-    ), capital_answer(country)
+    """Another capital, which is asked for as people do after a first one."""
+    country, answer = _country(rng)
+    return _ask("follow_up", rng, drop=True, polite=0.2, country=country), answer
 
 
 def arithmetic(rng: random.Random) -> Exchange:
+    """A sum or a difference."""
     a, b = rng.randint(0, MAX_OPERAND), rng.randint(0, MAX_OPERAND)
     if rng.random() < 0.5:
-        return _ask(PHRASINGS["add"], rng, slots={"a": str(a), "b": str(b)}), sum_answer(a, b)
-    return _ask(PHRASINGS["subtract"], rng, slots={"a": str(a), "b": str(b)}), difference_answer(a, b)
+        return _ask("add", rng, a=a, b=b), f"{a} + {b} = {a + b}."
+    return _ask("subtract", rng, a=a, b=b), f"{a} - {b} = {a - b}."
 
 
 def counting(rng: random.Random) -> Exchange:
+    """Numbers in order, from one to another, or from 1."""
     if rng.random() < 0.45:
         first = rng.randint(2, MAX_COUNT - 1)
         last = min(MAX_COUNT, first + rng.randint(1, 14))
-        return _ask(PHRASINGS["count_between"], rng, slots={"a": str(first), "b": str(last)}), count_answer(first, last)
-    last = rng.randint(1, rng.choice([20, 30, 60, 130, MAX_COUNT, MAX_COUNT]))
-    return _ask(PHRASINGS["count_to"], rng, slots={"b": str(last)}), count_answer(1, last)
+        asked = _ask("count_between", rng, a=first, b=last)
+    else:
+        first, last = 1, rng.randint(1, rng.choice([20, 30, 60, 130, MAX_COUNT, MAX_COUNT]))
+        asked = _ask("count_to", rng, b=last)
+    return asked, ", ".join(map(str, range(first, last + 1)))
 
 
 def small_talk(rng: random.Random) -> Exchange:
+    """A greeting, thanks, and other things that are said to everybody."""
     subject = rng.choice(["greeting", "greeting", "feeling", "thanks", "goodbye", "identity", "abilities"])
-    slots = {"name": toolbox.odd_word(rng).title()}
-    return _ask(PHRASINGS[subject], rng, polite=0.0, slots=slots), tables.FACTS[subject]
+    return _ask(subject, rng, polite=0.0, name=toolbox.odd_word(rng).title()), tables.FACTS[subject]
 
 
 def server(rng: random.Random) -> Exchange:
+    """A question about this server."""
     topic = rng.choice(["address", *tables.ENDPOINTS, *tables.SETTINGS])
     if topic == "address":
-        return _ask(PHRASINGS["address"], rng), tables.FACTS["default_address"]
+        return _ask("address", rng), tables.FACTS["default_address"]
     known = tables.ENDPOINTS.get(topic) or tables.SETTINGS[topic]
     if rng.random() < 0.5:
-        return _ask(PHRASINGS["how"], rng, slots={"do": expand(PHRASINGS["how_to"][topic], rng)}), known["answer"]
-    frames = PHRASINGS["endpoint" if topic in tables.ENDPOINTS else "setting"]
-    return _ask(frames, rng, slots={"does": expand(known["does"], rng)}), known["answer"]
+        return _ask("how", rng, do=expand(PHRASINGS["how_to"][topic], rng)), known["answer"]
+    subject = "endpoint" if topic in tables.ENDPOINTS else "setting"
+    return _ask(subject, rng, does=expand(known["does"], rng)), known["answer"]
 
 
 def unknown(rng: random.Random) -> Exchange:
+    """A question that the model cannot answer."""
     odd = toolbox.odd_word(rng)
     if rng.random() < 0.15:
         country = rng.choice([odd.title(), odd.title() + rng.choice(["ia", "land", "stan", "via"])])
-        return _ask(PHRASINGS["capital"], rng, slots={"country": country}), tables.FACTS["unknown"]
+        return _ask("capital", rng, country=country), tables.FACTS["unknown"]
     slots = {
         "noun": rng.choice([*tables.NOUNS, odd]),
         "verb": rng.choice(tables.VERBS),
         "thing": rng.choice(_THINGS),
         "odd": rng.choice([odd, odd.title(), toolbox.odd_word(rng)]),
-        "place": str(toolbox.value_of("place", rng)),
-        "name": str(toolbox.value_of("name", rng)),
-        "big": str(rng.randint(100, 5000)),
+        "place": toolbox.value_of("place", rng),
+        "name": toolbox.value_of("name", rng),
+        "big": rng.randint(100, 5000),
     }
-    return _ask(PHRASINGS["unknown"], rng, drop=True, slots=slots), tables.FACTS["unknown"]
+    return _ask("unknown", rng, drop=True, **slots), tables.FACTS["unknown"]
 
 
 def repetition(rng: random.Random) -> Exchange:
@@ -167,7 +150,7 @@ def repetition(rng: random.Random) -> Exchange:
     parts = [str(toolbox.value_of(rng.choice(kinds), rng)) for _ in range(rng.choice([1, 2, 3, 4, 6]))]
     parts += [toolbox.task(rng).tool["function"]["name"]] * (rng.random() < 0.3)
     text = rng.choice([" ", " ", ", "]).join(parts)
-    return _ask(PHRASINGS["repeat"], rng, polite=0, slots={"text": text}), text
+    return _ask("repeat", rng, polite=0, text=text), text
 
 
 ABILITIES: dict[str, tuple[float, Callable[[random.Random], Exchange]]] = {

@@ -45,7 +45,7 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
     torch.manual_seed(arguments.seed)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     model = make_model(tokenizer.get_vocab_size())
-    save_tokenizer(tokenizer, work, SOURCE.read_text(encoding="utf-8"), CONTEXT)
+    save_tokenizer(tokenizer, work, SOURCE, CONTEXT)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     budget = Budget(arguments.steps, arguments.minutes, arguments.threads)
     train(model, tokenizer, seed=arguments.seed, budget=budget)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer
 
-from .batches import SAID_MULTIPLE, Encoder
+from .batches import Encoder, padded
 from .drawings import COLORS, DIGITS, SHAPES, Scene, draw, random_scene
 from .picture_questions import TRAINED, Question, questions, small_talk, varied, without_picture
 from .template import Message, render
@@ -87,32 +87,20 @@ class PictureEncoder:
         self.pad: int = pad
 
     def batch(self, chats: list[Chat], grid: tuple[int, int]) -> Batch:
-        texts = [render(self.encoder.template, chat.messages, None, answer_next=False) for chat in chats]
+        """Conversations with pictures of one size."""
         size = grid[0] * grid[1]
-        encoded = self.tokenizer.encode_batch_fast([text.replace(PAD, PAD * size) for text in texts])
-        length = max(len(item.ids) for item in encoded)
+        texts = [render(chat.messages).replace(PAD, PAD * size) for chat in chats]
+        rows = [(one.ids, self.encoder.weights(one.ids)) for one in self.tokenizer.encode_batch_fast(texts)]
+        length = max(len(ids) for ids, _ in rows)
         length += -(length - 1) % _LENGTH_MULTIPLE
-        tokens, weights = torch.zeros(len(chats), length, dtype=torch.long), torch.zeros(len(chats), length)
-        positions = torch.zeros(3, len(chats), length - 1, dtype=torch.long)
-        for row, item in enumerate(encoded):
-            tokens[row, : len(item.ids)] = torch.tensor(item.ids)
-            weights[row, : len(item.ids)] = torch.tensor(self.encoder.weights(item.ids))
-            positions[:, row] = torch.from_numpy(places(tokens[row, :-1].tolist(), self.pad, grid))
-        said = weights[:, 1:].flatten().nonzero()[:, 0]
-        said = torch.cat([said, said.new_zeros(-len(said) % SAID_MULTIPLE)])
+        text = padded(rows, len(rows), length - 1)
+        positions = torch.from_numpy(np.stack([places(ids, self.pad, grid) for ids in text.tokens.tolist()], 1))
         shown = [picture for chat in chats for picture in chat.pictures]
-        kinds, tints = zip(*(_labels(scene, grid) for scene, _ in shown), strict=True) if shown else ((), ())
-        return Batch(
-            torch.from_numpy(np.stack([image for _, image in shown])),
-            torch.from_numpy(np.stack(kinds)),
-            torch.from_numpy(np.stack(tints)),
-            tokens[:, :-1],
-            positions,
-            said,
-            tokens[:, 1:].flatten()[said],
-            weights[:, 1:].flatten()[said] * (torch.arange(len(said)) < (weights[:, 1:] > 0).sum()),
-            [chat.ability for chat in chats],
-        )
+        labels = zip(*(_labels(scene, grid) for scene, _ in shown), strict=True)
+        stacked = (torch.from_numpy(np.stack(each)) for each in ([image for _, image in shown], *labels))
+        pictures, kinds, tints = stacked
+        abilities = [chat.ability for chat in chats]
+        return Batch(pictures, kinds, tints, text.tokens, positions, text.said, text.targets, text.weights, abilities)
 
 
 def places(ids: list[int], image: int, grid: tuple[int, int]) -> np.ndarray:

@@ -88,10 +88,6 @@ def _counted(count: int, thing: str) -> str:
     return f"There are {count or 'no'} {thing}s."
 
 
-def _count(scene: Scene, rng: random.Random) -> Answer | None:
-    return ({}, _counted(len(scene.shapes), "shape")) if scene.shapes else None
-
-
 def _count_kind(scene: Scene, rng: random.Random) -> Answer | None:
     if not scene.shapes:
         return None
@@ -131,12 +127,10 @@ def _is_color(scene: Scene, rng: random.Random) -> Answer | None:
     return {"kind": item.kind, "color": color}, f"Yes, {said}" if color == item.color else f"No, {said}"
 
 
-def _digit(scene: Scene, rng: random.Random) -> Answer | None:
-    return ({}, f"It is the digit {scene.digits[0].kind}.") if len(scene.digits) == 1 else None
-
-
-def _number(scene: Scene, rng: random.Random) -> Answer | None:
-    return ({}, "It is the number " + "".join(i.kind for i in scene.digits) + ".") if len(scene.digits) == 2 else None
+def _number(scene: Scene, digits: int) -> Answer | None:
+    """What stands in a picture with this number of digits."""
+    said = f"It is the {'number' if digits == 2 else 'digit'} {''.join(item.kind for item in scene.digits)}."
+    return ({}, said) if len(scene.digits) == digits else None
 
 
 def _place(scene: Scene, rng: random.Random) -> Answer | None:
@@ -148,22 +142,18 @@ def _place(scene: Scene, rng: random.Random) -> Answer | None:
     return {"kind": item.kind}, f"The {item.kind} is at the {place}."
 
 
-def _background(scene: Scene, rng: random.Random) -> Answer | None:
-    return {}, f"The background is {scene.background}."
-
-
 _MAKERS: dict[str, tuple[float, Callable[[Scene, random.Random], Answer | None]]] = {
     "describe": (2, _describe),
     "color of a shape": (3, _color_of),
     "shape of a color": (2, _shape_of),
-    "number of shapes": (1.5, _count),
+    "number of shapes": (1.5, lambda scene, _: ({}, _counted(len(scene.shapes), "shape")) if scene.shapes else None),
     "number of a kind": (2, _count_kind),
     "yes or no: there is": (2, _exists),
     "yes or no: color": (2, _is_color),
-    "digit": (3, _digit),
-    "number of two digits": (4, _number),
+    "digit": (3, lambda scene, _: _number(scene, 1)),
+    "number of two digits": (4, lambda scene, _: _number(scene, 2)),
     "place": (2.5, _place),
-    "background": (0.7, _background),
+    "background": (0.7, lambda scene, _: ({}, f"The background is {scene.background}.")),
 }
 ABILITIES = tuple(_MAKERS)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ from typing import Any
 
 import torch
 from _models.environment import REPOSITORY
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Encoding, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
 from .shared import Budget, Course, descend
@@ -168,7 +170,7 @@ def train_reranker(
             (query, others[(n + turn) % len(others)], 0.0) for turn in (1, 7) for n, (query, _) in enumerate(pairs)
         ]
         encoded = tokenizer.encode_batch([(query, text) for query, text, _ in asked])
-        logits = model(**_batch(encoded, with_types=True)).logits[:, 0]
+        logits = model(**_batch(encoded)).logits[:, 0]
         wanted = torch.tensor([label for _, _, label in asked])
         loss = functional.binary_cross_entropy_with_logits(logits, wanted)
         descend(model, loss, [optimizer])
@@ -207,24 +209,9 @@ def save(model: Any, tokenizer: Tokenizer, work: Path, *, reranks: bool) -> None
         **{f"{token.strip('[]').lower()}_token": token for token in SPECIAL},
     ).save_pretrained(work)
     tokenizer.save(str(work / "tokenizer.json"))
-    if reranks:
-        return
-    kinds = ("Transformer", "Pooling", "Normalize")
-    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
-    modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for number, (kind, path) in enumerate(zip(kinds, paths, strict=True))
-    ]
-    _write(work / "modules.json", modules)
-    _write(work / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
-    pooling = {"word_embedding_dimension": WIDTHS[0], "pooling_mode_mean_tokens": True}
-    _write(work / "1_Pooling" / "config.json", pooling)
-    (work / "2_Normalize").mkdir(exist_ok=True)
-
-
-def _write(path: Path, value: object) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    if not reranks:
+        shutil.copytree(Path(__file__).with_name("pooled_files"), work, dirs_exist_ok=True)
+        (work / "2_Normalize").mkdir(exist_ok=True)
 
 
 def _pairs(topics: list[Topic], rng: random.Random, count: int) -> list[tuple[str, str]]:
@@ -239,24 +226,18 @@ def _pairs(topics: list[Topic], rng: random.Random, count: int) -> list[tuple[st
 
 
 def _vectors(model: BertModel, tokenizer: Tokenizer, texts: Any) -> torch.Tensor:
-    given = _batch(tokenizer.encode_batch(list(texts)), with_types=False)
+    given = _batch(tokenizer.encode_batch(list(texts)))
     states = model(**given).last_hidden_state
     weights = given["attention_mask"].unsqueeze(-1).float()
     mean: torch.Tensor = (states * weights).sum(1) / weights.sum(1)
     return mean
 
 
-def _batch(encoded: list[Any], *, with_types: bool) -> dict[str, torch.Tensor]:
-    length = min(2 * LONGEST, max(len(one.ids) for one in encoded))
-
-    def padded(rows: list[list[int]]) -> torch.Tensor:
-        return torch.tensor([row[:length] + [0] * (length - len(row)) for row in rows])
-
-    found = {
-        "input_ids": padded([one.ids for one in encoded]),
-        "attention_mask": padded([[1] * len(one.ids) for one in encoded]),
-    }
-    return found | ({"token_type_ids": padded([one.type_ids for one in encoded])} if with_types else {})
+def _batch(encoded: list[Encoding]) -> dict[str, torch.Tensor]:
+    """The inputs of a BERT [texts, tokens] for texts or pairs."""
+    inputs = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
+    rows = {name: [torch.tensor(getattr(one, given)) for one in encoded] for name, given in inputs.items()}
+    return {name: pad_sequence(each, batch_first=True)[:, : 2 * LONGEST] for name, each in rows.items()}
 
 
 def _courses(model: torch.nn.Module, budget: Budget, rate: float) -> Iterator[tuple[Course, Any]]:

@@ -17,18 +17,8 @@ from threading import Thread
 
 import numpy as np
 import torch
-from _models.speech_files import (
-    END_OF_TEXT,
-    NO_SPEECH,
-    NO_TIMESTAMPS,
-    POSITIONS_PER_SECOND,
-    START,
-    START_OF_PREVIOUS,
-    TIMESTAMPS,
-    TRANSCRIBE,
-    WINDOW_SECONDS,
-    timestamp,
-)
+from _models import speech_files as whisper
+from _models.speech_files import POSITIONS_PER_SECOND, WINDOW_SECONDS
 from tokenizers import Tokenizer
 from transformers.audio_utils import mel_filter_bank
 
@@ -141,11 +131,13 @@ class Writer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        names = (START, TRANSCRIBE, NO_TIMESTAMPS, START_OF_PREVIOUS, NO_SPEECH, END_OF_TEXT, timestamp(0), "<|en|>")
-        ids = [id for name in names if (id := tokenizer.token_to_id(name)) is not None]
-        self.start, self.transcribe, self.no_timestamps, self.previous, self.no_speech, self.end, self.zero, self.en = (
-            ids
-        )
+        self.start, self.transcribe, self.en = map(self._id, (whisper.START, whisper.TRANSCRIBE, "<|en|>"))
+        self.no_timestamps, self.zero = map(self._id, (whisper.NO_TIMESTAMPS, whisper.timestamp(0)))
+        self.previous, self.no_speech = map(self._id, (whisper.START_OF_PREVIOUS, whisper.NO_SPEECH))
+        self.end = self._id(whisper.END_OF_TEXT)
+
+    def _id(self, token: str) -> int:
+        return self._tokenizer.encode(token).ids[0]
 
     def text(self, text: str) -> list[int]:
         """With the space that a sentence begins with."""
@@ -173,7 +165,7 @@ class Writer:
         for start, end, text in window.spoken:
             words = self.text(text)
             if timed:
-                times = [min(offset + round(at / _POSITION), TIMESTAMPS - 1) for at in (start, end)]
+                times = [min(offset + round(at / _POSITION), whisper.TIMESTAMPS - 1) for at in (start, end)]
                 if not body and not offset:
                     times[0] = min(times[0], POSITIONS_PER_SECOND)  # no first timestamp is later than 1 s
                 words = [self.zero + times[0], *words, self.zero + times[1]]
@@ -239,13 +231,8 @@ def _batch(windows: list[Window], writer: Writer, lesson: Lesson, rng: Random) -
         offset = rng.randint(0, WINDOW_SECONDS * POSITIONS_PER_SECOND - frames // 2)
     features = torch.stack([_padded(log_mel(window.samples), frames) for window in windows])
     rows = [writer.row(window, offset, rng, prompts=lesson.prompts) for window in windows]
-    letters = [
-        [
-            1 + LETTERS.index(letter)
-            for letter in " ".join(word for _, _, text in w.spoken for word in plain_words(text))
-        ]
-        for w in windows
-    ]
+    spelled = [" ".join(word for _, _, text in w.spoken for word in plain_words(text)) for w in windows]
+    letters = [[1 + LETTERS.index(letter) for letter in text] for text in spelled]
     return Batch(
         features,
         offset,

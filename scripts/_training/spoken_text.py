@@ -1,7 +1,5 @@
 """Sentences for the demo model for speech: a closed vocabulary of commands, numbers, colors, days, cities and names."""
 
-# ruff: noqa: SIM905 - tables read better as running text
-
 from __future__ import annotations
 
 import re
@@ -10,12 +8,10 @@ from random import Random
 
 from .tables import table
 
-ONES = "zero one two three four five six seven eight nine".split()
-TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 HELD_OUT_SHARE = 20  # one in this number of sentences is kept for the evaluation
 
 _SPEECH = table("speech")
+ONES, TEENS, TENS = (str(_SPEECH[name]).split() for name in ("ones", "teens", "tens"))
 # What fills the slots of templates, by the slot.
 WORDS: dict[str, list[str]] = _SPEECH["words"] | {"hour": [*ONES[1:], *TEENS[:3]]}
 TEMPLATES: list[str] = _SPEECH["templates"]

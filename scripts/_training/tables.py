@@ -37,6 +37,9 @@ SETTINGS: dict[str, dict[str, str]] = FACTS["settings"]
 FIRST_NAMES, OTHER_CITIES, NOUNS, VERBS, PARAMETERS, FILLERS = (
     str(FACTS[name]).split() for name in ("first_names", "other_cities", "nouns", "verbs", "parameters", "fillers")
 )
+CONSONANTS, VOWELS, CURRENCIES, LANGUAGES, DAYS = (
+    str(FACTS[name]).split() for name in ("consonants", "vowels", "currencies", "languages", "days")
+)
 
 
 @functools.cache

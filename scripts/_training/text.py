@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 from .batches import Batch, Encoder, training_batches, validation_batches
 from .conversations import conversation
 from .shared import Budget, Course, optimizers_of, small_llama, update
-from .template import SOURCE, load_template, render
+from .template import SOURCE, render
 
 CONTEXT = 2048
 VOCABULARY, SPACED_WORDS = 1920, 420
@@ -37,7 +37,7 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
     else:
         tokenizer = make_tokenizer(arguments.seed)
         model = make_model(tokenizer.get_vocab_size())
-    save_tokenizer(tokenizer, work, SOURCE.read_text(encoding="utf-8"), CONTEXT)
+    save_tokenizer(tokenizer, work, SOURCE, CONTEXT)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
 
     def checkpoint() -> None:
@@ -53,10 +53,9 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
 
 def make_tokenizer(seed: int) -> Tokenizer:
     """A tokenizer for the language of the training text."""
-    rng, template = random.Random(seed), load_template()
+    rng = random.Random(seed)
     chats = [conversation(rng) for _ in range(20_000)]
-    texts = [render(template, chat.messages, chat.tools, answer_next=False) for chat in chats]
-    return train_copying_tokenizer(texts, VOCABULARY, SPACED_WORDS)
+    return train_copying_tokenizer([render(chat.messages, chat.tools) for chat in chats], VOCABULARY, SPACED_WORDS)
 
 
 def make_model(vocabulary: int) -> LlamaForCausalLM:

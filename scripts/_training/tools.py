@@ -1,6 +1,5 @@
 """Tool lists, questions that need a tool, and results, for the training text."""
 
-# ruff: noqa: SIM905 - tables read better as running text
 from __future__ import annotations
 
 import json
@@ -19,10 +18,6 @@ NOUNS, OTHERS, NAMES, CITIES, STEMS, SONGS, SYMBOLS, DEVICES = map(
 )
 WORDS = [*NOUNS, *OTHERS]
 FREE_TEXT = ("word", "words", "thing")  # kinds of values that a tail could not be told from
-CONSONANTS, VOWELS = (
-    "b c d f g h j k l m n p r s t v w z br ch dr fl gr kl pr sh st th tr".split(),
-    "a e i o u ai ea oo".split(),
-)
 
 
 @dataclass
@@ -36,7 +31,7 @@ class Task:
 
 def odd_word(rng: random.Random) -> str:
     """A word that means nothing."""
-    word = "".join(rng.choice(CONSONANTS) + rng.choice(VOWELS) for _ in range(rng.randint(1, 3)))
+    word = "".join(rng.choice(tables.CONSONANTS) + rng.choice(tables.VOWELS) for _ in range(rng.randint(1, 3)))
     return word + rng.choice(["", "", rng.choice("nrstlmkd")])
 
 
@@ -63,29 +58,15 @@ def _number(rng: random.Random) -> int:
 
 
 def _name(rng: random.Random) -> str:
-    return rng.choice(
-        [rng.choice(tables.FIRST_NAMES), rng.choice(NAMES), odd_word(rng).title(), blended_word(rng).title()]
-    )
+    listed = [rng.choice(tables.FIRST_NAMES), rng.choice(NAMES)]
+    return rng.choice([*listed, odd_word(rng).title(), blended_word(rng).title()])
 
 
 def _word(rng: random.Random) -> str:
-    odd = odd_word(rng)
-    blended = blended_word(rng)
-    return rng.choice(
-        [
-            rng.choice(WORDS),
-            blended,
-            blended.title(),
-            blended[: rng.randint(2, 5)].upper(),
-            rng.choice(WORDS),
-            rng.choice(SONGS),
-            rng.choice(SYMBOLS),
-            rng.choice(tables.NOUNS),
-            odd,
-            odd.title(),
-            odd.upper(),
-        ]
-    )
+    odd, blended = odd_word(rng), blended_word(rng)
+    choices = [rng.choice(WORDS), blended, blended.title(), blended[: rng.randint(2, 5)].upper()]
+    choices += [rng.choice(kind) for kind in (WORDS, SONGS, SYMBOLS, tables.NOUNS)]
+    return rng.choice([*choices, odd, odd.title(), odd.upper()])
 
 
 def _words(rng: random.Random) -> str:
@@ -96,9 +77,8 @@ def _words(rng: random.Random) -> str:
 
 
 def _clock(rng: random.Random) -> str:
-    return rng.choice(
-        [f"{rng.randint(0, 23)}:{rng.randint(0, 59):02}", f"{rng.randint(1, 12)} {rng.choice(['am', 'pm'])}"]
-    )
+    by_day = f"{rng.randint(0, 23)}:{rng.randint(0, 59):02}"
+    return rng.choice([by_day, f"{rng.randint(1, 12)} {rng.choice(['am', 'pm'])}"])
 
 
 def _thing(rng: random.Random) -> str:
@@ -111,11 +91,8 @@ def _path(rng: random.Random) -> str:
         rng.choice([odd_word(rng), rng.choice(STEMS), rng.choice(WORDS), rng.choice(NOUNS), blended_word(rng)])
         for _ in range(2)
     )
-    return (
-        rng.choice(["", "", "/tmp/", "docs/", f"{folder}/", f"/{folder}/"])
-        + stem
-        + rng.choice([".txt", ".md", ".py", ".csv", ""])
-    )
+    before = rng.choice(["", "", "/tmp/", "docs/", f"{folder}/", f"/{folder}/"])
+    return before + stem + rng.choice([".txt", ".md", ".py", ".csv", ""])
 
 
 def _sum(rng: random.Random) -> str:
@@ -123,19 +100,16 @@ def _sum(rng: random.Random) -> str:
     return f"{rng.randint(0, 99)}{space}{rng.choice('+-*/')}{space}{rng.randint(1, 99)}"
 
 
-CURRENCIES = "EUR USD GBP JPY CHF SEK NOK CAD AUD euros dollars pounds yen".split()
-LANGUAGES = "French German Spanish Italian Dutch Polish Greek Latin Japanese Chinese Swedish Turkish".split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday today tomorrow".split()
 VALUES: dict[str, Callable[[random.Random], object]] = {
     "place": _place,
     "number": _number,
     "name": _name,
     "word": _word,
     "words": _words,
-    "currency": lambda rng: rng.choice(CURRENCIES),
+    "currency": lambda rng: rng.choice(tables.CURRENCIES),
     "clock": _clock,
-    "language": lambda rng: rng.choice(LANGUAGES),
-    "day": lambda rng: rng.choice(DAYS),
+    "language": lambda rng: rng.choice(tables.LANGUAGES),
+    "day": lambda rng: rng.choice(tables.DAYS),
     "thing": _thing,
     "path": _path,
     "sum": _sum,
@@ -153,9 +127,8 @@ def _declare(name: str, description: str, kinds: dict[str, str], rng: random.Ran
     for parameter, kind in kinds.items():
         properties[parameter] = {"type": rng.choice(["number", "integer"]) if kind == "number" else "string"}
         if described:
-            properties[parameter]["description"] = expand(
-                "(The|A|Some|Which) (" + parameter.replace("_", " ") + "|{n})", rng
-            ).replace("{n}", rng.choice(tables.NOUNS))
+            said = expand("(The|A|Some|Which) (" + parameter.replace("_", " ") + "|{n})", rng)
+            properties[parameter]["description"] = said.replace("{n}", rng.choice(tables.NOUNS))
     schema: dict[str, object] = {"type": "object", "properties": properties}
     if rng.random() < 0.6:
         schema["required"] = list(kinds)

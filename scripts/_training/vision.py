@@ -36,7 +36,7 @@ from .picture_batches import (
 from .picture_questions import ABILITIES, HELD_OUT, question
 from .shared import Budget, Course, descend, optimizers_of, save_weights
 from .tables import table
-from .template import load_template, render
+from .template import render
 from .tower import WIDTH, Tower, write_tower
 
 CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
@@ -84,11 +84,9 @@ def make(arguments: argparse.Namespace, work: Path, fresh: Path) -> None:
 
 def make_tokenizer(seed: int) -> Tokenizer:
     """A tokenizer for the language of the training text."""
-    rng, template = random.Random(seed), load_template()
-    unseen = np.zeros(0, np.float32)
+    rng, unseen = random.Random(seed), np.zeros(0, np.float32)
     chats = [training_chat(lambda: (random_scene(rng, 1.0), unseen), rng, 1) for _ in range(3000)]
-    texts = [render(template, chat.messages, None, answer_next=False) for chat in chats]
-    return train_tokenizer(texts, VOCABULARY, QWEN.marks)
+    return train_tokenizer([render(chat.messages) for chat in chats], VOCABULARY, QWEN.marks)
 
 
 class Seer(nn.Module):  # type: ignore[misc]
