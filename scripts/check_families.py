@@ -27,6 +27,7 @@ from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, long_rows
 from _models.export import BUILDER, PATCHED_BUILDER, builder_arguments
 from _models.family import FAMILIES, Family
+from _models.table import write_between
 
 from genai_server.engine.graph_description import DoesNotFit
 from genai_server.engine.graph_rewriting.ragged import find_head
@@ -37,7 +38,6 @@ from genai_server.engine.runners.load_model import load_batched
 from genai_server.hub.architectures import read_source_config, why_not_mobius
 
 DOCUMENT = REPOSITORY / "docs" / "evidence" / "models.md"
-START, END = "<!-- families -->\n", "<!-- end of families -->\n"
 PRECISIONS = ("fp32", "int4")
 MOBIUS = str(REPOSITORY / "src" / "genai_server" / "hub" / "build_mobius.py")
 # What reads the last layer's output, as onnxruntime-genai's builder and mobius name it.
@@ -74,7 +74,7 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         rows, ok = check_all(arguments.only or list(FAMILIES), work.resolve())
     if arguments.write and not arguments.only:
-        write_table(rows)
+        write_between(DOCUMENT, "families", HEAD + "".join(f"{row}\n" for row in rows))
     sys.exit(not ok)
 
 
@@ -191,13 +191,6 @@ def compare(directory: Path, check: str, note: str) -> Result:
     ok = ok and reference.variety > 2 * STEPS
     cell = f"{tally.equal} of {tally.compared}, {difference:.1e}"
     return Result(ok, f"batched{note}", check, cell if ok else f"**{cell}**")
-
-
-def write_table(rows: list[str]) -> None:
-    """Put the table between the document's marks."""
-    head, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(START)
-    _, _, tail = rest.partition(END)
-    DOCUMENT.write_text(head + START + HEAD + "".join(f"{row}\n" for row in rows) + END + tail, encoding="utf-8")
 
 
 if __name__ == "__main__":

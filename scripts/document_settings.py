@@ -6,6 +6,8 @@ Run it with .venv/bin/python.
 from collections.abc import Iterable
 from pathlib import Path
 
+from _models.table import write_between
+
 from genai_server.config.setting_form import environment_variable
 from genai_server.config.settings import SETTING_GROUPS, Settings
 from genai_server.options.providers import PROVIDERS
@@ -13,19 +15,7 @@ from genai_server.options.session import ENTRIES, RUN, SESSION
 from genai_server.options.table import Reach, Row
 
 ROOT = Path(__file__).parent.parent
-OPTIONS = ROOT / "docs" / "evidence" / "options.md"
-BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->\n"
 EXAMPLE_HEAD = "# Copy to .env and change what you need. An empty value counts as not given.\n"
-OPTIONS_HEAD = """# All options of sessions and providers
-
-The values of each option, and which runner it reaches ([from Triton](../from-triton.md), [where options
-stand](../settings.md#session-options)). No accelerator was at hand, so tests show that names are known, values are
-checked, and what is passed on, but not what a provider makes of an option.
-
-## Session options
-
-In `[session]`.
-"""
 REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Reach.BATCHED: "the batched session"}
 
 
@@ -61,8 +51,9 @@ def example() -> str:
 
 
 def options() -> str:
-    """docs/evidence/options.md."""
-    lines = [OPTIONS_HEAD, *options_table(row for row in (*SESSION, *RUN, *ENTRIES) if not row.impossible)]
+    """Tables of all options, for docs/evidence/options.md."""
+    lines = ["## Session options", "", "In `[session]`.", ""]
+    lines += options_table(row for row in (*SESSION, *RUN, *ENTRIES) if not row.impossible)
     for known in PROVIDERS.values():
         if known.rows:
             lines += ["", f"## {known.name}", "", f"In `[provider.{known.name}]`.", "", *options_table(known.rows)]
@@ -92,11 +83,9 @@ def _values(row: Row) -> str:
 
 
 def main() -> None:
-    page = ROOT / "docs" / "settings.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(before + BEGIN + tables() + END + rest.partition(END)[2], encoding="utf-8")
+    write_between(ROOT / "docs" / "settings.md", "settings", tables())
+    write_between(ROOT / "docs" / "evidence" / "options.md", "options", options())
     (ROOT / ".env.example").write_text(example(), encoding="utf-8")
-    OPTIONS.write_text(options(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _models.environment import ensure_environment
-from _models.family import Family, add_head, read_families
+from _models.family import Family, add_head, new_model, read_families
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -121,7 +121,6 @@ def random_model(
     rows ignore it.
     """
     import torch
-    import transformers
     from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, is_readable
 
     size = tokenizer.get_vocab_size()
@@ -138,11 +137,8 @@ def random_model(
     }
     if shape.layers:
         settings["layer_types"] = [shape.layers[layer % len(shape.layers)] for layer in range(number)]
-    kind = transformers.AutoModelForCausalLM
-    if shape.outer is not None:
-        settings = {"text_config": settings, "tie_word_embeddings": False, **shape.outer}
-        kind = transformers.AutoModelForImageTextToText
-    model = kind.from_config(getattr(transformers, shape.config)(**settings), dtype=torch.float32)
+    outer = None if shape.outer is None else {"tie_word_embeddings": False, **shape.outer}
+    model = new_model(shape, settings, outer)
     unreadable = torch.tensor([not is_readable(tokenizer, token) for token in range(size)])
     with torch.no_grad():
         embeddings = model.get_input_embeddings().weight

@@ -106,22 +106,28 @@ def _long_rope(rotated: int) -> dict[str, Any]:
 FAMILIES = read_families("families")
 
 
+def new_model(family: Family, settings: dict[str, Any], outer: dict[str, Any] | None) -> Any:
+    """A model with the family's class of configuration and these settings, whose weights PyTorch has drawn."""
+    import torch
+    import transformers
+
+    settings = {name: value for name, value in settings.items() if value is not _LEFT_OUT}
+    kind = transformers.AutoModelForCausalLM
+    if outer is not None:
+        settings, kind = {"text_config": settings, **outer}, transformers.AutoModelForImageTextToText
+    return kind.from_config(getattr(transformers, family.config)(**settings), dtype=torch.float32)
+
+
 def make(family: Family, out: Path) -> None:
     """Write configuration, weights and tokenizer."""
     import torch
-    import transformers
 
     from _models.tokenizer import save_tokenizer, train_tokenizer
 
     torch.manual_seed(7)
-    settings = {name: value for name, value in (COMMON | family.settings).items() if value is not _LEFT_OUT}
-    kind = transformers.AutoModelForCausalLM
-    if family.outer is not None:
-        settings = {"text_config": settings, **family.outer}
-        kind = transformers.AutoModelForImageTextToText
-    config = getattr(transformers, family.config)(**settings)
+    model = new_model(family, COMMON | family.settings, family.outer)
+    config = model.config
     vocabulary = config.get_text_config().vocab_size
-    model = kind.from_config(config, dtype=torch.float32)
     wide = [name for name, part in model.named_modules() if getattr(part, "out_features", 0) == vocabulary]
     assert wide == ["lm_head"], wide
     with torch.no_grad():

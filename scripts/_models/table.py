@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def table(rows: Sequence[Sequence[str]], *, markdown: bool) -> str:
@@ -15,3 +16,10 @@ def table(rows: Sequence[Sequence[str]], *, markdown: bool) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def write_between(page: Path, name: str, text: str) -> None:
+    """Put text between the marks `<!-- NAME -->` and `<!-- end of NAME -->` of a document."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    page.write_text(before + begin + text + end + rest.partition(end)[2], encoding="utf-8")
