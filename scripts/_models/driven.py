@@ -65,7 +65,8 @@ class Driven:
 
     def prefill(self, sequence: int, tokens: abc.Sequence[int], *, positions: bool = False) -> Logits:
         """Read tokens as a prompt's; returns the logits [vocab_size] after the last, or [tokens, vocab_size]."""
-        logits = self._read([ScheduledChunk(self._sequences[sequence], list(tokens), positions=positions)])[0].logits
+        chunk = ScheduledChunk(self._sequences[sequence], list(tokens), positions=positions)
+        logits = self.runner.forward([chunk])[0].logits
         found: Logits = logits if positions else logits[-1]
         return found
 
@@ -76,17 +77,14 @@ class Driven:
     def advance(self, sequences: abc.Sequence[int], tokens: abc.Sequence[int]) -> list[Scores]:
         """As `decode`; returns the scores."""
         pairs = zip(sequences, tokens, strict=True)
-        return self._read([ScheduledChunk(self._sequences[id], [token], decodes=True) for id, token in pairs])
+        return self.runner.forward([ScheduledChunk(self._sequences[id], [token], decodes=True) for id, token in pairs])
 
     def read(self, *chunks: Tokens) -> list[Scores]:
         """Run one pass over all of them."""
-        return self._read(
+        return self.runner.forward(
             [
                 ScheduledChunk(self._sequences[id], [*tokens, *draft], draft, decodes=decodes)
                 for id, tokens, decodes, *drafts in chunks
                 for draft in (drafts or [[]])
             ]
         )
-
-    def _read(self, chunks: list[ScheduledChunk]) -> list[Scores]:
-        return self.runner.forward(chunks)

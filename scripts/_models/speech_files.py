@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast, WhisperConfig
 
 from .export import export
-from .tokenizer import pad_vocabulary, train_text_tokenizer
+from .tokenizer import pad_vocabulary, train_tokenizer
 
 SAMPLE_RATE = 16_000
 # onnxruntime-genai accepts no other length of a window: 3,000 frames, of which the encoder makes one position each two.
@@ -75,7 +75,7 @@ def speech_config(tokenizer: Tokenizer, layout: SpeechLayout, settings: dict[str
 
 def make_speech_tokenizer(texts: Iterable[str], text_tokens: int, layout: SpeechLayout) -> Tokenizer:
     """A byte-level BPE tokenizer with exactly `text_tokens` of text, then Whisper's special tokens."""
-    tokenizer = pad_vocabulary(train_text_tokenizer(texts, text_tokens), text_tokens)
+    tokenizer = pad_vocabulary(train_tokenizer(texts, text_tokens, special=()), text_tokens)
     tokenizer.add_special_tokens(layout.special_tokens())
     tokenizer.add_tokens([AddedToken(timestamp(at), normalized=False) for at in range(TIMESTAMPS)])
     return tokenizer

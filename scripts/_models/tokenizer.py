@@ -23,21 +23,16 @@ SPACE = "Ġ"  # how byte-level BPE writes a space
 READABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary_size: int, marks: Sequence[str] = ()) -> Tokenizer:
-    """Learn merges from the readable ASCII of the texts; `marks` are special tokens behind SPECIAL_TOKENS.
+def train_tokenizer(
+    texts: Iterable[str], vocabulary_size: int, marks: Sequence[str] = (), *, special: Sequence[str] = SPECIAL_TOKENS
+) -> Tokenizer:
+    """Learn merges from the readable ASCII of the texts. The `special` tokens and the `marks` come first.
 
     Whatever else a text holds (an emoji, an accented letter) stays single bytes, so one such
     character spans several tokens: what a streaming server has to get right.
     """
     tokenizer = _byte_level(models.BPE(), SPLIT)
-    _learn(tokenizer, texts, vocabulary_size, [*SPECIAL_TOKENS, *marks])
-    return tokenizer
-
-
-def train_text_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
-    """Learn merges like `train_tokenizer`, with no special token in the vocabulary."""
-    tokenizer = _byte_level(models.BPE(), SPLIT)
-    _learn(tokenizer, texts, vocabulary_size, [])
+    _learn(tokenizer, texts, vocabulary_size, [*special, *marks])
     return tokenizer
 
 

@@ -2,9 +2,8 @@
 
     python -m _models.transformers_program MODEL_DIR|FILE.gguf <REQUESTS >ANSWERS
 
-Each line of the input and the output is JSON. `{"ids": […], "tokens": N}` is answered by the N tokens of a greedy
-answer, and `{"ids": […]}` by the log probability of each token but the first. `{"texts": […]}` is answered by their
-vectors, of a model of sentence-transformers.
+Each line of the input and the output is JSON. `{"ids": […]}` is answered by the log probability of each token but the
+first, and `{"texts": […]}` by their vectors, of a model of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def main() -> None:
             answer = SentenceTransformer(str(path), device="cpu").encode(asked["texts"]).tolist()
         else:
             model = model or load(path)
-            answer = greedy(model, asked["ids"], asked["tokens"]) if "tokens" in asked else scores(model, asked["ids"])
+            answer = scores(model, asked["ids"])
         print(json.dumps(answer), flush=True)
 
 
@@ -38,13 +37,6 @@ def load(path: Path) -> Any:
     named: dict[str, Any] = {"gguf_file": path.name} if path.is_file() else {}
     folder = path.parent if path.is_file() else path
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **named).eval()
-
-
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def greedy(model: Any, ids: list[int], number: int) -> list[int]:
-    """The tokens of the greedy answer, to its end."""
-    made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=number, temperature=None, top_p=None)
-    return [int(token) for token in made[0, len(ids) :]]
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
