@@ -24,7 +24,7 @@ from threading import Event
 import httpx
 from _load.server import DEMO, HOST, REPOSITORY, Server, run_server
 from _pictures.dashboard import Prometheus, draw
-from _pictures.terminal import Terminal
+from _pictures.terminal import Terminal, save
 from playwright.sync_api import Browser, sync_playwright
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -68,18 +68,15 @@ def _browser() -> Iterator[Browser]:
 
 def picture_terminal(browser: Browser, folder: Path) -> None:
     """A server's start, and below it a chat with it."""
-    with Terminal(REPOSITORY, columns=100, rows=32) as terminal:
-        terminal.type("genai-server serve")
-        terminal.wait_for("all endpoints")
-        terminal.keep()
-        terminal.split(rows=15)
-        terminal.type("genai-server chat")
-        terminal.wait_for("\n>")
+    with Terminal(REPOSITORY, columns=100, rows=32) as above, Terminal(REPOSITORY, columns=100, rows=15) as below:
+        above.type("genai-server serve")
+        above.wait_for("all endpoints")
+        below.type("genai-server chat")
+        below.wait_for("\n>")
         for number, question in enumerate(("What is the capital of France?", "And of Italy?"), 1):
-            terminal.type(question)
-            terminal.wait_for("in all]", number)
-        terminal.keep()
-        terminal.save(browser, folder / "terminal.png")
+            below.type(question)
+            below.wait_for("in all]", number)
+        save(browser, folder / "terminal.png", [above.screen(), below.screen()])
 
 
 def picture_chat(browser: Browser, folder: Path) -> None:

@@ -26,7 +26,6 @@ def install(client: Client, folder: Path) -> Path:
     own = Path(sys.executable).with_name("uv")
     found = str(own) if own.exists() else shutil.which("uv")
     environment = Environment(folder)
-    environment.forget()
     if client.python and not environment.python.exists():
         environment.run([client.python, "-m", "venv", "--without-pip", folder])
     environment.install(client.packages, "--upgrade", uv=Path(found) if found else None, seconds=_SECONDS)

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
-from urllib.parse import urlsplit
 
-_HOST = "127.0.0.1"
+import aiohttp
+from _load.server import HOST, free_port
+from aiohttp import web
+
 # Headers that belong to one connection, or that the other side of the relay has of its own.
 _HOP = frozenset({"connection", "content-length", "host", "keep-alive", "te", "transfer-encoding", "upgrade"})
 _OF_ANSWER = _HOP | {"date", "server"}
 # What generates an answer.
 _PATHS = ("/v1/messages", "/v1/responses", "/v1/chat/completions")
-_CHUNK = 65536
-_SECONDS = 300.0
+_LARGEST = 64 * 1024 * 1024
+_PATIENCE = aiohttp.ClientTimeout(total=None, sock_read=300)
 
 
 @dataclass(frozen=True)
 class Recorded:
     """A request as the program sent it, and how it was answered."""
 
-    # With the query.
     path: str
     body: bytes
     status: int
@@ -50,8 +50,11 @@ class Relay:
         """The path and the body of each request for an answer that has this text. Raises ValueError if one is no
         object.
         """
-        requests = [(request.path.partition("?")[0], request.body) for request in self.requests]
-        bodies = [(path, json.loads(body)) for path, body in requests if path in _PATHS and mark.encode() in body]
+        bodies = [
+            (request.path, json.loads(request.body))
+            for request in self.requests
+            if request.path in _PATHS and mark.encode() in request.body
+        ]
         if any(not isinstance(body, dict) for _, body in bodies):
             raise ValueError("a request has a body that is no object")
         return bodies
@@ -60,73 +63,50 @@ class Relay:
 @contextmanager
 def relay(target: str) -> Iterator[Relay]:
     """Run a relay to the server at `target` until the context ends."""
-    with _Server(target) as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield server.relay
-        finally:
-            server.shutdown()
-            thread.join()
+    port = free_port()
+    running = Relay(f"http://{HOST}:{port}")
+    loop, begun = asyncio.new_event_loop(), Event()
+
+    async def serve() -> None:
+        async with aiohttp.ClientSession(target, timeout=_PATIENCE, auto_decompress=False) as session:
+
+            async def pass_on(request: web.Request) -> web.StreamResponse:
+                return await _passed_on(request, session, running)
+
+            application = web.Application(client_max_size=_LARGEST)
+            application.router.add_route("*", "/{path:.*}", pass_on)
+            runner = web.AppRunner(application)
+            await runner.setup()
+            await web.TCPSite(runner, HOST, port).start()
+            begun.set()
+            try:
+                await ended.wait()
+            finally:
+                await runner.cleanup()
+
+    ended = asyncio.Event()
+    thread = Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    begun.wait()
+    try:
+        yield running
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, target: str) -> None:
-        super().__init__((_HOST, 0), _Handler)
-        self.target = urlsplit(target)
-        self.relay = Relay(f"http://{_HOST}:{self.server_address[1]}")
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        """Pass a request on, of any method."""
-        body = self._body()
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
-        target = self.server.target
-        connection = http.client.HTTPConnection(str(target.hostname), target.port, timeout=_SECONDS)
-        try:
-            connection.request(self.command, self.path, body or None, headers | {"content-length": str(len(body))})
-            answer = connection.getresponse()
-            error = self._answer(answer)
-        finally:
-            connection.close()
-        self.server.relay.requests.append(Recorded(self.path, body, answer.status, error))
-
-    do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = do_POST = do_PUT = do_GET
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
-
-    def _body(self) -> bytes:
-        if self.headers.get("transfer-encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("content-length") or 0))
-        body = b""
-        while size := int(self.rfile.readline().partition(b";")[0], 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        while self.rfile.readline().strip():
-            pass
-        return body
-
-    def _answer(self, answer: http.client.HTTPResponse) -> str:
-        """Send the response as it comes; returns the text of an error."""
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in _OF_ANSWER:
-                self.send_header(name, value)
-        self.send_header("transfer-encoding", "chunked")
-        self.end_headers()
-        if self.command == "HEAD":
-            return ""
-        error = b""
-        while piece := answer.read1(_CHUNK):
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
-            self.wfile.flush()
+async def _passed_on(request: web.Request, session: aiohttp.ClientSession, relay: Relay) -> web.StreamResponse:
+    """Send the server's response to a request as it comes."""
+    body = await request.read()
+    headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
+    error = b""
+    async with session.request(request.method, request.rel_url, data=body or None, headers=headers) as answer:
+        kept = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_ANSWER}
+        response = web.StreamResponse(status=answer.status, headers=kept)
+        await response.prepare(request)
+        async for piece in answer.content.iter_any():
+            await response.write(piece)
             error += piece if answer.status >= 400 else b""
-        self.wfile.write(b"0\r\n\r\n")
-        return error.decode(errors="replace")
+        await response.write_eof()
+    relay.requests.append(Recorded(request.path, body, answer.status, error.decode(errors="replace")))
+    return response

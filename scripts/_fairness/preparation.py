@@ -7,9 +7,6 @@ import io
 import json
 import random
 import statistics
-import struct
-import wave
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import cache
@@ -49,14 +46,6 @@ def _black() -> bytes:
     return file.getvalue()
 
 
-def _black_anew(chance: random.Random) -> bytes:
-    """Such a file that no other one equals."""
-    content = b"tEXtnumber\0" + chance.randbytes(8).hex().encode()
-    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
-    end = _black().rindex(b"IEND") - 4
-    return _black()[:end] + chunk + _black()[end:]
-
-
 @cache
 def _photograph() -> bytes:
     """A JPEG file of 12 million pixels."""
@@ -64,12 +53,6 @@ def _photograph() -> bytes:
     file = io.BytesIO()
     Image.fromarray(noise).resize((4000, 3000), Image.Resampling.BICUBIC).save(file, "JPEG", quality=85)
     return file.getvalue()
-
-
-def _photograph_anew(chance: random.Random) -> bytes:
-    """Such a file that no other one equals."""
-    comment = chance.randbytes(8)
-    return b"\xff\xd8\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + _photograph()[2:]
 
 
 def _drawing(chance: random.Random) -> bytes:
@@ -98,15 +81,15 @@ def _silence(seconds: int) -> bytes:
     return file.getvalue()
 
 
-def _speech(chance: random.Random) -> bytes:
-    """A WAV file of some seconds of speech, each time of another loudness."""
-    with wave.open(str(_SPEECH / "example.wav")) as source:
-        form_of, frames = source.getparams(), source.readframes(source.getnframes())
-    file = io.BytesIO()
-    with wave.open(file, "wb") as target:
-        target.setparams(form_of)
-        target.writeframes((np.frombuffer(frames, np.int16) * chance.uniform(0.6, 1)).astype(np.int16).tobytes())
-    return file.getvalue()
+@cache
+def _speech() -> bytes:
+    """A WAV file of some seconds of speech."""
+    return (_SPEECH / "example.wav").read_bytes()
+
+
+def _anew(chance: random.Random, file: bytes) -> bytes:
+    """The file with something behind its end, so that no other file equals it."""
+    return file + chance.randbytes(8)
 
 
 def _schema(chance: random.Random, num_objects: int) -> dict[str, Any]:
@@ -148,12 +131,12 @@ def _drawn(chance: random.Random) -> Mapping[str, Any]:
 
 def _blackened(number: int) -> Make:
     """A chat about this many black images."""
-    return lambda chance: _pictured(chance, [_black_anew(chance) for _ in range(number)])
+    return lambda chance: _pictured(chance, [_anew(chance, _black()) for _ in range(number)])
 
 
 def _photographed(chance: random.Random) -> Mapping[str, Any]:
     """A chat about a photograph."""
-    return _pictured(chance, [_photograph_anew(chance)])
+    return _pictured(chance, [_anew(chance, _photograph())])
 
 
 def _structured(num_objects: int) -> Make:
@@ -172,7 +155,7 @@ def _transcribed(make: Callable[[random.Random], Body]) -> Callable[[Place], Awa
 
 
 def _spoken(chance: random.Random) -> Body:
-    return form(_speech(chance), "speech.wav", model="speech")
+    return form(_anew(chance, _speech()), "speech.wav", model="speech")
 
 
 def _silent(seconds: int) -> Callable[[object], Body]:

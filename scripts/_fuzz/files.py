@@ -36,12 +36,12 @@ def damaged(chance: random.Random, seeds: Sequence[bytes], beginnings: Sequence[
     return kind, _CHANGES[kind](chance, data) if kind in _CHANGES else data
 
 
-def _cut(chance: random.Random, data: bytes) -> bytes:
+def cut(chance: random.Random, data: bytes) -> bytes:
     """The beginning of a file."""
     return data[: chance.randrange(len(data) + 1)]
 
 
-def _changed(chance: random.Random, data: bytes) -> bytes:
+def changed(chance: random.Random, data: bytes) -> bytes:
     """A file with some of its bytes changed, removed or repeated, most often in its first ones."""
     found = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 5, 20))):
@@ -75,9 +75,9 @@ def _claiming(chance: random.Random, data: bytes) -> bytes:
 
 
 _CHANGES: dict[str, Callable[[random.Random, bytes], bytes]] = {
-    "cut": _cut,
-    "changed": _changed,
-    "chained and changed": _changed,
+    "cut": cut,
+    "changed": changed,
+    "chained and changed": changed,
     "with an absurd header": _claiming,
 }
 _KINDS = (

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .files import changed, cut
+
 # Stands for what JSON has no value for; text takes its place when the body is written.
 _RAW = "\x00raw:"
 _WRITTEN_RAW = re.compile(r'"\\u0000raw:[^"\\]*(?:\\.[^"\\]*)*"')
@@ -39,6 +41,7 @@ ODD_VALUES: tuple[Any, ...] = (
     _RAW + "[" * 900 + "]" * 900, _RAW + '{"a":' * 900 + "1" + "}" * 900, _RAW + "[" * 60_000,
     _RAW + "[" * 60_000 + "]" * 60_000, _RAW + '"\\ud800"', _RAW + '"\\u00"', _RAW + "'x'", _RAW + "/**/1", _RAW + "",
 )  # fmt: skip
+_ENCODINGS = ("utf-16", "utf-32", "utf-8-sig", "utf-7")
 CONTENT_TYPES = (
     "application/json",
     "application/json; charset=utf-16",
@@ -119,37 +122,18 @@ def _change_text(chance: random.Random, text: str) -> str:
     )
 
 
-def _flip(chance: random.Random, data: bytes) -> bytes:
-    changed = bytearray(data or b"x")
-    for _ in range(chance.choice((1, 1, 4, 30))):
-        changed[chance.randrange(len(changed))] = chance.randrange(256)
-    return bytes(changed)
-
-
-def _cut(chance: random.Random, data: bytes) -> bytes:
-    return data[: chance.randint(0, len(data))]
-
-
-def _double(chance: random.Random, data: bytes) -> bytes:
-    return data + chance.choice((data, b"\x00", b",", b" " * 1000))
-
-
 def _break_encoding(chance: random.Random, data: bytes) -> bytes:
     at = chance.randint(0, len(data))
-    return (
-        data[:at] + chance.choice((b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xe2\x82")) + data[at:]
-    )
+    wrong = chance.choice((b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xe2\x82"))
+    return data[:at] + wrong + data[at:]
 
 
-def _encode_otherwise(chance: random.Random, data: bytes) -> bytes:
-    return data.decode(errors="replace").encode(chance.choice(("utf-16", "utf-32", "utf-8-sig", "utf-7")))
-
-
-def _enlarge(chance: random.Random, data: bytes) -> bytes:
-    """Up to the limit of a body, and beyond."""
-    return b" " * (_LARGE * chance.choice((1, 2, 3))) + data
-
-
+# What becomes of a body's bytes. The last one enlarges it up to the limit of a body, and beyond.
 _DAMAGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (
-    _flip, _flip, _flip, _cut, _cut, _double, _break_encoding, _break_encoding, _encode_otherwise, _enlarge,
-)  # fmt: skip
+    *[changed] * 3,
+    *[cut] * 2,
+    *[_break_encoding] * 2,
+    lambda chance, data: data + chance.choice((data, b"\x00", b",", b" " * 1000)),
+    lambda chance, data: data.decode(errors="replace").encode(chance.choice(_ENCODINGS)),
+    lambda chance, data: b" " * (_LARGE * chance.choice((1, 2, 3))) + data,
+)

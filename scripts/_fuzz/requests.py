@@ -245,8 +245,4 @@ async def send(port: int, made: Attempt) -> Response:
     """Send it and read the complete answer; an incomplete request may get none. Raises BrokenAnswer."""
     async with Exchange(port) as exchange:
         await exchange.send_raw(made.data, is_whole=made.is_whole)
-        response = await exchange.response()
-        async for piece in exchange.pieces():
-            response.body += piece
-        await exchange.closed()
-    return response
+        return await exchange.complete()

@@ -111,7 +111,7 @@ class Clients:
         patience = self._chance.choice((0.0, 0.0, 0.01, 0.05, 0.3, 1.0))
         async with Exchange(self._port) as exchange:
             await exchange.send("POST", asked.path, asked.body, JSON)
-            reading = asyncio.ensure_future(_read(exchange))
+            reading = asyncio.ensure_future(exchange.complete())
             await asyncio.wait({reading}, timeout=patience)
             ended = reading.done()
             reading.cancel()
@@ -218,20 +218,10 @@ class Clients:
         headers = JSON | ({"x-request-id": name} if name else {})
         async with Exchange(self._port, receive_buffer=_SMALL_BUFFER if slowly else None) as exchange:
             await exchange.send("POST", asked.path, asked.body, headers)
-            status, body = await _read(exchange, pause=_PAUSE if slowly else 0.0)
-        if status == 503:
+            response = await exchange.complete(pause=_PAUSE if slowly else 0.0)
+        if response.status == 503:
             await asyncio.sleep(_PAUSE)
-        return status, read_answer(status, body, streamed=asked.streamed)
-
-
-async def _read(exchange: Exchange, *, pause: float = 0.0) -> tuple[int, bytes]:
-    response = await exchange.response()
-    async for piece in exchange.pieces():
-        response.body += piece
-        if pause:
-            await asyncio.sleep(pause)
-    await exchange.closed()
-    return response.status, bytes(response.body)
+        return response.status, read_answer(response.status, bytes(response.body), streamed=asked.streamed)
 
 
 async def ask_references(port: int, numbers: range) -> dict[int, Answer]:
@@ -239,10 +229,8 @@ async def ask_references(port: int, numbers: range) -> dict[int, Answer]:
     found = {}
     for number in numbers:
         asked = question(number)
-        async with Exchange(port) as exchange:
-            await exchange.send("POST", asked.path, asked.body, JSON)
-            status, body = await _read(exchange)
-        found[number] = read_answer(status, body, streamed=asked.streamed)
+        response = await ask(port, "POST", asked.path, asked.body, JSON)
+        found[number] = read_answer(response.status, bytes(response.body), streamed=asked.streamed)
         if found[number].end != "finished":
             raise WrongAnswer(f"question {number} alone: {found[number]}")
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,16 +94,19 @@ class Exchange:
         headers = {name.decode(): value.decode(errors="replace") for name, value in event.headers}
         return Response(event.status_code, headers)
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Its body as it comes. Raises BrokenAnswer."""
+    async def complete(self, *, pause: float = 0.0) -> Response:
+        """The complete answer, read with a pause of so many seconds after each piece of its body. Raises BrokenAnswer,
+        also if the server does not close the connection then.
+        """
+        response = await self.response()
         while isinstance(event := await self._next(), h11.Data):
-            yield bytes(event.data)
-
-    async def closed(self) -> None:
-        """Wait until the server closes the connection. Raises BrokenAnswer if something comes instead."""
+            response.body += event.data
+            if pause:
+                await asyncio.sleep(pause)
         rest, _ = self._http.trailing_data
         if rest := bytes(rest) + await self._read():
             raise BrokenAnswer(f"after the end of the answer came {rest[:100]!r}")
+        return response
 
     async def _next(self) -> Any:
         try:
@@ -128,11 +131,7 @@ async def ask(
     """One request and its complete answer. Raises BrokenAnswer and OSError."""
     async with Exchange(port) as exchange:
         await exchange.send(method, path, body, headers)
-        response = await exchange.response()
-        async for piece in exchange.pieces():
-            response.body += piece
-        await exchange.closed()
-    return response
+        return await exchange.complete()
 
 
 async def ask_json(port: int, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _LOG = "build.log"
-# Has the packages that are installed.
-_STAMP = "installed"
 _LAST = 300
 
 
@@ -34,26 +32,13 @@ class Environment:
         self, requirements: Sequence[str], *options: str, uv: Path | None = None, seconds: float | None = None
     ) -> None:
         """Install missing packages, with uv if it is given, within a number of seconds."""
-        stamp = self.folder / _STAMP
-        wanted = "\n".join([*requirements, *options, ""])
-        done = stamp.read_text(encoding="utf-8") if stamp.exists() else ""
-        if wanted in done:
-            return
         if not self.python.exists():
             venv.create(self.folder, with_pip=uv is None)
-        pip: list[str | Path] = [self.python, "-m", "pip", "install"]
+        pip: list[str | Path] = [self.python, "-m", "pip"]
         if uv is not None:
-            pip = [uv, "pip", "install", "--python", self.python]
-        self.run([*pip, *options, *requirements], seconds=seconds)
-        stamp.write_text(done + wanted, encoding="utf-8")
-
-    def forget(self) -> None:
-        """Make the next installation look for newer versions."""
-        (self.folder / _STAMP).unlink(missing_ok=True)
-
-    def uninstall(self, *packages: str) -> None:
-        """Remove packages that others require, but which do not work here."""
-        self.run([str(self.python), "-m", "pip", "uninstall", "--yes", *packages])
+            pip = [uv, "pip"]
+            options = ("--python", str(self.python), *options)
+        self.run([*pip, "install", *options, *requirements], seconds=seconds)
 
     def run(
         self, command: Sequence[str | Path], more: Mapping[str, str] | None = None, *, seconds: float | None = None

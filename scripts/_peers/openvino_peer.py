@@ -24,19 +24,14 @@ def prepare(folder: Path, model: Model) -> Launch:
     environment.install(["torch==2.13.0", "transformers==5.5.*", *_PACKAGES])
     site_packages = next(folder.glob("lib/python*/site-packages"))
     if (site_packages / _BROKEN).exists():
-        environment.uninstall(_BROKEN)
+        environment.run([environment.python, "-m", "pip", "uninstall", "--yes", _BROKEN])
     precision = _PRECISION_OF_REAL if model.real else _PRECISION
     exported = folder / f"model-{made_from(model)}{'-real' if model.real else ''}"
     if not exported.exists():
         unfinished = folder / "unfinished-model"
-        export: list[str | Path] = [
-            folder / "bin" / "optimum-cli",
-            "export",
-            "openvino",
-            "--model",
-            checkpoint_of(model),
-        ]
-        environment.run([*export, "--task", "text-generation-with-past", *precision, unfinished])
+        export: list[str | Path] = [folder / "bin" / "optimum-cli", "export", "openvino", "--model"]
+        task = ["--task", "text-generation-with-past"]
+        environment.run([*export, checkpoint_of(model), *task, *precision, unfinished])
         unfinished.rename(exported)
     (installed,) = distributions(name="openvino-genai", path=[str(site_packages)])
     sizes = ["--threads", str(THREADS), "--slots", str(SLOTS)]

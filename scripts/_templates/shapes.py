@@ -1,11 +1,15 @@
-"""Conversations as agents and other servers write them. Each text has a word of its own, which its prompt must have."""
+"""Conversations as agents and other servers write them, most of them described in shapes.toml. Each text has a word of
+its own, which its prompt must have.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,16 @@ class _Writer:
 
 def shapes() -> list[Shape]:
     """All conversations."""
+    described = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    all_words: dict[str, Sequence[str]] = {name: words.split() for name, words in described.items()}
+    all_words["ids of other servers"] = ["user", *(word for id in _IDS for word in (f"call+id={id}", "result"))]
+    cut = (word for cut in _CUT for word in (f"call+arguments={cut}", "result"))
+    all_words["calls cut off or without an object"] = ["user", *cut]
+    all_words["an agent's ten turns"] = " ".join(_agent()).split()
     found = []
-    for name, words in _SHAPES.items():
+    for name, words in all_words.items():
         writer = _Writer()
-        turns = tuple(map(writer.turn, words.split() if isinstance(words, str) else words))
+        turns = tuple(map(writer.turn, words))
         found.append(Shape(name, turns, tuple(writer.text.all), continues=name == "an answer that is continued"))
     return found
 
@@ -117,44 +127,3 @@ def _agent() -> Iterator[str]:
 
 _IDS = ("toolu_01A09q90qw90lq917835lq9", "chatcmpl-tool-3fa85f6457174562b3fc2c963f66afa6", "a", "Ab1Cd2Ef3", "f:0")
 _CUT = ('{"city": "', "", "Paris", "[1, 2]", '{"city": NaN}', "null", '{"city": "Paris"}}')
-# Turns by words. `calls3` are three calls in one turn, and `result2` is the result of the second one; `lost` and `gone`
-# are results without a call, and a `picture` is a question about one. Behind a + is what an answer or a call has
-# besides, or a call's id or arguments.
-_SHAPES: dict[str, str | list[str]] = {
-    "one question": "user",
-    "a system message": "system user answer user",
-    "two system messages": "system system user",
-    "system, then developer": "system developer user",
-    "a developer message": "developer user answer user",
-    "later system messages": "system user answer system user answer user system",
-    "a later developer message": "system user answer developer user",
-    "system messages between results and calls": "system user call result system call result system",
-    "only a system message": "system",
-    "questions without an answer": "user user user answer user",
-    "two answers": "user answer answer user",
-    "an answer first": "answer user answer user",
-    "an answer first after a system message": "system answer user",
-    "empty answers": "user nothing user answer user nothing user",
-    "an answer that is continued": "system user answer",
-    "a call and its result": "system user call result",
-    "several calls, one after another": "system user call result call result answer user call result",
-    "parallel calls": "user calls3 result result2 result3 calls3 result result2 result3 answer user",
-    "results in another order": "user calls2 result2 result answer user",
-    "text next to calls": "user call+text result call+text result answer user",
-    "text after results": "user call result user calls3 result result2 result3 user user answer user",
-    "text between results": "user calls2 result user result2",
-    "calls without a result": "user call user calls2 result2 user call answer user",
-    "results without a call": "user lost answer call result gone user",
-    "ids of other servers": ["user", *(word for id in _IDS for word in (f"call+id={id}", "result"))],
-    "calls cut off or without an object": [
-        "user",
-        *(word for cut in _CUT for word in (f"call+arguments={cut}", "result")),
-    ],
-    "reasoning": "user answer+thought user call+thought result call+thought result",
-    "reasoning and text next to calls": (
-        "user call+text+thought result calls3+text+thought result result2 result3 answer+thought user"
-        " call+text+thought result"
-    ),
-    "an image": "picture answer user",
-    "an agent's ten turns": " ".join(_agent()),
-}

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,11 +23,6 @@ IMAGES_MODEL = os.environ.get("CHECKED_IMAGES_MODEL", "")
 PICTURE = os.environ.get("CHECKED_PICTURE", "")
 PICTURE_TOKENS = int(os.environ.get("CHECKED_PICTURE_TOKENS", "0"))
 WHAT = "What is this?"
-# A recording in English, and its text as a plain request gets it.
-SPEECH_MODEL = os.environ.get("CHECKED_SPEECH_MODEL", "")
-RECORDING = os.environ.get("CHECKED_RECORDING", "")
-TRANSCRIPT = os.environ.get("CHECKED_TRANSCRIPT", "")
-_checks: list[tuple[str, Callable[[], None]]] = []
 
 
 class City(BaseModel):
@@ -78,16 +72,6 @@ def equal(found: Any, wanted: Any) -> None:
         raise AssertionError(f"{found!r} instead of {wanted!r}")
 
 
-def check(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Make a function a check of the program."""
-
-    def register(function: Callable[[], None]) -> Callable[[], None]:
-        _checks.append((name, function))
-        return function
-
-    return register
-
-
 def recipe() -> dict[str, Any]:
     """Run the lines that its page shows for the client; returns the names that they define."""
     names: dict[str, Any] = {}
@@ -95,13 +79,15 @@ def recipe() -> dict[str, Any]:
     return names
 
 
-def run() -> None:
-    """Run all checks."""
-    for name, function in _checks:
+def run(names: dict[str, Any]) -> None:
+    """Run all functions of a program, given by its global names, that begin with `check_`."""
+    for name, function in list(names.items()):
+        if not name.startswith("check_"):
+            continue
         why = ""
         try:
             function()
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             why = f"{type(error).__name__}: {error}"
-        print(json.dumps({"check": name, "why": why}), flush=True)
+        print(json.dumps({"check": name.removeprefix("check_").replace("_", " "), "why": why}), flush=True)

@@ -2,23 +2,21 @@
 
 import cohere
 
-from _clients.programs.checks import ABOUT, QUESTION, URL, check, equal, recipe, run
+from _clients.programs.checks import ABOUT, QUESTION, URL, equal, recipe, run
 
 names = recipe()
 
 
-@check("rerank of ClientV2")
-def _second() -> None:
+def check_rerank_of_ClientV2() -> None:
     found = names["client"].rerank(model="scores", query=QUESTION, documents=ABOUT, top_n=2)
     equal([result.index for result in found.results][0], 0)
     equal(len(found.results), 2)
 
 
-@check("rerank of Client")
-def _first() -> None:
+def check_rerank_of_Client() -> None:
     client = cohere.Client(api_key="none", base_url=URL)
     found = client.rerank(model="scores", query=QUESTION, documents=ABOUT, return_documents=True)
     equal(found.results[0].document.text, ABOUT[0])
 
 
-run()
+run(globals())

@@ -2,19 +2,17 @@
 
 import asyncio
 
-from _clients.programs.checks import ABOUT, QUESTION, check, nearest, recipe, run
+from _clients.programs.checks import ABOUT, QUESTION, nearest, recipe, run
 
 embeddings = recipe()["embeddings"]
 
 
-@check("embed_query, embed_documents")
-def _embed() -> None:
+def check_embed_query_and_embed_documents() -> None:
     nearest(embeddings.embed_query(QUESTION), embeddings.embed_documents(ABOUT))
 
 
-@check("aembed_documents")
-def _asynchronous() -> None:
+def check_aembed_documents() -> None:
     nearest(embeddings.embed_query(QUESTION), asyncio.run(embeddings.aembed_documents(ABOUT)))
 
 
-run()
+run(globals())

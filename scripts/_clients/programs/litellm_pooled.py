@@ -2,13 +2,12 @@
 
 from litellm import rerank
 
-from _clients.programs.checks import ABOUT, QUESTION, URL, check, equal, nearest, recipe, run
+from _clients.programs.checks import ABOUT, QUESTION, URL, equal, nearest, recipe, run
 
 embedding = recipe()["embedding"]
 
 
-@check("embedding")
-def _embedding() -> None:
+def check_embedding() -> None:
     found = embedding(input=[QUESTION, *ABOUT])
     question, *texts = (entry["embedding"] for entry in found.data)
     nearest(question, texts)
@@ -20,19 +19,16 @@ def _rerank(provider: str) -> None:
     equal(len(found.results), 2)
 
 
-@check("rerank as Jina")
-def _jina() -> None:
+def check_rerank_as_Jina() -> None:
     _rerank("jina_ai")
 
 
-@check("rerank as vLLM")
-def _vllm() -> None:
+def check_rerank_as_vLLM() -> None:
     _rerank("hosted_vllm")
 
 
-@check("rerank as Cohere")
-def _cohere() -> None:
+def check_rerank_as_Cohere() -> None:
     _rerank("cohere")
 
 
-run()
+run(globals())

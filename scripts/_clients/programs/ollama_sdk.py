@@ -6,54 +6,33 @@ from typing import Any
 
 import ollama
 
-from _clients.programs.checks import (
-    ANSWER,
-    ASK_FOR_WEATHER,
-    IMAGES_MODEL,
-    IMAGES_URL,
-    MODEL,
-    PARIS,
-    PICTURE,
-    PICTURE_TOKENS,
-    URL,
-    WEATHER,
-    WHAT,
-    City,
-    check,
-    equal,
-    get_weather,
-    recipe,
-    run,
-)
+from _clients.programs import checks
+from _clients.programs.checks import URL, City, equal, get_weather, recipe, run
 
 client = ollama.Client(host=URL)
 
 
 def _ask(content: str) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+    return {"model": checks.MODEL, "messages": [{"role": "user", "content": content}]}
 
 
-@check("recipe")
-def _recipe() -> None:
+def check_recipe() -> None:
     equal(recipe()["answer"].message.content, "hello")
 
 
-@check("chat")
-def _chat() -> None:
+def check_chat() -> None:
     answer = client.chat(**_ask("say hello"), options=ollama.Options(temperature=0, num_ctx=4096), keep_alive="10m")
     equal(answer.message.content, "hello")
     equal((answer.done, answer.done_reason, answer.eval_count), (True, "stop", 5))
 
 
-@check("stream")
-def _stream() -> None:
+def check_stream() -> None:
     chunks = list(client.chat(**_ask("count 5"), stream=True))
     equal("".join(chunk.message.content for chunk in chunks), "1, 2, 3, 4, 5")
     equal([chunk.done for chunk in chunks if chunk.done], [True])
 
 
-@check("async stream")
-def _asynchronous() -> None:
+def check_async_stream() -> None:
     async def collected() -> str:
         stream = await ollama.AsyncClient(host=URL).chat(**_ask("count 5"), stream=True)
         return "".join([chunk.message.content async for chunk in stream])
@@ -61,66 +40,61 @@ def _asynchronous() -> None:
     equal(asyncio.run(collected()), "1, 2, 3, 4, 5")
 
 
-@check("generate")
-def _generate() -> None:
-    equal(client.generate(MODEL, "say hello", system="Be brief.").response, "hello")
-    equal(client.generate(MODEL, "say hello\x04", raw=True).response, "hello")
-    equal(client.generate(MODEL, "").done_reason, "load")
+def check_generate() -> None:
+    equal(client.generate(checks.MODEL, "say hello", system="Be brief.").response, "hello")
+    equal(client.generate(checks.MODEL, "say hello\x04", raw=True).response, "hello")
+    equal(client.generate(checks.MODEL, "").done_reason, "load")
 
 
-@check("format")
-def _format() -> None:
-    answer = client.chat(**_ask(ANSWER), format=City.model_json_schema())
-    equal(City.model_validate_json(answer.message.content), PARIS)
-    equal(json.loads(client.chat(**_ask(ANSWER), format="json").message.content), PARIS.model_dump())
+def check_format() -> None:
+    answer = client.chat(**_ask(checks.ANSWER), format=City.model_json_schema())
+    equal(City.model_validate_json(answer.message.content), checks.PARIS)
+    equal(json.loads(client.chat(**_ask(checks.ANSWER), format="json").message.content), checks.PARIS.model_dump())
 
 
-@check("think")
-def _think() -> None:
+def check_think() -> None:
     answer = client.chat(**_ask("say <think>so</think>yes"), think=True)
     equal((answer.message.thinking, answer.message.content), ("so", "yes"))
 
 
-@check("tool loop")
-def _tools() -> None:
-    asked = _ask(ASK_FOR_WEATHER)
+def check_tool_loop() -> None:
+    asked = _ask(checks.ASK_FOR_WEATHER)
     message = client.chat(**asked, tools=[get_weather]).message
     (call,) = message.tool_calls
     result = get_weather(**call.function.arguments)
     asked["messages"] += [message, {"role": "tool", "tool_name": call.function.name, "content": result}]
-    equal(WEATHER in client.chat(**asked, tools=[get_weather]).message.content, True)
+    equal(checks.WEATHER in client.chat(**asked, tools=[get_weather]).message.content, True)
 
 
-@check("list, show, ps")
-def _models() -> None:
-    equal([model.model for model in client.list().models], [f"{MODEL}:latest"])
-    equal("completion" in client.show(MODEL).capabilities, True)
-    equal([model.name for model in client.ps().models], [f"{MODEL}:latest"])
+def check_list_show_and_ps() -> None:
+    equal([model.model for model in client.list().models], [f"{checks.MODEL}:latest"])
+    equal("completion" in client.show(checks.MODEL).capabilities, True)
+    equal([model.name for model in client.ps().models], [f"{checks.MODEL}:latest"])
 
 
-@check("an image")
-def _image() -> None:
-    pictured = ollama.Client(host=IMAGES_URL)
+def check_an_image() -> None:
+    pictured = ollama.Client(host=checks.IMAGES_URL)
     few = ollama.Options(num_predict=4)
 
     def tokens(*images: str) -> int:
-        messages = [{"role": "user", "content": WHAT, **({"images": images} if images else {})}]
-        return int(pictured.chat(IMAGES_MODEL, messages, options=few).prompt_eval_count)
+        messages = [{"role": "user", "content": checks.WHAT, **({"images": images} if images else {})}]
+        return int(pictured.chat(checks.IMAGES_MODEL, messages, options=few).prompt_eval_count)
 
     def generated(*images: str) -> int:
-        return int(pictured.generate(IMAGES_MODEL, WHAT, images=images or None, options=few).prompt_eval_count)
+        return int(
+            pictured.generate(checks.IMAGES_MODEL, checks.WHAT, images=images or None, options=few).prompt_eval_count
+        )
 
-    equal(tokens(PICTURE) - tokens(), PICTURE_TOKENS)
-    equal(generated(PICTURE) - generated(), PICTURE_TOKENS)
-    equal("vision" in pictured.show(IMAGES_MODEL).capabilities, True)
+    equal(tokens(checks.PICTURE) - tokens(), checks.PICTURE_TOKENS)
+    equal(generated(checks.PICTURE) - generated(), checks.PICTURE_TOKENS)
+    equal("vision" in pictured.show(checks.IMAGES_MODEL).capabilities, True)
 
 
-@check("errors")
-def _errors() -> None:
+def check_errors() -> None:
     for ask, status in (
         (lambda: client.chat("gpt-9"), 404),
-        (lambda: client.embed(MODEL, "x"), 400),
-        (lambda: client.delete(MODEL), 400),
+        (lambda: client.embed(checks.MODEL, "x"), 400),
+        (lambda: client.delete(checks.MODEL), 400),
         (lambda: list(client.chat("gpt-9", stream=True)), 404),
     ):
         try:
@@ -131,4 +105,4 @@ def _errors() -> None:
             raise AssertionError("it was not refused")
 
 
-run()
+run(globals())

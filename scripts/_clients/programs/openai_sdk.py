@@ -5,73 +5,56 @@ from typing import Any
 
 import openai
 
-from _clients.programs.checks import (
-    ASK_FOR_WEATHER,
-    IMAGES_MODEL,
-    IMAGES_URL,
-    MODEL,
-    PARAMETERS,
-    PICTURE,
-    PICTURE_TOKENS,
-    URL,
-    WEATHER,
-    WHAT,
-    check,
-    equal,
-    get_weather,
-    run,
-)
+from _clients.programs import checks
+from _clients.programs.checks import URL, equal, get_weather, run
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
-TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": checks.PARAMETERS}}
 
 
 def _user(content: str) -> Any:
     return {"role": "user", "content": content}
 
 
-@check("chat")
-def _chat() -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=[_user("say hello")])
+def check_chat() -> None:
+    answer = client.chat.completions.create(model=checks.MODEL, messages=[_user("say hello")])
     equal(answer.choices[0].message.content, "hello")
 
 
-@check("stream")
-def _stream() -> None:
+def check_stream() -> None:
     options: Any = {"include_usage": True}
     chunks = list(
-        client.chat.completions.create(model=MODEL, messages=[_user("count 5")], stream=True, stream_options=options)
+        client.chat.completions.create(
+            model=checks.MODEL, messages=[_user("count 5")], stream=True, stream_options=options
+        )
     )
     equal("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), "1, 2, 3, 4, 5")
     equal(chunks[-1].usage.completion_tokens > 0, True)
 
 
-@check("tool loop")
-def _tools() -> None:
-    messages = [_user(ASK_FOR_WEATHER)]
-    message = client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL]).choices[0].message
+def check_tool_loop() -> None:
+    messages = [_user(checks.ASK_FOR_WEATHER)]
+    message = client.chat.completions.create(model=checks.MODEL, messages=messages, tools=[TOOL]).choices[0].message
     (made,) = message.tool_calls
     result = get_weather(**json.loads(made.function.arguments))
     messages += [message, {"role": "tool", "tool_call_id": made.id, "content": result}]
-    answer = client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL])
-    equal(WEATHER in answer.choices[0].message.content, True)
+    answer = client.chat.completions.create(model=checks.MODEL, messages=messages, tools=[TOOL])
+    equal(checks.WEATHER in answer.choices[0].message.content, True)
 
 
-@check("an image")
-def _image() -> None:
-    pictured = openai.OpenAI(base_url=f"{IMAGES_URL}/v1", api_key="none", max_retries=0)
+def check_an_image() -> None:
+    pictured = openai.OpenAI(base_url=f"{checks.IMAGES_URL}/v1", api_key="none", max_retries=0)
 
     def tokens(*images: Any) -> int:
-        messages: Any = [{"role": "user", "content": [*images, {"type": "text", "text": WHAT}]}]
-        answer = pictured.chat.completions.create(model=IMAGES_MODEL, messages=messages, max_tokens=4)
+        messages: Any = [{"role": "user", "content": [*images, {"type": "text", "text": checks.WHAT}]}]
+        answer = pictured.chat.completions.create(model=checks.IMAGES_MODEL, messages=messages, max_tokens=4)
         return int(answer.usage.prompt_tokens)
 
-    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
-    equal(tokens(image) - tokens(), PICTURE_TOKENS)
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{checks.PICTURE}"}}
+    equal(tokens(image) - tokens(), checks.PICTURE_TOKENS)
 
 
-@check("errors")
-def _errors() -> None:
+def check_errors() -> None:
     try:
         client.chat.completions.create(model="gpt-9", messages=[_user("x")])
     except openai.NotFoundError as error:
@@ -80,4 +63,4 @@ def _errors() -> None:
         raise AssertionError("an unknown model was served")
 
 
-run()
+run(globals())

@@ -7,66 +7,43 @@ from pydantic_ai import Agent, BinaryContent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from _clients.programs.checks import (
-    ANSWER,
-    ASK_FOR_WEATHER,
-    IMAGES_MODEL,
-    IMAGES_URL,
-    MODEL,
-    PARIS,
-    PICTURE,
-    PICTURE_TOKENS,
-    URL,
-    WEATHER,
-    WHAT,
-    City,
-    call,
-    check,
-    equal,
-    get_weather,
-    run,
-)
+from _clients.programs import checks
+from _clients.programs.checks import URL, City, call, equal, get_weather, run
 
 provider = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
-chat = OpenAIChatModel(MODEL, provider=provider)
+chat = OpenAIChatModel(checks.MODEL, provider=provider)
 
 
-@check("chat")
-def _chat() -> None:
+def check_chat() -> None:
     equal(Agent(chat).run_sync("say hello").output, "hello")
 
 
-@check("output by a call")
-def _output() -> None:
+def check_output_by_a_call() -> None:
     agent: Any = Agent(chat, output_type=City)
-    equal(agent.run_sync(call("final_result", **PARIS.model_dump())).output, PARIS)
+    equal(agent.run_sync(call("final_result", **checks.PARIS.model_dump())).output, checks.PARIS)
 
 
-@check("native output")
-def _native() -> None:
+def check_native_output() -> None:
     agent: Any = Agent(chat, output_type=NativeOutput(City))
-    equal(agent.run_sync(ANSWER).output, PARIS)
+    equal(agent.run_sync(checks.ANSWER).output, checks.PARIS)
 
 
-@check("tool loop")
-def _tools() -> None:
-    equal(WEATHER in Agent(chat, tools=[get_weather]).run_sync(ASK_FOR_WEATHER).output, True)
+def check_tool_loop() -> None:
+    equal(checks.WEATHER in Agent(chat, tools=[get_weather]).run_sync(checks.ASK_FOR_WEATHER).output, True)
 
 
-@check("tool loop over responses")
-def _responses() -> None:
-    agent = Agent(OpenAIResponsesModel(MODEL, provider=provider), tools=[get_weather])
-    equal(WEATHER in agent.run_sync(ASK_FOR_WEATHER).output, True)
+def check_tool_loop_over_responses() -> None:
+    agent = Agent(OpenAIResponsesModel(checks.MODEL, provider=provider), tools=[get_weather])
+    equal(checks.WEATHER in agent.run_sync(checks.ASK_FOR_WEATHER).output, True)
 
 
-@check("an image over chat completions and responses")
-def _image() -> None:
-    pictured = OpenAIProvider(base_url=f"{IMAGES_URL}/v1", api_key="none")
-    image = BinaryContent(base64.b64decode(PICTURE), media_type="image/png")
+def check_an_image_over_chat_completions_and_responses() -> None:
+    pictured = OpenAIProvider(base_url=f"{checks.IMAGES_URL}/v1", api_key="none")
+    image = BinaryContent(base64.b64decode(checks.PICTURE), media_type="image/png")
     for kind in (OpenAIChatModel, OpenAIResponsesModel):
-        agent = Agent(kind(IMAGES_MODEL, provider=pictured), model_settings={"max_tokens": 16, "temperature": 0})
-        tokens = [agent.run_sync([*images, WHAT]).usage.input_tokens for images in ([image], [])]
-        equal(tokens[0] - tokens[1], PICTURE_TOKENS)
+        agent = Agent(kind(checks.IMAGES_MODEL, provider=pictured), model_settings={"max_tokens": 16, "temperature": 0})
+        tokens = [agent.run_sync([*images, checks.WHAT]).usage.input_tokens for images in ([image], [])]
+        equal(tokens[0] - tokens[1], checks.PICTURE_TOKENS)
 
 
-run()
+run(globals())
