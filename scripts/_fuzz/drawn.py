@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
@@ -47,36 +47,47 @@ class Drawn:
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._names: list[str] = []
+        self._depth = -1
+        self._leaves = [self._integer, self._number] * 3 + [self._string] * 4 + [self._literal] * 2 + [self._plain]
+        self._inner = [self._object] * 4 + [self._array] * 3 + [self._union] * 2
+        self._inner += [self._joined, self._nullable, self._typeless]
 
     def schema(self) -> dict[str, Any]:
         """A complete schema, with its definitions."""
         self._names = self._some(["A", "B", "tree node"], 2) if self._chance.random() < 0.15 else []
-        drawn = self._part(0)
+        drawn = self._part()
+        self._depth = 0
         if self._names:
-            drawn["$defs"] = {name: self._part(1) for name in self._names}
-        if self._chance.random() < 0.03:
-            drawn["$schema"] = self._chance.choice(
-                ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"]
-            )
+            drawn["$defs"] = {name: self._part() for name in self._names}
+        drafts = ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft/2020-12/schema"]
+        return drawn | self._rarely(0.03, {"$schema": lambda: self._chance.choice(drafts)})
+
+    def _part(self) -> dict[str, Any]:
+        self._depth += 1
+        kinds = self._leaves if self._depth >= _DEEPEST else self._leaves + self._inner
+        if self._names and self._depth:
+            kinds = kinds + [self._reference] * 3
+        drawn = self._chance.choice(kinds)()
+        self._depth -= 1
         return drawn
 
-    def _part(self, depth: int) -> dict[str, Any]:
-        leaves = [self._integer] * 3 + [self._number] * 3 + [self._string] * 4 + [self._literal] * 2 + [self._plain]
-        inner = (
-            [self._object] * 4 + [self._array] * 3 + [self._union] * 2 + [self._joined, self._nullable, self._typeless]
-        )
-        if self._names and depth:
-            leaves += [self._reference] * 3
-        kinds: Sequence[Callable[[int], dict[str, Any]]] = leaves if depth >= _DEEPEST else leaves + inner
-        return self._chance.choice(kinds)(depth)
+    def _parts(self, most: int) -> list[dict[str, Any]]:
+        return [self._part() for _ in range(self._chance.randint(1, most))]
+
+    def _part_or_none(self) -> dict[str, Any] | bool:
+        return False if self._chance.random() < 0.5 else self._part()
 
     def _some(self, things: list[Any], most: int) -> list[Any]:
         return self._chance.sample(things, self._chance.randint(0, min(most, len(things))))
 
-    def _plain(self, depth: int) -> dict[str, Any]:
+    def _rarely(self, share: float, keywords: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+        """Each of these keywords with this probability."""
+        return {name: draw() for name, draw in keywords.items() if self._chance.random() < share}
+
+    def _plain(self) -> dict[str, Any]:
         return self._chance.choice([{"type": "boolean"}, {"type": "null"}, {"type": "string"}, {"type": "number"}, {}])
 
-    def _reference(self, depth: int) -> dict[str, Any]:
+    def _reference(self) -> dict[str, Any]:
         return {"$ref": f"#/$defs/{self._chance.choice(self._names).replace(' ', '%20')}"}
 
     def _whole_number(self) -> int:
@@ -107,20 +118,16 @@ class Drawn:
         low, high = sorted((draw(), draw()))
         if self._chance.random() < 0.1:
             high = low
-        bounds: dict[str, Any] = {}
-        if self._chance.random() < 0.7:
-            bounds[self._chance.choice(["minimum", "minimum", "exclusiveMinimum"])] = low
-        if self._chance.random() < 0.7:
-            bounds[self._chance.choice(["maximum", "maximum", "exclusiveMaximum"])] = high
-        if self._chance.random() < 0.2:
-            bounds["multipleOf"] = self._chance.choice(MULTIPLES)
-        return bounds
+        lower = self._chance.choice(["minimum", "minimum", "exclusiveMinimum"])
+        upper = self._chance.choice(["maximum", "maximum", "exclusiveMaximum"])
+        bounds = self._rarely(0.7, {lower: lambda: low, upper: lambda: high})
+        return bounds | self._rarely(0.2, {"multipleOf": lambda: self._chance.choice(MULTIPLES)})
 
-    def _integer(self, depth: int) -> dict[str, Any]:
+    def _integer(self) -> dict[str, Any]:
         draw = self._whole_number if self._chance.random() < 0.8 else self._any_number
         return {"type": "integer", **self._bounds(draw)}
 
-    def _number(self, depth: int) -> dict[str, Any]:
+    def _number(self) -> dict[str, Any]:
         return {"type": "number", **self._bounds(self._any_number)}
 
     def _lengths(self, low: str, high: str, most: int) -> dict[str, Any]:
@@ -128,7 +135,7 @@ class Drawn:
         given = {low: first, high: second}
         return {key: given[key] for key in self._some([low, high], 2)}
 
-    def _string(self, depth: int) -> dict[str, Any]:
+    def _string(self) -> dict[str, Any]:
         drawn: dict[str, Any] = {"type": "string"}
         kind = self._chance.randint(0, 9)
         if kind < 4:
@@ -137,11 +144,9 @@ class Drawn:
             drawn["format"] = self._chance.choice(FORMATS)
         if kind in (0, 4, 7, 8, 9):
             drawn |= self._lengths("minLength", "maxLength", self._chance.choice([3, 8, 30]))
-        if kind == 5 and self._chance.random() < 0.3:
-            drawn["pattern"] = pattern(self._chance)
-        return drawn
+        return drawn | self._rarely(0.03, {"pattern": lambda: pattern(self._chance)})
 
-    def _value(self, depth: int) -> Any:
+    def _value(self, depth: int = 0) -> Any:
         chance = self._chance
         match chance.randint(0, 6 if depth < 2 else 4):
             case 0:
@@ -157,91 +162,58 @@ class Drawn:
             case _:
                 return {key: self._value(depth + 1) for key in self._some(KEYS, 2)}
 
-    def _literal(self, depth: int) -> dict[str, Any]:
+    def _literal(self) -> dict[str, Any]:
         if self._chance.random() < 0.3:
-            drawn = {"const": self._value(0)}
+            drawn = {"const": self._value()}
         else:
-            drawn = {"enum": [self._value(0) for _ in range(self._chance.randint(1, 4))]}
-        if self._chance.random() < 0.3:
-            drawn["type"] = self._chance.choice(TYPES)
-        if self._chance.random() < 0.1:
-            drawn |= self._bounds(self._any_number)
-        return drawn
+            drawn = {"enum": [self._value() for _ in range(self._chance.randint(1, 4))]}
+        drawn |= self._rarely(0.3, {"type": lambda: self._chance.choice(TYPES)})
+        return drawn | (self._bounds(self._any_number) if self._chance.random() < 0.1 else {})
 
-    def _object(self, depth: int) -> dict[str, Any]:
+    def _object(self) -> dict[str, Any]:
         chance = self._chance
         names = self._some(KEYS, 3)
-        drawn: dict[str, Any] = {"type": "object", "properties": {name: self._part(depth + 1) for name in names}}
+        drawn: dict[str, Any] = {"type": "object", "properties": {name: self._part() for name in names}}
         drawn["required"] = [name for name in names if chance.random() < 0.5]
         if chance.random() < 0.05:
             drawn["required"] += [key for key in self._some(KEYS, 1) if key not in names]
-        kind = chance.randint(0, 5)
-        if kind < 2:
-            drawn["additionalProperties"] = False
-        elif kind == 2:
-            drawn["additionalProperties"] = self._part(depth + 1)
-        if chance.random() < 0.15:
-            drawn["patternProperties"] = {pattern(chance): self._part(depth + 1) for _ in range(chance.randint(1, 2))}
-        if chance.random() < 0.15:
-            drawn |= self._lengths("minProperties", "maxProperties", 3)
-        if chance.random() < 0.02:
-            drawn["propertyNames"] = {"pattern": pattern(chance)}
         if chance.random() < 0.1:
             del drawn["properties"]
-        return drawn
+        if chance.random() < 0.15:
+            drawn |= self._lengths("minProperties", "maxProperties", 3)
+        by_pattern = {"patternProperties": lambda: {pattern(chance): part for part in self._parts(2)}}
+        drawn |= self._rarely(0.5, {"additionalProperties": self._part_or_none}) | self._rarely(0.15, by_pattern)
+        return drawn | self._rarely(0.02, {"propertyNames": lambda: {"pattern": pattern(chance)}})
 
-    def _array(self, depth: int) -> dict[str, Any]:
-        chance = self._chance
-        drawn: dict[str, Any] = {"type": "array"}
-        if chance.random() < 0.8:
-            drawn["items"] = self._part(depth + 1)
-        if chance.random() < 0.25:
-            drawn["prefixItems"] = [self._part(depth + 1) for _ in range(chance.randint(1, 3))]
-            if chance.random() < 0.3:
-                drawn["items"] = False
-        if chance.random() < 0.5:
+    def _array(self) -> dict[str, Any]:
+        drawn = {"type": "array", **self._rarely(0.8, {"items": self._part})}
+        if self._chance.random() < 0.25:
+            drawn["prefixItems"] = self._parts(3)
+            drawn |= self._rarely(0.3, {"items": lambda: False})
+        if self._chance.random() < 0.5:
             drawn |= self._lengths("minItems", "maxItems", 4)
-        if chance.random() < 0.04:
-            drawn["uniqueItems"] = chance.random() < 0.7
-        if chance.random() < 0.02:
-            drawn["additionalItems"] = chance.choice([False, self._part(depth + 1)])
-        if chance.random() < 0.02:
-            drawn["contains"] = self._part(depth + 1)
-        return drawn
+        drawn |= self._rarely(0.04, {"uniqueItems": lambda: self._chance.random() < 0.7})
+        return drawn | self._rarely(0.02, {"additionalItems": self._part_or_none, "contains": self._part})
 
-    def _union(self, depth: int) -> dict[str, Any]:
-        drawn = {
-            self._chance.choice(["anyOf", "anyOf", "oneOf"]): [
-                self._part(depth + 1) for _ in range(self._chance.randint(1, 3))
-            ]
-        }
-        if self._chance.random() < 0.15:
-            drawn |= self._part(depth + 1)
-        return self._shuffled(drawn)
+    def _union(self) -> dict[str, Any]:
+        drawn: dict[str, Any] = {self._chance.choice(["anyOf", "anyOf", "oneOf"]): self._parts(3)}
+        return self._shuffled(drawn | (self._part() if self._chance.random() < 0.15 else {}))
 
-    def _joined(self, depth: int) -> dict[str, Any]:
-        chance = self._chance
-        kind = chance.choice([self._integer, self._number, self._string, self._object, self._array, self._part])
-        drawn: dict[str, Any] = {"allOf": [kind(depth + 1) for _ in range(chance.randint(1, 2))]}
-        if chance.random() < 0.6:
-            drawn |= kind(depth + 1)
-        if chance.random() < 0.05:
-            drawn["not"] = self._part(depth + 1)
-        return self._shuffled(drawn)
+    def _joined(self) -> dict[str, Any]:
+        kind = self._chance.choice([self._integer, self._number, self._string, self._object, self._array, self._part])
+        drawn: dict[str, Any] = {"allOf": [kind() for _ in range(self._chance.randint(1, 2))]}
+        drawn |= kind() if self._chance.random() < 0.6 else {}
+        return self._shuffled(drawn | self._rarely(0.05, {"not": self._part}))
 
-    def _nullable(self, depth: int) -> dict[str, Any]:
-        drawn = self._part(depth + 1)
+    def _nullable(self) -> dict[str, Any]:
+        drawn = self._part()
         kind = drawn.get("type")
-        if isinstance(kind, str) and kind != "null":
-            drawn["type"] = [kind, "null"]
-        return drawn
+        return drawn | ({"type": [kind, "null"]} if isinstance(kind, str) and kind != "null" else {})
 
-    def _typeless(self, depth: int) -> dict[str, Any]:
-        drawn = self._part(depth + 1)
+    def _typeless(self) -> dict[str, Any]:
+        drawn = self._part()
         drawn.pop("type", None)
-        if self._chance.random() < 0.2:
-            drawn["type"] = self._some(TYPES, 3) or "string"
-        return drawn
+        return drawn | self._rarely(0.2, {"type": lambda: self._some(TYPES, 3) or "string"})
 
     def _shuffled(self, drawn: dict[str, Any]) -> dict[str, Any]:
         return dict(self._chance.sample(list(drawn.items()), len(drawn)))
