@@ -12,10 +12,10 @@ from typing import Any
 
 import genai_server_native
 import numpy as np
-import onnx
-import onnxruntime
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+
+from tests.engine.native.operator_session import session
 
 DOMAIN = genai_server_native.DOMAIN
 HUGE = (-(1 << 63), -(1 << 31), -1, 0, 1, 17, 1 << 15, 1 << 30, (1 << 31) - 1, 1 << 31, 1 << 40, 1 << 61, (1 << 63) - 1)
@@ -41,17 +41,7 @@ class Pass:
         names = [name if name in given else "" for name in self.order]
         node = helper.make_node(self.operator, names, ["y"], domain=DOMAIN, **self.attributes)
         kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in self.inputs.items()}
-        inputs = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
-        output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-        tensors = [numpy_helper.from_array(array, name) for name, array in self.constants.items()]
-        graph = helper.make_graph([node], "hostile", inputs, [output], tensors)
-        opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = threads, 4
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # the sanitizer sees each allocation
-        options.register_custom_ops_library(str(genai_server_native.library()))
-        model: onnx.ModelProto = helper.make_model(graph, ir_version=10, opset_imports=opsets)
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return session(node, self.constants, kinds, threads, has_arena=False)  # the sanitizer sees each allocation
 
 
 def pick(rng: np.random.Generator, *among: Any) -> Any:
@@ -79,11 +69,8 @@ def add_weights(
 
 def valid_product(rng: np.random.Generator) -> Pass:
     found = Pass("PackedMatMul", ("x", "weights", "scales", "offsets", "bias"))
-    bits, block, gated = (
-        int(pick(rng, 4, 8, 4, 8, 16, 32)),
-        int(pick(rng, 16, 32, 48, 64, 80, 128, 256, 272)),
-        rng.random() < 0.3,
-    )
+    bits, block = int(pick(rng, 4, 8, 4, 8, 16, 32)), int(pick(rng, 16, 32, 48, 64, 80, 128, 256, 272))
+    gated = rng.random() < 0.3
     depth, outputs = int(rng.integers(1, 400)), 128 * int(rng.integers(1, 4)) if gated else int(rng.integers(1, 300))
     if rng.random() < 0.3:  # so many inputs that threads share them
         depth += 4096
@@ -101,19 +88,11 @@ def valid_product(rng: np.random.Generator) -> Pass:
 def valid_experts(rng: np.random.Generator) -> Pass:
     parts = [f"{layer}_{part}" for layer in ("first", "second") for part in ("weights", "scales", "offsets", "bias")]
     found = Pass("PackedExperts", ("x", "router", "router_weights", *parts))
-    bits, blocks, number = (
-        int(pick(rng, 4, 8, 16, 32)),
-        [int(pick(rng, 16, 32, 48, 128)) for _ in range(2)],
-        int(rng.integers(1, 6)),
-    )
+    bits, blocks = int(pick(rng, 4, 8, 16, 32)), [int(pick(rng, 16, 32, 48, 128)) for _ in range(2)]
+    number = int(rng.integers(1, 6))
     depth, inner, activation = int(rng.integers(1, 200)), int(rng.integers(1, 200)), int(rng.integers(5))
-    found.attributes = {
-        "experts": number,
-        "k": int(rng.integers(1, number + 1)),
-        "inner": inner,
-        "K": depth,
-        "bits": bits,
-    }
+    found.attributes = {"experts": number, "k": int(rng.integers(1, number + 1)), "inner": inner, "K": depth}
+    found.attributes["bits"] = bits
     found.attributes |= {"block": blocks[0], "second_block": blocks[1], "activation": activation}
     found.attributes |= {"normalize_routing_weights": int(rng.integers(2)), "limits_result": int(rng.integers(2))}
     if bits > 8 or rng.random() < 0.3:
@@ -210,10 +189,8 @@ def valid_linear_attention(rng: np.random.Generator) -> Pass:
     found.attributes = {"q_num_heads": query_heads, "kv_num_heads": heads, "delta": delta, "scale": 0.5}
     keys = floats(rng, 1, tokens, key_heads, size)
     keys /= np.sqrt((keys**2).sum(-1, keepdims=True))
-    found.inputs = {
-        "query": floats(rng, 1, tokens, query_heads * size),
-        "key": keys.reshape(1, tokens, key_heads * size),
-    }
+    found.inputs = {"query": floats(rng, 1, tokens, query_heads * size)}
+    found.inputs |= {"key": keys.reshape(1, tokens, key_heads * size)}
     found.inputs |= {"value": floats(rng, 1, tokens, heads * value_size)}
     found.inputs |= {"state": floats(rng, slots, heads, size, value_size), **rows}
     if rng.random() < 0.7:
@@ -289,14 +266,8 @@ def change_values(rng: np.random.Generator, given: Pass) -> None:
             array.flat[at] = min(max(value, limits.min), limits.max)
 
 
-CHANGES: list[Callable[[np.random.Generator, Pass], None]] = [
-    change_attribute,
-    change_shape,
-    change_type,
-    leave_out,
-    change_values,
-    change_values,
-]
+Change = Callable[[np.random.Generator, Pass], None]
+CHANGES: list[Change] = [change_attribute, change_shape, change_type, leave_out, change_values, change_values]
 
 
 def run(given: Pass, instruction_set: str, threads: int) -> tuple[str, NDArray[np.float32] | None]:

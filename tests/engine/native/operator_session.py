@@ -12,18 +12,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.graph_rewriting.packed_products import DOMAIN
 
+FLOAT = TensorProto.FLOAT
 INTEGERS = {"starts", "slots", "committed", "pasts", "ranks", "num_ranks"}
 OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("com.microsoft", 1)]
 
 
-def value(name: str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    """A value of any shape."""
-    return helper.make_tensor_value_info(name, TensorProto.INT32 if name in INTEGERS else kind, None)
+def value(name: str, kind: int | None = None) -> onnx.ValueInfoProto:
+    """A value of any shape; its type is that of the operators' inputs with this name, unless one is given."""
+    return helper.make_tensor_value_info(name, kind or (TensorProto.INT32 if name in INTEGERS else FLOAT), None)
 
 
-def session_of(graph: onnx.GraphProto, threads: int = 2) -> Any:
+def session_of(graph: onnx.GraphProto, threads: int = 2, *, has_arena: bool = True) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = has_arena
     options.register_custom_ops_library(str(genai_server_native.library()))
     model = helper.make_model(graph, ir_version=10, opset_imports=OPSETS)
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -34,14 +36,14 @@ def session(
     tensors: Mapping[str, NDArray[Any] | None] | None = None,
     kinds: Mapping[str, int] | None = None,
     threads: int = 2,
+    *,
+    has_arena: bool = True,
 ) -> Any:
     """A session of one node whose output is `y`, and whose `tensors` are constants; its other inputs are the graph's.
 
-    `kinds` has the types of inputs that are neither of INTEGERS nor floats of 32 bits.
+    `kinds` has the types of inputs that differ from the usual ones.
     """
     constants = {name: array for name, array in (tensors or {}).items() if array is not None}
-    inputs = [
-        value(name, (kinds or {}).get(name, TensorProto.FLOAT)) for name in node.input if name and name not in constants
-    ]
+    inputs = [value(name, (kinds or {}).get(name)) for name in node.input if name and name not in constants]
     given = [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in constants.items()]
-    return session_of(helper.make_graph([node], "tested", inputs, [value("y")], given), threads)
+    return session_of(helper.make_graph([node], "tested", inputs, [value("y")], given), threads, has_arena=has_arena)
