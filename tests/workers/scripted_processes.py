@@ -14,7 +14,7 @@ from genai_server.messages.supervisor_protocol import SupervisorAddress, Task, T
 from genai_server.supervisor.server import SupervisorServer
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.process import ProcessDied, ProcessTimeout
-from genai_server.workers.tasks import CHECK_GRAMMAR, TaskKind
+from genai_server.workers.tasks import CHECK_GRAMMAR, TaskKind, Workers
 from tests.running_server import wait_until
 
 SECRET = "secret"
@@ -89,13 +89,29 @@ class Script:
 
     async def until_asked(self, *names: str) -> None:
         """Wait until these tasks have begun."""
-        await asyncio.to_thread(wait_until, lambda: set(names) <= set(self.asked))
+        await until(lambda: set(names) <= set(self.asked))
 
     async def tell(self, name: str, order: str = "ok") -> None:
         """Wait until a task has begun, and let its process answer."""
         await self.until_asked(name)
         process = next(p for p in reversed(self.processes) if p.asked and p.asked[-1] == name)
         process.tell(order)
+
+    async def tell_all(self, *names: str) -> None:
+        """Let these tasks be answered one after the other."""
+        for name in names:
+            await self.tell(name)
+
+    async def run(self, pool: Workers, *tasks: Task) -> list[dict[str, Any]]:
+        """Submit tasks and let them be answered one after the other; returns the answers."""
+        answers = pool.submit(tasks)
+        await self.tell_all(*(task.question["name"] for task in tasks))
+        return await asyncio.gather(*answers)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait in a thread until a condition is true."""
+    await asyncio.to_thread(wait_until, condition)
 
 
 def task(name: str, tenant: str = "a", *, kind: TaskKind = CHECK_GRAMMAR, **fields: Any) -> Task:

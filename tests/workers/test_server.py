@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,21 +14,13 @@ from genai_server.messages.supervisor_protocol import TaskOwner, read_address
 from genai_server.workers.process import ProcessDied, ProcessTimeout
 from genai_server.workers.tasks import CHECK_GRAMMAR
 from tests.running_server import wait_until
-from tests.workers.scripted_processes import Script, served_pool, task
+from tests.workers.scripted_processes import served_pool, task, until
 
-Work = Callable[[Callable[..., SupervisorClient], Script], Awaitable[None]]
-
-
-def _run(folder: Path, work: Work, **limits: int) -> None:
-    async def main() -> None:
-        async with served_pool(folder, **limits) as (client, script):
-            await work(client, script)
-
-    asyncio.run(main())
+pytestmark = pytest.mark.anyio
 
 
-def test_answers_and_failures_arrive(own_folder: Path) -> None:
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+async def test_answers_and_failures_arrive(own_folder: Path) -> None:
+    async with served_pool(own_folder) as (client, script):
         answers = client().workers.submit([task("good", data=bytes(3_000_000)), task("late"), task("bad")])
         await script.tell("good")
         assert await answers[0] == {"name": "good", "size": 3_000_000}
@@ -38,16 +28,14 @@ def test_answers_and_failures_arrive(own_folder: Path) -> None:
         with pytest.raises(ProcessTimeout, match="no answer within 60 s"):
             await answers[1]
         await script.tell("bad", "die")
-        await asyncio.to_thread(wait_until, lambda: script.asked.count("bad") == 2)
+        await until(lambda: script.asked.count("bad") == 2)
         await script.tell("bad", "die")
         with pytest.raises(ProcessDied, match="exit status -9"):
             await answers[2]
 
-    _run(own_folder, work)
 
-
-def test_refusals_arrive_as_the_errors_they_are(own_folder: Path) -> None:
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+async def test_refusals_arrive_as_the_errors_they_are(own_folder: Path) -> None:
+    async with served_pool(own_folder, processes=1, waiting_bytes=10) as (client, script):
         workers = client().workers
         script.is_broken = True
         for answer in (*workers.submit([task("one")]), workers.start_process(CHECK_GRAMMAR, {})):
@@ -56,70 +44,40 @@ def test_refusals_arrive_as_the_errors_they_are(own_folder: Path) -> None:
         script.is_broken = False
         running = workers.submit([task("running"), task("waiting", cost=9)])
         await script.until_asked("running")
-        (answer,) = workers.submit([task("refused", cost=2)])
         with pytest.raises(QueueFull, match="given 2 more"):
-            await answer
-        for name in ("running", "waiting"):
-            await script.tell(name)
+            await workers.submit([task("refused", cost=2)])[0]
+        await script.tell_all("running", "waiting")
         await asyncio.gather(*running)
 
-    _run(own_folder, work, processes=1, waiting_bytes=10)
 
-
-def test_api_processes_share_one_order_of_turns(own_folder: Path) -> None:
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+async def test_api_processes_share_one_order_of_turns(own_folder: Path) -> None:
+    async with served_pool(own_folder, processes=1) as (client, script):
         first, second = client(), client()
         answers = first.workers.submit([task("running"), *(task(f"a{number}") for number in range(3))])
         await script.until_asked("running")
         answers += second.workers.submit([task("b0", tenant="b"), task("b1", tenant="b")])
-        await script.tell("b0")
-        for name in ("running", "b1", "a0", "a1", "a2"):
-            await script.tell(name)
+        await script.tell_all("b0", "running", "b1", "a0", "a1", "a2")
         await asyncio.gather(*answers)
-        assert script.asked.index("b1") < script.asked.index("a1") or len(script.processes) == 2
         assert len(script.processes) == 2
 
-    _run(own_folder, work, processes=1)
 
-
-def test_a_cancelled_task_is_not_run_and_leaves_no_file(own_folder: Path) -> None:
+async def test_a_cancelled_task_is_not_run_and_leaves_no_file(own_folder: Path) -> None:
     target = own_folder / "target"
-
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+    async with served_pool(own_folder, processes=1) as (client, script):
         workers = client().workers
         running, left, following = workers.submit([task("running", target=str(target)), task("left"), task("next")])
         await script.until_asked("running")
         left.cancel()
         running.cancel()
         target.write_bytes(b"all of it")
-        await script.tell("running")
-        await script.tell("next")
+        await script.tell_all("running", "next")
         assert (await following)["name"] == "next"
         assert script.asked == ["running", "next"]
-        await asyncio.to_thread(wait_until, lambda: not target.exists())
-
-    _run(own_folder, work, processes=1)
+        await until(lambda: not target.exists())
 
 
-def test_the_file_of_an_answer_that_comes_too_late_is_removed(own_folder: Path) -> None:
-    target = own_folder / "target"
-
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
-        (answer,) = client().workers.submit([task("one", target=str(target))])
-        await script.until_asked("one")
-        target.write_bytes(b"all of it")
-        process = script.processes[0]
-        process.tell("ok")
-        # Without giving the loop a turn, so that the answer has not been received when the task is cancelled.
-        wait_until(lambda: process.is_idle)
-        answer.cancel()
-        await asyncio.to_thread(wait_until, lambda: not target.exists())
-
-    _run(own_folder, work)
-
-
-def test_tasks_of_an_api_process_that_dies_end(own_folder: Path) -> None:
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+async def test_tasks_of_an_api_process_that_dies_end(own_folder: Path) -> None:
+    async with served_pool(own_folder, processes=1) as (client, script):
         dying, other = client(), client()
         answers = dying.workers.submit([task("running"), task("waiting")])
         (stays,) = other.workers.submit([task("stays", tenant="b")])
@@ -136,48 +94,37 @@ def test_tasks_of_an_api_process_that_dies_end(own_folder: Path) -> None:
         await last
         assert "waiting" not in script.asked
 
-    _run(own_folder, work, processes=1)
 
-
-def test_a_pool_that_has_ended_is_an_error_and_the_next_one_is_found(own_folder: Path) -> None:
-    async def main() -> None:
-        with closing(SupervisorClient(partial(read_address, own_folder))) as supervisor:
-            workers = supervisor.workers
-            (answer,) = workers.submit([task("nowhere")])
-            with pytest.raises(CheckerUnavailable, match="cannot be reached"):
+async def test_a_pool_that_has_ended_is_an_error_and_the_next_one_is_found(own_folder: Path) -> None:
+    with closing(SupervisorClient(partial(read_address, own_folder))) as supervisor:
+        workers = supervisor.workers
+        with pytest.raises(CheckerUnavailable, match="cannot be reached"):
+            await workers.submit([task("nowhere")])[0]
+        with pytest.raises(AudioReaderUnavailable, match="cannot be reached"):
+            await workers.reserve_space(TaskOwner(), 1, AudioReaderUnavailable)
+        for _ in range(2):
+            async with served_pool(own_folder) as (_, script):
+                await until(lambda: supervisor.is_connected)
+                await script.run(workers, task("one"))
+                (answer,) = workers.submit([task("lost")])
+                await script.until_asked("lost")
+            with pytest.raises((CheckerUnavailable, ProcessDied)):
                 await answer
-            with pytest.raises(AudioReaderUnavailable, match="cannot be reached"):
-                await workers.reserve_space(TaskOwner(), 1, AudioReaderUnavailable)
-            for _ in range(2):
-                async with served_pool(own_folder) as (_, script):
-                    await asyncio.to_thread(wait_until, lambda: supervisor.is_connected)
-                    (answer,) = workers.submit([task("one")])
-                    await script.tell("one")
-                    await answer
-                    (answer,) = workers.submit([task("lost")])
-                    await script.until_asked("lost")
-                with pytest.raises((CheckerUnavailable, ProcessDied)):
-                    await answer
-                await asyncio.to_thread(wait_until, lambda: not supervisor.is_connected)
-
-    asyncio.run(main())
+            await until(lambda: not supervisor.is_connected)
 
 
-def test_nothing_is_run_without_the_secret(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+async def test_nothing_is_run_without_the_secret(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with served_pool(own_folder) as (client, script):
         for secret in ("", "other"):
             (answer,) = client(secret).workers.submit([task("one")])
             with pytest.raises(CheckerUnavailable, match="cannot be reached"):
                 await answer
         assert script.processes == []
-
-    with caplog.at_level(logging.WARNING):
-        _run(own_folder, work)
     assert "is not an API process" in caplog.text
 
 
-def test_space_is_taken_returned_and_lost_with_its_process(own_folder: Path) -> None:
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+async def test_space_is_taken_returned_and_lost_with_its_process(own_folder: Path) -> None:
+    async with served_pool(own_folder, space=100) as (client, script):
         first, second = client(), client()
         taken = await first.workers.reserve_space(TaskOwner("a"), 50, Unavailable)
         waiting = asyncio.create_task(second.workers.reserve_space(TaskOwner("b"), 30, Unavailable))
@@ -195,13 +142,12 @@ def test_space_is_taken_returned_and_lost_with_its_process(own_folder: Path) -> 
         space.release()
         (await second.workers.reserve_space(TaskOwner("c"), 50, Unavailable)).release()
 
-    _run(own_folder, work, space=100)
 
-
-def test_space_is_returned_after_its_file_is_removed(own_folder: Path) -> None:
+async def test_the_file_of_an_answer_that_comes_too_late_is_removed_before_its_space_is_returned(
+    own_folder: Path,
+) -> None:
     target = own_folder / "target"
-
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+    async with served_pool(own_folder, space=100) as (client, script):
         workers = client().workers
         space = await workers.reserve_space(TaskOwner("a"), 50, Unavailable)
         (answer,) = space.submit([task("one", target=str(target))])
@@ -216,20 +162,19 @@ def test_space_is_returned_after_its_file_is_removed(own_folder: Path) -> None:
         (await workers.reserve_space(TaskOwner("a"), 50, Unavailable)).release()
         assert not target.exists()
 
-    _run(own_folder, work, space=100)
 
-
-def test_space_of_an_api_process_that_dies_is_returned_when_its_tasks_have_ended(own_folder: Path) -> None:
+async def test_space_of_an_api_process_that_dies_is_returned_when_its_tasks_have_ended(own_folder: Path) -> None:
     target = own_folder / "target"
-
-    async def work(client: Callable[..., SupervisorClient], script: Script) -> None:
+    async with served_pool(own_folder, space=100) as (client, script):
         dying, other = client(), client()
         space = await dying.workers.reserve_space(TaskOwner("a"), 50, Unavailable)
         await dying.workers.reserve_space(TaskOwner("b"), 20, Unavailable)
-        space.submit([task("one", target=str(target))])
+        (lost,) = space.submit([task("one", target=str(target))])
         await script.until_asked("one")
         target.write_bytes(b"a part of it")
         dying.close()
+        with pytest.raises(CheckerUnavailable):
+            await lost
         waiting = asyncio.create_task(other.workers.reserve_space(TaskOwner("a"), 50, Unavailable))
         # There is space for this one once the pool has noticed.
         (await other.workers.reserve_space(TaskOwner("b"), 15, Unavailable)).release()
@@ -237,5 +182,3 @@ def test_space_of_an_api_process_that_dies_is_returned_when_its_tasks_have_ended
         await script.tell("one")
         (await waiting).release()
         assert not target.exists()
-
-    _run(own_folder, work, space=100)

@@ -9,8 +9,8 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ def test_installed_extra_decodes() -> None:
 
 
 _ASK = WorkerProcess.ask
+
+pytestmark = pytest.mark.anyio
 ALICE, BOB = (Requester(TaskOwner(name, f"{name}'s")) for name in ("alice", "bob"))
 
 
@@ -107,18 +109,21 @@ class Seen:
         self.results[result] += 1
 
 
-def _run(folder: Path, work: Callable[[Seen], Awaitable[None]], **settings: Any) -> Seen:
-    seen = Seen(folder, **settings)
-
-    async def main() -> None:
-        with closing(seen):
-            await work(seen)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def reading(folder: Path, **settings: Any) -> AsyncIterator[Seen]:
+    """Recordings with these settings, whose processes and files are gone at the end."""
+    with closing(Seen(folder, **settings)) as seen:
+        yield seen
     # One that was starting when the pool was closed is ended as soon as it has started.
-    wait_until(lambda: not any(process.is_alive for process in seen.processes))
+    await asyncio.to_thread(wait_until, lambda: not any(process.is_alive for process in seen.processes))
     assert list(seen.folder.iterdir()) == []
-    return seen
+
+
+@pytest.fixture
+async def seen(own_folder: Path) -> AsyncIterator[Seen]:
+    """Recordings with default settings."""
+    async with reading(own_folder) as found:
+        yield found
 
 
 def _samples(*parts: Samples) -> Samples:
@@ -133,112 +138,84 @@ async def _windows(recording: Recording) -> list[Window]:
     return found
 
 
-def test_windows_have_speech_and_its_surroundings(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        length = len(sentence()) / RATE
-        with await seen.open(_samples(silence(5), sentence(), silence(30), sentence(), silence(1))) as recording:
-            assert recording.duration == pytest.approx(36 + 2 * length)
-            first, second = await _windows(recording)
-            assert 3.8 < first.start < 4.4
-            assert first.start + length - 0.3 < first.end < 6.3 + length
-            assert 33.8 + length < second.start < 34.4 + length
-            assert second.start + length - 0.3 < second.end <= recording.duration
-            with np.load(first.path, allow_pickle=False) as tensors:
-                assert tensors["audio_features"].shape == (1, 80, 1000)
-                assert tensors["audio_features"].dtype == np.float32
-            assert first.digest != second.digest
-
-    assert _run(own_folder, work).results == {"decoded": 1}
+async def test_windows_have_speech_and_its_surroundings(seen: Seen) -> None:
+    length = len(sentence()) / RATE
+    with await seen.open(_samples(silence(5), sentence(), silence(30), sentence(), silence(1))) as recording:
+        assert recording.duration == pytest.approx(36 + 2 * length)
+        first, second = await _windows(recording)
+        assert 3.8 < first.start < 4.4
+        assert first.start + length - 0.3 < first.end < 6.3 + length
+        assert 33.8 + length < second.start < 34.4 + length
+        assert second.start + length - 0.3 < second.end <= recording.duration
+        with np.load(first.path, allow_pickle=False) as tensors:
+            features = tensors["audio_features"]
+            assert (features.shape, features.dtype) == ((1, 80, 1000), np.float32)
+        assert first.digest != second.digest
+    assert seen.results == {"decoded": 1}
 
 
-def test_long_speech_is_cut_in_a_pause(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        pause = silence(0.5)
-        with await seen.open(_samples(*([sentence(), pause] * 4))) as recording:
-            first, second = await _windows(recording)
-            two = 2 * len(_samples(sentence(), pause)) / RATE
-            assert two - 0.7 < first.end < two
-            assert first.end <= second.start < two + 0.1
-            assert second.end > 2 * two - 0.7
-
-    _run(own_folder, work)
+async def test_long_speech_is_cut_in_a_pause(seen: Seen) -> None:
+    pause = silence(0.5)
+    with await seen.open(_samples(*([sentence(), pause] * 4))) as recording:
+        first, second = await _windows(recording)
+        two = 2 * len(_samples(sentence(), pause)) / RATE
+        assert two - 0.7 < first.end < two
+        assert first.end <= second.start < two + 0.1
+        assert second.end > 2 * two - 0.7
 
 
-def test_recording_without_speech_has_no_window(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        with await seen.open(tone(20)) as recording:
-            assert await recording.window(0) is None
-            assert await recording.window(20) is None
-            assert await recording.window(1e9) is None
-
-    _run(own_folder, work)
+async def test_recording_without_speech_has_no_window(seen: Seen) -> None:
+    with await seen.open(tone(20)) as recording:
+        assert [await recording.window(start) for start in (0, 20, 1e9)] == [None] * 3
 
 
-def test_search_continues_after_a_long_silence(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        with await seen.open(_samples(silence(300), sentence())) as recording:
-            window = await recording.window(0)
-            assert window is not None
-            assert 298.8 < window.start < 299.4
-
-    _run(own_folder, work)
+async def test_search_continues_after_a_long_silence(seen: Seen) -> None:
+    with await seen.open(_samples(silence(300), sentence())) as recording:
+        assert 298.8 < (await _windows(recording))[0].start < 299.4
 
 
-def test_equal_windows_of_a_model_have_equal_digests(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        other = seen.model(make_speech_directory(own_folder / "other", seconds=10))
-        digests = []
-        for model, samples in ((None, sentence()), (None, sentence()), (None, sentence() // 2), (other, sentence())):
-            with await seen.open(samples, model=model) as recording:
-                window = await recording.window(0)
-                assert window is not None
-                digests.append(window.digest)
-        assert digests[0] == digests[1]
-        assert len(set(digests)) == 3
-
-    _run(own_folder, work)
+async def test_equal_windows_of_a_model_have_equal_digests(seen: Seen, own_folder: Path) -> None:
+    other = seen.model(make_speech_directory(own_folder / "other", seconds=10))
+    digests = []
+    for model, samples in ((None, sentence()), (None, sentence()), (None, sentence() // 2), (other, sentence())):
+        with await seen.open(samples, model=model) as recording:
+            digests.append((await _windows(recording))[0].digest)
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
-def test_files_exist_as_long_as_they_are_used(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        recording = await seen.open(sentence())
-        window = await recording.window(0)
-        assert window is not None
-        assert seen.files() == [".npz", ".pcm"]
-        assert oct(window.path.parent.stat().st_mode & 0o777) == "0o700" or sys.platform == "win32"
-        recording.close()
-        assert seen.files() == [".npz"]
-        del window
-        gc.collect()
-        assert seen.files() == []
-
-    _run(own_folder, work)
+async def test_files_exist_as_long_as_they_are_used(seen: Seen) -> None:
+    recording = await seen.open(sentence())
+    window = await recording.window(0)
+    assert window is not None
+    assert seen.files() == [".npz", ".pcm"]
+    assert oct(window.path.parent.stat().st_mode & 0o777) == "0o700" or sys.platform == "win32"
+    recording.close()
+    assert seen.files() == [".npz"]
+    del window
+    gc.collect()
+    assert seen.files() == []
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "file cannot be used: the recording is an empty file"),
-        (b"text" * 100, "file cannot be used: the recording is not a flac, mp3, "),
-        (
-            encoded(tone(61)),
-            r"file cannot be used: the recording may be at most 60 s long \(GENAI_MAX_AUDIO_SECONDS\), given 61 s",
-        ),
+        (b"", "is an empty file"),
+        (b"text" * 100, "is not a flac, mp3, "),
+        (encoded(tone(61)), r"may be at most 60 s long \(GENAI_MAX_AUDIO_SECONDS\), given 61 s"),
     ],
 )
-def test_unusable_recording_costs_no_process(own_folder: Path, data: bytes, words: str) -> None:
-    async def work(seen: Seen) -> None:
+async def test_unusable_recording_costs_no_process(own_folder: Path, data: bytes, words: str) -> None:
+    async with reading(own_folder, max_audio_seconds=60) as seen:
         (await seen.open(tone(1))).close()
-        processes = [*seen.processes]
-        with pytest.raises(InvalidField, match=words) as refused:
+        (process,) = seen.processes
+        with pytest.raises(InvalidField, match=f"file cannot be used: the recording {words}") as refused:
             await seen.open(data)
-        assert refused.value.param == "file"
-        assert seen.files() == []
+        assert (refused.value.param, seen.files()) == ("file", [])
         (await seen.open(tone(1))).close()
-        assert seen.processes == processes
-        assert processes[0].is_alive
-
-    assert _run(own_folder, work, max_audio_seconds=60).results == {"refused": 1, "decoded": 2}
+        assert seen.processes == [process]
+        assert process.is_alive
+    assert seen.results == {"refused": 1, "decoded": 2}
 
 
 def _hang(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
@@ -261,186 +238,136 @@ _ENDS = [
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
 @pytest.mark.parametrize(("ask", "words", "result"), _ENDS)
-def test_recording_that_ends_its_decoder_is_refused_alone(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Any, words: str, result: str
+async def test_recording_that_ends_its_process_is_refused_alone(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, ask: Any, words: str, result: str
 ) -> None:
-    async def work(seen: Seen) -> None:
+    monkeypatch.setattr(WorkerProcess, "ask", ask)
+    with pytest.raises(InvalidField, match=f"file cannot be used: the recording {words}") as decoding:
+        await seen.open(sentence())
+    assert (decoding.value.param, seen.files()) == ("file", [])
+    monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+    with await seen.open(sentence()) as recording:
         monkeypatch.setattr(WorkerProcess, "ask", ask)
-        with pytest.raises(InvalidField, match=f"file cannot be used: the recording {words}") as refused:
-            await seen.open(sentence())
-        assert refused.value.param == "file"
-        assert seen.files() == []
+        words = rf"file cannot be used: the recording {words}.*, from 1\.50 s on"
+        with pytest.raises(InvalidField, match=words) as reading:
+            await recording.window(1.5)
+        assert (reading.value.param, seen.files()) == ("file", [".pcm"])
         monkeypatch.setattr(WorkerProcess, "ask", _ASK)
-        (await seen.open(sentence())).close()
-
-    assert _run(own_folder, work).results == {result: 1, "decoded": 1}
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
-@pytest.mark.parametrize(("ask", "words", "result"), _ENDS)
-def test_window_that_ends_its_reader_is_refused_alone(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Any, words: str, result: str
-) -> None:
-    async def work(seen: Seen) -> None:
-        with await seen.open(sentence()) as recording:
-            monkeypatch.setattr(WorkerProcess, "ask", ask)
-            with pytest.raises(
-                InvalidField, match=rf"file cannot be used: the recording {words}.*, from 1\.50 s on"
-            ) as refused:
-                await recording.window(1.5)
-            assert refused.value.param == "file"
-            assert seen.files() == [".pcm"]
-            monkeypatch.setattr(WorkerProcess, "ask", _ASK)
-            assert await recording.window(1.5) is not None
-
-    _run(own_folder, work)
+        assert await recording.window(1.5) is not None
+    assert seen.results == {result: 1, "decoded": 1}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
 @pytest.mark.parametrize("seconds", [1, SHORT + 1])
-def test_client_that_leaves_leaves_no_files(own_folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+async def test_client_that_leaves_leaves_no_files(
+    seen: Seen, own_folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
     asked = asyncio.Event()
     stopped: list[WorkerProcess] = []
+    loop = asyncio.get_running_loop()
 
-    async def work(seen: Seen) -> None:
-        loop = asyncio.get_running_loop()
+    def stop(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
+        if question["seconds"] > SHORT or seconds < SHORT:
+            os.kill(process.pid, signal.SIGSTOP)
+            stopped.append(process)
+            loop.call_soon_threadsafe(asked.set)
+        return _ASK(process, question, data, timeout)
 
-        def stop(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
-            if question["seconds"] > SHORT or seconds < SHORT:
-                os.kill(process.pid, signal.SIGSTOP)
-                stopped.append(process)
-                loop.call_soon_threadsafe(asked.set)
-            return _ASK(process, question, data, timeout)
+    monkeypatch.setattr(WorkerProcess, "ask", stop)
+    upload = own_folder / "upload"
+    upload.write_bytes(encoded(silence(seconds)))
+    opening = asyncio.create_task(seen.recordings.open(seen.model(), upload, ALICE, param="file"))
+    await asked.wait()
+    for _ in range(2):
+        opening.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not upload.exists()
+    (process,) = stopped
+    if seconds > SHORT:  # what may take minutes is ended
+        await asyncio.to_thread(wait_until, lambda: not process.is_alive)
+    else:
+        os.kill(process.pid, signal.SIGCONT)
+    monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+    (await seen.open(sentence())).close()
+    await asyncio.to_thread(wait_until, lambda: seen.files() == [])
+    assert seen.results == {"decoded": 1}
 
-        monkeypatch.setattr(WorkerProcess, "ask", stop)
-        upload = own_folder / "upload"
-        upload.write_bytes(encoded(silence(seconds)))
-        opening = asyncio.create_task(seen.recordings.open(seen.model(), upload, ALICE, param="file"))
-        await asked.wait()
-        for _ in range(2):
-            opening.cancel()
-            await asyncio.sleep(0)
+
+async def test_window_that_nobody_waits_for_leaves_no_file(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    with await seen.open(sentence()) as recording:
+        loop, answered, cancelled = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        def ask(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
+            answer = _ASK(process, question, data, timeout)
+            loop.call_soon_threadsafe(answered.set)
+            asyncio.run_coroutine_threadsafe(cancelled.wait(), loop).result()
+            return answer
+
+        monkeypatch.setattr(WorkerProcess, "ask", ask)
+        task = asyncio.create_task(recording.window(0))
+        await answered.wait()
+        assert seen.files() == [".npz", ".pcm"]
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await opening
-        assert not upload.exists()
-        (process,) = stopped
-        if seconds > SHORT:  # what may take minutes is ended
-            await asyncio.to_thread(wait_until, lambda: not process.is_alive)
-        else:
-            os.kill(process.pid, signal.SIGCONT)
-        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
-        (await seen.open(sentence())).close()
-        await asyncio.to_thread(wait_until, lambda: seen.files() == [])
-
-    assert _run(own_folder, work).results == {"decoded": 1}
+            await task
+        cancelled.set()
+        assert seen.files() == [".pcm"]
 
 
-def test_window_that_nobody_waits_for_leaves_no_file(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(seen: Seen) -> None:
-        with await seen.open(sentence()) as recording:
-            loop, answered, cancelled = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-
-            def ask(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
-                answer = _ASK(process, question, data, timeout)
-                loop.call_soon_threadsafe(answered.set)
-                asyncio.run_coroutine_threadsafe(cancelled.wait(), loop).result()
-                return answer
-
-            monkeypatch.setattr(WorkerProcess, "ask", ask)
-            reading = asyncio.create_task(recording.window(0))
-            await answered.wait()
-            assert seen.files() == [".npz", ".pcm"]
-            reading.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reading
-            cancelled.set()
-            assert seen.files() == [".pcm"]
-
-    _run(own_folder, work)
+async def test_full_disk_makes_recordings_unavailable(seen: Seen) -> None:
+    recording = await seen.open(sentence())
+    recording._decoded.path.unlink()
+    with pytest.raises(AudioReaderUnavailable, match="a recording cannot be read: No such file"):
+        await recording.window(0)
+    folder = seen.folder / f"recordings-{os.getpid()}"
+    (folder / "5.pcm").mkdir()
+    while True:
+        try:
+            (await seen.open(sentence())).close()
+        except AudioReaderUnavailable as error:
+            assert "a decoded recording cannot be written: Is a directory" in error.message
+            break
 
 
-def test_full_disk_makes_recordings_unavailable(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        recording = await seen.open(sentence())
-        recording._decoded.path.unlink()
-        with pytest.raises(AudioReaderUnavailable, match="a recording cannot be read: No such file"):
+async def test_model_that_cannot_be_loaded_makes_windows_unavailable(seen: Seen, own_folder: Path) -> None:
+    with await seen.open(sentence()) as recording:
+        (own_folder / "model" / "audio_processor_config.json").write_text("{", encoding="utf-8")
+        with pytest.raises(AudioReaderUnavailable, match="process that reads recordings does not start: "):
             await recording.window(0)
-        folder = seen.folder / f"recordings-{os.getpid()}"
-        (folder / "5.pcm").mkdir()
-        while True:
-            try:
-                (await seen.open(sentence())).close()
-            except AudioReaderUnavailable as error:
-                assert "a decoded recording cannot be written: Is a directory" in error.message
-                break
-
-    _run(own_folder, work)
-
-
-def test_model_that_cannot_be_loaded_makes_windows_unavailable(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        with await seen.open(sentence()) as recording:
-            (own_folder / "model" / "audio_processor_config.json").write_text("{", encoding="utf-8")
-            with pytest.raises(AudioReaderUnavailable, match="process that reads recordings does not start: "):
-                await recording.window(0)
-
-    _run(own_folder, work)
 
 
 @pytest.mark.usefixtures("unforked")
-def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_that_cannot_be_started_is_unavailable(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-
-    async def work(seen: Seen) -> None:
-        with pytest.raises(AudioReaderUnavailable, match="no process that decodes recordings can be started: No such"):
-            await seen.open(sentence())
-
-    _run(own_folder, work)
+    with pytest.raises(AudioReaderUnavailable, match="no process that decodes recordings can be started: No such"):
+        await seen.open(sentence())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel keeps to it on Linux")
-def test_memory_of_a_decoder_is_limited(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        (await seen.open(tone(1))).close()
-        (decoder,) = seen.processes
-        process = psutil.Process(decoder.pid)
-        soft, _ = process.rlimit(psutil.RLIMIT_AS)
-        assert 0 < soft - process.memory_info().vms < 1024**3
-
-    _run(own_folder, work)
+async def test_memory_of_a_decoder_is_limited(seen: Seen) -> None:
+    (await seen.open(tone(1))).close()
+    (decoder,) = seen.processes
+    process = psutil.Process(decoder.pid)
+    soft, _ = process.rlimit(psutil.RLIMIT_AS)
+    assert 0 < soft - process.memory_info().vms < 1024**3
 
 
-@pytest.mark.usefixtures("unforked")
-def test_processes_have_no_keys_and_settings(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GENAI_API_KEYS", "secret")
-    monkeypatch.setenv("HF_TOKEN", "secret")
+async def test_ten_recordings_are_decoded_at_a_time(seen: Seen, own_folder: Path) -> None:
+    async def read(number: int) -> float:
+        file = own_folder / f"sound-{number}"
+        file.write_bytes(encoded(_samples(sentence(), silence(number))))
+        with await seen.recordings.open(seen.model(), file, ALICE, param="file") as recording:
+            assert len(await _windows(recording)) == 1
+            return recording.duration - len(sentence()) / RATE
 
-    async def work(seen: Seen) -> None:
-        with await seen.open(sentence()) as recording:
-            await recording.window(0)
-        assert len(seen.processes) == 2
-        for process in seen.processes:
-            assert not {"GENAI_API_KEYS", "HF_TOKEN"} & set(psutil.Process(process.pid).environ())
-
-    _run(own_folder, work)
+    found = await asyncio.gather(*(read(number) for number in range(10)))
+    assert found == pytest.approx(list(range(10)))
+    assert seen.results == {"decoded": 10}
 
 
-def test_ten_recordings_are_decoded_at_a_time(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        async def read(number: int) -> float:
-            file = own_folder / f"sound-{number}"
-            file.write_bytes(encoded(_samples(sentence(), silence(number))))
-            with await seen.recordings.open(seen.model(), file, ALICE, param="file") as recording:
-                assert len(await _windows(recording)) == 1
-                return recording.duration - len(sentence()) / RATE
-
-        found = await asyncio.gather(*(read(number) for number in range(10)))
-        assert found == pytest.approx(list(range(10)))
-
-    assert _run(own_folder, work).results == {"decoded": 10}
-
-
-def test_short_recordings_do_not_wait_for_long_ones(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_recordings_do_not_wait_for_long_ones(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
 
     def held(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
@@ -448,27 +375,24 @@ def test_short_recordings_do_not_wait_for_long_ones(own_folder: Path, monkeypatc
             assert goes_on.wait(60)
         return _ASK(process, question, data, timeout)
 
-    async def work(seen: Seen) -> None:
-        monkeypatch.setattr(WorkerProcess, "ask", held)
-        long = encoded(silence(SHORT + 1))
-        waiting = [asyncio.create_task(seen.open(long)) for _ in range(3)]
-        await asyncio.to_thread(wait_until, lambda: "decode_long" in seen.kinds)
-        (await seen.open(sentence())).close()
-        assert not any(task.done() for task in waiting)
-        goes_on.set()
-        for recording in await asyncio.gather(*waiting):
-            assert recording.duration == SHORT + 1
-            recording.close()
-        assert seen.kinds.count("decode_long") == 1
-
-    assert _run(own_folder, work).results == {"decoded": 4}
+    monkeypatch.setattr(WorkerProcess, "ask", held)
+    long = encoded(silence(SHORT + 1))
+    waiting = [asyncio.create_task(seen.open(long)) for _ in range(3)]
+    await asyncio.to_thread(wait_until, lambda: "decode_long" in seen.kinds)
+    (await seen.open(sentence())).close()
+    assert not any(task.done() for task in waiting)
+    goes_on.set()
+    for recording in await asyncio.gather(*waiting):
+        assert recording.duration == SHORT + 1
+        recording.close()
+    assert seen.kinds.count("decode_long") == 1
+    assert seen.results == {"decoded": 4}
 
 
-def test_decoded_recordings_never_exceed_their_space(own_folder: Path) -> None:
+async def test_decoded_recordings_never_exceed_their_space(own_folder: Path) -> None:
     seconds = SHORT + 80
     longest = seconds * BYTES_PER_SECOND
-
-    async def work(seen: Seen) -> None:
+    async with reading(own_folder, max_audio_seconds=seconds, max_prepared_bytes=4 * longest) as seen:
         largest = 0
 
         async def attack(file: bytes) -> None:
@@ -483,14 +407,11 @@ def test_decoded_recordings_never_exceed_their_space(own_folder: Path) -> None:
         await asyncio.gather(*attacking)
         assert longest <= largest <= 4 * longest
 
-    _run(own_folder, work, max_audio_seconds=seconds, max_prepared_bytes=4 * longest)
 
-
-def test_a_recording_of_another_key_has_space_at_once(own_folder: Path) -> None:
+async def test_a_recording_of_another_key_has_space_at_once(own_folder: Path) -> None:
     seconds = SHORT + 80
     longest = seconds * BYTES_PER_SECOND
-
-    async def work(seen: Seen) -> None:
+    async with reading(own_folder, max_audio_seconds=seconds, max_prepared_bytes=4 * longest) as seen:
         held = [await seen.open(silence(seconds)) for _ in range(2)]
         waiting = asyncio.create_task(seen.open(silence(seconds)))
         with await seen.open(silence(seconds), requester=BOB):
@@ -498,8 +419,6 @@ def test_a_recording_of_another_key_has_space_at_once(own_folder: Path) -> None:
         for recording in held:
             recording.close()
         (await waiting).close()
-
-    _run(own_folder, work, max_audio_seconds=seconds, max_prepared_bytes=4 * longest)
 
 
 def _num_bytes(seen: Seen) -> int:

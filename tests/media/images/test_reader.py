@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,11 @@ from tests.running_server import wait_until
 
 ALICE, BOB = (Requester(TaskOwner(name, f"{name}'s"), name) for name in ("alice", "bob"))
 
-# A budget of disk space for few images.
-_SMALL = {"max_audio_seconds": 1, "max_prepared_bytes": 80_000_000}
+# Budgets of disk space for few images, and for even fewer.
+_SMALL: dict[str, Any] = {"max_audio_seconds": 1, "max_prepared_bytes": 80_000_000}
+_SMALLER = _SMALL | {"max_prepared_bytes": 40_000_000}
+
+pytestmark = pytest.mark.anyio
 
 
 class Seen:
@@ -85,109 +88,126 @@ def _source(number: int, source: bytes | str | ImageSource) -> ImageSource:
     return ImageSource(url, low_detail=False, param=f"input[{number}]")
 
 
-def _run(folder: Path, work: Callable[[Seen], Awaitable[None]], **settings: Any) -> Seen:
-    seen = Seen(folder, **settings)
-
-    async def main() -> None:
-        with closing(seen):
-            await work(seen)
-
-    asyncio.run(main())
-    assert [process.pid for process in seen.processes if process.is_alive] == []
+@asynccontextmanager
+async def reading(folder: Path, **settings: Any) -> AsyncIterator[Seen]:
+    """A reader with these settings, whose processes and files are gone at the end."""
+    with closing(Seen(folder, **settings)) as seen:
+        yield seen
+    await _until(lambda: not any(process.is_alive for process in seen.processes))
     # A process that was ended while it started leaves an empty folder here, which the server removes with its own.
     assert [path for path in seen.folder.rglob("*") if path.name.endswith(".npz")] == []
-    return seen
 
 
-def test_image_is_prepared_for_its_model(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        (image,) = await seen.read(encoded(picture(640, 480)))
-        assert image.expansion == [IDS["<|image_pad|>"]] * 300
-        assert image.grid == (1, 15, 20)
-        with np.load(image.path, allow_pickle=False) as tensors:
-            assert tensors["pixel_values"].shape == (1200, 1536)
-            assert tensors["image_grid_thw"].tolist() == [[1, 30, 40]]
-        assert image.path.parent == seen.folder / f"images-{os.getpid()}"
-
-    assert _run(own_folder, work).results == {"read": 1}
+@pytest.fixture
+async def seen(own_folder: Path) -> AsyncIterator[Seen]:
+    """A reader with default settings."""
+    async with reading(own_folder) as found:
+        yield found
 
 
-def test_equal_images_are_read_once_and_kept(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        one, other = encoded(), encoded(picture(96, 96))
-        first, second, third = await seen.read(one, other, one)
-        assert first is third
-        assert first.digest != second.digest
-        assert (await seen.read(one))[0] is first
-        digest = first.digest
-        del first, third
-        assert (await seen.read(one))[0].digest == digest
-
-    assert _run(own_folder, work).results == {"read": 2}
+def _files(seen: Seen) -> list[Path]:
+    return list(seen.folder.glob(f"images-{os.getpid()}/*"))
 
 
-def test_detail_and_model_are_part_of_the_digest(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        url = data_url(encoded(picture(1024, 64)))
-        high, low = await seen.read(ImageSource(url, False, "a"), ImageSource(url, True, "b"))
-        assert (high.grid, low.grid) == ((1, 2, 32), (1, 1, 16))
-        assert high.digest != low.digest
-        (alone,) = await seen.read(url)
-        seen.model_dir = make_vision_directory(own_folder / "other")
-        assert (await seen.read(url))[0].digest != alone.digest
-
-    _run(own_folder, work)
+async def _until(condition: Callable[[], bool]) -> None:
+    await asyncio.to_thread(wait_until, condition)
 
 
-def test_too_many_images_are_refused_before_any_work(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        with pytest.raises(InvalidField, match=r"at most 2 images \(GENAI_MAX_MEDIA\); given 3") as refused:
-            await seen.read("x", "y", "z")
-        assert refused.value.param == "input[2]"
-
-    assert _run(own_folder, work, max_media=2).processes == []
+def _num_taken(seen: Seen) -> int:
+    """Bytes of the budget that are taken."""
+    return seen.pool._space.num_bytes
 
 
-def test_too_many_tokens_together_are_refused(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
+async def test_image_is_prepared_for_its_model(seen: Seen) -> None:
+    (image,) = await seen.read(encoded(picture(640, 480)))
+    assert image.expansion == [IDS["<|image_pad|>"]] * 300
+    assert image.grid == (1, 15, 20)
+    with np.load(image.path, allow_pickle=False) as tensors:
+        assert tensors["pixel_values"].shape == (1200, 1536)
+        assert tensors["image_grid_thw"].tolist() == [[1, 30, 40]]
+    assert image.path.parent == seen.folder / f"images-{os.getpid()}"
+    assert seen.results == {"read": 1}
+
+
+async def test_equal_images_are_read_once_and_kept(seen: Seen) -> None:
+    one, other = encoded(), encoded(picture(96, 96))
+    first, second, third = await seen.read(one, other, one)
+    assert first is third
+    assert first.digest != second.digest
+    assert (await seen.read(one))[0] is first
+    digest = first.digest
+    del first, third
+    assert (await seen.read(one))[0].digest == digest
+    assert seen.results == {"read": 2}
+
+
+async def test_detail_and_model_are_part_of_the_digest(seen: Seen, own_folder: Path) -> None:
+    url = data_url(encoded(picture(1024, 64)))
+    high, low = await seen.read(ImageSource(url, False, "a"), ImageSource(url, True, "b"))
+    assert (high.grid, low.grid) == ((1, 2, 32), (1, 1, 16))
+    assert high.digest != low.digest
+    (alone,) = await seen.read(url)
+    seen.model_dir = make_vision_directory(own_folder / "other")
+    assert (await seen.read(url))[0].digest != alone.digest
+
+
+@pytest.mark.parametrize(
+    ("settings", "sources", "words", "param", "results"),
+    [
+        ({"max_media": 2}, ["x", "y", "z"], r"at most 2 images \(GENAI_MAX_MEDIA\); given 3", "input[2]", {}),
+        (
+            {"max_request_pixels": 149},
+            [png_header(10, 10), png_header(5, 10)],
+            r"at most 149 pixels together \(GENAI_MAX_REQUEST_PIXELS\); given 150",
+            "input[1]",
+            {},
+        ),
+        (
+            {"max_image_pixels": 100},
+            [png_header(11, 10)],
+            r"input\[0\] cannot be used: the image may have at most 100 pixels \(GENAI_MAX_IMAGE_PIXELS\); given 11x10",
+            "input[0]",
+            {"refused": 1},
+        ),
+        (
+            {"max_media_tokens": 299},
+            [encoded(picture(640, 480))],
+            r"at most 299 tokens \(GENAI_MAX_MEDIA_TOKENS\), given 300",
+            "input[0]",
+            {"refused": 1},
+        ),
+    ],
+    ids=["images", "pixels together", "pixels", "tokens"],
+)
+async def test_too_much_is_refused_before_it_is_read_if_possible(
+    own_folder: Path,
+    settings: dict[str, int],
+    sources: list[bytes | str],
+    words: str,
+    param: str,
+    results: dict[str, int],
+) -> None:
+    async with reading(own_folder, **settings) as seen:
+        with pytest.raises(InvalidField, match=words) as refused:
+            await seen.read(*sources)
+        assert (refused.value.param, seen.results, _files(seen)) == (param, results, [])
+        assert seen.processes == [] or "max_media_tokens" in settings
+
+
+async def test_too_many_tokens_together_are_refused(own_folder: Path) -> None:
+    async with reading(own_folder, max_media_tokens=599) as seen:
         one = encoded(picture(640, 480))
         assert len(await seen.read(one)) == 1
         with pytest.raises(InvalidField, match=r"at most 599 tokens together \(GENAI_MAX_MEDIA_TOKENS\); given 600"):
             await seen.read(one, one)
 
-    _run(own_folder, work, max_media_tokens=599)
 
-
-def test_too_many_tokens_of_one_image_leave_no_file(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        with pytest.raises(InvalidField, match=r"at most 299 tokens \(GENAI_MAX_MEDIA_TOKENS\), given 300") as refused:
-            await seen.read(encoded(picture(640, 480)))
-        assert refused.value.param == "input[0]"
-        assert list((seen.folder / f"images-{os.getpid()}").iterdir()) == []
-
-    assert _run(own_folder, work, max_media_tokens=299).results == {"refused": 1}
-
-
-def test_too_many_pixels_are_refused(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        words = (
-            r"input\[0\] cannot be used: the image may have at most 100 pixels \(GENAI_MAX_IMAGE_PIXELS\); given 11x10"
-        )
-        with pytest.raises(InvalidField, match=words):
-            await seen.read(png_header(11, 10))
-
-    _run(own_folder, work, max_image_pixels=100)
-
-
-def test_image_that_cannot_be_decoded_costs_no_process(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        good, *bad = encoded(), b"text", encoded()[:60], encoded(format="TIFF")
-        for data in bad:
-            with pytest.raises(InvalidField, match=r"input\[1\] cannot be used: the image is"):
-                await seen.read(good, data)
-        assert len(await seen.read(good)) == 1
-
-    seen = _run(own_folder, work)
+async def test_image_that_cannot_be_decoded_costs_no_process(seen: Seen) -> None:
+    good, *bad = encoded(), b"text", encoded()[:60], encoded(format="TIFF")
+    for data in bad:
+        with pytest.raises(InvalidField, match=r"input\[1\] cannot be used: the image is"):
+            await seen.read(good, data)
+    assert len(await seen.read(good)) == 1
     assert seen.results == {"read": 1, "refused": 3}
     assert len(seen.processes) <= 2
 
@@ -209,88 +229,64 @@ _ASK = WorkerProcess.ask
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
 @pytest.mark.parametrize(
-    ("ask", "words", "results", "processes"),
+    ("ask", "words", "result", "processes"),
     [
-        (_hang, r"takes longer than \d+ s to prepare \(GENAI_MEDIA_TIMEOUT\)", {"timed_out": 1}, 2),
-        (_die, "crashes the process that reads images", {"crashed": 1}, 3),
+        (_hang, r"takes longer than \d+ s to prepare \(GENAI_MEDIA_TIMEOUT\)", "timed_out", 2),
+        (_die, "crashes the process that reads images", "crashed", 3),
     ],
 )
-def test_image_that_ends_its_process_is_refused_alone(
-    own_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    ask: Any,
-    words: str,
-    results: dict[str, int],
-    processes: int,
+async def test_image_that_ends_its_process_is_refused_alone(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, ask: Any, words: str, result: str, processes: int
 ) -> None:
-    async def work(seen: Seen) -> None:
-        monkeypatch.setattr(WorkerProcess, "ask", ask)
-        with pytest.raises(InvalidField, match=words) as refused:
-            await seen.read(encoded())
-        assert refused.value.param == "input[0]"
-        assert list((seen.folder / f"images-{os.getpid()}").iterdir()) == []
-        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
-        assert len(await seen.read(encoded())) == 1
-
-    seen = _run(own_folder, work)
-    assert seen.results == {**results, "read": 1}
+    monkeypatch.setattr(WorkerProcess, "ask", ask)
+    with pytest.raises(InvalidField, match=words) as refused:
+        await seen.read(encoded())
+    assert refused.value.param == "input[0]"
+    await _until(lambda: (_num_taken(seen), _files(seen)) == (0, []))
+    monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+    assert len(await seen.read(encoded())) == 1
+    assert seen.results == {result: 1, "read": 1}
     assert len(seen.processes) == processes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel keeps to it on Linux")
-def test_memory_of_a_process_is_limited(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        await seen.read(encoded())
-        process = psutil.Process(seen.processes[0].pid)
-        soft, _ = process.rlimit(psutil.RLIMIT_AS)
-        process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + 30_000_000, soft))
-        with pytest.raises(InvalidField, match="memory|is damaged|refused"):
-            await seen.read(encoded(picture(4000, 3000)))
-
-    _run(own_folder, work)
+async def test_memory_of_a_process_is_limited(seen: Seen) -> None:
+    await seen.read(encoded())
+    process = psutil.Process(seen.processes[0].pid)
+    soft, _ = process.rlimit(psutil.RLIMIT_AS)
+    process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms + 30_000_000, soft))
+    with pytest.raises(InvalidField, match="memory|is damaged|refused"):
+        await seen.read(encoded(picture(4000, 3000)))
 
 
 @pytest.mark.usefixtures("unforked")
-def test_process_has_no_keys_and_settings(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_has_no_keys_and_settings(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENAI_API_KEYS", "secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
+    await seen.read(encoded())
+    environment = psutil.Process(seen.processes[0].pid).environ()
+    assert not {"GENAI_API_KEYS", "HF_TOKEN"} & set(environment)
 
-    async def work(seen: Seen) -> None:
+
+async def test_model_that_cannot_be_loaded_makes_images_unavailable(seen: Seen) -> None:
+    (seen.model_dir / "processor_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ImageReaderUnavailable, match="does not start: .*processor"):
         await seen.read(encoded())
-        environment = psutil.Process(seen.processes[0].pid).environ()
-        assert not {"GENAI_API_KEYS", "HF_TOKEN"} & set(environment)
-
-    _run(own_folder, work)
-
-
-def test_model_that_cannot_be_loaded_makes_images_unavailable(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        (seen.model_dir / "processor_config.json").write_text("{", encoding="utf-8")
-        with pytest.raises(ImageReaderUnavailable, match="does not start: .*processor"):
-            await seen.read(encoded())
-
-    _run(own_folder, work)
 
 
 @pytest.mark.usefixtures("unforked")
-def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_that_cannot_be_started_is_unavailable(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-
-    async def work(seen: Seen) -> None:
-        with pytest.raises(ImageReaderUnavailable, match="no process that reads images can be started: No such file"):
-            await seen.read(encoded())
-
-    _run(own_folder, work)
+    with pytest.raises(ImageReaderUnavailable, match="no process that reads images can be started: No such file"):
+        await seen.read(encoded())
 
 
-def test_files_are_removed_beyond_their_limit(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
+async def test_files_are_removed_beyond_their_limit(own_folder: Path) -> None:
+    async with reading(own_folder, encoder_cache_bytes=0) as seen:
         kept = await seen.read(encoded())
         for size in (96, 128, 160):
             await seen.read(encoded(picture(size, size)))
         await _until(lambda: _files(seen) == [kept[0].path])
-
-    _run(own_folder, work, encoder_cache_bytes=0)
 
 
 def test_folders_of_dead_api_processes_are_removed(own_folder: Path) -> None:
@@ -304,29 +300,17 @@ def test_folders_of_dead_api_processes_are_removed(own_folder: Path) -> None:
     assert sorted(path.name for path in engines.iterdir()) == sorted(["images-x", "metrics", f"images-{os.getppid()}"])
 
 
-def test_keys_share_no_images(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        (of_alice,) = await seen.read(encoded())
-        (of_bob,) = await seen.read(encoded(), requester=BOB)
-        assert of_alice.digest != of_bob.digest
-        assert of_alice.path != of_bob.path
-        assert (await seen.read(encoded()))[0] is of_alice
-        assert (await seen.read(encoded(), requester=BOB))[0] is of_bob
-
-    assert _run(own_folder, work).results == {"read": 2}
+async def test_keys_share_no_images(seen: Seen) -> None:
+    (of_alice,) = await seen.read(encoded())
+    (of_bob,) = await seen.read(encoded(), requester=BOB)
+    assert (of_alice.digest, of_alice.path) != (of_bob.digest, of_bob.path)
+    assert of_alice.path != of_bob.path
+    assert (await seen.read(encoded()))[0] is of_alice
+    assert (await seen.read(encoded(), requester=BOB))[0] is of_bob
+    assert seen.results == {"read": 2}
 
 
-def test_too_many_pixels_together_are_refused_before_any_work(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        words = r"at most 149 pixels together \(GENAI_MAX_REQUEST_PIXELS\); given 150"
-        with pytest.raises(InvalidField, match=words) as refused:
-            await seen.read(png_header(10, 10), png_header(5, 10))
-        assert refused.value.param == "input[1]"
-
-    assert _run(own_folder, work, max_request_pixels=149).processes == []
-
-
-def test_an_image_with_more_pixels_than_its_head_says_waits_for_its_turn_again(
+async def test_an_image_with_more_pixels_than_its_head_says_waits_for_its_turn_again(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = []
@@ -335,7 +319,7 @@ def test_an_image_with_more_pixels_than_its_head_says_waits_for_its_turn_again(
         costs.append(question["max_cost"])
         return _ASK(process, question, data, timeout)
 
-    async def work(seen: Seen) -> None:
+    async with reading(own_folder, max_request_pixels=307_200) as seen:
         monkeypatch.setattr(WorkerProcess, "ask", ask)
         monkeypatch.setattr("genai_server.media.images.reader.declared_size", lambda data: None)
         (image,) = await seen.read(encoded(picture(640, 480)))
@@ -343,29 +327,14 @@ def test_an_image_with_more_pixels_than_its_head_says_waits_for_its_turn_again(
         assert len(list(image.path.parent.iterdir())) == 1
         with pytest.raises(InvalidField, match=r"GENAI_MAX_REQUEST_PIXELS\); given 307681"):
             await seen.read(encoded(picture(641, 480)), png_header(1, 1))
-
-    _run(own_folder, work, max_request_pixels=307_200)
     assert costs[:2] == [1, 640 * 480]
 
 
 # disk space: an image of 512x512 takes 6.3 MB
 
 
-def _files(seen: Seen) -> list[Path]:
-    return list((seen.folder / f"images-{os.getpid()}").iterdir())
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    await asyncio.to_thread(wait_until, condition)
-
-
-def _num_taken(seen: Seen) -> int:
-    """Bytes of the budget that are taken."""
-    return seen.pool._space.num_bytes
-
-
-def test_an_image_has_space_for_its_file_while_it_is_used(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
+async def test_an_image_has_space_for_its_file_while_it_is_used(own_folder: Path) -> None:
+    async with reading(own_folder, **_SMALL) as seen:
         images = await seen.read(tiles(512, 512, 0), tiles(512, 512, 1))
         await _until(lambda: _num_taken(seen) == sum(path.stat().st_size for path in _files(seen)) > 12_000_000)
         del images[0]
@@ -376,12 +345,11 @@ def test_an_image_has_space_for_its_file_while_it_is_used(own_folder: Path) -> N
         del again
         await _until(lambda: _num_taken(seen) == 0)
         assert len(_files(seen)) == 2
+    assert seen.results == {"read": 2}
 
-    assert _run(own_folder, work, **_SMALL).results == {"read": 2}
 
-
-def test_a_request_that_does_not_fit_is_refused_with_the_limit(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
+async def test_a_request_that_does_not_fit_is_refused_with_the_limit(own_folder: Path) -> None:
+    async with reading(own_folder, **_SMALLER) as seen:
         words = (
             r"images of a request are prepared, they may take at most 10000000 bytes of disk space \(a quarter of "
             r"GENAI_MAX_PREPARED_BYTES\); given 125\d{5}$"
@@ -391,10 +359,8 @@ def test_a_request_that_does_not_fit_is_refused_with_the_limit(own_folder: Path)
         assert refused.value.param == "input[1]"
         await _until(lambda: _num_taken(seen) == 0)
 
-    _run(own_folder, work, **{**_SMALL, "max_prepared_bytes": 40_000_000})
 
-
-def test_an_image_that_takes_more_than_expected_is_prepared_with_more(
+async def test_an_image_that_takes_more_than_expected_is_prepared_with_more(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("genai_server.media.images.reader._IMAGE_BYTES", 1000)
@@ -407,18 +373,16 @@ def test_an_image_that_takes_more_than_expected_is_prepared_with_more(
         return reserve(budget, owner, num_bytes)
 
     monkeypatch.setattr(SpaceBudget, "reserve", noted)
-
-    async def work(seen: Seen) -> None:
+    async with reading(own_folder, **_SMALL) as seen:
         small, large = await seen.read(tiles(32, 32, 0), tiles(512, 512, 1))
         assert reserved[0] == 2 * 1000 + 32 * 32 + 512 * 512
         assert small.num_bytes + large.num_bytes <= reserved[1] < small.num_bytes + large.num_bytes + 10_000
         await _until(lambda: _num_taken(seen) == small.num_bytes + large.num_bytes)
+    assert seen.results["read"] >= 2
 
-    assert _run(own_folder, work, **_SMALL).results["read"] >= 2
 
-
-def test_an_image_waits_until_there_is_space(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
+async def test_an_image_waits_until_there_is_space(own_folder: Path) -> None:
+    async with reading(own_folder, **_SMALLER) as seen:
         held = [await seen.read(tiles(512, 512, number)) for number in range(2)]
         waiting = asyncio.create_task(seen.read(tiles(512, 512, 2)))
         (other,) = await seen.read(tiles(512, 512, 2), requester=BOB)
@@ -427,28 +391,25 @@ def test_an_image_waits_until_there_is_space(own_folder: Path) -> None:
         del held[0]
         await waiting
 
-    _run(own_folder, work, **{**_SMALL, "max_prepared_bytes": 40_000_000})
 
-
-def test_whoever_leaves_while_waiting_for_space_or_for_an_image_has_none(
+async def test_whoever_leaves_while_waiting_for_space_or_for_an_image_has_none(
     own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_asked, may_answer = threading.Event(), threading.Event()
 
-    def ask(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+    def ask(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> Any:
         is_asked.set()
         assert may_answer.wait(60)
         return _ASK(process, question, data, timeout)
 
     monkeypatch.setattr(WorkerProcess, "ask", ask)
-
-    async def work(seen: Seen) -> None:
-        reading = [asyncio.create_task(seen.read(tiles(512, 512, number))) for number in range(3)]
+    async with reading(own_folder, **_SMALLER) as seen:
+        tasks = [asyncio.create_task(seen.read(tiles(512, 512, number))) for number in range(3)]
         await asyncio.to_thread(is_asked.wait, 60)
         assert (_num_taken(seen), len(seen.pool._space._waiting)) == (20_000_000, 1)
-        for task in reversed(reading):
+        for task in reversed(tasks):
             task.cancel()
-        await asyncio.wait(reading)
+        await asyncio.wait(tasks)
         assert len(seen.pool._space._waiting) == 0
         assert _num_taken(seen) > 0  # a process may still write
         may_answer.set()
@@ -456,33 +417,17 @@ def test_whoever_leaves_while_waiting_for_space_or_for_an_image_has_none(
         await _until(lambda: _num_taken(seen) == 0)
         assert len(_files(seen)) == 1
 
-    _run(own_folder, work, **{**_SMALL, "max_prepared_bytes": 40_000_000})
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this file")
+async def test_a_full_disk_makes_images_unavailable(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(process: WorkerProcess, question: Mapping[str, Any], *rest: Any) -> dict[str, Any]:
+        return _ASK(process, {**question, "path": "/dev/full"}, *rest)
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
-def test_space_of_an_image_that_ends_its_process_is_returned(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(seen: Seen) -> None:
-        monkeypatch.setattr(WorkerProcess, "ask", _die)
-        with pytest.raises(InvalidField, match="crashes"):
-            await seen.read(encoded())
-        await _until(lambda: (_num_taken(seen), _files(seen)) == (0, []))
-
-    _run(own_folder, work, **_SMALL)
-
-
-def test_a_full_disk_makes_images_unavailable(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
-        return _ASK(process, {**question, "path": "/dev/full"}, data, timeout)
-
-    async def work(seen: Seen) -> None:
-        monkeypatch.setattr(WorkerProcess, "ask", ask)
-        with pytest.raises(ImageReaderUnavailable, match="cannot be written: No space left on device"):
-            await seen.read(encoded())
-        monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+    monkeypatch.setattr(WorkerProcess, "ask", ask)
+    with pytest.raises(ImageReaderUnavailable, match="cannot be written: No space left on device"):
         await seen.read(encoded())
-
-    if sys.platform == "linux":
-        _run(own_folder, work)
+    monkeypatch.setattr(WorkerProcess, "ask", _ASK)
+    await seen.read(encoded())
 
 
 class _Peak:
@@ -565,30 +510,24 @@ def test_a_hundred_uploads_never_take_more_than_the_budget(own_folder: Path) -> 
     assert [process.pid for process in seen.processes if process.is_alive] == []
 
 
-def test_a_process_started_in_advance_reads_the_first_image(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        for _ in range(2):
-            await seen.images.start(seen.model)
-        assert len(seen.processes) == 1
-        await seen.read(encoded())
-        assert len(seen.processes) == 1
-
-    assert _run(own_folder, work).results == {"read": 1}
-
-
-def test_failure_of_a_start_in_advance_is_logged(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work(seen: Seen) -> None:
-        (seen.model_dir / "processor_config.json").write_text("{", encoding="utf-8")
+async def test_a_process_started_in_advance_reads_the_first_image(seen: Seen) -> None:
+    for _ in range(2):
         await seen.images.start(seen.model)
+    await seen.read(encoded())
+    assert len(seen.processes) == 1
 
-    _run(own_folder, work)
+
+async def test_failure_of_a_start_in_advance_is_logged(
+    seen: Seen, own_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (seen.model_dir / "processor_config.json").write_text("{", encoding="utf-8")
+    await seen.images.start(seen.model)
     assert f"no process for the images of {own_folder / 'model'}: " in caplog.text
 
 
 def _image_process(folder: Path) -> WorkerProcess:
-    if not (folder / "model").exists():
-        make_vision_directory(folder / "model")
-    spec = {"model_dir": str(folder / "model"), "folder": str(folder), "max_pixels": 10_000, "max_tokens": 99}
+    model_dir = make_vision_directory(folder / "model")
+    spec = {"model_dir": str(model_dir), "folder": str(folder), "max_pixels": 10_000, "max_tokens": 99}
     return WorkerProcess(READ_IMAGE, spec | {"medium": "image", "max_seconds": 1})
 
 
@@ -619,7 +558,7 @@ def test_process_ends_with_its_parents_pipe(own_folder: Path) -> None:
     process.end()
 
 
-def test_few_images_are_fetched_at_a_time(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_images_are_fetched_at_a_time(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running, most = 0, 0
 
     async def load(url: str, *arguments: Any, **options: Any) -> bytes:
@@ -631,11 +570,8 @@ def test_few_images_are_fetched_at_a_time(own_folder: Path, monkeypatch: pytest.
         raise InvalidField("p", "gone")
 
     monkeypatch.setattr("genai_server.media.images.reader.load_image", load)
-
-    async def work(seen: Seen) -> None:
+    async with reading(own_folder, max_media=100, image_hosts="images.example") as seen:
         asked = (seen.read(f"http://images.example/{number}") for number in range(30))
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert all(isinstance(error, InvalidField) for error in found)
-
-    _run(own_folder, work, max_media=100, image_hosts="images.example")
     assert most == 8
