@@ -1,6 +1,7 @@
 """An answer as its reader sees it, and its figures."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,9 @@ from genai_server.messages.generation_request import FinishReason, Phases
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.timing import Arrival, Stopwatch
+from tests.hand_clock import HandClock
+
+pytestmark = pytest.mark.anyio
 
 
 def _answer(stream: TokenStream, *stop: str) -> RunningAnswer:
@@ -21,55 +25,47 @@ def _answer(stream: TokenStream, *stop: str) -> RunningAnswer:
     return RunningAnswer(stream, text, Stopwatch(Arrival(lambda: 0.0), 2))
 
 
-def _read(answer: RunningAnswer) -> None:
-    async def read() -> None:
-        async for _ in answer.pieces():
-            pass
-
-    asyncio.run(read())
+async def _read(answer: RunningAnswer) -> None:
+    async for _ in answer.pieces():
+        pass
 
 
 @pytest.mark.parametrize("batches", [[b"abcd", b"efgh"], [b"a", b"bcdefg", b"h"], [b"abcdefgh"]])
-def test_the_time_per_token_is_that_of_all_tokens_made(batches: list[bytes]) -> None:
+async def test_the_time_per_token_is_that_of_all_tokens_made(batches: list[bytes]) -> None:
     """The engine produces tokens until it learns of the stop string; their time is divided by all of them."""
     stream = TokenStream(lambda: None)
     answer = _answer(stream, "bc")
     for batch in batches:
         stream.receive(Tokens(0, list(batch)))
     stream.receive(Finished(0, FinishReason.STOP, Phases(decode=0.7)))
-    _read(answer)
+    await _read(answer)
     timings = answer.timings()
     assert (answer.reason, timings.output_tokens) == (FinishReason.STOP, 3)
     assert timings.tpot == pytest.approx(0.7 / (len("abcdefgh") - 1))
 
 
-def test_an_answer_that_the_engine_did_not_end_has_no_breakdown() -> None:
+async def test_an_answer_that_the_engine_did_not_end_has_no_breakdown() -> None:
     ended, failed = TokenStream(lambda: None), TokenStream(lambda: None)
     answers = [_answer(ended), _answer(failed)]
     for stream in (ended, failed):
         stream.receive(Tokens(0, list(b"abc")))
     answers[0].end()
     failed.fail(EngineDied("gone"))
-    _read(answers[0])
+    await _read(answers[0])
     with pytest.raises(EngineDied):
-        _read(answers[1])
+        await _read(answers[1])
     assert [(answer.timings().breakdown, answer.timings().tpot) for answer in answers] == [(None, None)] * 2
 
 
-class _Time:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
+@pytest.fixture
+def time(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    """The clock of time slices."""
+    monkeypatch.setattr(answers, "time", SimpleNamespace(perf_counter=clock))
+    return clock
 
 
 @pytest.mark.parametrize(("step", "turns"), [(0.004, 3), (0.0001, 0), (0.02, 10)])
-def test_other_tasks_run_after_each_time_slice(step: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = _Time()
-    monkeypatch.setattr(answers, "time", clock)
+async def test_other_tasks_run_after_each_time_slice(step: float, turns: int, time: HandClock) -> None:
     taken = 0
 
     async def other() -> None:
@@ -78,30 +74,21 @@ def test_other_tasks_run_after_each_time_slice(step: float, turns: int, monkeypa
             await asyncio.sleep(0)
             taken += 1
 
-    async def work() -> None:
-        waiting = asyncio.create_task(other())
-        await asyncio.sleep(0)  # it starts
-        share = EventLoopBudget()
-        for _ in range(10):
-            clock.now += step
-            await share.yield_if_due()
-        waiting.cancel()
-
-    asyncio.run(work())
+    waiting = asyncio.create_task(other())
+    await asyncio.sleep(0)  # it starts
+    share = EventLoopBudget()
+    for _ in range(10):
+        time.wait(step)
+        await share.yield_if_due()
+    waiting.cancel()
     assert taken == turns
 
 
-def test_suspended_task_has_its_full_share_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = _Time()
-    monkeypatch.setattr(answers, "time", clock)
+async def test_suspended_task_has_its_full_share_again(time: HandClock) -> None:
     turns: list[int] = []
-
-    async def work() -> None:
-        share = EventLoopBudget()
-        clock.now += 1.0
-        share.renew()
-        asyncio.get_running_loop().call_soon(turns.append, 1)
-        await share.yield_if_due()
-        assert turns == []
-
-    asyncio.run(work())
+    share = EventLoopBudget()
+    time.wait(1.0)
+    share.renew()
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    await share.yield_if_due()
+    assert turns == []

@@ -1,6 +1,5 @@
 """The constraints on answers; test_structured.py shows that answers fit them."""
 
-import asyncio
 from collections.abc import Collection
 from typing import Any
 
@@ -14,6 +13,8 @@ from genai_server.grammar_checker.compiler import complaint
 from genai_server.text.codec import TextCodec, load_text_codec
 from tests.running_server import DEMO
 from tests.text.guided import fits
+
+pytestmark = pytest.mark.anyio
 
 DEEP: dict[str, Any] = {}
 for _ in range(2_000):
@@ -44,6 +45,12 @@ def _call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+def _fits(found: OutputSpec, *answers: str) -> list[bool]:
+    """Which answers have the form that a spec demands."""
+    assert found.grammar is not None
+    return [fits(found.grammar, answer) for answer in answers]
+
+
 NUMBERS: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
@@ -57,34 +64,24 @@ def test_unconstrained_request_has_no_grammar(codec: TextCodec) -> None:
     assert _spec(codec, tools=[_tool("now")], tool_choice="none").constraint is None
 
 
-@pytest.mark.parametrize(
-    ("strict", "taken"), [(None, '{"a": [1]}'), (True, '{"a": [1]}'), (False, '{"a": "x"}')], ids=str
-)
-def test_calls_next_to_text_follow_their_schema_unless_lax(codec: TextCodec, strict: bool | None, taken: str) -> None:
+@pytest.mark.parametrize("strict", [None, True, False], ids=str)
+def test_calls_next_to_text_follow_their_schema_unless_lax(codec: TextCodec, strict: bool | None) -> None:
     found = _spec(codec, tools=[_tool("f", strict=strict, properties={"a": {"items": {"type": "integer"}}})])
-    assert found.grammar is not None
-    assert fits(found.grammar, "f is a function.")
-    assert fits(found.grammar, f"I call it. {_call('f', taken)}")
-    assert not fits(found.grammar, _call("g", taken))
-    assert not fits(found.grammar, _call("f", '{"a": [1}'))
-    assert fits(found.grammar, _call("f", '{"a": ["x"]}')) == (strict is False)
+    taken = ["f is a function.", "I call it. " + _call("f", '{"a": [1]}')]
+    refused = [_call("g", '{"a": [1]}'), _call("f", '{"a": [1}')]
+    assert _fits(found, *taken, *refused) == [True, True, False, False]
+    assert _fits(found, _call("f", '{"a": ["x"]}')) == [strict is False]
 
 
 def test_forced_call_precedes_the_response_format(codec: TextCodec) -> None:
     found = _spec(codec, tools=[_tool("f")], tool_choice="required", response_format=_format({"type": "object"}))
-    assert found.grammar is not None
-    assert fits(found.grammar, _call("f", "{}"))
-    assert not fits(found.grammar, "{}")
+    assert _fits(found, _call("f", "{}"), "{}") == [True, False]
 
 
 def test_lax_schema_is_followed_where_possible_and_reported(codec: TextCodec) -> None:
     found = _spec(codec, response_format=_format(NUMBERS))
     assert found.left_out == (("response_format.json_schema.schema", ": uniqueItems"),)
-    assert found.grammar is not None
-    assert fits(found.grammar, '{"a": [1, 1]}')
-    assert not fits(found.grammar, '{"a": ["x"]}')
-    forced = _spec(codec, tools=[_tool("f"), _tool("g", **NUMBERS)], tool_choice="required")
-    assert forced.left_out == (("tools[1].parameters", ": uniqueItems"),)
+    assert _fits(found, '{"a": [1, 1]}', '{"a": ["x"]}') == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +106,9 @@ async def _complain(grammar: str) -> str | None:
     return complaint(grammar)
 
 
-def _check(found: OutputSpec) -> frozenset[str]:
+async def _check(found: OutputSpec) -> frozenset[str]:
     assert found.constraint is not None
-    return asyncio.run(found.constraint.check(_complain))
+    return await found.constraint.check(_complain)
 
 
 def test_a_tool_whose_parameters_are_no_schema_takes_anything(codec: TextCodec) -> None:
@@ -120,35 +117,26 @@ def test_a_tool_whose_parameters_are_no_schema_takes_anything(codec: TextCodec) 
         ("tools[0].parameters", ": the schema as a whole"),
         ("tools[1].parameters", ": uniqueItems"),
     )
-    assert found.grammar is not None
-    assert fits(found.grammar, _call("f", '{"a": 1}'))
-    assert not fits(found.grammar, _call("g", '{"a": ["x"]}'))
+    assert _fits(found, _call("f", '{"a": 1}'), _call("g", '{"a": ["x"]}')) == [True, False]
 
 
-def test_tool_with_an_uncompilable_schema_is_held_to_less(
-    codec: TextCodec,
-) -> None:
+async def test_tool_with_an_uncompilable_schema_is_held_to_less(codec: TextCodec) -> None:
     twice: dict[str, Any] = {"patternProperties": {"^a": {"type": "integer"}, "^ab": {}}}
     tools = [_tool("f", **twice), _tool("g", **NUMBERS)]
-    found = _spec(codec, tools=tools)
-    assert _check(found) == {"f"}
+    assert await _check(_spec(codec, tools=tools)) == {"f"}
     found = _spec(codec, tools=tools, loose={"f"})
-    assert _check(found) == frozenset()
-    assert found.grammar is not None
-    assert fits(found.grammar, _call("f", '{"a": "x"}'))
-    assert not fits(found.grammar, _call("g", '{"a": ["x"]}'))
+    assert await _check(found) == frozenset()
+    assert _fits(found, _call("f", '{"a": "x"}'), _call("g", '{"a": ["x"]}')) == [True, False]
     with pytest.raises(InvalidField, match='those of "f" are not'):
-        _check(_spec(codec, tools=[_tool("f", strict=True, **twice)]))
+        await _check(_spec(codec, tools=[_tool("f", strict=True, **twice)]))
 
 
-def test_an_answer_keeps_the_type_of_an_uncompilable_schema(codec: TextCodec) -> None:
+async def test_an_answer_keeps_the_type_of_an_uncompilable_schema(codec: TextCodec) -> None:
     response_format = _format({"type": "string", "pattern": "((("})
-    loose = _check(_spec(codec, response_format=response_format))
+    loose = await _check(_spec(codec, response_format=response_format))
     found = _spec(codec, response_format=response_format, loose=loose)
     assert found.left_out == (("response_format.json_schema.schema", ": the schema as a whole"),)
-    assert found.grammar is not None
-    assert fits(found.grammar, '"((("')
-    assert not fits(found.grammar, "7")
+    assert _fits(found, '"((("', "7") == [True, False]
 
 
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar"])

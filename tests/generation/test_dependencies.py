@@ -29,6 +29,8 @@ from tests.running_server import DEMO, RunningServer, body, wait_until
 from tests.scraped import parse
 from tests.server_here import run_here
 
+pytestmark = pytest.mark.anyio
+
 
 def test_default_deadline_is_the_setting_from_arrival_on() -> None:
     clock = HandClock()
@@ -206,41 +208,32 @@ async def _silence() -> Any:
     await asyncio.Event().wait()
 
 
-def test_work_of_a_connected_client_returns_its_result() -> None:
-    async def run() -> str:
-        work = Work()
-        work.go.set()
-        return await _context(_silence).run_while_connected(work.run())
-
-    assert asyncio.run(run()) == "done"
+async def test_work_of_a_connected_client_returns_its_result() -> None:
+    work = Work()
+    work.go.set()
+    assert await _context(_silence).run_while_connected(work.run()) == "done"
 
 
-def test_work_of_a_disconnected_client_is_cancelled() -> None:
-    async def run() -> None:
-        work = Work()
+async def test_work_of_a_disconnected_client_is_cancelled() -> None:
+    work = Work()
 
-        async def leave() -> Any:
-            await work.begun.wait()
-            return {"type": "http.disconnect"}
-
-        with pytest.raises(ClientLeft):
-            await _context(leave).run_while_connected(work.run())
-        await asyncio.wait_for(work.ended.wait(), 10)
-
-    asyncio.run(run())
-
-
-def test_stopping_server_cancels_the_work_with_a_reason() -> None:
-    async def run() -> None:
-        work = Work()
-        waiting = asyncio.ensure_future(_context(_silence).run_while_connected(work.run()))
+    async def leave() -> Any:
         await work.begun.wait()
-        waiting.cancel()
-        with pytest.raises(ServerStopping):
-            await waiting
-        await asyncio.wait_for(work.ended.wait(), 10)
+        return {"type": "http.disconnect"}
 
-    asyncio.run(run())
+    with pytest.raises(ClientLeft):
+        await _context(leave).run_while_connected(work.run())
+    await asyncio.wait_for(work.ended.wait(), 10)
+
+
+async def test_stopping_server_cancels_the_work_with_a_reason() -> None:
+    work = Work()
+    waiting = asyncio.ensure_future(_context(_silence).run_while_connected(work.run()))
+    await work.begun.wait()
+    waiting.cancel()
+    with pytest.raises(ServerStopping):
+        await waiting
+    await asyncio.wait_for(work.ended.wait(), 10)
 
 
 def needs(dependant: Dependant) -> Iterator[object]:

@@ -23,6 +23,8 @@ from genai_server.messages.engine_protocol import Accepted, Finished, Tokens
 from genai_server.messages.generation_request import AudioInput, FinishReason, GenerationRequest, Phases, TokenLogprob
 from tests.hand_clock import HandClock
 
+pytestmark = pytest.mark.anyio
+
 REQUEST = GenerationRequest("name", [1, 2, 3], 5, 10)
 
 
@@ -76,7 +78,6 @@ def requests_to_each(engines: Sequence[Engine], context: RequestContext) -> Engi
     return EngineRequests(context, pick, param="file")
 
 
-@pytest.mark.anyio
 async def test_figures_are_the_sums_of_all_requests(context: RequestContext, clock: HandClock) -> None:
     engine = Engine(feed=fed())
     requests = requests_to(engine, context)
@@ -100,7 +101,6 @@ async def test_figures_are_the_sums_of_all_requests(context: RequestContext, clo
     assert times.breakdown.decode == 3.0
 
 
-@pytest.mark.anyio
 async def test_what_an_earlier_request_counts_counts_once(context: RequestContext) -> None:
     engine = Engine(feed=fed())
     requests = EngineRequests(context, requests_to(engine, context)._pick, param="questions", generates=False)
@@ -108,7 +108,6 @@ async def test_what_an_earlier_request_counts_counts_once(context: RequestContex
     assert (requests.usage.prompt, requests.usage.completion, requests.usage.cached) == (5, 0, 3)
 
 
-@pytest.mark.anyio
 async def test_all_requests_that_run_are_cancelled(context: RequestContext) -> None:
     engine = Engine(feed=lambda stream: None)
     requests = requests_to(engine, context)
@@ -121,7 +120,6 @@ async def test_all_requests_that_run_are_cancelled(context: RequestContext) -> N
         one.cancel()
 
 
-@pytest.mark.anyio
 async def test_each_request_has_the_time_that_is_left(context: RequestContext, clock: HandClock) -> None:
     engine = Engine(feed=fed())
     requests = requests_to(engine, context)
@@ -131,7 +129,6 @@ async def test_each_request_has_the_time_that_is_left(context: RequestContext, c
     assert [request.timeout for request in engine.asked] == [60.0, 35.0]
 
 
-@pytest.mark.anyio
 async def test_requests_for_a_window_go_to_one_engine(context: RequestContext) -> None:
     engines = [Engine(feed=fed()) for _ in range(3)]
     requests = requests_to_each(engines, context)
@@ -143,7 +140,6 @@ async def test_requests_for_a_window_go_to_one_engine(context: RequestContext) -
     assert [len(engine.asked) for engine in engines] == [2, 1, 1]
 
 
-@pytest.mark.anyio
 async def test_a_full_queue_refuses_only_the_first_request(
     context: RequestContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +160,6 @@ async def test_a_full_queue_refuses_only_the_first_request(
     assert slept == [4, 1]
 
 
-@pytest.mark.anyio
 async def test_waiting_for_the_queue_ends_at_the_deadline(
     context: RequestContext, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +176,6 @@ async def test_waiting_for_the_queue_ends_at_the_deadline(
     assert context.record.answers[0].outcome == "timeout"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("reason", "error"),
     [
@@ -199,7 +193,6 @@ async def test_a_request_that_is_ended_ends_the_transcription(
     assert context.record.answers[0].outcome == error.code
 
 
-@pytest.mark.anyio
 async def test_the_loss_of_the_engine_is_the_outcome(context: RequestContext) -> None:
     engine = Engine(feed=lambda stream: stream.fail(EngineDied("gone")))
     with pytest.raises(EngineDied):
@@ -208,7 +201,6 @@ async def test_the_loss_of_the_engine_is_the_outcome(context: RequestContext) ->
     assert engine.left == 1
 
 
-@pytest.mark.anyio
 async def test_an_error_between_requests_is_the_outcome(context: RequestContext) -> None:
     requests = requests_to(Engine(feed=fed()), context)
     await requests.run(REQUEST)

@@ -40,6 +40,8 @@ from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer
 from genai_server.text.tool_formats.all_formats import read_dialect
 from tests.text.small_tokenizers import sentencepiece
 
+pytestmark = pytest.mark.anyio
+
 SLOTS, LOGPROB = 16, -0.5
 HEAD = EncodedPrompt([1, 2, 3])
 
@@ -94,7 +96,6 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("num_others", "most"), [(0, SLOTS), (1, 2), (5, 5), (100, SLOTS)])
 async def test_next_to_others_there_are_no_more_than_these(context: RequestContext, num_others: int, most: int) -> None:
     engine = Engine(num_others)
@@ -108,7 +109,6 @@ async def test_next_to_others_there_are_no_more_than_these(context: RequestConte
     assert (engine.most, running.result()) == (most, [{9: LOGPROB}] * 40)
 
 
-@pytest.mark.anyio
 async def test_those_that_come_later_make_them_fewer(context: RequestContext) -> None:
     engine = Engine(0)
     running = asyncio.ensure_future(scorer_of(engine, context).run([NextTokens(HEAD, [], [9])] * 40))
@@ -124,7 +124,6 @@ async def test_those_that_come_later_make_them_fewer(context: RequestContext) ->
     running.cancel()
 
 
-@pytest.mark.anyio
 async def test_a_prompt_that_fails_costs_no_other_one(context: RequestContext) -> None:
     engine = Engine(0)
     running = asyncio.ensure_future(scorer_of(engine, context).run([NextTokens(HEAD, [], [9])] * 3))
@@ -164,7 +163,6 @@ async def scored(known: dict[tuple[int, ...], Logprobs], *prompts: PromptWithOpt
     return await score_options(scorer, prompts, MODEL, **fields), scorer.asked
 
 
-@pytest.mark.anyio
 async def test_an_option_has_the_product_of_its_shares_where_options_part() -> None:
     # 5 6 7, 5 6 8 and 9 part after the prompt and after 5 6.
     prompt = PromptWithOptions(PROMPT, [3], [[5, 6, 7], [5, 6, 8], [9, 6, 7]], "questions[0]")
@@ -176,7 +174,6 @@ async def test_an_option_has_the_product_of_its_shares_where_options_part() -> N
     assert [(one.tail, one.tokens, one.num_counted) for one in asked] == [([3], [5, 9], 0), ([3, 5, 6], [7, 8], 3)]
 
 
-@pytest.mark.anyio
 async def test_a_temperature_makes_options_alike() -> None:
     prompt = PromptWithOptions(PROMPT, [], [[5], [6]], "questions[0]")
     (found,), _ = await scored({(): logs(t5=0.4, t6=0.1)}, prompt, temperature=2.0)
@@ -184,7 +181,6 @@ async def test_a_temperature_makes_options_alike() -> None:
     assert found.mass == pytest.approx(0.5)
 
 
-@pytest.mark.anyio
 async def test_what_prompts_have_in_common_counts_once() -> None:
     prompts = [PromptWithOptions(PROMPT, [n], [[5], [6]], f"questions[{n}]") for n in (3, 4)]
     failed = RunnerFailed("the pass failed")
@@ -194,7 +190,6 @@ async def test_what_prompts_have_in_common_counts_once() -> None:
     assert second.probabilities == pytest.approx([0.5, 0.5])
 
 
-@pytest.mark.anyio
 async def test_a_prompt_that_is_too_long_is_named() -> None:
     prompts = [PromptWithOptions(PROMPT, [7] * n, [[5], [6]], f"questions[{n}]") for n in (1, 18)]
     with pytest.raises(PromptTooLong) as error:
@@ -213,7 +208,6 @@ async def encoded(context: RequestContext, codec: TextCodec, *answers: str) -> l
         codec.close()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("source", "prompt"),
     [
@@ -239,7 +233,6 @@ async def test_an_answer_begins_after_all_thinking(context: RequestContext, sour
     assert found.options == [[ord("a")], [ord("b")]]
 
 
-@pytest.mark.anyio
 async def test_an_answer_has_no_blank_in_front(context: RequestContext, tmp_path: Path) -> None:
     tokenizer = ModelTokenizer(sentencepiece(tmp_path))
     (found,) = await encoded(context, TextCodec({"default": ChatTemplate(USERS)}, tokenizer), "hi", "x")
@@ -247,7 +240,6 @@ async def test_an_answer_has_no_blank_in_front(context: RequestContext, tmp_path
     assert [tokenizer.token_bytes(option[0])[:1] for option in found.options] == [b"h", b"x"]
 
 
-@pytest.mark.anyio
 async def test_options_that_begin_with_others_are_refused(context: RequestContext) -> None:
     codec = TextCodec({"default": ChatTemplate(USERS)}, ByteTokenizer())
     with pytest.raises(InvalidField) as error:

@@ -1,7 +1,6 @@
 """Output specs are built once for equal tools, formats and models, and separately where any of these differ."""
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -17,6 +16,8 @@ from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.workers.pool import WorkerLimits, WorkerPool
 from genai_server.workers.tasks import Requester
 from tests.running_server import DEMO
+
+pytestmark = pytest.mark.anyio
 
 Made = list[ChatParameters]
 ALICE, BOB = (Requester(TaskOwner(name)) for name in ("alice", "bob"))
@@ -48,22 +49,19 @@ def _body(**fields: Any) -> ChatParameters:
     return ChatParameters.model_validate({"messages": [{"role": "user", "content": "Hello!"}], **fields})
 
 
-def _specs(codec: TextCodec, *bodies: ChatParameters, requester: Requester = ALICE) -> list[OutputSpec]:
-    """The specs of these bodies, in order."""
-
-    async def ask() -> list[OutputSpec]:
-        with closing(WorkerPool(WorkerLimits())) as pool:
-            specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
-            return [await specs.of(body, codec, [1], requester) for body in bodies]
-
-    return asyncio.run(ask())
+async def _specs(
+    codec: TextCodec, *bodies: ChatParameters, requesters: Sequence[Requester] = (ALICE,)
+) -> list[OutputSpec]:
+    """The specs of these bodies, in order, each for all requesters."""
+    with closing(WorkerPool(WorkerLimits())) as pool:
+        specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
+        return [await specs.of(body, codec, [1], requester) for body in bodies for requester in requesters]
 
 
-def test_the_same_tools_make_one_grammar_whatever_else_differs(codec: TextCodec, made: Made) -> None:
-    first, second = _specs(codec, _body(tools=[_tool()]), _body(tools=[_tool()], temperature=0.5, max_tokens=3))
+async def test_the_same_tools_make_one_grammar_whatever_else_differs(codec: TextCodec, made: Made) -> None:
+    first, second = await _specs(codec, _body(tools=[_tool()]), _body(tools=[_tool()], temperature=0.5, max_tokens=3))
     assert first.grammar is not None
-    assert first == second
-    assert len(made) == 1
+    assert (first, len(made)) == (second, 1)
 
 
 @pytest.mark.parametrize(
@@ -79,49 +77,40 @@ def test_the_same_tools_make_one_grammar_whatever_else_differs(codec: TextCodec,
         {"tools": [_tool()], "structured_outputs": {"regex": "a+"}},
     ],
 )
-def test_different_grammar_inputs_are_not_shared(codec: TextCodec, made: Made, other: dict[str, Any]) -> None:
+async def test_different_grammar_inputs_are_not_shared(codec: TextCodec, made: Made, other: dict[str, Any]) -> None:
     base = {"tools": [_tool(properties={"a": {"const": 1}})]}
-    _specs(codec, _body(**base), _body(tools=[_tool()]), _body(**other))
+    await _specs(codec, _body(**base), _body(tools=[_tool()]), _body(**other))
     assert len(made) == 3
 
 
-def test_ignored_keywords_are_reported_each_time(codec: TextCodec, made: Made) -> None:
+async def test_ignored_keywords_are_reported_each_time(codec: TextCodec, made: Made) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     body = _body(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
-    first, second = _specs(codec, body, body)
+    first, second = await _specs(codec, body, body)
     assert first.left_out == second.left_out == (("response_format.json_schema.schema", ": uniqueItems"),)
     assert len(made) == 1
 
 
-def test_a_grammar_that_does_not_compile_is_refused_each_time(codec: TextCodec) -> None:
-    async def ask() -> None:
-        with closing(WorkerPool(WorkerLimits())) as pool:
-            specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
-            for _ in range(2):
-                with pytest.raises(InvalidField, match="structured_outputs.regex"):
-                    await specs.of(_body(structured_outputs={"regex": "("}), codec, [1], ALICE)
-
-    asyncio.run(ask())
+async def test_a_grammar_that_does_not_compile_is_refused_each_time(codec: TextCodec) -> None:
+    with closing(WorkerPool(WorkerLimits())) as pool:
+        specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
+        for _ in range(2):
+            with pytest.raises(InvalidField, match="structured_outputs.regex"):
+                await specs.of(_body(structured_outputs={"regex": "("}), codec, [1], ALICE)
 
 
-def test_the_last_used_are_kept(codec: TextCodec, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_used_are_kept(codec: TextCodec, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_spec, "_MAX_CACHED", 2)
     a, b, c = (_body(tools=[_tool(name)]) for name in "abc")
-    _specs(codec, a, b, a, c, a, b)
+    await _specs(codec, a, b, a, c, a, b)
     assert made == [a, b, c, b]
 
 
-def test_keys_share_no_specs(codec: TextCodec, made: Made) -> None:
-    async def ask() -> None:
-        with closing(WorkerPool(WorkerLimits())) as pool:
-            specs = CheckedSpecs(GrammarChecker(pool, timeout=20), best_effort=True)
-            for requester in (ALICE, BOB, ALICE, BOB):
-                await specs.of(_body(tools=[_tool()]), codec, [1], requester)
-
-    asyncio.run(ask())
+async def test_keys_share_no_specs(codec: TextCodec, made: Made) -> None:
+    await _specs(codec, *[_body(tools=[_tool()])] * 2, requesters=[ALICE, BOB])
     assert len(made) == 2
 
 
-def test_unconstrained_chat_is_not_cached(codec: TextCodec, made: Made) -> None:
-    assert [spec.constraint for spec in _specs(codec, _body(), _body())] == [None, None]
+async def test_unconstrained_chat_is_not_cached(codec: TextCodec, made: Made) -> None:
+    assert [spec.constraint for spec in await _specs(codec, _body(), _body())] == [None, None]
     assert len(made) == 2

@@ -20,13 +20,14 @@ from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
 from genai_server.text.tool_formats.all_formats import PLAIN, Dialect
 from tests.running_server import DEMO
 
+pytestmark = pytest.mark.anyio
+
 
 async def excluded(tokenizer: Tokenizer, vocab_size: int = 10**6, **fields: Any) -> Sampling:
     body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **fields})
     return await with_exclusions(Sampling(), body, tokenizer, ModelInfo(100, vocab_size, [1], Sampling()))
 
 
-@pytest.mark.anyio
 async def test_word_is_banned_at_the_beginning_and_after_a_space() -> None:
     tokenizer = ModelTokenizer(DEMO)
     found = await excluded(tokenizer, bad_words=["  Paris", "\n", "<|im_end|>"])
@@ -35,19 +36,16 @@ async def test_word_is_banned_at_the_beginning_and_after_a_space() -> None:
     assert [tokenizer.special_tokens["<|im_end|>"]] in found.bad_words
 
 
-@pytest.mark.anyio
 async def test_words_with_the_same_tokens_count_once() -> None:
     found = await excluded(ByteTokenizer(), bad_words=["a", " a", "a"])
     assert found.bad_words == [[97], [32, 97]]
 
 
-@pytest.mark.anyio
 async def test_word_that_the_model_cannot_write_is_left_out() -> None:
     found = await excluded(ByteTokenizer(), vocab_size=100, bad_words=["ab", "xy"])
     assert found.bad_words == [[97, 98], [32, 97, 98]]
 
 
-@pytest.mark.anyio
 async def test_allowed_tokens_are_bits() -> None:
     found = await excluded(ByteTokenizer(), vocab_size=19, allowed_token_ids=[0, 9, 18, 9])
     bits = np.unpackbits(np.frombuffer(found.allowed_tokens, np.uint8), bitorder="little")
@@ -55,18 +53,12 @@ async def test_allowed_tokens_are_bits() -> None:
     assert len(found.allowed_tokens) == 3
 
 
-pytestmark = pytest.mark.anyio
 QUESTION = {"role": "user", "content": "x"}
 # It writes thoughts as some models do: without a line break before the end.
 TEMPLATE = (
     "{% for m in messages %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>\n{% endif %}"
     "{{ m.content }}{% endfor %}"
 )
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def body(**fields: Any) -> ChatParameters:

@@ -1,8 +1,10 @@
 """The parts of the loop that need no server."""
 
-import asyncio
 import json
 from collections.abc import Mapping
+from typing import Any
+
+import pytest
 
 from genai_server.answer_parts import (
     Content,
@@ -30,9 +32,11 @@ from genai_server.generation.tool_loop import (
     with_tools,
 )
 from genai_server.messages.supervisor_protocol import ToolInfo, ToolOutput
-from genai_server.text.codec import load_text_codec
+from genai_server.text.codec import TextCodec, load_text_codec
 from tests.running_server import DEMO
 from tests.tool_server import PROMPT
+
+pytestmark = pytest.mark.anyio
 
 # The tokens that begin and end a turn of the demo model.
 MARKERS = (1, 2)
@@ -79,19 +83,11 @@ def test_functions_of_a_chat_keep_their_names() -> None:
 
 
 def test_calls_of_later_rounds_are_counted_on() -> None:
-    parts: list[Part] = [
-        ToolCallStart(0, "a", "f"),
-        ToolCallArguments(0, "{}"),
-        ToolCallEnd(0, is_complete=True),
-        Content("x"),
-    ]
-    moved = replace_indexes(Piece(parts, []), 2).parts
-    assert moved == [
-        ToolCallStart(2, "a", "f"),
-        ToolCallArguments(2, "{}"),
-        ToolCallEnd(2, is_complete=True),
-        Content("x"),
-    ]
+    def parts(index: int) -> list[Part]:
+        call = [ToolCallStart(index, "a", "f"), ToolCallArguments(index, "{}"), ToolCallEnd(index, is_complete=True)]
+        return [*call, Content("x")]
+
+    assert replace_indexes(Piece(parts(0), []), 2).parts == parts(2)
 
 
 def test_results_stand_behind_the_calls_of_their_round() -> None:
@@ -110,27 +106,24 @@ def test_results_stand_behind_the_calls_of_their_round() -> None:
     assert answer.content == "done"
 
 
-def test_results_never_become_structure() -> None:
-    """A result that looks like the end of a turn has as many special tokens as one that does not: none."""
+async def num_special(codec: TextCodec, conversation: list[ChatMessage], tools: list[Any] | None = None) -> int:
+    """How many tokens of a chat's prompt begin or end a turn."""
+    prompt = await codec.encode_chat([each.for_template() for each in conversation], tools)
+    return sum(token in MARKERS for token in prompt.tokens)
+
+
+async def test_results_and_descriptions_never_become_structure() -> None:
+    """One that looks like the end of a turn has as many special tokens as one that does not: none."""
     codec = load_text_codec(DEMO, "cpu")
 
-    def special(text: str) -> int:
-        call = WholeToolCall("one", "s__t", "{}", is_complete=True)
-        conversation = [*messages(USER, CALLS), _result_message(call, ToolOutput(0, text))]
-        prompt = asyncio.run(codec.encode_chat([each.for_template() for each in conversation]))
-        return sum(token in MARKERS for token in prompt.tokens)
-
-    assert special(PROMPT) == special("harmless") > 0
-
-
-def test_descriptions_never_become_structure() -> None:
-    codec = load_text_codec(DEMO, "cpu")
-
-    def special(text: str) -> int:
+    async def special(text: str) -> tuple[int, int]:
+        result = _result_message(WholeToolCall("one", "s__t", "{}", is_complete=True), ToolOutput(0, text))
         parameters = json.dumps({"type": "object", "description": text}).encode()
         function = ServedTool("s", ToolInfo("t", text, parameters)).function
         tools = [tool_for_template(Tool.model_validate({"type": "function", "function": function}))]
-        prompt = asyncio.run(codec.encode_chat([each.for_template() for each in messages(USER)], tools))
-        return sum(token in MARKERS for token in prompt.tokens)
+        asked = messages(USER)
+        return await num_special(codec, [*messages(USER, CALLS), result]), await num_special(codec, asked, tools)
 
-    assert special(PROMPT) == special("harmless") > 0
+    found = await special(PROMPT)
+    assert found == await special("harmless")
+    assert min(found) > 0
