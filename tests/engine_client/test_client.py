@@ -98,6 +98,12 @@ async def narrow_router(narrow_engines: Supervisor) -> AsyncIterator[Router]:
         yield router
 
 
+@pytest.fixture
+def engine(router: Router) -> EngineClient:
+    """One of the engines that no test changes."""
+    return router.engines["scripted:0"]
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - what it waits for has no event
         await asyncio.sleep(0.01)
@@ -121,15 +127,13 @@ async def read(engine: EngineClient, script: str) -> str:
     return bytes(tokens).decode()
 
 
-async def test_many_requests_at_once_each_get_their_own_answer(router: Router) -> None:
-    engine = router.engines["scripted:0"]
+async def test_many_requests_at_once_each_get_their_own_answer(engine: EngineClient) -> None:
     answers = await asyncio.gather(*(read(engine, f"count {number}") for number in range(1, 40)))
     assert [answer.rpartition(" ")[2] for answer in answers] == [str(number) for number in range(1, 40)]
     assert engine.work == 0
 
 
-async def test_closing_a_stream_early_frees_the_engine(router: Router) -> None:
-    engine = router.engines["scripted:0"]
+async def test_closing_a_stream_early_frees_the_engine(engine: EngineClient) -> None:
     (stream,) = await engine.in_flight.submit(request(ENDLESS))
     await anext(stream)
     assert engine.load.running == 1
@@ -148,13 +152,11 @@ async def test_engine_death_fails_only_its_own_streams() -> None:
         kill(victim)
         for stream in doomed:
             with pytest.raises(EngineDied, match="scripted:0"):
-                async for _ in stream:
-                    pass
+                await received_tokens(stream)
         assert not victim.is_ready
         with pytest.raises(NoEngineReady):
             await victim.in_flight.submit(request("say x"))
-        async for _ in survivor:
-            pass
+        await received_tokens(survivor)
         assert survivor.reason == FinishReason.STOP
         await until(lambda: victim.is_ready)
         assert await read(victim, "say again") == "again"
@@ -172,13 +174,11 @@ async def test_request_without_a_token_moves_to_the_next_engine() -> None:
         (left,) = await engine.in_flight.submit(request("say x"))
         kill(engine)
         with pytest.raises(EngineDied):
-            async for _ in running:
-                pass
+            await received_tokens(running)
         assert engine.work == 2
         left.close()
         assert engine.work == 1
-        tokens = await received_tokens(waiting)
-        assert bytes(tokens) == b"ab"
+        assert bytes(await received_tokens(waiting)) == b"ab"
         assert [logprob.token for logprob in waiting.prompt_logprobs] == list(b"ay abc\n\x04")
         assert engine.work == 0
 
@@ -205,18 +205,6 @@ async def test_requests_do_not_wait_for_a_failed_engine() -> None:
         )
 
 
-async def test_a_refusal_is_raised_by_submit(narrow_router: Router) -> None:
-    engine = narrow_router.engines["scripted:0"]
-    (running,) = await engine.in_flight.submit(request(ENDLESS))
-    await anext(running)
-    (waiting,) = await engine.in_flight.submit(request("say x"))
-    with pytest.raises(QueueFull):
-        await engine.in_flight.submit(request("say x"))
-    assert engine.work == 2
-    waiting.close()
-    running.close()
-
-
 def num_free(engine: EngineClient) -> int | None:
     """How many requests the engine would take, by its last report."""
     capacity = engine.load.capacity
@@ -240,13 +228,14 @@ async def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_router
         engine.require_capacity(1, param="n")
     assert full.value.retry_after == engine.load.retry_after >= 1
     assert narrow_router.pick(None)[0] is narrow_router.engines["scripted:1"]
+    with pytest.raises(QueueFull):
+        await engine.in_flight.submit(request("say x"))
     waiting.close()
     await until(lambda: num_free(engine) == 1)
     running.close()
 
 
-async def test_request_cancelled_before_its_acceptance_is_dropped(router: Router) -> None:
-    engine = router.engines["scripted:0"]
+async def test_request_cancelled_before_its_acceptance_is_dropped(engine: EngineClient) -> None:
     (busy,) = await engine.in_flight.submit(request(ENDLESS))
     await anext(busy)
     with suspended(psutil.Process(engine.status().pid)):
@@ -280,8 +269,7 @@ async def test_router_picks_the_least_loaded_and_terminated_last(router: Router)
     await second.admin.ask(partial(SetRuntimeOption, option="terminate_session", value="0"))
 
 
-async def test_a_connection_that_closes_takes_nothing_more(router: Router) -> None:
-    engine = router.engines["scripted:0"]
+async def test_a_connection_that_closes_takes_nothing_more(engine: EngineClient) -> None:
     writer = engine._writer
     assert writer is not None
     writer.close()  # as if the engine had just died, before anything else has run
@@ -350,8 +338,7 @@ async def test_reply_to_an_abandoned_call_is_dropped(operator: EngineAdmin) -> N
     left, stays = (asyncio.ensure_future(operator.ask(ListRequests)) for _ in range(2))
     await asyncio.sleep(0)
     left.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await left
+    await asyncio.wait([left])
     operator.receive(RequestList(0, [STATE]))
     operator.receive(RequestList(1, []))
     assert (await stays).requests == []
