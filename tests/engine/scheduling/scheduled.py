@@ -31,6 +31,18 @@ def produce(sequence: Sequence) -> None:
     sequence.append(5)
 
 
+def decoding(names: str, **how: Any) -> list[Sequence]:
+    """Decoding sequences with one-letter names."""
+    return [a_sequence(name, decoding=True, **how) for name in names]
+
+
+def preemptions(scheduler: Scheduler) -> list[str]:
+    """The names of the sequences that are preempted from now on."""
+    found: list[str] = []
+    scheduler.on_preempt = lambda sequence: found.append(sequence.request.request_id)
+    return found
+
+
 def names_of(sequences: list[Sequence]) -> list[str]:
     return [sequence.request.request_id for sequence in sequences]
 

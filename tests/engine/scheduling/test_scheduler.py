@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.engine.scheduling.scheduled import (
     arrive,
     asking,
     chunks_of,
+    decoding,
     names_of,
     next_step,
     passes,
@@ -35,70 +37,64 @@ def test_idle_scheduler_has_no_pass() -> None:
     assert scheduler.next_step() is None
 
 
-def test_decoding_sequences_take_turns_in_order_of_arrival() -> None:
-    assert passes(admitted(*(a_sequence(name, decoding=True) for name in "abc")), 7) == "abcabca"
+@pytest.mark.parametrize(
+    ("sequences", "found"),
+    [
+        pytest.param(decoding("abc"), "abcabca", id="decoding sequences take turns in order of arrival"),
+        # The prompts came first, but every round has only one chunk.
+        pytest.param([*map(a_sequence, "pqr"), *decoding("ab")], "abpabpabp", id="streams pause for one chunk a round"),
+        pytest.param(
+            [*(a_sequence(name, decoding=True, batched=name in "acd") for name in "abcde"), a_sequence("p")],
+            "(acd)bep(acd)bep",
+            id="batched sequences share a pass and others run alone",
+        ),
+    ],
+)
+def test_a_round_has_one_pass_of_each_stream_and_one_chunk(sequences: list[Sequence], found: str) -> None:
+    assert passes(admitted(*sequences), len(found) - 4 * found.count("(")) == found
 
 
 def test_oldest_prompt_is_read_to_its_end_first() -> None:
-    first, second = a_sequence("p"), a_sequence("q")
-    scheduler = admitted(first, second)
+    first = a_sequence("p")
+    scheduler = admitted(first, a_sequence("q"))
     assert passes(scheduler, 3) == "ppp"
     produce(first)
     assert passes(scheduler, 4) == "pqpq"
 
 
-def test_stream_pauses_for_one_chunk_whatever_waits() -> None:
-    # The prompts came first, but every round has only one chunk.
-    scheduler = admitted(*(a_sequence(name) for name in "pqr"), *(a_sequence(name, decoding=True) for name in "ab"))
-    assert passes(scheduler, 9) == "abpabpabp"
+def test_prompt_joins_the_batch_after_its_first_token() -> None:
+    prompt = a_sequence("p", 3, batched=True)
+    scheduler = admitted(*decoding("a", batched=True), prompt)
+    assert passes(scheduler, 4) == "apap"
+    produce(prompt)
+    assert passes(scheduler, 2) == "(ap)(ap)"
 
 
 def test_prompt_that_arrives_mid_round_is_read_at_its_end() -> None:
-    scheduler = admitted(*(a_sequence(name, decoding=True) for name in "ab"))
+    scheduler = admitted(*decoding("ab"))
     assert passes(scheduler, 1) == "a"
     arrive(scheduler, a_sequence("p"))
     assert passes(scheduler, 4) == "bpab"
 
 
 def test_sequence_removed_mid_round_has_no_further_pass() -> None:
-    a, b, c = (a_sequence(name, decoding=True) for name in "abc")
+    a, b, c = decoding("abc")
     scheduler = admitted(a, b, c)
     assert passes(scheduler, 1) == "a"
     scheduler.remove(b)
-    assert passes(scheduler, 4) == "caca"
-
-
-def test_emptied_round_has_no_further_pass() -> None:
-    a, b = (a_sequence(name, decoding=True) for name in "ab")
-    scheduler = admitted(a, b)
-    assert passes(scheduler, 1) == "a"
+    assert passes(scheduler, 2) == "ca"
     scheduler.remove(a)
-    scheduler.remove(b)
+    scheduler.remove(c)
     assert passes(scheduler, 1) == "-"
-    arrive(scheduler, a_sequence("c"))
-    assert passes(scheduler, 2) == "cc"
+    arrive(scheduler, a_sequence("d"))
+    assert passes(scheduler, 2) == "dd"
 
 
 # batches
 
 
-def test_batched_sequences_share_a_pass_and_others_run_alone() -> None:
-    scheduler = admitted(
-        *(a_sequence(name, decoding=True, batched=name in "acd") for name in "abcde"), a_sequence("p", batched=True)
-    )
-    assert passes(scheduler, 8) == "(acd)bep(acd)bep"
-
-
-def test_prompt_joins_the_batch_after_its_first_token() -> None:
-    prompt = a_sequence("p", batched=True, num_prompt=3)
-    scheduler = admitted(a_sequence("a", decoding=True, batched=True), prompt)
-    assert passes(scheduler, 4) == "apap"
-    produce(prompt)
-    assert passes(scheduler, 2) == "(ap)(ap)"
-
-
 def test_sequence_moved_to_the_batch_has_no_second_pass_a_round() -> None:
-    a, b, c = (a_sequence(name, decoding=True) for name in "abc")
+    a, b, c = decoding("abc")
     scheduler = admitted(a, b, c)
     assert passes(scheduler, 1) == "a"
     b.batched = True
@@ -108,32 +104,36 @@ def test_sequence_moved_to_the_batch_has_no_second_pass_a_round() -> None:
 # chunks
 
 
-def test_chunk_is_longer_without_decoding_sequences() -> None:
-    prompt = a_sequence("p", batched=True, num_prompt=50)
-    assert chunks_of(admitted(prompt), prompt) == [24, 24, 2]
-    prompt = a_sequence("p", batched=True, num_prompt=50)
-    assert chunks_of(admitted(prompt, a_sequence("a", decoding=True, batched=True)), prompt) == [8, 8, 8, 8, 8, 8, 2]
+@pytest.mark.parametrize(
+    ("prompt", "others", "chunks"),
+    [
+        pytest.param(a_sequence("p", 50, batched=True), [], [24, 24, 2], id="longer without decoding sequences"),
+        pytest.param(
+            a_sequence("p", 50, batched=True), decoding("a", batched=True), [8] * 6 + [2], id="short beside a stream"
+        ),
+        pytest.param(a_sequence("p", 20), [], [8, 8, 4], id="short in a pass that cannot be interrupted"),
+    ],
+)
+def test_chunk_is_long_where_nobody_has_to_wait_for_it(
+    prompt: Sequence, others: list[Sequence], chunks: list[int]
+) -> None:
+    assert chunks_of(admitted(prompt, *others), prompt) == chunks
 
 
 def test_chunk_next_to_a_stream_is_limited_by_measured_time() -> None:
     prompt = a_sequence("p", batched=True, num_prompt=500)
     scheduler = admitted(a_sequence("a", decoding=True, batched=True), prompt, prefill_chunk=100, idle_chunk=0)
     found = []
-    for decoding, per_token in [(0.01, 0.001), (0.01, 0.001), (0.03, 0.001), (0.0001, 0.001), (10.0, 0.001)]:
+    for seconds, per_token in [(0.01, 0.001), (0.01, 0.001), (0.03, 0.001), (0.0001, 0.001), (10.0, 0.001)]:
         step = next_step(scheduler)
         assert step.decodes
-        scheduler.observe(step, decoding)
+        scheduler.observe(step, seconds)
         step = next_step(scheduler)
         assert not step.decodes
         scheduler.observe(step, step.num_tokens * per_token)
         found.append(step.num_tokens)
     # The first is small, because nothing is known of prompts; then 3 times the decoding time, within the limits.
     assert found == [16, 30, 90, 16, 100]
-
-
-def test_pass_that_cannot_be_interrupted_is_always_short() -> None:
-    prompt = a_sequence("p", num_prompt=20)
-    assert chunks_of(admitted(prompt), prompt) == [8, 8, 4]
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 32, 33, 100])
@@ -174,54 +174,52 @@ def _batched(name: str, **how: Any) -> Sequence:
 
 
 def test_mixed_step_decodes_and_reads_a_chunk() -> None:
-    scheduler = _mixing(_batched("a", decoding=True), _batched("b", decoding=True), _batched("p", num_prompt=50))
+    scheduler = _mixing(*decoding("ab", batched=True), _batched("p", num_prompt=50))
     step = next_step(scheduler)
     assert [(read.sequence.request.request_id, read.num_tokens, read.decodes) for read in step.chunks] == [
         ("a", 1, True),
         ("b", 1, True),
         ("p", 16, False),
     ]
-    assert (sum(read.decodes for read in step.chunks), step.decodes, step.num_tokens) == (2, False, 18)
+    assert (step.decodes, step.num_tokens) == (False, 18)
     assert passes(scheduler, 2) == "(abp)(abp)"
 
 
-def test_unbatched_sequences_have_their_own_passes() -> None:
-    scheduler = _mixing(_batched("a", decoding=True), a_sequence("g", decoding=True), _batched("p", num_prompt=50))
-    assert passes(scheduler, 4) == "(ap)g(ap)g"
-    scheduler = _mixing(_batched("a", decoding=True), a_sequence("q", num_prompt=50))
-    assert passes(scheduler, 4) == "aqaq"
+@pytest.mark.parametrize(
+    ("first", "others", "found"),
+    [
+        ({}, [*decoding("g"), a_sequence("p", 50, batched=True)], "(ap)g(ap)g"),
+        ({}, [a_sequence("q", 50)], "aqaq"),
+        ({"exact": True}, [a_sequence("p", 50, batched=True)], "(ap)(ap)(ap)(ap)"),
+        ({}, [a_sequence("p", 50, batched=True, exact=True)], "(ap)(ap)(ap)(ap)"),
+        ({}, [a_sequence("p", 50, batched=True, prompt_logprobs=True)], "(ap)(ap)(ap)(ap)"),
+    ],
+)
+def test_all_share_passes_but_unbatched_sequences(first: dict[str, Any], others: list[Sequence], found: str) -> None:
+    assert passes(_mixing(_batched("a", decoding=True, **first), *others), 4) == found
 
 
-def test_exact_and_scored_sequences_share_passes() -> None:
-    for decoding, prompt in (({"exact": True}, {}), ({}, {"exact": True}), ({}, {"prompt_logprobs": True})):
-        scheduler = _mixing(_batched("a", decoding=True, **decoding), _batched("p", num_prompt=50, **prompt))
-        assert passes(scheduler, 4) == "(ap)(ap)(ap)(ap)"
-
-
-def _read(scheduler: Scheduler) -> list[tuple[str, int]]:
-    """The names and numbers of tokens of the next pass."""
-    return [(read.sequence.request.request_id, read.num_tokens) for read in next_step(scheduler).chunks]
-
-
-def test_short_prompts_share_a_pass_of_a_usual_chunk() -> None:
-    prompts = [_batched(name, num_prompt=20) for name in "pqrs"]
-    assert _read(_mixing(*prompts)) == [("p", 20), ("q", 20), ("r", 20)]
-
-
-def test_part_of_a_further_prompt_fills_the_pass() -> None:
-    assert _read(_mixing(_batched("p", num_prompt=20), _batched("q", num_prompt=90))) == [("p", 20), ("q", 44)]
-
-
-def test_prompt_beside_a_large_chunk_waits() -> None:
-    assert _read(_mixing(_batched("p", num_prompt=100), _batched("q", num_prompt=120))) == [("p", 100)]
-
-
-def test_prompt_that_begins_like_one_being_read_waits() -> None:
-    prompts = []
-    for name, num_common in (("p", 25), ("q", 20), ("r", 10)):
-        prompts.append(asking([1] * num_common + [9] * (25 - num_common), request_id=name))
-        prompts[-1].batched = True
-    assert _read(_mixing(*prompts)) == [("p", 25), ("r", 25)]
+@pytest.mark.parametrize(
+    ("prompts", "read"),
+    [
+        pytest.param(
+            [[number] * 20 for number in range(4)], [("p", 20), ("q", 20), ("r", 20)], id="short ones share it"
+        ),
+        pytest.param([[1] * 20, [2] * 90], [("p", 20), ("q", 44)], id="part of a further one fills it"),
+        pytest.param([[1] * 100, [2] * 120], [("p", 100)], id="one beside a large chunk waits"),
+        pytest.param(
+            [[1] * number + [9] * (25 - number) for number in (25, 20, 10)],
+            [("p", 25), ("r", 25)],
+            id="one that begins like another waits",
+        ),
+    ],
+)
+def test_a_pass_reads_prompts_up_to_a_usual_chunk(prompts: list[list[int]], read: list[tuple[str, int]]) -> None:
+    sequences = [asking(prompt, request_id=name) for name, prompt in zip("pqrs", prompts, strict=False)]
+    for sequence in sequences:
+        sequence.batched = True
+    chunks = next_step(_mixing(*sequences)).chunks
+    assert [(chunk.sequence.request.request_id, chunk.num_tokens) for chunk in chunks] == read
 
 
 def _observed(scheduler: Scheduler, decoding: float, per_token: float) -> list[int]:
@@ -275,7 +273,7 @@ def _prompt(name: str, num_prompt: int, clock: HandClock, *, id: int = 0, priori
 
 
 def test_the_prompt_with_the_fewest_tokens_left_is_read_first(clock: HandClock) -> None:
-    long, short = _prompt("l", 100, clock, id=1), _prompt("s", 30, clock, id=2)
+    long, short = _prompt("l", 100, clock), _prompt("s", 30, clock)
     scheduler = admitted(long, short)
     assert passes(scheduler, 1) == "s"
     long.num_read = 80
@@ -284,31 +282,31 @@ def test_the_prompt_with_the_fewest_tokens_left_is_read_first(clock: HandClock) 
 
 
 def test_long_prompt_is_not_starved_by_short_ones(clock: HandClock) -> None:
-    long = _prompt("l", 1000, clock, id=1)
-    scheduler = admitted(long)
+    scheduler = admitted(_prompt("l", 1000, clock))
     step = next_step(scheduler)
     scheduler.observe(step, 0.001 * step.num_tokens)  # a thousand tokens a second
-    arrive(scheduler, _prompt("s", 10, clock, id=2))
+    short = _prompt("s", 10, clock)
+    arrive(scheduler, short)
     assert passes(scheduler, 1) == "s"
     clock.wait(3.0)
-    arrive(scheduler, _prompt("t", 10, clock, id=3))
-    scheduler.remove(next(s for s in scheduler.running if s.id == 2))
+    arrive(scheduler, _prompt("t", 10, clock))
+    scheduler.remove(short)
     assert passes(scheduler, 1) == "l"
 
 
 def test_priority_goes_before_length_and_waiting_raises_it(clock: HandClock) -> None:
-    late, urgent = _prompt("l", 10, clock, id=1, priority=1), _prompt("u", 500, clock, id=2)
+    late, urgent = _prompt("l", 10, clock, priority=1), _prompt("u", 500, clock)
     assert passes(admitted(late, urgent), 1) == "u"
     clock.wait(31.0)
-    scheduler = admitted(_prompt("u", 500, clock, id=3))
+    scheduler = admitted(_prompt("u", 500, clock))
     scheduler.running.append(late)
     assert passes(scheduler, 1) == "l"
 
 
 def test_long_waiting_request_precedes_an_urgent_one(clock: HandClock) -> None:
-    scheduler = a_scheduler(_prompt("l", 10, clock, id=1, priority=1), max_running=1)
+    scheduler = a_scheduler(_prompt("l", 10, clock, priority=1), max_running=1)
     clock.wait(61.0)
-    scheduler.add(_prompt("u", 10, clock, id=2))
+    scheduler.add(_prompt("u", 10, clock))
     assert names_of(scheduler.admit()) == ["l"]
 
 
@@ -376,9 +374,13 @@ def test_no_draft_is_longer_than_what_is_left_of_the_answer() -> None:
         sequence.append(1)
 
 
-def test_sequences_beside_others_have_drafts() -> None:
-    scheduler = _speculating(_repeating("a"), _repeating("b"))
-    assert min(_drafted(scheduler)) > 0
+def test_sequences_beside_others_have_drafts_unless_a_prompt_is_read_or_they_are_unbatched() -> None:
+    assert min(_drafted(_speculating(_repeating("a"), _repeating("b")))) > 0
+    step = next_step(_speculating(_repeating("a"), _batched("p", num_prompt=50)))
+    assert [len(read.draft) for read in step.chunks] == [0, 0]
+    sequence = _repeating("a")
+    sequence.batched = False
+    assert _drafted(_speculating(sequence)) == [0]
 
 
 def test_large_batch_has_no_drafts() -> None:
@@ -386,17 +388,6 @@ def test_large_batch_has_no_drafts() -> None:
     scheduler = _speculating(*(_repeating(f"{index}") for index in range(number)))
     scheduler.observe(Step([ScheduledChunk.next(_batched("s", decoding=True)) for _ in range(number)]), 1.0)
     assert _drafted(scheduler) == [0] * number
-
-
-def test_step_that_reads_a_prompt_has_no_drafts() -> None:
-    step = next_step(_speculating(_repeating("a"), _batched("p", num_prompt=50)))
-    assert [len(read.draft) for read in step.chunks] == [0, 0]
-
-
-def test_unbatched_sequences_have_no_drafts() -> None:
-    sequence = _repeating("a")
-    sequence.batched = False
-    assert _drafted(_speculating(sequence)) == [0]
 
 
 def test_sequence_that_a_profile_awaits_has_no_draft() -> None:
@@ -409,15 +400,10 @@ def test_sequence_that_a_profile_awaits_has_no_draft() -> None:
 
 
 def test_failing_source_of_drafts_loses_only_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[object] = []
-
-    def broken(*args: object) -> list[int]:
-        tried.append(args)
-        raise ZeroDivisionError
-
+    broken = Mock(side_effect=ZeroDivisionError)
     monkeypatch.setattr(TextDrafts, "propose", broken)
     assert _drafted(_speculating(_repeating("a"))) == [0]
-    assert len(tried) == 1
+    broken.assert_called_once()
 
 
 def _remembering(*sequences: Sequence, memory: AnswerMemory | None = None) -> Scheduler:
@@ -466,10 +452,7 @@ def test_ended_answer_is_drafted_by_requests_that_may(
 
 
 def test_answer_that_cannot_be_kept_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(AnswerMemory, "add", broken)
+    monkeypatch.setattr(AnswerMemory, "add", Mock(side_effect=MemoryError))
     sequence = _answered("a")
     scheduler = _remembering(sequence)
     scheduler.remove(sequence)
@@ -477,11 +460,9 @@ def test_answer_that_cannot_be_kept_ends_nevertheless(monkeypatch: pytest.Monkey
 
 
 def test_request_without_an_answer_keeps_nothing() -> None:
-    sequence = a_sequence("a", 20, answer_memory="key")
-    scheduler = _remembering(sequence)
-    scheduler.remove(sequence)
-    assert scheduler.answers is not None
-    assert scheduler.answers.num_bytes == 0
+    sequence, memory = a_sequence("a", 20, answer_memory="key"), AnswerMemory(10**6)
+    _remembering(sequence, memory=memory).remove(sequence)
+    assert memory.num_bytes == 0
 
 
 def test_drafts_end_while_their_passes_take_too_long() -> None:
@@ -527,7 +508,7 @@ def test_background_reads_nothing_while_a_request_is_prepared() -> None:
 
 
 def test_round_of_the_background_ends_when_another_arrives() -> None:
-    scheduler = admitted(*(a_sequence(name, decoding=True, low_priority=True) for name in "abc"))
+    scheduler = admitted(*decoding("abc", low_priority=True))
     assert passes(scheduler, 1) == "a"
     arrive(scheduler, a_sequence("x", decoding=True))
     assert passes(scheduler, 2) == "xx"
