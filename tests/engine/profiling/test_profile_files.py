@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -35,8 +36,9 @@ def _write(folder: ProfileFolder, name: str, size: int = 10) -> None:
 
 def test_prepare_creates_the_folder_with_parents_and_repeats(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "a" / "b")
-    folder.prepare()
-    folder.prepare()
+    assert folder.usage() == (0, 0)
+    for _ in range(2):
+        folder.prepare()
     assert folder.directory.is_dir()
 
 
@@ -56,10 +58,6 @@ def test_the_prefix_for_the_library_is_absolute(tmp_path: Path, monkeypatch: pyt
     assert _folder(Path("profiles")).path_prefix("slow") == str(tmp_path.resolve() / "profiles" / "cpu" / "slow")
 
 
-def test_nothing_is_used_before_there_is_a_folder(tmp_path: Path) -> None:
-    assert _folder(tmp_path / "nowhere").usage() == (0, 0)
-
-
 def test_the_profiles_of_all_devices_count_and_nothing_else(tmp_path: Path) -> None:
     one, other = _folder(tmp_path, "cpu"), _folder(tmp_path, "cuda:1")
     _write(one, "a.json", 10)
@@ -69,48 +67,43 @@ def test_the_profiles_of_all_devices_count_and_nothing_else(tmp_path: Path) -> N
     assert one.usage() == other.usage() == (2, 15)
 
 
-def test_the_last_file_is_allowed_and_the_next_is_not(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, max_files=2)
-    _write(folder, "a.json")
-    assert folder.limit_reached() is None
-    _write(folder, "b.json")
-    assert folder.limit_reached() == "2 profiles reach GENAI_PROFILE_MAX_FILES (2)"
-
-
-def test_the_bytes_may_stay_below_their_limit_and_not_reach_it(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, max_bytes=100)
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ({"max_files": 2}, "2 profiles reach GENAI_PROFILE_MAX_FILES (2)"),
+        ({"max_bytes": 100}, "100 bytes of profiles reach GENAI_PROFILE_MAX_BYTES (100)"),
+    ],
+)
+def test_usage_may_stay_below_a_limit_and_not_reach_it(tmp_path: Path, limit: dict[str, int], reason: str) -> None:
+    folder = _folder(tmp_path, **limit)
     _write(folder, "a.json", 99)
     assert folder.limit_reached() is None
     _write(folder, "b.json", 1)
-    assert folder.limit_reached() == "100 bytes of profiles reach GENAI_PROFILE_MAX_BYTES (100)"
+    assert folder.limit_reached() == reason
+    (folder.directory / "b.json").unlink()
+    assert folder.limit_reached() is None
 
 
-def test_file_count_is_cached_except_for_this_engines_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The calls that count the files of a folder."""
+    count = Mock(side_effect=ProfileFolder.usage)
+    monkeypatch.setattr(ProfileFolder, "usage", lambda folder: count(folder))
+    return count
+
+
+def test_file_count_is_cached_except_for_this_engines_files(tmp_path: Path, counted: Mock) -> None:
     folder = _folder(tmp_path, max_files=503, max_bytes=10**6)
     for number in range(500):
         _write(folder, f"{number}.json")
-    counted = []
-
-    def usage() -> tuple[int, int]:
-        counted.append(ProfileFolder.usage(folder))
-        return counted[-1]
-
-    monkeypatch.setattr(folder, "usage", usage)
     for name in ("a.json", "b.json"):
         assert folder.limit_reached() is None
         _write(folder, name)
         folder.wrote([10])
     _write(_folder(tmp_path, "cuda"), "c.json")
     assert [folder.limit_reached() for _ in range(4)] == [None] * 4
-    assert len(counted) == 1
+    assert counted.call_count == 1
     assert folder.limit_reached() == "503 profiles reach GENAI_PROFILE_MAX_FILES (503)"
-
-
-def test_removed_files_free_space(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, max_files=1)
-    _write(folder, "a.json")
-    (folder.directory / "a.json").unlink()
-    assert folder.limit_reached() is None
 
 
 def test_wait_for_next_file_name_lasts_until_the_next_ms() -> None:
@@ -136,16 +129,17 @@ def test_nearly_full_disk_takes_no_further_file(tmp_path: Path, monkeypatch: pyt
     assert folder.limit_reached() is None
 
 
-def test_oldest_sessions_of_all_devices_are_evicted_first(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, max_files=12, max_bytes=10**6)
-    write_session(tmp_path / "cuda-1", decodes=4, began=1.0)
-    write_session(tmp_path / "cpu", decodes=4, began=2.0)
-    write_session(tmp_path / "cpu", decodes=4, began=3.0)
-    assert folder.make_room(()) is None
-    assert [manifest.session.id for manifest in find_manifests(tmp_path)] == ["mine_2", "mine_3"]
+@pytest.mark.parametrize(("max_files", "left"), [(12, ["mine_2", "mine_3"]), (100, ["mine_1", "mine_2", "mine_3"])])
+def test_oldest_sessions_of_all_devices_are_evicted_first_where_space_is_short(
+    tmp_path: Path, max_files: int, left: list[str]
+) -> None:
+    for device, began in (("cuda-1", 1.0), ("cpu", 2.0), ("cpu", 3.0)):
+        write_session(tmp_path / device, decodes=4, began=began)
+    assert _folder(tmp_path, max_files=max_files, max_bytes=10**6).make_room(()) is None
+    assert sorted(manifest.session.id for manifest in find_manifests(tmp_path)) == left
 
 
-def test_eviction_frees_a_tenth_from_sessions_with_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eviction_frees_a_tenth_from_sessions_with_files(tmp_path: Path, counted: Mock) -> None:
     """A request next to a profiled one once waited 20 s: a thousand sessions without files were removed one by one, and
     all files counted after each.
     """
@@ -154,23 +148,10 @@ def test_eviction_frees_a_tenth_from_sessions_with_files(tmp_path: Path, monkeyp
         write_session(tmp_path / "cpu", decodes=4, began=1.0 + began)
     for began in range(1000):
         write_empty_session(tmp_path / "cpu", began / 1000)
-    counted = []
-
-    def usage() -> tuple[int, int]:
-        counted.append(ProfileFolder.usage(folder))
-        return counted[-1]
-
-    monkeypatch.setattr(folder, "usage", usage)
     assert folder.make_room(()) is None
-    assert len(counted) <= 3
-    assert folder.usage() == (35, folder.usage()[1])
+    assert counted.call_count <= 3
+    assert folder.usage()[0] == 35
     assert len(find_manifests(tmp_path)) == 1007
-
-
-def test_nothing_is_evicted_while_space_is_left(tmp_path: Path) -> None:
-    write_session(tmp_path / "cpu", decodes=4, began=1.0)
-    assert _folder(tmp_path, max_bytes=10**6).make_room(()) is None
-    assert len(find_manifests(tmp_path)) == 1
 
 
 def test_sessions_beyond_the_maximum_age_are_removed(tmp_path: Path) -> None:
@@ -234,28 +215,19 @@ def writer(tmp_path: Path) -> Writer:
 
 
 def test_each_file_has_the_token_that_its_pass_went_for(writer: Writer) -> None:
-    writer.run("slow_1.json", num_tokens=2)
-    writer.run("slow_2.json")
-    writer.run("slow_3.json")
-    found = [(each.file, each.phase, each.token, each.position, each.num_tokens) for each in writer.read().passes]
-    assert found == [
+    (writer.folder / "old.json").write_text("[]", encoding="utf-8")
+    writer.run("slow_1.json", "notes.txt", num_tokens=2)
+    writer.run("slow_2.json", "slow_3.json")
+    writer.run("slow_4.json")
+    passes = writer.read().passes
+    assert [(each.file, each.phase, each.token, each.position, each.num_tokens) for each in passes] == [
         ("slow_1.json", "prefill", 0, 0, 2),
         ("slow_2.json", "prefill", 0, 2, 1),
-        ("slow_3.json", "decode", 1, 3, 1),
+        ("slow_3.json", "prefill", 0, 2, 1),
+        ("slow_4.json", "decode", 1, 3, 1),
     ]
-    assert {each.request_id for each in writer.read().passes} == {"mine"}
-    assert all(each.seconds > 0 and each.cpu_seconds >= 0 for each in writer.read().passes)
-
-
-def test_a_pass_that_leaves_several_files_has_a_line_for_each(writer: Writer) -> None:
-    writer.run("slow_1.json", "slow_2.json")
-    assert [each.token for each in writer.read().passes] == [0, 0]
-
-
-def test_older_and_other_files_are_not_the_passes(writer: Writer) -> None:
-    (writer.folder / "old.json").write_text("[]", encoding="utf-8")
-    writer.run("slow_1.json", "notes.txt")
-    assert [each.file for each in writer.read().passes] == ["slow_1.json"]
+    assert {each.request_id for each in passes} == {"mine"}
+    assert all(each.seconds > 0 and each.cpu_seconds >= 0 for each in passes)
 
 
 def test_file_of_a_failed_pass_is_not_the_next_passes(writer: Writer) -> None:
@@ -269,24 +241,20 @@ def test_session_starts_with_its_first_file_and_common_data(writer: Writer) -> N
     writer.run()
     assert find_manifests(writer.folder) == []
     writer.run("slow_1.json")
-    session = writer.read().session
-    assert (session.model, session.prefix) == ("demo", "slow")
-    assert session.id.startswith("slow_")
-    assert writer.read().end is None
+    found = writer.read()
+    assert (found.session.model, found.session.prefix, found.end) == ("demo", "slow", None)
+    assert found.session.id.startswith("slow_")
 
 
 def test_a_session_ends_once_and_the_next_file_begins_another(writer: Writer) -> None:
     writer.run("slow_1.json")
     writer.manifest.end("slow", "enough")
     writer.manifest.end("slow")
-    end = writer.read().end
-    assert end is not None
+    assert (end := writer.read().end) is not None
     assert end.reason == "enough"
     writer.run("slow_2.json")
-    assert [[each.file for each in found.passes] for found in find_manifests(writer.folder)] == [
-        ["slow_1.json"],
-        ["slow_2.json"],
-    ]
+    files = [[each.file for each in found.passes] for found in find_manifests(writer.folder)]
+    assert files == [["slow_1.json"], ["slow_2.json"]]
 
 
 def test_only_sessions_with_other_prefixes_end(writer: Writer) -> None:
@@ -316,10 +284,9 @@ def test_a_folder_that_an_operator_has_removed_harms_no_pass(writer: Writer) -> 
 
 def test_manifest_has_the_engines_model_threads_and_versions(tmp_path: Path) -> None:
     about = session_template("cpu", tmp_path / "demo", 0)
-    assert (about.device, about.model) == ("cpu", "demo")
+    assert (about.device, about.model, about.spins) == ("cpu", "demo", True)
     assert about.threads == about.cores >= 1
     assert session_template("cpu", tmp_path, 7).threads == 7
-    assert about.spins
     assert about.versions["genai-server"] == __version__
     assert {"onnxruntime", "onnxruntime-genai", "python"} <= set(about.versions)
 

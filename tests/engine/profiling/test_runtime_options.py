@@ -5,6 +5,7 @@ import shutil
 from collections import abc
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -134,6 +135,13 @@ class Device:
         return self.describe().requests
 
 
+def assert_stopped(device: Device, reason: str) -> None:
+    """Fails unless profiling has ended for this reason."""
+    options = device.describe()
+    assert (options.enable_profiling, options.requests) == ("0", [])
+    assert reason in (options.profile_stopped or "")
+
+
 def full_device(root: Path) -> Device:
     """A device whose folder has as many profiles as it may have."""
     device = Device(root, max_files=1)
@@ -147,25 +155,20 @@ def device(tmp_path: Path) -> Device:
     return Device(tmp_path)
 
 
-def test_library_gets_the_option_once_with_the_full_path(device: Device, tmp_path: Path) -> None:
-    device.profile("slow")
+@pytest.mark.parametrize(("value", "prefix"), [("slow", "slow"), ("1", DEFAULT_PREFIX)])
+def test_library_gets_the_option_once_with_the_full_path(
+    device: Device, tmp_path: Path, value: str, prefix: str
+) -> None:
+    device.profile(value)
     device.run(*[device.sequences[0]] * 3)
-    assert device.runner.options == [(0, "enable_profiling", str(tmp_path.resolve() / "cpu" / "slow"))]
-    assert device.describe().profile_files == 3
-
-
-def test_a_one_means_the_usual_prefix(device: Device) -> None:
-    device.profile("1")
-    device.run(device.sequences[0])
-    assert device.runner.options[0][2].endswith(DEFAULT_PREFIX)
-    assert device.state.describe([]).enable_profiling == DEFAULT_PREFIX
+    assert device.runner.options == [(0, "enable_profiling", str(tmp_path.resolve() / "cpu" / prefix))]
+    assert (device.describe().profile_files, device.describe().enable_profiling) == (3, prefix)
 
 
 def test_profiling_a_device_concerns_the_requests_to_come_too(device: Device) -> None:
     device.profile("slow")
-    late = device.arrive()
-    device.run(late)
-    assert device.profiled() == [ProfiledRequest("r0", 0), ProfiledRequest("r1", 0), ProfiledRequest("r2", 0)]
+    device.run(device.arrive())
+    assert device.profiled() == [ProfiledRequest(f"r{number}", 0) for number in range(3)]
     assert device.runner.files == 1
 
 
@@ -206,26 +209,23 @@ def test_profiling_ends_for_present_and_future_requests_alike(device: Device) ->
 
 
 @pytest.mark.parametrize(
-    ("max_files", "max_bytes", "named"),
-    [(3, 10_000, "GENAI_PROFILE_MAX_FILES (3)"), (100, 5, "GENAI_PROFILE_MAX_BYTES (5)")],
+    ("limits", "named"),
+    [({"max_files": 3}, "GENAI_PROFILE_MAX_FILES (3)"), ({"max_bytes": 5}, "GENAI_PROFILE_MAX_BYTES (5)")],
 )
-def test_limit_ends_profiling_for_all_and_is_named(tmp_path: Path, max_files: int, max_bytes: int, named: str) -> None:
-    device = Device(tmp_path, max_files=max_files, max_bytes=max_bytes)
+def test_limit_ends_profiling_for_all_and_is_named(tmp_path: Path, limits: dict[str, int], named: str) -> None:
+    device = Device(tmp_path, **limits)
     device.profile("1")
     device.run(*device.sequences * 3, device.arrive())
-    options = device.describe()
-    assert (device.runner.files, options.profile_files) == (3, 3)
-    assert (options.enable_profiling, options.requests) == ("0", [])
-    assert named in (options.profile_stopped or "")
+    assert (device.runner.files, device.describe().profile_files) == (3, 3)
+    assert_stopped(device, named)
 
 
 def test_profiling_does_not_start_in_a_full_folder(tmp_path: Path) -> None:
     device = full_device(tmp_path)
     device.profile("1")
     device.run(device.sequences[0])
-    options = device.describe()
-    assert (options.enable_profiling, options.requests, options.profile_files) == ("0", [], 1)
-    assert "GENAI_PROFILE_MAX_FILES" in (options.profile_stopped or "")
+    assert device.describe().profile_files == 1
+    assert_stopped(device, "GENAI_PROFILE_MAX_FILES")
 
 
 def test_ended_session_is_evicted_for_the_next(tmp_path: Path) -> None:
@@ -249,8 +249,7 @@ def test_open_session_is_not_evicted(tmp_path: Path) -> None:
     assert "GENAI_PROFILE_MAX_FILES" in (device.describe().profile_stopped or "")
 
 
-def test_profiling_of_one_request_ends_with_the_request(tmp_path: Path) -> None:
-    device = Device(tmp_path)
+def test_profiling_of_one_request_ends_with_the_request(device: Device, tmp_path: Path) -> None:
     device.profile("mine", device.sequences[0])
     device.run(device.sequences[0])
     device.runners.close(device.sequences.pop(0))
@@ -261,20 +260,17 @@ def test_profiling_of_one_request_ends_with_the_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["manifest", "profile"])
-def test_full_disk_ends_profiling_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    device = Device(tmp_path)
+def test_full_disk_ends_profiling_only(device: Device, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     device.profile("1")
     device.run(device.sequences[0])
     if where == "manifest":
         full = OSError(errno.ENOSPC, "No space left on device")
-        monkeypatch.setattr(profile_files, "_write", lambda *_: (_ for _ in ()).throw(full))
+        monkeypatch.setattr(profile_files, "_write", Mock(side_effect=full))
     else:
         monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.touch())
     device.run(device.sequences[0], device.sequences[0])
-    options = device.describe()
-    assert (options.enable_profiling, options.profile_files) == ("0", 2)
-    assert "cannot be written" in (options.profile_stopped or "")
-    assert device.sequences[0].num_produced == 3
+    assert_stopped(device, "cannot be written")
+    assert (device.describe().profile_files, device.sequences[0].num_produced) == (2, 3)
 
 
 @pytest.mark.parametrize("folder", ["profiles", "profiles/cpu"])
@@ -285,10 +281,8 @@ def test_folder_replaced_by_a_file_ends_profiling_only(tmp_path: Path, folder: s
     shutil.rmtree(tmp_path / folder)
     (tmp_path / folder).write_text("a file", encoding="utf-8")
     device.run(*device.sequences, device.arrive())
-    options = device.describe()
-    assert (options.enable_profiling, options.requests, device.runner.files) == ("0", [], 1)
-    assert "cannot be written" in (options.profile_stopped or "")
-    assert [sequence.num_produced for sequence in device.sequences] == [2, 1, 1]
+    assert_stopped(device, "cannot be written")
+    assert ([each.num_produced for each in device.sequences], device.runner.files) == ([2, 1, 1], 1)
     (tmp_path / folder).unlink()
     device.profile("1")
     device.run(device.sequences[0])
@@ -314,17 +308,13 @@ def test_profiling_without_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"GENAI_PROFILE_DIR=.*taken: profiles cannot be written: (not a d|file ex)"):
         device.profile("1")
     device.run(device.sequences[0])
-    options = device.describe()
-    assert (options.enable_profiling, options.requests, options.profile_stopped) == ("0", [], None)
-    assert device.runner.options == []
+    assert_stopped(device, "")
+    assert (device.describe().profile_stopped, device.runner.options) == (None, [])
 
 
-def test_profiling_in_a_folder_that_takes_no_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(dir: Path) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
-
-    monkeypatch.setattr(profile_files, "TemporaryFile", refuse)
-    device = Device(tmp_path)
+def test_profiling_in_a_folder_that_takes_no_files_is_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = PermissionError(errno.EACCES, "Permission denied", "folder")
+    monkeypatch.setattr(profile_files, "TemporaryFile", Mock(side_effect=refused))
     with pytest.raises(Unavailable, match="profiles cannot be written: permission denied"):
         device.profile("1")
     assert device.describe().enable_profiling == "0"
@@ -345,20 +335,13 @@ def test_restarted_engine_restores_its_runtime_options(tmp_path: Path) -> None:
 # with a batched runner
 
 
-class Batch(Recorder):
-    """A substitute for a batched runner."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.abilities = Abilities("batched", 4)
-
-
 class BatchedDevice(Device):
     """A device with a batch."""
 
     def __init__(self, root: Path, *, max_rows: int = 1, clock: Clock = lambda: 0.0) -> None:
         super().__init__(root, num_sequences=0, clock=clock)
-        self.batch = Batch()
+        self.batch = Recorder()
+        self.batch.abilities = Abilities("batched", 4)
         self.runners = RunnerPair(LoadedModel(self.batch, self.batch))
         self.state = RuntimeOptionState(self.runners, self.folder, max_rows=max_rows, clock=clock)
         for _ in range(3):
@@ -421,13 +404,12 @@ def test_preempted_sequence_is_profiled_again(batched: BatchedDevice) -> None:
     assert len(batched.files()) == 2  # all tokens but the last one are read again without a file
 
 
-def test_profile_ends_in_a_pass_with_others(tmp_path: Path) -> None:
-    device = BatchedDevice(tmp_path)
-    device.run(*device.sequences)
-    device.profile("1", device.sequences[1])
-    device.run(*device.sequences)
-    device.profile("0", device.sequences[1])
-    device.state.before_step(Step([ScheduledChunk.next(sequence) for sequence in device.sequences]))
-    assert [value for _, _, value in device.batch.options][-1] == "0"
-    device.run(*device.sequences)
-    assert len(device.files()) == 1
+def test_profile_ends_in_a_pass_with_others(batched: BatchedDevice) -> None:
+    batched.run(*batched.sequences)
+    batched.profile("1", batched.sequences[1])
+    batched.run(*batched.sequences)
+    batched.profile("0", batched.sequences[1])
+    batched.state.before_step(Step([ScheduledChunk.next(sequence) for sequence in batched.sequences]))
+    assert batched.batch.options[-1][2] == "0"
+    batched.run(*batched.sequences)
+    assert len(batched.files()) == 1

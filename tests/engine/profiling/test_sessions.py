@@ -83,6 +83,8 @@ def test_the_others_share_passes(device: BatchedDevice) -> None:
 
 
 def test_a_session_for_one_request_is_over_when_the_request_is(device: BatchedDevice) -> None:
+    with pytest.raises(RequestNotFound, match='"missing"'):
+        start(device, request_id="missing")
     start(device, request_id="r1")
     device.run(*device.sequences)
     device.runners.close(device.sequences.pop(1))
@@ -113,20 +115,15 @@ def test_session_that_ends_in_a_pause_profiles_nothing_later(device: BatchedDevi
     assert device.alone() == []
 
 
-def test_session_of_an_unknown_request_is_refused(device: BatchedDevice) -> None:
-    with pytest.raises(RequestNotFound, match='"missing"'):
-        start(device, request_id="missing")
-
-
 def test_session_ends_after_its_tokens_with_its_cost(device: BatchedDevice) -> None:
     sequence = device.sequences[0]
     start(device, first_token=2, max_tokens=2)
     for seconds in (0.02, 0.01, 0.04, 0.04, 0.01):  # the first reads the prompt
         device.step(sequence, seconds=seconds)
     assert device.alone() == []
-    assert reason(device) == "2 tokens are profiled (max_tokens)"
     end = manifest(device).end
     assert end is not None
+    assert end.reason == "2 tokens are profiled (max_tokens)"
     assert end.profiled is not None
     assert (end.profiled.tokens, end.profiled.step_ms, end.profiled.other_step_ms) == (2, 40.0, 10.0)
 
@@ -186,18 +183,15 @@ def test_sequence_of_an_ended_session_shares_passes(device: BatchedDevice) -> No
         device.state.sessions.end(id)
 
 
-def test_prefix_belongs_to_one_session(device: BatchedDevice) -> None:
-    start(device)
-    with pytest.raises(InvalidField, match='"slow" is in use'):
-        start(device)
+def test_prefix_belongs_to_one_session_of_a_limited_number(device: BatchedDevice) -> None:
+    for number in range(MAX_OPEN - 1):
+        start(device, f"p{number}")
+    with pytest.raises(InvalidField, match='"p0" is in use'):
+        start(device, "p0")
     device.profile("mine", device.sequences[1])
     with pytest.raises(InvalidField, match='"mine" is in use'):
         start(device, "mine")
-
-
-def test_number_of_open_sessions_is_limited_in_the_error(device: BatchedDevice) -> None:
-    for number in range(MAX_OPEN):
-        start(device, f"p{number}")
+    start(device, "last")
     with pytest.raises(InvalidField, match=f"at most {MAX_OPEN}"):
         start(device, "another")
 
@@ -255,18 +249,12 @@ def decode(session: ProfileSession, *milliseconds: float, now: float = 0.0, toke
         session.decoded({sequence: token}, each / 1000, now, profiled=False)
 
 
-def test_slow_token_ratio_needs_enough_other_tokens() -> None:
-    session = begin(slow=SlowTokens(ratio=3.0, num_tokens=1))
-    decode(session, 100, *[10] * 14, 90)
-    assert session.num_triggers == 0
-    decode(session, 30)
-    assert session.num_triggers == 0
-    decode(session, 31)
-    assert session.num_triggers == 1
-
-
-def test_the_median_follows_when_all_tokens_become_slower() -> None:
+def test_slow_token_ratio_needs_enough_other_tokens_whose_median_follows() -> None:
     session = begin(slow=SlowTokens(ratio=3.0, num_tokens=1, max_per_hour=1000))
+    for milliseconds, num_triggers in (([100, *[10] * 14, 90], 0), ([30], 0), ([31], 1)):
+        decode(session, *milliseconds)
+        assert session.num_triggers == num_triggers
+    # All tokens become slower.
     decode(session, *[10] * 256)
     decode(session, *[40] * 256)
     before = session.num_triggers
@@ -278,14 +266,11 @@ def test_the_median_follows_when_all_tokens_become_slower() -> None:
 
 def test_trigger_has_an_hourly_limit() -> None:
     session = begin(slow=SlowTokens(over_ms=50, max_per_hour=2))
-    for now in (0.0, 600.0, 1200.0, 3599.9):
-        decode(session, 60, now=now)
-    assert session.num_triggers == 2
-    decode(session, 60, now=3600.0)  # the first one was an hour ago
-    decode(session, 60, now=4199.0)
-    assert session.num_triggers == 3
-    decode(session, 60, now=4200.0)
-    assert session.num_triggers == 4
+    # The first one is an hour old at 3600 s, and the second one at 4200 s.
+    for times, num_triggers in (((0.0, 600.0, 1200.0, 3599.9), 2), ((3600.0, 4199.0), 3), ((4200.0,), 4)):
+        for now in times:
+            decode(session, 60, now=now)
+        assert session.num_triggers == num_triggers
 
 
 def test_a_profiled_step_triggers_nothing_and_counts_apart() -> None:

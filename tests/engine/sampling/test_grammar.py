@@ -1,7 +1,7 @@
 """Grammars: the allowed next tokens, complete answers, and the errors of invalid grammars."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, cycle, repeat
 from pathlib import Path
 from queue import SimpleQueue
@@ -50,22 +50,18 @@ def follow(guide: Guide, text: str) -> Guide:
     return guide
 
 
+def kept(guidance: Guidance, texts: Iterable[str], tenant: str = "") -> list[str]:
+    """For which of these texts a tenant has a compiled grammar. All count as used."""
+    return [text for text in texts if guidance.guide(f'start: "{text}"', tenant=tenant) is not None]
+
+
+def keep(guidance: Guidance, texts: Iterable[str], tenant: str = "") -> None:
+    """Compile a grammar of each text."""
+    for text in texts:
+        guide(guidance, f'start: "{text}"', tenant)
+
+
 # progress through a grammar
-
-
-def test_a_regular_expression_is_followed_byte_by_byte(guidance: Guidance) -> None:
-    way = guide(guidance, LLMatcher.grammar_from_regex("ab?[0-2]"))
-    assert allowed(way) == "a"
-    assert allowed(follow(way, "a")) == "012b"
-    assert (way.may_end, way.is_complete) == (False, False)
-    follow(way, "2")
-    assert (way.may_end, way.is_complete) == (True, True)
-
-
-def test_end_tokens_are_allowed_where_the_grammar_may_end(guidance: Guidance) -> None:
-    way = follow(guide(guidance, "start: /[0-1]+/"), "10")
-    assert allowed(way) == "01$$"
-    assert (way.may_end, way.is_complete) == (True, False)
 
 
 def test_two_answers_of_one_grammar_go_their_own_ways(guidance: Guidance) -> None:
@@ -77,10 +73,21 @@ def test_two_answers_of_one_grammar_go_their_own_ways(guidance: Guidance) -> Non
     assert allowed(follow(second, "c")) == "d"
 
 
-def test_only_an_empty_answer_may_fit(guidance: Guidance) -> None:
-    way = guide(guidance, 'start: ""')
-    assert allowed(way) == "$$"
-    assert way.may_end
+@pytest.mark.parametrize(
+    ("grammar", "text", "next_tokens", "may_end", "is_complete"),
+    [
+        (LLMatcher.grammar_from_regex("ab?[0-2]"), "", "a", False, False),
+        (LLMatcher.grammar_from_regex("ab?[0-2]"), "a", "012b", False, False),
+        (LLMatcher.grammar_from_regex("ab?[0-2]"), "a2", "$$", True, True),
+        ("start: /[0-1]+/", "10", "01$$", True, False),
+        ('start: ""', "", "$$", True, False),
+    ],
+)
+def test_a_grammar_is_followed_byte_by_byte_to_where_it_may_end(
+    guidance: Guidance, grammar: str, text: str, next_tokens: str, *, may_end: bool, is_complete: bool
+) -> None:
+    way = follow(guide(guidance, grammar), text)
+    assert (allowed(way), way.may_end, way.is_complete) == (next_tokens, may_end, is_complete)
 
 
 def test_a_token_that_does_not_fit_fails_the_answer(guidance: Guidance) -> None:
@@ -174,140 +181,104 @@ def test_a_wrong_grammar_is_refused_with_the_librarys_reason(guidance: Guidance,
 
 
 def test_a_compiled_grammar_need_not_be_compiled_again(guidance: Guidance) -> None:
-    assert guidance.guide('start: "a"') is None
-    guide(guidance, 'start: "a"')
-    assert guidance.guide('start: "a"') is not None
-    assert guidance.guide('start: "b"') is None
+    assert kept(guidance, "a") == []
+    keep(guidance, "a")
+    assert kept(guidance, "ab") == ["a"]
 
 
 def test_least_recently_used_grammar_is_evicted(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_CACHED_GRAMMARS", 2)
-    guide(guidance, 'start: "a"')
-    guide(guidance, 'start: "b"')
-    assert guidance.guide('start: "a"') is not None
-    guide(guidance, 'start: "c"')
-    assert guidance.guide('start: "a"') is not None
-    assert guidance.guide('start: "b"') is None
+    keep(guidance, "ab")
+    assert kept(guidance, "a") == ["a"]
+    keep(guidance, "c")
+    assert kept(guidance, "ab") == ["a"]
 
 
 def test_long_grammars_are_kept_as_long_as_they_are_not_too_many(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small, other, long = 'start: "a"', 'start: "c"', f'start: "{"b" * 100}"'
+    texts = ["a", "c", "b" * 100]
     monkeypatch.setattr(module, "_MAX_CACHED_CHARACTERS", 60)
-    for grammar in (small, other, long):
-        guide(guidance, grammar)
-    assert None not in {guidance.guide(grammar) for grammar in (small, other, long)}
-    guide(guidance, 'start: "d"')
-    assert [guidance.guide(grammar) is None for grammar in (small, other, long)] == [False, False, True]
+    keep(guidance, texts)
+    assert kept(guidance, texts) == texts
+    keep(guidance, "d")
+    assert kept(guidance, texts) == texts[:2]
 
 
-def test_a_grammar_that_several_wait_for_is_compiled_once(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiling, gate = [], Event()
-    compile_one = guidance._compile
+@pytest.fixture
+def gate(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Compilations of a grammar for "held" wait until this is set, at most until the test ends."""
+    gate, compile_one = Event(), guidance._compile
 
-    def slow(grammar: str) -> Compiled:
-        compiling.append(grammar)
-        gate.wait(90)
+    def compile_later(grammar: str) -> Compiled:
+        assert grammar != HELD or gate.wait(90)
         return compile_one(grammar)
 
-    monkeypatch.setattr(guidance, "_compile", slow)
-    done: SimpleQueue[Compiled] = SimpleQueue()
-    for _ in range(3):
-        guidance.compile('start: "a"', done.put)
+    monkeypatch.setattr(guidance, "_compile", compile_later)
+    yield gate
     gate.set()
-    found = [done.get(timeout=90) for _ in range(3)]
-    assert compiling == ['start: "a"']
-    assert found[0] is found[1] is found[2]
 
 
-def test_tenants_share_no_compiled_grammars(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiling = []
-    compile_one = guidance._compile
-
-    def counted(grammar: str) -> Compiled:
-        compiling.append(grammar)
-        return compile_one(grammar)
-
-    monkeypatch.setattr(guidance, "_compile", counted)
-    guide(guidance, 'start: "a"', "alice")
-    assert guidance.guide('start: "a"', tenant="bob") is None
-    guide(guidance, 'start: "a"', "bob")
-    assert compiling == ['start: "a"'] * 2
+HELD = 'start: "held"'
 
 
-def test_a_tenant_does_not_join_the_compilation_of_another_one(
-    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("tenants", "num_compiled"), [(["", "", ""], 1), (["alice", "bob"], 2)])
+def test_a_grammar_that_several_wait_for_is_compiled_once_for_each_tenant(
+    guidance: Guidance, gate: Event, tenants: list[str], num_compiled: int
 ) -> None:
-    gate = Event()
-    compile_one = guidance._compile
-
-    def slow(grammar: str) -> Compiled:
-        gate.wait(90)
-        return compile_one(grammar)
-
-    monkeypatch.setattr(guidance, "_compile", slow)
     done: SimpleQueue[Compiled] = SimpleQueue()
-    guidance.compile('start: "a"', done.put, tenant="alice")
-    guidance.compile('start: "a"', done.put, tenant="bob")
+    for tenant in tenants:
+        guidance.compile(HELD, done.put, tenant=tenant)
     gate.set()
-    assert done.get(timeout=90) is not done.get(timeout=90)
+    assert len({id(done.get(timeout=90)) for _ in tenants}) == num_compiled
 
 
-def test_a_tenant_does_not_wait_for_a_grammar_of_another_one(
-    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Event()
-    compile_one = guidance._compile
+def test_tenants_share_no_compiled_grammars(guidance: Guidance) -> None:
+    keep(guidance, "a", "alice")
+    assert kept(guidance, "a", "bob") == []
 
-    def slow(grammar: str) -> Compiled:
-        assert grammar != 'start: "large"' or gate.wait(90)
-        return compile_one(grammar)
 
-    monkeypatch.setattr(guidance, "_compile", slow)
-    large: SimpleQueue[Compiled] = SimpleQueue()
-    guidance.compile('start: "large"', large.put, tenant="alice")
-    assert guide(guidance, 'start: "small"', "bob").forced() != []
+def test_a_tenant_does_not_wait_for_a_grammar_of_another_one(guidance: Guidance, gate: Event) -> None:
+    done: SimpleQueue[Compiled] = SimpleQueue()
+    guidance.compile(HELD, done.put, tenant="alice")
+    keep(guidance, ["small"], "bob")
+    assert done.empty()
     gate.set()
-    large.get(timeout=90)
+    done.get(timeout=90)
 
 
 def test_new_grammars_evict_those_of_the_tenant_that_has_most(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_CACHED_GRAMMARS", 4)
-    guide(guidance, 'start: "own"', "bob")
-    for number in range(10):
-        guide(guidance, f'start: "{number}"', "alice")
-    assert guidance.guide('start: "own"', tenant="bob") is not None
-    guide(guidance, 'start: "own"', "carol")
-    assert guidance.guide('start: "own"', tenant="bob") is not None
-    assert [n for n in range(10) if guidance.guide(f'start: "{n}"', tenant="alice") is not None] == [8, 9]
+    keep(guidance, "x", "bob")
+    keep(guidance, "0123456789", "alice")
+    assert kept(guidance, "x", "bob") == ["x"]
+    keep(guidance, "x", "carol")
+    assert kept(guidance, "x", "bob") == ["x"]
+    assert kept(guidance, "0123456789", "alice") == ["8", "9"]
 
 
 def test_of_equal_tenants_the_one_with_the_newest_grammar_loses_another(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_CACHED_GRAMMARS", 3)
-    for tenant, grammar in (("bob", 'start: "1"'), ("bob", 'start: "2"'), ("alice", 'start: "3"')):
-        guide(guidance, grammar, tenant)
-    guide(guidance, 'start: "4"', "alice")
-    assert guidance.guide('start: "3"', tenant="alice") is None
-    assert guidance.guide('start: "1"', tenant="bob") is not None
+    keep(guidance, "12", "bob")
+    keep(guidance, "34", "alice")
+    assert kept(guidance, "3", "alice") == []
+    assert kept(guidance, "1", "bob") == ["1"]
 
 
 def test_long_grammars_evict_those_of_the_tenant_with_the_most_characters(
     guidance: Guidance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_CACHED_CHARACTERS", 200)
-    longest_of_bob = f'start: "{"b" * 100}"'
-    guide(guidance, longest_of_bob, "bob")
-    for letter in "acde":
-        guide(guidance, f'start: "{letter * 50}"', "alice")
-    assert guidance.guide(longest_of_bob, tenant="bob") is not None
-    kept = [letter for letter in "acde" if guidance.guide(f'start: "{letter * 50}"', tenant="alice") is not None]
-    assert kept == ["d", "e"]
-    assert sum(len(grammar) for _, grammar in guidance._kept) - len(f'start: "{"e" * 50}"') <= 200
+    longest_of_bob, *of_alice = "b" * 100, *(letter * 50 for letter in "acde")
+    keep(guidance, [longest_of_bob], "bob")
+    keep(guidance, of_alice, "alice")
+    assert kept(guidance, [longest_of_bob], "bob") == [longest_of_bob]
+    assert kept(guidance, of_alice, "alice") == of_alice[2:]
+    assert sum(len(grammar) for _, grammar in guidance._kept) - len(f'start: "{of_alice[3]}"') <= 200
 
 
 def test_grammar_that_followed_many_tokens_is_recompiled(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:

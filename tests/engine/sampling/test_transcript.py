@@ -23,28 +23,29 @@ def _allowed(*transcript: int, rules: TranscriptRules = _RULES, logits: dict[int
 _TEXT_IS_LIKELY: dict[int, float] = {1: 9.0}
 
 
-def test_it_begins_with_an_early_time() -> None:
-    assert _allowed() == [_FIRST, _FIRST + 1]
+@pytest.mark.parametrize(
+    ("transcript", "logits", "allowed"),
+    [
+        # It begins with an early time.
+        ([], {}, _TIMES[:2]),
+        # A segment begins with text.
+        ([_FIRST], {}, [*_TEXTS, _END]),
+        ([_FIRST, 1, _FIRST + 2, _FIRST + 2], {}, [*_TEXTS, _END]),
+        # The end of a segment lies behind its start.
+        ([_FIRST + 1, 2], _TEXT_IS_LIKELY, [*_TEXTS, _END, *_TIMES[2:]]),
+        # A segment or the end follows one.
+        ([_FIRST, 1, _FIRST + 2], {_END: 9.0}, [_END, *_TIMES[2:]]),
+        # A time is chosen where four equal times have more than any one of the texts, though each of them has less.
+        ([_FIRST, 1], {1: 1.0}, _TIMES[1:]),
+        ([_FIRST, 1], {1: 1.5}, [*_TEXTS, _END, *_TIMES[1:]]),
+    ],
+)
+def test_texts_and_times_alternate(transcript: list[int], logits: dict[int, float], allowed: list[int]) -> None:
+    assert _allowed(*transcript, logits=logits) == allowed
+
+
+def test_the_first_time_has_a_limit() -> None:
     assert _allowed(rules=TranscriptRules([4, 6], _END, _FIRST, max_first=3)) == _TIMES[:4]
-
-
-def test_a_segment_begins_with_text() -> None:
-    assert _allowed(_FIRST) == [*_TEXTS, _END]
-    assert _allowed(_FIRST, 1, _FIRST + 2, _FIRST + 2) == [*_TEXTS, _END]
-
-
-def test_the_end_of_a_segment_lies_behind_its_start() -> None:
-    assert _allowed(_FIRST + 1, 2, logits=_TEXT_IS_LIKELY) == [*_TEXTS, _END, *_TIMES[2:]]
-
-
-def test_a_segment_or_the_end_follows_one() -> None:
-    assert _allowed(_FIRST, 1, _FIRST + 2, logits={_END: 9.0}) == [_END, *_TIMES[2:]]
-
-
-def test_a_time_is_chosen_where_all_times_are_likelier() -> None:
-    # Four equal times have more than any one of the texts, though each of them has less.
-    assert _allowed(_FIRST, 1, logits={1: 1.0}) == _TIMES[1:]
-    assert _allowed(_FIRST, 1, logits={1: 1.5}) == [*_TEXTS, _END, *_TIMES[1:]]
 
 
 @pytest.mark.parametrize("transcript", [(), (_FIRST,), (_FIRST, 1)])
