@@ -1,5 +1,6 @@
 """Fixtures: the demo model in the library and in a session of ONNX Runtime, and models with states of fixed size."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,10 +8,14 @@ from _models.driven import Driven
 
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.step_time import StepTimeModel
+from tests.demo_device import MAX_LENGTH, DemoDevice
 from tests.engine.hybrids import BUILT, Hybrid
+from tests.engine.model_runners import batched_runner
 from tests.engine.quantized_models import write_halved, write_quantized
 from tests.running_server import DEMO
 
@@ -28,6 +33,23 @@ def session() -> Any:
 @pytest.fixture(scope="module")
 def guidance(generator: OgGeneratorRunner) -> Guidance:
     return model_guidance(DEMO, generator.model)
+
+
+@pytest.fixture(scope="module")
+def batched(session: Any) -> BatchedRunner:
+    """A batch of six slots for `DemoDevice`."""
+    return batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
+
+
+@pytest.fixture(scope="module")
+def loaded(batched: BatchedRunner) -> LoadedModel:
+    return LoadedModel(batched, batched)
+
+
+@pytest.fixture
+def plain(loaded: LoadedModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    """A device whose answers have no drafts."""
+    return DemoDevice(loaded, guidance, tmp_path)
 
 
 @pytest.fixture(scope="module", params=["lfm2", "qwen-3.5"])

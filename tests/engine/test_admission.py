@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from genai_server.engine.api_connections import Disconnected
 from genai_server.engine.encoder_worker import ImageWorker
 from genai_server.messages.admin import SetRuntimeOption
-from genai_server.messages.engine_protocol import Accepted, Cancel, Finished, Load, PromptLogprobs, Refused, Tokens
-from genai_server.messages.frames import ErrorInfo
-from genai_server.messages.generation_request import FinishReason, Image, Sampling
+from genai_server.messages.engine_protocol import Accepted, Cancel, Finished, Load, PromptLogprobs, Tokens
+from genai_server.messages.generation_request import FinishReason, Image, Sampling, TokenLogprob
 from tests.engine.bench import Bench, nothing_compiles
 from tests.engine.sampling.grammars import AMBIGUOUS
 from tests.stepped_loop import OTHER_API
@@ -84,24 +83,18 @@ def test_request_is_accepted_once_its_grammar_is_compiled(bench: Bench) -> None:
     assert (bench.text(1), bench.reason(1)) == ("b12", FinishReason.STOP)
 
 
-def test_a_grammar_that_another_key_has_used_is_compiled_again(bench: Bench) -> None:
-    bench.submit(1, "say b", grammar='start: "b"', tenant="alice")
+@pytest.mark.parametrize(
+    ("grammar", "needs_grammar"), [('start: "a"', True), ("start: (", False)], ids=["required", "invalid and optional"]
+)
+def test_a_grammar_that_another_key_has_used_is_compiled_again(
+    bench: Bench, grammar: str, *, needs_grammar: bool
+) -> None:
+    fields: dict[str, Any] = {"grammar": grammar, "needs_grammar": needs_grammar}
+    bench.submit(1, "say a", tenant="alice", **fields)
     bench.run(1)
     with nothing_compiles(bench):
-        bench.submit(2, "say b", grammar='start: "b"', tenant="bob")
-        bench.submit(3, "say b", grammar='start: "b"', tenant="alice")
-        bench.run(3)
-        assert bench.of(2) == []
-    bench.run(2)
-    assert [bench.text(key) for key in (1, 2, 3)] == ["b"] * 3
-
-
-def test_an_optional_grammar_is_tried_by_each_key_for_itself(bench: Bench) -> None:
-    bench.submit(1, "say a", grammar="start: (", needs_grammar=False, tenant="alice")
-    bench.run(1)
-    with nothing_compiles(bench):
-        bench.submit(2, "say a", grammar="start: (", needs_grammar=False, tenant="bob")
-        bench.submit(3, "say a", grammar="start: (", needs_grammar=False, tenant="alice")
+        bench.submit(2, "say a", tenant="bob", **fields)
+        bench.submit(3, "say a", tenant="alice", **fields)
         bench.run(3)
         assert bench.of(2) == []
     bench.run(2)
@@ -165,45 +158,39 @@ def test_device_terminated_during_compilation_refuses(bench: Bench) -> None:
 # biases
 
 
-@pytest.mark.parametrize("token", [-1, 257, 10**9])
-def test_bias_on_an_unknown_token_is_refused_with_its_field(bench: Bench, token: int) -> None:
-    bench.submit(1, "say a", sampling=Sampling(logit_bias={5: 1.0, token: 1.0}))
-    bench.steps(1)
-    message = f"must have tokens below 257; given {token}"
-    assert bench.of(1) == [Refused(1, ErrorInfo("invalid_value", message, "logit_bias"))]
-
-
 @pytest.mark.parametrize(
-    ("sampling", "param"),
+    ("fields", "param", "words"),
     [
-        (Sampling(bad_words=[[97, 257]]), "bad_words"),
-        (Sampling(bad_words=[[97], []]), "bad_words"),
-        (Sampling(allowed_tokens=bytes(32)), "allowed_token_ids"),
+        ({"sampling": Sampling(logit_bias={5: 1.0, -1: 1.0})}, "logit_bias", "must have tokens below 257; given -1"),
+        ({"sampling": Sampling(logit_bias={5: 1.0, 257: 1.0})}, "logit_bias", "must have tokens below 257; given 257"),
+        ({"sampling": Sampling(bad_words=[[97, 257]])}, "bad_words", ""),
+        ({"sampling": Sampling(bad_words=[[97], []])}, "bad_words", ""),
+        ({"sampling": Sampling(allowed_tokens=bytes(32))}, "allowed_token_ids", ""),
+        ({"prompt": [1, 257, 2]}, "prompt", "must have tokens below 257; given 257"),
     ],
 )
-def test_excluded_tokens_of_another_vocabulary_are_refused(bench: Bench, sampling: Sampling, param: str) -> None:
-    bench.submit(1, "say a", sampling=sampling)
+def test_tokens_of_another_vocabulary_are_refused_with_their_field(
+    bench: Bench, fields: dict[str, Any], param: str, words: str
+) -> None:
+    bench.put_request(1, **{"prompt": [7], "max_tokens": 5, "max_length": 100} | fields)
     bench.steps(1)
-    assert bench.refusal(1).param == param
+    assert (bench.refusal(1).code, bench.refusal(1).param) == ("invalid_value", param)
+    assert words in bench.refusal(1).message
 
 
-def test_exclusion_of_every_token_names_the_fields(bench: Bench) -> None:
+def test_exclusion_of_every_token_fails_one_request_and_names_the_fields(bench: Bench) -> None:
     sampling = Sampling(allowed_tokens=bytes([0] * 12 + [2] + [0] * 20), bad_words=[[97, 97]])
     bench.submit(1, "say a", sampling=sampling)
-    bench.run(1)
-    assert bench.text(1) == "a"
-    error = bench.failure(1)
-    assert (error.code, error.param) == ("invalid_value", "allowed_token_ids")
-    assert "together with bad_words, grammar and min_tokens" in error.message
-
-
-def test_bias_that_leaves_no_token_fails_one_request(bench: Bench) -> None:
-    bench.submit(1, "say a", grammar='start: "a"', sampling=Sampling(logit_bias={97: -100.0}))
-    bench.submit(2, "say b")
-    bench.run(1, 2)
-    error = bench.failure(1)
-    assert (error.code, error.param) == ("invalid_value", "logit_bias")
-    assert bench.text(2) == "b"
+    bench.submit(2, "say a", grammar='start: "a"', sampling=Sampling(logit_bias={97: -100.0}))
+    bench.submit(3, "say b")
+    bench.run(1, 2, 3)
+    assert [bench.text(key) for key in (1, 2, 3)] == ["a", "", "b"]
+    errors = [bench.failure(key) for key in (1, 2)]
+    assert [(error.code, error.param) for error in errors] == [
+        ("invalid_value", "allowed_token_ids"),
+        ("invalid_value", "logit_bias"),
+    ]
+    assert "together with bad_words, grammar and min_tokens" in errors[0].message
 
 
 # log probabilities
@@ -214,6 +201,10 @@ def test_logprobs_are_absent_unless_requested(bench: Bench) -> None:
     assert [message.logprobs for message in bench.messages(Tokens)] == [[], []]
 
 
+def prompt_scores(bench: Bench) -> list[TokenLogprob]:
+    return [logprob for message in bench.messages(PromptLogprobs, 1) for logprob in message.logprobs]
+
+
 @pytest.mark.parametrize("max_tokens", [0, 2])
 def test_prompt_logprobs_precede_the_first_token_by_chunk(bench: Bench, max_tokens: int) -> None:
     bench.answer(1, "say abcdefghijklmn", prompt_logprobs=True, max_tokens=max_tokens)
@@ -221,9 +212,8 @@ def test_prompt_logprobs_precede_the_first_token_by_chunk(bench: Bench, max_toke
     first = kinds.index(Tokens) if max_tokens else len(kinds) - 1
     assert set(kinds[1:first]) == {PromptLogprobs}
     assert first > 2
-    scores = [logprob for message in bench.messages(PromptLogprobs, 1) for logprob in message.logprobs]
-    assert [logprob.token for logprob in scores] == list(b"ay abcdefghijklmn\n\x04")
-    assert all(logprob.logprob == pytest.approx(-math.log(257)) for logprob in scores)
+    assert [logprob.token for logprob in prompt_scores(bench)] == list(b"ay abcdefghijklmn\n\x04")
+    assert all(logprob.logprob == pytest.approx(-math.log(257)) for logprob in prompt_scores(bench))
 
 
 def test_recomputed_prompt_logprobs_are_sent_once(bench: Bench) -> None:
@@ -231,17 +221,7 @@ def test_recomputed_prompt_logprobs_are_sent_once(bench: Bench) -> None:
     bench.steps(2)
     bench.put(SetRuntimeOption(7, "enable_profiling", "p", "r1"))
     bench.run()
-    scores = [logprob for message in bench.messages(PromptLogprobs, 1) for logprob in message.logprobs]
-    assert [logprob.token for logprob in scores] == list(b"ay ab" + b"c" * 20 + b"\n\x04")
-
-
-def test_prompt_with_an_unknown_token_is_refused(bench: Bench) -> None:
-    size = bench.loop._model.vocab_size
-    bench.put_request(1, [1, size, 2], max_tokens=5, max_length=100)
-    bench.steps(1)
-    refused = bench.refusal(1)
-    assert refused.param == "prompt"
-    assert f"must have tokens below {size}; given {size}" in refused.message
+    assert [logprob.token for logprob in prompt_scores(bench)] == list(b"ay ab" + b"c" * 20 + b"\n\x04")
 
 
 # images
@@ -274,17 +254,6 @@ def image_bench(tmp_path: Path) -> ImageBench:
     return ImageBench(tmp_path)
 
 
-def test_request_is_accepted_once_its_images_are_encoded(image_bench: ImageBench) -> None:
-    image_bench.gate.clear()
-    image_bench.submit_image(1)
-    image_bench.steps(2)
-    assert image_bench.of(1) == []
-    image_bench.gate.set()
-    image_bench.run(1)
-    assert image_bench.kinds(1)[0] is Accepted
-    assert image_bench.reason(1) in (FinishReason.STOP, FinishReason.LENGTH)
-
-
 def test_answers_go_on_while_images_are_encoded(image_bench: ImageBench) -> None:
     image_bench.gate.clear()
     image_bench.submit_image(1)
@@ -294,6 +263,8 @@ def test_answers_go_on_while_images_are_encoded(image_bench: ImageBench) -> None
     assert image_bench.of(1) == []
     image_bench.gate.set()
     image_bench.run(1)
+    assert image_bench.kinds(1)[0] is Accepted
+    assert image_bench.reason(1) in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 def test_request_with_grammar_and_image_waits_for_both(image_bench: ImageBench) -> None:

@@ -31,11 +31,6 @@ def loaded() -> LoadedModel:
 
 
 @pytest.fixture
-def plain(loaded: LoadedModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
-    return DemoDevice(loaded, guidance, tmp_path)
-
-
-@pytest.fixture
 def drafting(loaded: LoadedModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
     return DemoDevice(loaded, guidance, tmp_path, speculates=True, answers=AnswerMemory(10**6))
 

@@ -75,30 +75,19 @@ def test_an_image_is_encoded_once(bench: Bench) -> None:
     assert bench.worker.num_encoded == 3
 
 
-def test_the_least_recently_used_image_is_dropped(tmp_path: Path) -> None:
+def test_the_least_recently_used_image_is_dropped_and_keeps_its_ids(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_bytes=2 * IMAGE_BYTES)
-    for value in (1, 2, 1, 3, 4, 1, 2):
-        bench.prompt(value)
+    first, *others = (bench.prompt(value) for value in (1, 2, 1, 3, 4, 1, 2))
     # Each is kept besides the two that ended last.
     assert bench.encoded == [1, 2, 3, 4, 2]
+    assert (first, others[0]) == (others[4], others[5])
 
 
-def test_an_image_encoded_again_keeps_its_ids(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, max_bytes=0)
-    first, _ = bench.prompt(1), bench.prompt(2)
-    assert bench.prompt(1) == first
-    assert bench.encoded == [1, 2, 1]
-
-
-def test_an_image_that_fails_fails_only_its_request(bench: Bench) -> None:
-    assert isinstance(bench.submit(bench.sequence(-1)), RunnerFailed)
-    assert bench.prompt(1)
-
-
-def test_an_unexpected_error_fails_only_its_request(bench: Bench) -> None:
-    found = bench.submit(bench.sequence(-2))
+@pytest.mark.parametrize(("value", "words"), [(-1, "an image cannot be encoded"), (-2, "internal error")])
+def test_an_image_that_fails_fails_only_its_request(bench: Bench, value: int, words: str) -> None:
+    found = bench.submit(bench.sequence(value))
     assert isinstance(found, RunnerFailed)
-    assert "internal error" in found.message
+    assert words in found.message
     assert bench.prompt(1)
 
 

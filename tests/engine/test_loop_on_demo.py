@@ -50,11 +50,10 @@ GRAMMARS = {
     "regex": LLMatcher.grammar_from_regex("(Rome|Oslo), [0-9]{3}!"),
     "lark": 'start: item (", " item){2}\nitem: "capital" | "city"',
 }
-
-
-@pytest.fixture(scope="module")
-def batched(session: Any) -> BatchedRunner:
-    return batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
+PENALIZED: dict[str, Any] = {
+    "sampling": Sampling(0.8, seed=5, frequency_penalty=1.0, repetition_penalty=1.2),
+    "top_logprobs": 2,
+}
 
 
 @pytest.fixture(params=["batch", "generators"])
@@ -114,25 +113,18 @@ def test_rows_with_and_without_grammars_are_independent(device: DemoDevice) -> N
 # profiles during an answer
 
 
-def test_profiled_request_keeps_grammar_penalties_and_logprobs(
-    batched: BatchedRunner, guidance: Guidance, tmp_path: Path
-) -> None:
-    fields: dict[str, Any] = {
-        "grammar": GRAMMARS["json schema"],
-        "sampling": Sampling(0.8, seed=5, frequency_penalty=1.0, repetition_penalty=1.2),
-        "top_logprobs": 2,
-    }
-    device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
-    device.answer(1, "What is the capital of Italy?", **fields)
-    device.submit(2, "What is the capital of Italy?", **fields)
-    device.run_to(2, 4)
-    device.put(SetRuntimeOption(7, "enable_profiling", "p", "r2"))
-    device.run_to(2, 8)
-    device.put(SetRuntimeOption(8, "enable_profiling", "0", "r2"))
-    device.run(2)
+def test_profiled_request_keeps_grammar_penalties_and_logprobs(plain: DemoDevice, tmp_path: Path) -> None:
+    fields = PENALIZED | {"grammar": GRAMMARS["json schema"]}
+    plain.answer(1, "What is the capital of Italy?", **fields)
+    plain.submit(2, "What is the capital of Italy?", **fields)
+    plain.run_to(2, 4)
+    plain.put(SetRuntimeOption(7, "enable_profiling", "p", "r2"))
+    plain.run_to(2, 8)
+    plain.put(SetRuntimeOption(8, "enable_profiling", "0", "r2"))
+    plain.run(2)
     assert len(list(tmp_path.glob("cpu/p_*.json"))) == 4
-    assert device.tokens(2) == device.tokens(1)
-    assert len(device.logprobs(2)) == len(device.tokens(2))
+    assert plain.tokens(2) == plain.tokens(1)
+    assert len(plain.logprobs(2)) == len(plain.tokens(2))
 
 
 @pytest.mark.parametrize("fields", [{}, {"prompt_logprobs": True}])
@@ -168,9 +160,8 @@ def test_profiled_request_is_terminated_or_preempted(
 
 
 def test_interrupted_and_failed_passes_leave_no_file(
-    batched: BatchedRunner, guidance: Guidance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: DemoDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
     forward, errors = BatchedRunner.forward, [RunnerFailed("no"), Interrupted()]
 
     def failing(self: BatchedRunner, chunks: abc.Sequence[ScheduledChunk]) -> list[Scores]:
@@ -180,46 +171,46 @@ def test_interrupted_and_failed_passes_leave_no_file(
         return forward(self, chunks)
 
     monkeypatch.setattr(BatchedRunner, "forward", failing)
-    device.put(SetRuntimeOption(7, "enable_profiling", "p"))
-    device.submit(1, "Count from 1 to 12.", cache_prompt=False)
-    device.run(1)
+    plain.put(SetRuntimeOption(7, "enable_profiling", "p"))
+    plain.answer(1, "Count from 1 to 12.", cache_prompt=False)
     (found,) = find_manifests(tmp_path)
     assert {each.file for each in found.passes} == {path.name for path in tmp_path.glob("cpu/p_*.json")}
     assert len(found.passes) >= 3
-    assert (errors, device.failure(1).message) == ([], "no")
+    assert (errors, plain.failure(1).message) == ([], "no")
 
 
 # profile sessions
 
 
-PLANS = {
-    "prompts": ProfilePlan("p", last_token=0),
-    "tokens in the middle": ProfilePlan("p", first_token=7, last_token=9),
-    "one request": ProfilePlan("p", "r2", first_token=2, last_token=5),
-    "what follows slow tokens": ProfilePlan("p", slow=SlowTokens(over_ms=1e-6, num_tokens=2, max_per_hour=3)),
-}
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_profiled_answers_have_the_same_tokens(device: DemoDevice, name: str) -> None:
+@pytest.mark.parametrize(
+    ("plan", "num_profiled"),
+    [
+        (ProfilePlan("p", last_token=0), None),
+        (ProfilePlan("p", first_token=7, last_token=9), 3),  # in a batch, one request at a time
+        (ProfilePlan("p", "r2", first_token=2, last_token=5), 4),
+        (ProfilePlan("p", slow=SlowTokens(over_ms=1e-6, num_tokens=2, max_per_hour=3)), None),
+    ],
+    ids=["prompts", "tokens in the middle", "one request", "what follows slow tokens"],
+)
+def test_profiled_answers_have_the_same_tokens(device: DemoDevice, plan: ProfilePlan, num_profiled: int | None) -> None:
     texts = ("What is the capital of Italy?", "Count from 1 to 12.", "How are you today?")
     for key, text in enumerate(texts):
         device.submit(key, text)
     device.run(0, 1, 2)
-    device.put(StartProfile(9, PLANS[name]))
+    if plan.request_id is None:
+        device.put(StartProfile(9, plan))
     for key, text in enumerate(texts, 10):
         device.submit(key, text, request_id=f"r{key - 9}")
     device.steps(1)
-    if name == "one request":  # which must exist
-        device.put(StartProfile(9, PLANS[name]))
+    if plan.request_id is not None:  # which must exist
+        device.put(StartProfile(9, plan))
     device.run(10, 11, 12)
     for key in range(3):
         assert device.tokens(key + 10) == device.tokens(key)
     ends = [device.end(key) for key in (10, 11, 12)]
+    assert max(end.num_profiled for end in ends) == num_profiled or num_profiled is None
     assert sum(end.num_profiled for end in ends) > 0
-    if name == "tokens in the middle":  # in a batch, one request at a time
-        assert max(end.num_profiled for end in ends) == 3
-    if name == "one request":
+    if plan.request_id is not None:
         assert [end.key for end in ends if end.num_profiled] == [11]
 
 
@@ -312,17 +303,12 @@ def test_a_prompt_of_several_answers_is_read_once(device: DemoDevice) -> None:
     for key in (1, 2, 3, 4):
         device.submit(key, text, max_tokens=3, more=key < 4)
     device.run(1, 2, 3, 4)
-    batched = device.loop._loaded.batch
-    assert [device.end(key).num_cached for key in (2, 3, 4)] == [len(prompt(text)) - 2 if batched else 0] * 3
+    other = "How are you today? " * 5  # whose first request has no answer
+    assert device.answer(5, other, max_tokens=0) == []
+    device.answer(6, other)
+    wanted = [len(prompt(each)) - 2 if device.loop._loaded.batch else 0 for each in (text, text, text, other)]
+    assert [device.end(key).num_cached for key in (2, 3, 4, 6)] == wanted
     assert len({tuple(device.tokens(key)) for key in (1, 2, 3, 4)}) == 1
-
-
-def test_a_prompt_that_was_only_read_is_in_the_cache(device: DemoDevice) -> None:
-    text = "How are you today? " * 5
-    assert device.answer(1, text, max_tokens=0) == []
-    device.answer(2, text)
-    batched = device.loop._loaded.batch
-    assert device.end(2).num_cached == (len(prompt(text)) - 2 if batched else 0)
 
 
 # low priority
@@ -338,20 +324,14 @@ def _displace(device: DemoDevice, key: int) -> None:
     device.run(*others)
 
 
-_PENALIZED: dict[str, Any] = {
-    "sampling": Sampling(0.8, seed=5, frequency_penalty=1.0, repetition_penalty=1.2),
-    "top_logprobs": 2,
-}
-
-
 @pytest.mark.parametrize(
     ("device", "fields"),
     [
         ("batch", {}),
-        ("batch", _PENALIZED),
+        ("batch", PENALIZED),
         ("batch", {"grammar": GRAMMARS["json schema"], "sampling": Sampling(0.8, seed=5)}),
         ("batch", {"top_logprobs": 1, "prompt_logprobs": True, "max_tokens": 20}),
-        ("generators", _PENALIZED),
+        ("generators", PENALIZED),
     ],
     ids=["greedy", "seed and penalties", "grammar", "prompt log probabilities", "generators"],
     indirect=["device"],
@@ -369,29 +349,24 @@ def test_preempted_answer_continues_as_if_nothing_had_happened(device: DemoDevic
         _displace(device, key)
     device.run(2)
     assert sequence.num_preemptions >= 3
-    assert device.tokens(2) == device.tokens(1)
-    assert [each.token for each in device.logprobs(2)] == [each.token for each in device.logprobs(1)]
-    assert [each.token for each in device.prompt_logprobs(2)] == [each.token for each in device.prompt_logprobs(1)]
-    if sequence.batched:  # its tokens are read again in other passes, with the same bits
-        assert device.logprobs(2) == device.logprobs(1)
-        assert device.prompt_logprobs(2) == device.prompt_logprobs(1)
-    assert device.reason(2) == device.reason(1)
+    assert (device.tokens(2), device.reason(2)) == (device.tokens(1), device.reason(1))
+    for of in (device.logprobs, device.prompt_logprobs):
+        assert [each.token for each in of(2)] == [each.token for each in of(1)]
+        if sequence.batched:  # its tokens are read again in other passes, with the same bits
+            assert of(2) == of(1)
 
 
-def test_preempted_sequence_reads_nothing_again_in_its_old_slot(
-    batched: BatchedRunner, guidance: Guidance, tmp_path: Path
-) -> None:
+def test_preempted_sequence_reads_nothing_again_in_its_old_slot(batched: BatchedRunner, plain: DemoDevice) -> None:
     batched.forget()
-    device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
-    device.submit(1, "Count from 1 to 12.", low_priority=True)
-    device.run_to(1, 5)
-    (sequence,) = device.scheduler.running
+    plain.submit(1, "Count from 1 to 12.", low_priority=True)
+    plain.run_to(1, 5)
+    (sequence,) = plain.scheduler.running
     num_read = sequence.num_read
-    device.scheduler._preempt(sequence)
-    device.steps(1)
+    plain.scheduler._preempt(sequence)
+    plain.steps(1)
     assert (sequence.num_preemptions, sequence.num_read) == (1, num_read + 1)
-    device.run(1)
-    assert device.tokens(1) == device.answer(2, "Count from 1 to 12.")
+    plain.run(1)
+    assert plain.tokens(1) == plain.answer(2, "Count from 1 to 12.")
 
 
 @pytest.mark.parametrize("num_others", [0, 2], ids=["one prompt", "decoding and a prompt"])
@@ -488,23 +463,20 @@ def test_each_end_interrupts_the_chunk_of_its_prompt_every_time(
         assert sequence.num_read == 0
 
 
-def test_request_that_arrives_first_prevents_a_background_pass(
-    batched: BatchedRunner, guidance: Guidance, tmp_path: Path
-) -> None:
-    device = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
-    device.submit(1, "Hello!", low_priority=True)
-    choose = device.scheduler.next_step
+def test_request_that_arrives_first_prevents_a_background_pass(plain: DemoDevice) -> None:
+    plain.submit(1, "Hello!", low_priority=True)
+    choose = plain.scheduler.next_step
 
     def arrive() -> Step | None:
-        device.scheduler.next_step = choose  # type: ignore[method-assign]
-        device.submit(2, "Hello!", max_tokens=2)
+        plain.scheduler.next_step = choose  # type: ignore[method-assign]
+        plain.submit(2, "Hello!", max_tokens=2)
         return choose()
 
-    device.scheduler.next_step = arrive  # type: ignore[method-assign]
-    device.steps(1)
-    (sequence,) = device.scheduler.running
+    plain.scheduler.next_step = arrive  # type: ignore[method-assign]
+    plain.steps(1)
+    (sequence,) = plain.scheduler.running
     assert sequence.num_read == sequence.num_cached
-    device.run(1, 2)
+    plain.run(1, 2)
 
 
 def test_trial_after_failures_waits_until_a_sequence_has_ended(device: DemoDevice) -> None:

@@ -41,11 +41,6 @@ MASK_TOKEN = 7
 
 
 @pytest.fixture(scope="module")
-def batched(session: Any) -> BatchedRunner:
-    return batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
-
-
-@pytest.fixture(scope="module")
 def draft_session() -> Any:
     return open_session(read_decoder_graph(DEMO), 1)
 
@@ -80,11 +75,6 @@ def passes(model: DraftModel, monkeypatch: pytest.MonkeyPatch) -> list[list[Sche
 
     monkeypatch.setattr(model.runner, "forward", noted)
     return found
-
-
-@pytest.fixture
-def plain(batched: BatchedRunner, guidance: Guidance, tmp_path: Path) -> DemoDevice:
-    return DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
 
 
 @pytest.fixture

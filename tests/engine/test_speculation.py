@@ -5,6 +5,7 @@ Drafts are judged as if passes of any length took the same time, so the results 
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,8 +20,7 @@ from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import CacheReset, ResetPrefixCache
 from genai_server.messages.engine_protocol import Cancel, Figures
 from genai_server.messages.generation_request import FinishReason, Sampling
-from tests.demo_device import MAX_LENGTH, DemoDevice
-from tests.engine.model_runners import batched_runner
+from tests.demo_device import DemoDevice
 from tests.stepped_loop import OTHER_API
 
 pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
@@ -31,17 +31,6 @@ FORCED = LLMatcher.grammar_from_regex(
 )
 # Its answer repeats the same end eleven times.
 LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
-
-
-@pytest.fixture(scope="module")
-def loaded(session: Any) -> LoadedModel:
-    runner = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
-    return LoadedModel(runner, runner)
-
-
-@pytest.fixture
-def plain(loaded: LoadedModel, guidance: Guidance, tmp_path: Path) -> DemoDevice:
-    return DemoDevice(loaded, guidance, tmp_path)
 
 
 @pytest.fixture
@@ -214,16 +203,10 @@ def test_unknown_predicted_token_is_refused(loaded: LoadedModel, drafting: DemoD
     assert drafting.refusal(1).param == "prediction"
 
 
-def test_a_failed_pass_with_a_draft_ends_its_answer_only(
-    loaded: LoadedModel, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_pass_with_a_draft_ends_its_answer_only(drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = answer(drafting, 1)
-
-    def fail(*given: Any) -> None:
-        raise RunnerFailed("no memory")
-
     with monkeypatch.context() as patch:
-        patch.setattr(DecoderSession, "run", fail)
+        patch.setattr(DecoderSession, "run", Mock(side_effect=RunnerFailed("no memory")))
         drafting.submit(2, COUNT, prediction=wanted)
         drafting.run(2)
     assert answer(drafting, 3, prediction=wanted) == wanted

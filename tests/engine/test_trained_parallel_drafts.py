@@ -1,13 +1,13 @@
 """The demo model's own draft model drafts in parallel, and was trained for that: most of its tokens are right."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from genai_server.engine.model.files import check_draft_model
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.sampling.grammar import Guidance
@@ -23,17 +23,19 @@ DEMO_DRAFT = ROOT / "models" / "demo-draft"
 
 @pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
 def test_half_of_an_answer_is_drafted_rightly(
-    session: Any, guidance: Guidance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    batched: BatchedRunner,
+    plain: DemoDevice,
+    guidance: Guidance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
-    batched = batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
     runner = batched_runner(
         DEMO_DRAFT, session=open_session(read_decoder_graph(DEMO_DRAFT), 1), num_slots=6, max_length=MAX_LENGTH
     )
     mask_token = read_mask_token(DEMO_DRAFT, check_draft_model(DEMO, DEMO_DRAFT).vocab_size)
     model = DraftModel(runner, batched.model.vocab_size, mask_token=mask_token)
     model.times = FreePasses()
-    plain = DemoDevice(LoadedModel(batched, batched), guidance, tmp_path)
     device = DemoDevice(LoadedModel(batched, batched, draft_model=model), guidance, tmp_path, speculates=True)
     for key, text in enumerate(("Count from 1 to 12.", "Count from 3 to 30.")):
         tokens = plain.answer(key, text)
