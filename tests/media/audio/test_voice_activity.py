@@ -1,5 +1,7 @@
 """Finding speech: where parts begin and end, by Silero's detector and by made-up probabilities."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -77,54 +79,55 @@ def test_noise_is_silence() -> None:
     assert find_speech(_DETECTOR.start(1500), noise, 0, _LIMIT, 60 * RATE) == Silence(len(noise))
 
 
-def test_part_begins_shortly_before_speech() -> None:
-    assert _found(_made((100, 0), (50, 0.9), (5, 0)))[0] == 100 - _PAD
-    assert _found(_made((5, 0), (50, 0.9), (5, 0)))[0] == 0
-    assert _found(_made((100, 0.9)), start=50)[0] == 50
+_FULL = _LIMIT / _FRAME
+_TWO_SOUNDS = [(100, 0), (20, 0.4), (100, 0), (20, 0.8), (100, 0)]
+_PAUSES = [(75, 1), (20, 0), (5, 1), (6, 0), (100, 1)]
+_SHORT_LIMIT = 110 * _FRAME
 
 
-def test_speech_before_the_start_is_not_found_again() -> None:
-    assert _found(_made((20, 0.9), (100, 0)), start=30) == (120,)
-    assert _found(_made((90, 0.9), (10, 0), (5, 0.9)), start=95) == (95, 105)
-
-
-def test_silence_at_the_end_is_cut_off() -> None:
-    assert _found(_made((10, 0.9), (100, 0)))[1] == 10 + _PAD
-    assert _found(_made((10, 0.9), (5, 0)))[1] == 15
-    assert _found(_made((10, 0.9), (2000, 0), (10, 0.9)))[1] == 10 + _PAD
-    assert _found(_made((10, 0.9), (300, 0), (10, 0.9)))[1] == 320
-
-
-def test_unsure_frames_count_as_speech() -> None:
-    assert _found(_made((100, 0), (3, 0.25), (100, 0), (10, 0.9))) == (100 - _PAD, 213)
-    assert _found(_made((10, 0.9), (100, 0.25), (50, 0)))[1] == 110 + _PAD
-
-
-def test_short_unsure_sound_alone_is_no_speech() -> None:
-    assert _found(_made((100, 0), (2, 0.4), (98, 0))) == (200,)
-    assert _found(_made((100, 0), (1, 0.6), (98, 0))) == (100 - _PAD, 101 + _PAD)
-
-
-def test_part_ends_in_the_last_long_pause_near_its_end() -> None:
-    samples = _made((700, 0.9), (12, 0), (50, 0.9), (10, 0), (50, 0.9), (5, 0), (1000, 0.9))
-    assert _found(samples) == (0, 767)
-
-
-def test_part_ends_in_the_longest_of_short_pauses() -> None:
-    assert _found(_made((700, 0.9), (4, 0), (50, 0.9), (6, 0), (50, 0.9), (5, 0), (1000, 0.9))) == (0, 757)
-
-
-def test_part_without_a_pause_has_the_full_length() -> None:
-    full = _LIMIT / _FRAME
-    assert _found(_made((2000, 0.9))) == (0, full)
-    assert _found(_made((300, 0.9), (20, 0), (2000, 0.9))) == (0, full)
-    assert _found(_made((800, 0.9), (3, 0), (2000, 0.9))) == (0, full)
-
-
-def test_next_part_continues_where_the_first_ends() -> None:
-    samples = _made((800, 0.9), (12, 0), (500, 0.9))
-    assert _found(samples) == (0, 806)
-    assert _found(samples, start=806) == (806, 1312)
+@pytest.mark.parametrize(
+    ("parts", "options", "found"),
+    [
+        # A part begins shortly before speech, and ends shortly after it, within the samples that are left.
+        ([(100, 0), (50, 0.9), (5, 0)], {}, (100 - _PAD, 155)),
+        ([(5, 0), (50, 0.9), (5, 0)], {}, (0, 60)),
+        ([(100, 0.9)], {"start": 50}, (50, 100)),
+        # Speech before the start is not found again.
+        ([(20, 0.9), (100, 0)], {"start": 30}, (120,)),
+        ([(90, 0.9), (10, 0), (5, 0.9)], {"start": 95}, (95, 105)),
+        # Silence at the end is cut off.
+        ([(10, 0.9), (100, 0)], {}, (0, 10 + _PAD)),
+        ([(10, 0.9), (5, 0)], {}, (0, 15)),
+        ([(10, 0.9), (2000, 0), (10, 0.9)], {}, (0, 10 + _PAD)),
+        ([(10, 0.9), (300, 0), (10, 0.9)], {}, (0, 320)),
+        # Unsure frames count as speech, but not if they are few and alone.
+        ([(100, 0), (3, 0.25), (100, 0), (10, 0.9)], {}, (100 - _PAD, 213)),
+        ([(10, 0.9), (100, 0.25), (50, 0)], {}, (0, 110 + _PAD)),
+        ([(100, 0), (2, 0.4), (98, 0)], {}, (200,)),
+        ([(100, 0), (1, 0.6), (98, 0)], {}, (100 - _PAD, 101 + _PAD)),
+        # A long part ends in the last long pause near its end, or else in the longest of short ones.
+        ([(700, 0.9), (12, 0), (50, 0.9), (10, 0), (50, 0.9), (5, 0), (1000, 0.9)], {}, (0, 767)),
+        ([(700, 0.9), (4, 0), (50, 0.9), (6, 0), (50, 0.9), (5, 0), (1000, 0.9)], {}, (0, 757)),
+        # Without one it has the full length.
+        ([(2000, 0.9)], {}, (0, _FULL)),
+        ([(300, 0.9), (20, 0), (2000, 0.9)], {}, (0, _FULL)),
+        ([(800, 0.9), (3, 0), (2000, 0.9)], {}, (0, _FULL)),
+        # The next part continues where the first ends.
+        ([(800, 0.9), (12, 0), (500, 0.9)], {}, (0, 806)),
+        ([(800, 0.9), (12, 0), (500, 0.9)], {"start": 806}, (806, 1312)),
+        # Requests may choose the threshold, the padding, and the length of pauses.
+        (_TWO_SOUNDS, {}, (100 - _PAD, 240 + _PAD)),
+        (_TWO_SOUNDS, {"detection": Detection(threshold=0.6)}, (220 - _PAD, 240 + _PAD)),
+        (_TWO_SOUNDS, {"detection": Detection(padding=4 * _FRAME)}, (96, 240 + _PAD)),
+        (_PAUSES, {"limit": _SHORT_LIMIT}, (0, 85)),
+        (_PAUSES, {"limit": _SHORT_LIMIT, "detection": Detection(pause=5 * _FRAME)}, (0, 103)),
+        (_PAUSES, {"limit": _SHORT_LIMIT, "detection": Detection(pause=30 * _FRAME)}, (0, 110)),
+    ],
+)
+def test_parts_begin_and_end_around_speech(
+    parts: list[tuple[int, float]], options: dict[str, Any], found: tuple[float, ...]
+) -> None:
+    assert _found(_made(*parts), **options) == found
 
 
 def test_long_silence_is_searched_in_parts() -> None:
@@ -146,18 +149,21 @@ def test_speech_at_the_border_of_a_search_is_not_lost() -> None:
         assert found == (silent - _PAD, silent + 3 + _PAD)
 
 
-def test_part_is_cut_where_speech_goes_on() -> None:
-    def is_cut(*parts: tuple[int, float]) -> bool:
-        found = find_speech(_Made(), _made(*parts), 0, 100 * _FRAME, 60 * RATE)
-        assert isinstance(found, Speech)
-        return found.is_cut
-
-    assert is_cut((200, 1))
-    assert is_cut((98, 1), (60, 0), (100, 1))
-    assert not is_cut((90, 1), (60, 0), (100, 1))
-    assert not is_cut((80, 1), (10, 0), (100, 1))
-    assert not is_cut((50, 1))
-    assert not is_cut((100, 1))
+@pytest.mark.parametrize(
+    ("parts", "is_cut"),
+    [
+        ([(200, 1)], True),
+        ([(98, 1), (60, 0), (100, 1)], True),
+        ([(90, 1), (60, 0), (100, 1)], False),
+        ([(80, 1), (10, 0), (100, 1)], False),
+        ([(50, 1)], False),
+        ([(100, 1)], False),
+    ],
+)
+def test_part_is_cut_where_speech_goes_on(parts: list[tuple[int, float]], *, is_cut: bool) -> None:
+    found = find_speech(_Made(), _made(*parts), 0, 100 * _FRAME, 60 * RATE)
+    assert isinstance(found, Speech)
+    assert found.is_cut is is_cut
 
 
 def test_no_more_is_heard_than_the_part_needs() -> None:
@@ -169,18 +175,3 @@ def test_no_more_is_heard_than_the_part_needs() -> None:
 
 def test_recording_of_one_sample_has_no_speech() -> None:
     assert find_speech(_DETECTOR.start(5), np.ones(1, np.int16), 0, _LIMIT, 60 * RATE) == Silence(1)
-
-
-def test_threshold_and_padding_may_be_chosen() -> None:
-    samples = _made((100, 0), (20, 0.4), (100, 0), (20, 0.8), (100, 0))
-    assert _found(samples)[0] == 100 - _PAD
-    assert _found(samples, detection=Detection(threshold=0.6))[0] == 220 - _PAD
-    assert _found(samples, detection=Detection(padding=4 * _FRAME))[0] == 96
-
-
-def test_part_ends_in_the_last_pause_of_a_chosen_length() -> None:
-    samples = _made((75, 1), (20, 0), (5, 1), (6, 0), (100, 1))
-    limit = 110 * _FRAME
-    assert _found(samples, limit=limit) == (0, 85)
-    assert _found(samples, limit=limit, detection=Detection(pause=5 * _FRAME)) == (0, 103)
-    assert _found(samples, limit=limit, detection=Detection(pause=30 * _FRAME)) == (0, 110)
