@@ -172,7 +172,8 @@ def test_device_terminated_during_compilation_refuses(bench: Bench) -> None:
 def test_tokens_of_another_vocabulary_are_refused_with_their_field(
     bench: Bench, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    bench.put_request(1, **{"prompt": [7], "max_tokens": 5, "max_length": 100} | fields)
+    given: dict[str, Any] = {"prompt": [7], "max_tokens": 5, "max_length": 100}
+    bench.put_request(1, **given | fields)
     bench.steps(1)
     assert (bench.refusal(1).code, bench.refusal(1).param) == ("invalid_value", param)
     assert words in bench.refusal(1).message

@@ -84,7 +84,11 @@ def test_functions_of_a_chat_keep_their_names() -> None:
 
 def test_calls_of_later_rounds_are_counted_on() -> None:
     def parts(index: int) -> list[Part]:
-        call = [ToolCallStart(index, "a", "f"), ToolCallArguments(index, "{}"), ToolCallEnd(index, is_complete=True)]
+        call: list[Part] = [
+            ToolCallStart(index, "a", "f"),
+            ToolCallArguments(index, "{}"),
+            ToolCallEnd(index, is_complete=True),
+        ]
         return [*call, Content("x")]
 
     assert replace_indexes(Piece(parts(0), []), 2).parts == parts(2)

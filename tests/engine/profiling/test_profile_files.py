@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -74,7 +75,7 @@ def test_the_profiles_of_all_devices_count_and_nothing_else(tmp_path: Path) -> N
         ({"max_bytes": 100}, "100 bytes of profiles reach GENAI_PROFILE_MAX_BYTES (100)"),
     ],
 )
-def test_usage_may_stay_below_a_limit_and_not_reach_it(tmp_path: Path, limit: dict[str, int], reason: str) -> None:
+def test_usage_may_stay_below_a_limit_and_not_reach_it(tmp_path: Path, limit: dict[str, Any], reason: str) -> None:
     folder = _folder(tmp_path, **limit)
     _write(folder, "a.json", 99)
     assert folder.limit_reached() is None

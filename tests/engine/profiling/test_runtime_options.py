@@ -5,6 +5,7 @@ import shutil
 from collections import abc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -212,7 +213,7 @@ def test_profiling_ends_for_present_and_future_requests_alike(device: Device) ->
     ("limits", "named"),
     [({"max_files": 3}, "GENAI_PROFILE_MAX_FILES (3)"), ({"max_bytes": 5}, "GENAI_PROFILE_MAX_BYTES (5)")],
 )
-def test_limit_ends_profiling_for_all_and_is_named(tmp_path: Path, limits: dict[str, int], named: str) -> None:
+def test_limit_ends_profiling_for_all_and_is_named(tmp_path: Path, limits: dict[str, Any], named: str) -> None:
     device = Device(tmp_path, **limits)
     device.profile("1")
     device.run(*device.sequences * 3, device.arrive())

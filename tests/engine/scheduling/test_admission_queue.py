@@ -89,17 +89,18 @@ def test_prompt_does_not_wait_for_an_unusable_one(first: dict[str, Any], second:
     assert scheduler.admit() == [other]
 
 
-def test_there_is_something_to_do_while_anything_waits_or_runs() -> None:
+def test_there_is_something_to_do_while_anything_waits_or_runs_but_not_for_what_is_refused() -> None:
     scheduler, a = a_scheduler(max_running=1, max_waiting=0), a_sequence("a")
-    assert scheduler.is_idle
-    scheduler.add(a)
-    assert not scheduler.is_idle
-    with pytest.raises(QueueFull):
-        scheduler.add(a_sequence("b"))
-    scheduler.admit()
-    assert not scheduler.is_idle
-    scheduler.remove(a)
-    assert scheduler.is_idle  # nothing is kept of what was refused
+    for action, is_idle in (
+        (lambda: scheduler.add(a), False),
+        (scheduler.admit, False),
+        (lambda: scheduler.remove(a), True),
+    ):
+        action()
+        assert scheduler.is_idle is is_idle
+        if not is_idle:
+            with pytest.raises(QueueFull):
+                scheduler.add(a_sequence("b"))
 
 
 # queued prompt tokens

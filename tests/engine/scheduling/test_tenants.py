@@ -47,7 +47,7 @@ def running(scheduler: Scheduler) -> str:
 
 
 def with_places(*sequences: Sequence, **limits: Any) -> Scheduler:
-    usual = {"max_waiting": 300, "idle_chunk": IDLE_CHUNK, "runner": able_runner()}
+    usual: dict[str, Any] = {"max_waiting": 300, "idle_chunk": IDLE_CHUNK, "runner": able_runner()}
     return a_scheduler(*sequences, **usual | limits)
 
 
