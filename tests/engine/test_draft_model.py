@@ -305,6 +305,7 @@ def test_sequence_that_could_not_be_opened_frees_its_slot(session: Any, monkeypa
     assert model.propose([(a_decoding(1, 10), 2)], []) != [[]]
 
 
+@pytest.mark.usefixtures("drafting")
 def test_sequences_too_long_for_the_draft_model_have_no_drafts(
     batched: BatchedRunner, guidance: Guidance, session: Any, tmp_path: Path
 ) -> None:
@@ -313,7 +314,6 @@ def test_sequences_too_long_for_the_draft_model_have_no_drafts(
     short.model = short.model.__class__(length, short.model.vocab_size, short.model.eos_token_ids, short.model.defaults)
     model = DraftModel(short, short.model.vocab_size)
     model.times = FreePasses()
-    batched.forget()
     device = DemoDevice(LoadedModel(batched, batched, draft_model=model), guidance, tmp_path, speculates=True)
     tokens = device.answer(1, ASKED, ignore_eos=True, max_tokens=60)
     assert len(tokens) == 60
