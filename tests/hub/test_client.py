@@ -71,15 +71,21 @@ def test_broken_connection_is_resumed(local_hub: LocalHub, tmp_path: Path) -> No
     assert starts == [0, 10 * MIB, 20 * MIB]
 
 
-def test_interrupted_download_is_resumed(local_hub: LocalHub, tmp_path: Path) -> None:
+@pytest.fixture
+def interrupted(local_hub: LocalHub, tmp_path: Path) -> LocalHub:
+    """A hub from which the test's folder has only the first 11 MiB of the weights."""
     local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
     assert "cannot be reached, or the connection broke" in failure(local_hub, tmp_path)
-    assert not (tmp_path / "model.onnx.data").exists()
     local_hub.sent.clear()
-    pull(local_hub, tmp_path)
+    return local_hub
+
+
+def test_interrupted_download_is_resumed(interrupted: LocalHub, tmp_path: Path) -> None:
+    assert not (tmp_path / "model.onnx.data").exists()
+    pull(interrupted, tmp_path)
     assert contents(tmp_path) == FILES
-    assert ("model.onnx.data", 10 * MIB) in local_hub.sent
-    assert "model.onnx" not in [path for path, _ in local_hub.sent]
+    assert ("model.onnx.data", 10 * MIB) in interrupted.sent
+    assert "model.onnx" not in [path for path, _ in interrupted.sent]
 
 
 @pytest.mark.parametrize("path", ["model.onnx.data", "genai_config.json"])
@@ -89,23 +95,18 @@ def test_a_file_with_another_hash_is_thrown_away_and_named(local_hub: LocalHub, 
     assert not list(tmp_path.glob(f"{path}*"))
 
 
-def test_damaged_partial_file_is_fetched_again(local_hub: LocalHub, tmp_path: Path) -> None:
-    local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
-    failure(local_hub, tmp_path)
+def test_damaged_partial_file_is_fetched_again(interrupted: LocalHub, tmp_path: Path) -> None:
     partial = next(tmp_path.glob("*.partial"))
     partial.write_bytes(bytes(partial.stat().st_size))
-    pull(local_hub, tmp_path)
+    pull(interrupted, tmp_path)
     assert contents(tmp_path) == FILES
 
 
-def test_partial_file_of_another_commit_is_not_resumed(local_hub: LocalHub, tmp_path: Path) -> None:
-    local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
-    failure(local_hub, tmp_path)
-    local_hub.repositories["org/name"].files["model.onnx.data"] = changed = WEIGHTS[::-1]
-    local_hub.sent.clear()
-    pull(local_hub, tmp_path)
+def test_partial_file_of_another_commit_is_not_resumed(interrupted: LocalHub, tmp_path: Path) -> None:
+    interrupted.repositories["org/name"].files["model.onnx.data"] = changed = WEIGHTS[::-1]
+    pull(interrupted, tmp_path)
     assert contents(tmp_path) == FILES | {"model.onnx.data": changed}
-    assert ("model.onnx.data", 0) in local_hub.sent
+    assert ("model.onnx.data", 0) in interrupted.sent
 
 
 def test_files_that_do_not_belong_to_it_are_removed(local_hub: LocalHub, tmp_path: Path) -> None:
@@ -182,22 +183,19 @@ def test_an_unknown_repository_and_an_unreachable_hub_are_named(local_hub: Local
     assert f"{gone.url} cannot be reached" in failure(gone, tmp_path)
 
 
-def test_a_private_repository_needs_a_token(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_a_private_repository_needs_a_token_that_the_hub_accepts(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.repositories["org/name"].private = True
     assert "or it is private and needs a token" in failure(local_hub, tmp_path)
     pull(local_hub, tmp_path, TOKEN)
     assert contents(tmp_path) == FILES
+    message = failure(local_hub, tmp_path, "hf_wrong")
+    assert "does not accept the token (--token)" in message
+    assert "hf_wrong" not in message
 
 
 def test_gated_repository_names_the_page_to_agree(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.repositories["org/name"].gated = True
     assert f"agree to its terms on {local_hub.url}/org/name" in failure(local_hub, tmp_path)
-
-
-def test_a_wrong_token_is_refused_as_such_and_not_shown(local_hub: LocalHub, tmp_path: Path) -> None:
-    message = failure(local_hub, tmp_path, "hf_wrong")
-    assert "does not accept the token (--token)" in message
-    assert "hf_wrong" not in message
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(local_hub: LocalHub, tmp_path: Path) -> None:

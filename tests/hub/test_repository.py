@@ -155,15 +155,12 @@ GGUF = (
 )
 
 
-def test_a_gguf_file_is_chosen_by_its_pattern() -> None:
+def test_several_gguf_files_are_listed_with_their_sizes_and_one_is_chosen_by_its_pattern() -> None:
     found = repository(*GGUF)
     chosen = select_gguf(found, ["*F16*"])
     assert chosen is not None
     assert chosen.path == "big/a-F16.gguf"
     assert sorted(with_tokenizer(found, chosen).files) == ["a-F16.gguf", "tokenizer.json"]
-
-
-def test_several_gguf_files_are_listed_with_their_sizes() -> None:
     with pytest.raises(PullFailed) as caught:
         select_gguf(repository(*GGUF))
     assert caught.value.message.splitlines()[1:] == [

@@ -15,13 +15,10 @@ from tests.running_server import DEMO, ROOT
 SIZE = sum(path.stat().st_size for path in DEMO.glob("model.onnx*"))
 
 
-def test_a_models_weights_and_keys_are_estimated() -> None:
+def test_a_models_weights_and_keys_are_estimated_without_other_files(tmp_path: Path) -> None:
     graph = read_decoder_graph(DEMO)
     narrow = replace(graph, cache_type=np.int8).bytes_per_token
     assert read_model_memory(DEMO) == ModelMemory(int(LOADED * SIZE), graph.bytes_per_token, 2048, narrow)
-
-
-def test_other_files_of_a_directory_do_not_count(tmp_path: Path) -> None:
     shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.onnx_adapter").write_bytes(bytes(1000))
     (tmp_path / "other.onnx").write_bytes(bytes(1000))

@@ -55,15 +55,12 @@ def test_options_of_the_environment_win_over_the_file_and_leave_the_rest(tmp_pat
     assert device_options(settings)["cpu"].session == {"intra_op_num_threads": "3", "enable_mem_pattern": "0"}
 
 
-def test_options_of_a_provider_that_no_device_is_on_are_refused() -> None:
+def test_options_that_no_device_or_table_takes_are_refused() -> None:
     text = "[provider.cuda]\ngpu_mem_limit = 3"
     with pytest.raises(ConfigurationError, match=r"\[provider.cuda\]: none of the devices cpu uses it"):
         options(text)
     both = options_of([tomllib.loads(text)], "m", ["cpu", "cuda"])
     assert both["cpu"].providers == []
-
-
-def test_an_unknown_table_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"sesion: unknown; did you mean session\?"):
         options("[devices.cpu.sesion]\nx = 1")
 
@@ -110,14 +107,11 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
         given(config=str(tmp_path / "none.toml"))
 
 
-def test_options_that_are_not_toml_or_are_settings_are_refused() -> None:
+def test_options_that_are_not_toml_or_contradict_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="GENAI_OPTIONS: is not TOML"):
         device_options(given(options="nonsense"))
     with pytest.raises(ConfigurationError, match="GENAI_OPTIONS: port: unknown"):
         device_options(given(options="port = 3"))
-
-
-def test_threads_that_contradict_each_other_are_refused() -> None:
     options = "session.intra_op_num_threads = 3"
     with pytest.raises(ConfigurationError, match=r"intra_op_num_threads=3: GENAI_THREADS says 2 for cpu"):
         device_options(given(options=options, threads="2"))

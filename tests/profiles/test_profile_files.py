@@ -63,12 +63,9 @@ def test_work_of_other_threads_is_counted_for_each_kernel(tmp_path: Path) -> Non
     assert found == [ThreadUse(5, 4, 3), ThreadUse(9, 1, 0), ThreadUse(4, 5, 3)]
 
 
-def test_a_run_lasts_as_long_as_its_last_kernel(tmp_path: Path) -> None:
-    (run,) = read_runs(write(tmp_path / "a.json", [kernel("/a", "Mul", 10, 91), event("model_run", 0, 100)]))
-    assert run.duration == 101
-
-
-def test_the_events_of_a_run_are_those_in_it_whatever_they_are(tmp_path: Path) -> None:
+def test_a_run_lasts_as_long_as_its_last_kernel_and_has_the_events_in_it(tmp_path: Path) -> None:
+    (found,) = read_runs(write(tmp_path / "a.json", [kernel("/a", "Mul", 10, 91), event("model_run", 0, 100)]))
+    assert found.duration == 101
     ((run, events),) = events_of_runs(write(tmp_path / "a.json", [event("before", 0, 5), *run_events(start=10)]))
     assert (run.name, len(events)) == ("model_run", 4)
 

@@ -53,18 +53,12 @@ def test_time_outside_the_kernels_can_be_the_reason(tmp_path: Path) -> None:
     assert [(reason.name, reason.excess_us) for reason in slow.because] == [(OTHER, 4900)]
 
 
-def test_slowest_token_is_first_and_prompts_do_not_count(tmp_path: Path) -> None:
+def test_slow_tokens_are_those_of_decoding_beyond_the_limit_slowest_first(tmp_path: Path) -> None:
     report = report_on(tmp_path, decodes=12, slow={0: 90_000, 2: 1300, 9: 2300})
     assert [token.token for token in report.slow_tokens] == [9, 2]
-
-
-def test_slow_tokens_depend_on_the_limit(tmp_path: Path) -> None:
     write_session(tmp_path, slow={2: 600})
     profile = read_profile(tmp_path)
     assert [len(analyse(profile, limit).slow_tokens) for limit in (1.2, 1.5)] == [1, 0]
-
-
-def test_a_prompt_alone_has_no_slow_tokens(tmp_path: Path) -> None:
     report = report_on(tmp_path, decodes=0)
     assert (report.median_decode_us, report.slow_tokens) == (None, [])
 

@@ -26,12 +26,9 @@ def _ask(*handles: Handle, seconds: float = 0.05, **options: Any) -> dict[str, i
     return {answer.replica: answer.status for answer in answers}
 
 
-def test_a_silent_replica_has_a_503_and_a_dead_one_nothing() -> None:
+def test_a_silent_replica_has_a_503_unless_another_is_named_and_a_dead_one_nothing() -> None:
     found = _ask(Handle(answers=[SILENT_ONE, _answer("a"), DEAD_ONE]), Handle(), Handle(answers=[_answer("b", 404)]))
     assert list(found.items()) == [("silent", 503), ("a", 200), ("b", 404)]
-
-
-def test_silence_is_reported_only_for_the_named_replica() -> None:
     assert _ask(Handle(answers=[SILENT_ONE, _answer("a")]), named="a") == {"a": 200}
     assert _ask(Handle(answers=[SILENT_ONE, _answer("a")]), named="silent") == {"silent": 503}
     assert _ask(Handle(answers=[_answer("a")]), named="unknown") == {}

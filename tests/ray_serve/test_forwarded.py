@@ -37,16 +37,13 @@ def test_the_next_turn_begins_alike_and_only_the_beginning_of_a_prompt_is_compar
     assert len(_prompt(b'{"prompt": "%b"}' % (b"x" * 100_000))) == 16_384
 
 
-def test_invalid_body_is_left_to_the_replica() -> None:
-    for body in (b"", b"{", b"[]", b'"x"', b"\xff", b'{"messages": 1, "model": []}', b"[" * 5_000):
-        assert _prompt(body) == ""
-
-
-def test_fields_of_a_form_are_read_and_a_wrong_one_is_left() -> None:
+def test_fields_of_a_form_are_read_and_invalid_bodies_are_left_to_the_replica() -> None:
     part = b'--a\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--a--\r\n'
     headers = {"content-type": "multipart/form-data; boundary=a"}
     assert form_fields(headers, part) == {"model": "m"}
     assert form_fields(headers, b"{}") == form_fields({}, part) == {}
+    for body in (b"", b"{", b"[]", b'"x"', b"\xff", b'{"messages": 1, "model": []}', b"[" * 5_000):
+        assert _prompt(body) == ""
 
 
 def test_the_file_of_a_form_is_not_copied() -> None:

@@ -350,14 +350,11 @@ def test_only_models_for_images_have_a_placeholder(demo: TextCodec) -> None:
 # raw texts
 
 
-def test_special_tokens_in_raw_text_are_parsed_unless_disabled(demo: TextCodec) -> None:
+def test_raw_text_has_special_tokens_and_begins_with_bos_unless_disabled(demo: TextCodec, tmp_path: Path) -> None:
     assert asyncio.run(demo.encode_text("<|im_end|>")) == [END]
     plain = asyncio.run(demo.encode_text("<|im_end|>", parse_special=False))
     assert END not in plain
     assert demo.decode(plain) == "<|im_end|>"
-
-
-def test_raw_text_starts_with_bos_unless_it_continues(tmp_path: Path) -> None:
     codec = _codec("", ModelTokenizer(sentencepiece(tmp_path)))
     bare = asyncio.run(codec.encode_text("hi", add_special=False))
     assert asyncio.run(codec.encode_text("hi")) == [1, *bare]

@@ -190,15 +190,12 @@ def test_prompts_are_chosen_by_name() -> None:
     assert named_prompt(RERANKER, None) == ""
 
 
-def test_a_codec_of_a_model_that_pools_takes_no_messages() -> None:
+def test_a_codec_generates_unless_its_files_say_that_it_pools() -> None:
+    codec = TextCodec({}, ByteTokenizer())
+    assert codec.task is Task.GENERATE
+    codec.close()
     codec = load_text_codec(ROOT / "models" / "demo-embeddings", "cpu")
     assert (codec.task, codec.has_chat_template) == (Task.EMBED, False)
     found = asyncio.run(codec.encode_pooled(lambda texts: texts.encode(["rain"], TextLimit(9, ""))))
     assert len(found) == 1
-    codec.close()
-
-
-def test_a_codec_generates_unless_its_files_say_otherwise() -> None:
-    codec = TextCodec({}, ByteTokenizer())
-    assert codec.task is Task.GENERATE
     codec.close()

@@ -75,14 +75,11 @@ def test_a_character_is_never_shown_broken(tokenizer: Tokenizer, text: str) -> N
     assert "".join(pieces) == text
 
 
-def test_a_character_is_held_back_until_its_last_token(tokenizer: Tokenizer) -> None:
+def test_a_character_is_held_back_until_its_last_token_in_each_answer(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("x🦜")
     decoder = tokenizer.decoder()
     decoder.decode(tokens[:-4])
     assert [decoder.decode([token]) for token in tokens[-4:]] == ["", "", "", "🦜"]
-
-
-def test_two_answers_do_not_mix(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("🦜")
     first, second = tokenizer.decoder(), tokenizer.decoder()
     first.decode(tokens[:-1])
@@ -207,13 +204,10 @@ def test_truncation_settings_of_training_are_ignored(tmp_path: Path) -> None:
     assert ModelTokenizer(tmp_path).encode(text) == ModelTokenizer(DEMO).encode(text)
 
 
-def test_a_tokenizer_that_encodes_a_to_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_encodes_a_to_nothing_or_pairs_to_other_texts_is_refused(tmp_path: Path) -> None:
     tokenizers.Tokenizer(tokenizers.models.BPE({"b": 0}, [])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelDirectoryError, match=r'tokenizer\.json cannot be used: it encodes "a" to zero tokens$'):
         ModelTokenizer(tmp_path)
-
-
-def test_a_pair_without_the_texts_that_were_given_is_an_error(tmp_path: Path) -> None:
     tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
     found = ModelTokenizer(tmp_path)
     found._anchor = [1]

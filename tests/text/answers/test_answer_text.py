@@ -24,7 +24,7 @@ from genai_server.text.answers.answer_text import AnswerText, PlainParser, StopS
 from genai_server.text.answers.reasoning import HARMONY, THINK, ReasoningFormat
 from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
-from tests.text.parsing import NAMES, answer_of, call, cut_call, merged, parse, parser, pieces, stream
+from tests.text.parsing import NAMES, answer_of, merged, parser, pieces, stream
 
 # Few letters, so that strings often start and overlap.
 TEXTS = st.text("ab\n", max_size=30)
@@ -55,11 +55,15 @@ def expected(strings: list[str], text: str) -> tuple[str, str | None]:
     return text, None
 
 
+def _cut(text: str, data: st.DataObject) -> list[str]:
+    """The text in pieces."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
 @given(TEXTS, STOPS, st.data())
 def test_text_ends_at_the_first_complete_stop_string(text: str, strings: list[str], data: st.DataObject) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert shown(strings, pieces) == expected(strings, text)
+    assert shown(strings, _cut(text, data)) == expected(strings, text)
 
 
 @given(TEXTS, STOPS)
@@ -209,22 +213,15 @@ untimed = settings(deadline=None)
 FORMATS = st.sampled_from(sorted(TOOL_FORMATS))
 
 
-@st.composite
-def cut_answers(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """An answer, complete and in pieces."""
-    text = draw(ANSWERS)
-    cuts = sorted(draw(st.sets(st.integers(0, len(text)))))
-    return text, [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-
 @untimed
-@given(cut_answers(), FORMATS, st.booleans(), st.sampled_from([THINK, HARMONY]))
+@given(ANSWERS, st.data(), FORMATS, st.booleans(), st.sampled_from([THINK, HARMONY]))
 def test_pieces_give_the_same_parts_as_the_whole(
-    answer: tuple[str, list[str]], form: str, inside: bool, reasoning: ReasoningFormat
+    text: str, data: st.DataObject, form: str, inside: bool, reasoning: ReasoningFormat
 ) -> None:
-    text, pieces = answer
-    whole = stream(parser(form, reasoning=reasoning, inside=inside), [text])
-    assert merged(stream(parser(form, reasoning=reasoning, inside=inside), pieces)) == merged(whole)
+    whole, parts = (
+        merged(stream(parser(form, reasoning=reasoning, inside=inside), given)) for given in ([text], _cut(text, data))
+    )
+    assert whole == parts
 
 
 @untimed
@@ -235,26 +232,20 @@ def test_nothing_is_lost_without_tools(text: str, form: str) -> None:
 
 @untimed
 @given(ANSWERS, FORMATS)
-def test_answer_without_a_complete_call_is_its_text(text: str, form: str) -> None:
-    whole = answer_of(merged(stream(parser(form, only_complete_calls=True), [text])))
-    assert all(call.is_complete for call in whole.tool_calls)
-    if not whole.tool_calls:
-        assert "".join(whole.content.split()) == "".join(text.split())
-
-
-@untimed
-@given(ANSWERS, FORMATS)
 def test_only_complete_calls_have_arguments_that_are_an_object(text: str, form: str) -> None:
-    complete, streamed = (
-        answer_of(merged(stream(parser(form, only_complete_calls=only_complete), [text]))).tool_calls
+    answer, streamed = (
+        answer_of(merged(stream(parser(form, only_complete_calls=only_complete), [text])))
         for only_complete in (True, False)
     )
-    for called in [*complete, *streamed]:
+    for called in [*answer.tool_calls, *streamed.tool_calls]:
         assert called.arguments.startswith("{")
         assert _is_object(called.arguments) is called.is_complete
+    # Where only complete calls count, an answer without one is its text.
+    assert all(called.is_complete for called in answer.tool_calls)
+    assert answer.tool_calls or "".join(answer.content.split()) == "".join(text.split())
     # Calls before the first one that is not complete do not depend on what the reader can show.
-    first = next((n for n, called in enumerate(streamed) if not called.is_complete), None)
-    told, whole = ([(called.name, called.arguments) for called in calls[:first]] for calls in (streamed, complete))
+    first = next((n for n, called in enumerate(streamed.tool_calls) if not called.is_complete), None)
+    told, whole = ([(call.name, call.arguments) for call in one.tool_calls[:first]] for one in (streamed, answer))
     assert told == whole
 
 
@@ -263,11 +254,6 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except ValueError:
         return False
-
-
-def test_a_call_in_which_the_answer_ends_is_cut() -> None:
-    text = '<tool_call>{"name": "now", "arguments": {}}</tool_call> <tool_call>{"name": "now", "arguments": {"a'
-    assert parse(text) == [*call(0, "now", "{}"), *cut_call(1, "now", '{"a')]
 
 
 @untimed

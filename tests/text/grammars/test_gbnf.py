@@ -18,12 +18,9 @@ ws    ::= [ \\t\\n]*
 """
 
 
-def test_a_grammar_is_gbnf_if_it_has_the_rule_root() -> None:
+def test_a_grammar_with_the_rule_root_is_gbnf_and_becomes_one_that_compiles() -> None:
     assert is_gbnf(ARITHMETIC)
     assert not is_gbnf('start: "root ::= x"')
-
-
-def test_gbnf_becomes_a_grammar_that_compiles() -> None:
     converted = lark_of_gbnf(ARITHMETIC, param="grammar")
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(converted)) == ""
 

@@ -69,12 +69,9 @@ def test_messages_that_a_template_writes_keep_all_their_fields() -> None:
     assert (found.messages, _converted(found), _left_out(found)) == (messages, [], [])
 
 
-def test_null_and_empty_fields_are_left_out_for_templates() -> None:
+def test_fields_without_content_are_left_out_and_parts_become_one_text() -> None:
     message: Message = {"role": "assistant", "content": "x", "name": None, "tool_calls": [], "refusal": None}
     assert _convert(message).messages == [{"role": "assistant", "content": "x"}]
-
-
-def test_a_content_in_parts_becomes_one_text() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert _convert({"role": "user", "content": parts}).messages[0]["content"] == "one\ntwo"
 
@@ -144,15 +141,12 @@ def test_instructions_of_another_form_are_noted_in_one_entry_each() -> None:
 # neighbours
 
 
-def test_neighbours_of_one_role_are_joined() -> None:
+def test_neighbours_of_one_role_are_joined_around_images() -> None:
     found = _convert(USER, USER, _says("a"), _says("b"), user_after_user=False, assistant_after_assistant=False)
     assert _short(found) == ["user 'Hello\\n\\nHello'", "assistant 'a\\n\\nb'"]
     assert _converted(found) == ["messages[1] and 1 more (joined with the message before it)"]
     found = _convert(USER, _says("I look."), _calls("c1"), _result("c1"), assistant_after_assistant=False)
     assert _short(found)[1] == "assistant c1 'I look.'"
-
-
-def test_images_stay_where_they_are_in_joined_messages() -> None:
     parts = [{"type": "text", "text": "see"}, IMAGE]
     found = _convert(USER, {"role": "user", "content": parts}, USER, user_after_user=False)
     texts = [{"type": "text", "text": text} for text in ("Hello\n\nsee", "Hello")]
@@ -327,15 +321,12 @@ def test_ids_have_the_form_that_the_template_needs(id: str) -> None:
 # reasoning and names
 
 
-def test_reasoning_is_in_the_field_that_the_template_reads() -> None:
+def test_reasoning_is_in_the_templates_field_and_unwritten_fields_are_noted() -> None:
     message = {**_says("Hi"), "reasoning_content": "Hm."}
     assert _convert(USER, message, reasoning_field="thinking").messages[1] == {**_says("Hi"), "thinking": "Hm."}
     found = _convert(USER, message, reasoning_field="")
     assert found.messages[1] == _says("Hi")
     assert _left_out(found) == ["messages[1].reasoning_content (the chat template writes none)"]
-
-
-def test_unwritten_names_are_noted() -> None:
     messages = [{**_system("S"), "name": "example"}, {**USER, "name": "Ann"}, {**_result("c1"), "name": "add"}]
     found = _convert(*messages, names=False)
     assert _left_out(found) == ["messages[0].name and 1 more (the chat template writes none)"]

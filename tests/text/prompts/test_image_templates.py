@@ -127,13 +127,13 @@ def _user(*parts: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_image_has_its_marker_in_its_place(family: str) -> None:
+def test_each_image_has_its_marker_in_its_place_and_texts_are_one(family: str) -> None:
     assert _write(family, _user(IMAGE, _text("look"), IMAGE)).text == FAMILIES[family][-1]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_texts_without_images_are_rendered_as_one(family: str) -> None:
     assert _write(family, _user(_text("a"), _text("b"))) == _write(family, {"role": "user", "content": "a\nb"})
+    prompt = _write(
+        family, _user(IMAGE, _text("a")), {"role": "assistant", "content": "b"}, _user(_text("c"), IMAGE, IMAGE)
+    )
+    assert prompt.text.count(FAMILIES[family][2]) == 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -144,14 +144,6 @@ def test_typed_markers_stay_text_next_to_an_image(family: str) -> None:
     assert typed.num_special == plain.num_special
     genuine, expected = ([sum(p.count(token) for p in one.pieces) for token in tokens] for one in (typed, plain))
     assert genuine == expected
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_images_of_several_messages_are_all_written(family: str) -> None:
-    prompt = _write(
-        family, _user(IMAGE, _text("a")), {"role": "assistant", "content": "b"}, _user(_text("c"), IMAGE, IMAGE)
-    )
-    assert prompt.text.count(FAMILIES[family][2]) == 3
 
 
 def test_images_are_in_results_and_numbered_where_the_template_does() -> None:

@@ -88,39 +88,30 @@ def test_templates_make_special_tokens_of_roles() -> None:
     assert written(TEMPLATES["the role"], "x") == Prompt(["<|ab|>x"], 1)
 
 
-def test_texts_and_field_names_in_containers_are_covered() -> None:
+def test_all_texts_in_containers_are_covered_if_there_are_special_tokens() -> None:
     guard = SpecialTokenGuard(["<s>"])
     covered = guard.cover({"a<s>": ["<s>", {"b": "<s>"}, 1, None, True]}, "tools")
     assert "<s>" not in str(covered)
     assert guard.uncover(str(covered)).text == "{'a<s>': ['<s>', {'b': '<s>'}, 1, None, True]}"
-
-
-def test_covering_characters_do_not_affect_template_conditions() -> None:
-    source = "{{ '</think>' in messages[0].content }}{{ messages[0].content.startswith('[') }}<|end|>"
-    assert written(source, "[</think>|", tokens=["<|end|>"]).text == "TrueTrue<|end|>"
-
-
-def test_escapes_that_a_text_writes_out_stay_what_they_are() -> None:
-    text = r"\ud83d\udc4b \udc00 \ud800"
-    prompt = written("{{ messages[0].content }}{{ messages[0].content | tojson }}", text)
-    assert prompt.text == text + '"' + text.replace("\\", "\\\\") + '"'
-
-
-def test_nothing_is_changed_without_special_tokens() -> None:
     guard = SpecialTokenGuard([])
     assert guard.cover(["<s>", "[x]"], "x") == ["<s>", "[x]"]
     assert guard.plain("<s>[x]") == guard.uncover("<s>[x]") == Prompt(["<s>[x]"], 0)
+    value: list[Any] = []
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(InvalidField, match="tools is nested too deeply"):
+        SpecialTokenGuard(TOKENS).cover(value, "tools")
+
+
+def test_conditions_and_escapes_of_a_template_see_texts_as_they_are() -> None:
+    source = "{{ '</think>' in messages[0].content }}{{ messages[0].content.startswith('[') }}<|end|>"
+    assert written(source, "[</think>|", tokens=["<|end|>"]).text == "TrueTrue<|end|>"
+    text = r"\ud83d\udc4b \udc00 \ud800"
+    prompt = written("{{ messages[0].content }}{{ messages[0].content | tojson }}", text)
+    assert prompt.text == text + '"' + text.replace("\\", "\\\\") + '"'
 
 
 def test_tokens_without_a_common_character_are_distinguished() -> None:
     tokens = [chr(0x4E00 + n) + chr(0x5E00 + n) for n in range(300)]
     prompt = written(tokens[0] + "{{ messages[0].content }}", "".join(tokens), tokens=tokens)
     assert prompt.num_special == special(prompt.pieces, tokens) == 1
-
-
-def test_value_nested_too_deeply_is_refused() -> None:
-    value: list[Any] = []
-    for _ in range(5000):
-        value = [value]
-    with pytest.raises(InvalidField, match="tools is nested too deeply"):
-        SpecialTokenGuard(TOKENS).cover(value, "tools")

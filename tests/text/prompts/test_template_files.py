@@ -134,7 +134,9 @@ def _writer(folder: Path, name: str, **tokens: str) -> PromptWriter:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_known_template_writes_prompts_as_its_models_have_them(tmp_path: Path, name: str) -> None:
+def test_a_known_template_writes_its_models_prompts_and_promises_neither_tools_nor_reasoning(
+    tmp_path: Path, name: str
+) -> None:
     writer = _writer(tmp_path / "whole", name, bos_token="<s>", eos_token="</s>")
     found = writer.write([SYSTEM, *TURNS], None, None).text, writer.write(TURNS, None, None).text
     assert found == PROMPTS[name]
@@ -142,6 +144,9 @@ def test_a_known_template_writes_prompts_as_its_models_have_them(tmp_path: Path,
     # Tokens that the tokenizer lacks are omitted.
     expected = PROMPTS[name][0].replace("<s>", "").replace("</s>", "")
     assert _writer(tmp_path / "bare", name).write([SYSTEM, *TURNS], None, None).text == expected
+    (template,) = load_chat_templates(_directory(tmp_path, {}), name).values()
+    assert not template.takes_tools
+    assert read_dialect(template.source) == PLAIN
 
 
 @pytest.mark.parametrize("name", ALTERNATING)
@@ -150,13 +155,6 @@ def test_neighbours_of_one_role_are_joined_for_alternating_formats(tmp_path: Pat
     written = writer.write([{"role": "user", "content": text} for text in ("one", "two")], None, None)
     assert written.text == writer.write([{"role": "user", "content": "one\n\ntwo"}], None, None).text
     assert written.converted == (("messages[1]", " (joined with the message before it)"),)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_known_template_promises_neither_tools_nor_reasoning(tmp_path: Path, name: str) -> None:
-    (template,) = load_chat_templates(_directory(tmp_path, {}), name).values()
-    assert not template.takes_tools
-    assert read_dialect(template.source) == PLAIN
 
 
 def test_the_setting_names_all_known_templates() -> None:

@@ -45,6 +45,21 @@ def test_template_that_writes_everything_needs_nothing() -> None:
     assert list(traits.in_words()) == ["reasoning of earlier answers: left out"]
 
 
+def _after(role: str, before: str) -> str:
+    """The condition that a message of one role follows one of another."""
+    return f"loop.previtem and m.role == '{role}' and loop.previtem.role == '{before}'"
+
+
+def _beginning(text: str) -> str:
+    """A template that writes this text at the beginning of each message."""
+    return OPEN.replace("{{ m.role", text + "{{ m.role")
+
+
+CONTENT, ARGUMENTS = "m.content or ''", "c.function.arguments"
+# Writes no text next to calls.
+WITHOUT_TEXT = OPEN.replace(CONTENT, "(m.content or '') if not m.tool_calls")
+NOT_FIRST = "m.role in ['system', 'developer'] and not loop.first"
+ORPHAN = "m.role == 'tool' and not (loop.previtem.tool_calls or loop.previtem.role == 'tool')"
 FOUND: dict[str, tuple[str, dict[str, Any]]] = {
     "a system message is refused": (
         _refusing("m.role == 'system'"),
@@ -60,21 +75,12 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a developer is known": (OPEN + "{# developer #}", {"leading_developer": True, "separate_developer": True}),
     "the second of system and developer is dropped": (
-        _dropping("m.role in ['system', 'developer'] and not loop.first"),
+        _dropping(NOT_FIRST),
         {"leading_developer": True, "separate_developer": False, "later_instructions": False},
     ),
-    "two users in a row": (
-        _refusing("loop.previtem and m.role == loop.previtem.role == 'user'"),
-        {"user_after_user": False},
-    ),
-    "two answers in a row": (
-        _refusing("loop.previtem and m.role == loop.previtem.role == 'assistant'"),
-        {"assistant_after_assistant": False},
-    ),
-    "a user after a result": (
-        _refusing("loop.previtem and m.role == 'user' and loop.previtem.role == 'tool'"),
-        {"user_after_tool": False},
-    ),
+    "two users in a row": (_refusing(_after("user", "user")), {"user_after_user": False}),
+    "two answers in a row": (_refusing(_after("assistant", "assistant")), {"assistant_after_assistant": False}),
+    "a user after a result": (_refusing(_after("user", "tool")), {"user_after_tool": False}),
     "an answer at the beginning": (_refusing("loop.first and m.role == 'assistant'"), {"assistant_first": False}),
     "an answer without text": (
         _refusing("m.role == 'assistant' and not m.content and not m.tool_calls"),
@@ -86,14 +92,14 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "names in ids only": (OPEN.replace("c.function.name", "c.id"), {"call_ids": CallIds.NAMED}),
     "arguments that are objects": (
-        OPEN.replace("c.function.arguments", "c.function.arguments | items | list"),
+        OPEN.replace(ARGUMENTS, f"{ARGUMENTS} | items | list"),
         {"arguments_as_json": False, "broken_arguments": False},
     ),
     "arguments that are text": (
-        OPEN.replace("c.function.arguments", "'' + c.function.arguments"),
+        OPEN.replace(ARGUMENTS, f"'' + {ARGUMENTS}"),
         {"arguments_as_json": True, "broken_arguments": True},
     ),
-    "content that is null": (OPEN.replace("m.content or ''", "m.content"), {"empty_content": ""}),
+    "content that is null": (OPEN.replace(CONTENT, "m.content"), {"empty_content": ""}),
     "content that is needed": (_refusing("m.tool_calls and m.content is not none"), {"empty_content": None}),
     "one call only": (_refusing("m.tool_calls and m.tool_calls | length > 1"), {"calls": CallForm.ONE_BY_ONE}),
     "the first call only": (
@@ -104,39 +110,24 @@ FOUND: dict[str, tuple[str, dict[str, Any]]] = {
         "{% for m in messages if m.role != 'tool' %}{{ m.role }}: {{ m.content or '' }}\n{% endfor %}",
         {"calls": CallForm.TEXT, "tool_results": False},
     ),
-    "text next to calls as a message of its own": (
-        OPEN.replace("m.content or ''", "(m.content or '') if not m.tool_calls"),
-        {"text_beside_calls": TextBesideCalls.BEFORE},
-    ),
+    "text next to calls as a message of its own": (WITHOUT_TEXT, {"text_beside_calls": TextBesideCalls.BEFORE}),
     "text next to calls nowhere": (
-        _refusing(
-            "loop.previtem and m.role == loop.previtem.role == 'assistant'",
-            OPEN.replace("m.content or ''", "(m.content or '') if not m.tool_calls"),
-        ),
+        _refusing(_after("assistant", "assistant"), WITHOUT_TEXT),
         {"text_beside_calls": TextBesideCalls.LOST},
     ),
     "a call without a result": (
         _refusing("m.tool_calls and loop.nextitem and loop.nextitem.role != 'tool'"),
         {"open_calls": False},
     ),
-    "a result without a call": (
-        _refusing("m.role == 'tool' and not (loop.previtem.tool_calls or loop.previtem.role == 'tool')"),
-        {"orphan_results": False},
-    ),
-    "the reasoning's field": (OPEN.replace("{{ m.role", "{{ m.thinking }}{{ m.role"), {"reasoning_field": "thinking"}),
-    "reasoning that is written while it is on": (
-        OPEN.replace("{{ m.role", "{{ m.reasoning if enable_thinking }}{{ m.role"),
-        {"reasoning_field": "reasoning"},
-    ),
-    "reasoning that is read but not written": (
-        OPEN + "{{ messages[0].thought if false }}",
-        {"reasoning_field": "thought"},
-    ),
+    "a result without a call": (_refusing(ORPHAN), {"orphan_results": False}),
+    "the reasoning's field": (_beginning("{{ m.thinking }}"), {"reasoning_field": "thinking"}),
+    "reasoning while it is on": (_beginning("{{ m.reasoning if enable_thinking }}"), {"reasoning_field": "reasoning"}),
+    "reasoning that is read only": (OPEN + "{{ messages[0].thought if false }}", {"reasoning_field": "thought"}),
     "the end of reasoning": (
         OPEN.replace("{{ m.content", "{{ '<think>' ~ m.reasoning ~ '\n</think>\n\n' if m.reasoning }}{{ m.content"),
         {"reasoning_end": "\n</think>\n\n"},
     ),
-    "names of users": (OPEN.replace("{{ m.role", "{{ m.name }}{{ m.role"), {"names": True}),
+    "names of users": (_beginning("{{ m.name }}"), {"names": True}),
     "instructions before results": (
         "{% for m in messages %}{% if m.role != 'system' or messages[-1].role == 'user' %}{{ m.content }}"
         + CALLS

@@ -177,19 +177,11 @@ def test_values_of_calls_follow_the_schema_and_text_may_stand_around_them(form: 
 
 
 @pytest.mark.parametrize("form", TAGGED)
-def test_whitespace_between_tags_may_be_left_out(form: str) -> None:
+def test_whitespace_between_tags_and_a_schema_may_be_missing_but_not_the_function(form: str) -> None:
     text = _one(form, "Oslo").replace(">\n", ">").replace("\n<", "<").replace("weather\n", "weather")
     assert parse(text, form, FUNCTIONS) == call(0, "get_weather", '{"city": "Oslo"}')
-
-
-@pytest.mark.parametrize("form", TAGGED)
-def test_arguments_without_a_schema_are_json_or_text(form: str) -> None:
     for value, meant_value in (("3", "3"), ("Oslo", '"Oslo"')):
         assert parse(_one(form, value), form) == call(0, "get_weather", f'{{"city": {meant_value}}}')
-
-
-@pytest.mark.parametrize("form", TAGGED)
-def test_a_function_that_is_not_offered_is_text(form: str) -> None:
     text = _one(form, "Oslo").replace("get_weather", "unknown")
     assert parse(f"A {text}", form, FUNCTIONS) == [Content(f"A {text}")]
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from genai_server.tools.bench.bench_client import Recording, Server
@@ -11,31 +12,23 @@ from genai_server.tools.bench.bench_client import Recording, Server
 TOKENS_PER_WORD, TEMPLATE_TOKENS = 2, 10
 
 
+@dataclass
 class FakeServer:
     """Seconds for each output token, for each one during a prompt, and for each prompt token.
 
-    Streams have as many tokens in a chunk, and the usage where `has_usage`.
+    Streams have as many tokens in a chunk, and the usage where `has_usage`. It keeps the heads and bodies of requests.
     """
 
-    def __init__(
-        self,
-        *,
-        token: float = 0.001,
-        disturbed_token: float = 0.02,
-        prompt_token: float = 0.0,
-        in_a_chunk: int = 1,
-        has_usage: bool = True,
-    ) -> None:
-        self.url = ""
-        self.heads: list[str] = []
-        self.bodies: list[dict[str, Any]] = []
-        self._token = token
-        self._disturbed_token = disturbed_token
-        self._prompt_token = prompt_token
-        self._in_a_chunk = in_a_chunk
-        self._has_usage = has_usage
-        self._seen: set[str] = set()
-        self._prefilling = 0
+    token: float = 0.001
+    disturbed_token: float = 0.02
+    prompt_token: float = 0.0
+    in_a_chunk: int = 1
+    has_usage: bool = True
+    url: str = ""
+    heads: list[str] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+    _prefilling: int = 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection with one request."""
@@ -79,19 +72,19 @@ class FakeServer:
         new = 0 if beginning in self._seen else tokens
         self._seen.add(beginning)
         self._prefilling += 1
-        await asyncio.sleep(self._prompt_token * new)
+        await asyncio.sleep(self.prompt_token * new)
         self._prefilling -= 1
-        for number in range(0, body["max_tokens"], self._in_a_chunk):
+        for number in range(0, body["max_tokens"], self.in_a_chunk):
             yield _event({"choices": [{"delta": {"content": f"{number} "}, "finish_reason": None}]})
-            await asyncio.sleep(self._disturbed_token if self._prefilling else self._token)
+            await asyncio.sleep(self.disturbed_token if self._prefilling else self.token)
         yield _event({"choices": [{"delta": {}, "finish_reason": "length"}]})
-        if self._has_usage:
+        if self.has_usage:
             yield _event({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}})
         yield b"data: [DONE]\n\n"
 
     async def decide(self, text: str, num_questions: int) -> None:
         """Take the time of a text and of its questions."""
-        await asyncio.sleep(self._prompt_token * (TOKENS_PER_WORD * len(text.split()) + num_questions))
+        await asyncio.sleep(self.prompt_token * (TOKENS_PER_WORD * len(text.split()) + num_questions))
 
 
 def _tokens(body: dict[str, Any]) -> int:

@@ -104,13 +104,10 @@ def stream(sent: float, first: float, step: float, count: int, cached: int | Non
     return Answer(sent, chunks, chunks[-1], prompt_tokens=100, output_tokens=count, cached_tokens=cached)
 
 
-def test_a_percentile_lies_between_the_nearest_values() -> None:
+def test_percentiles_lie_between_values_and_spreads_leave_out_unknown_ones() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
     assert percentile([], 50) is None
     assert latencies("itl", [3.0], 50, 99) == {"itl_p50": 3.0, "itl_p99": 3.0}
-
-
-def test_the_spread_over_the_rounds_leaves_out_what_is_unknown() -> None:
     assert spread([3.0, None, 1.0, 2.0]) == Spread(median=2.0, min=1.0, max=3.0, rounds=3)
     assert spread([None]) is None
 

@@ -275,13 +275,10 @@ def test_piped_text_follows_the_question() -> None:
     assert done.stderr == f"starting a server for {DEMO} …\n"
 
 
-def test_one_question_needs_no_standard_input(scripted: RunningServer) -> None:
+def test_one_question_needs_no_standard_input_and_ends_with_status_1_if_it_fails(scripted: RunningServer) -> None:
     command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "genai_server", "chat", scripted.url, "say one"]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=90, check=False)
     assert (done.returncode, done.stdout) == (0, "one\n"), done.stderr
-
-
-def test_one_question_that_fails_has_status_1(scripted: RunningServer) -> None:
     done = run_command("chat", scripted.url, "count 9; fail at 4", environment=clean_environment())
     assert (done.returncode, done.stdout) == (1, "1, 2\n")
     assert done.stderr.startswith("genai-server: ")
