@@ -126,12 +126,7 @@ class ForkServer:
         self._process = process
 
     def start(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        folder: Path,
-        files: Sequence[int],
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, files: Sequence[int]
     ) -> ForkedProcess:
         """Run `main` of a module with these arguments in a folder, with these standard input, output and error."""
         ours, theirs = os.pipe()

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import httpx
+import pytest
 import uvicorn
 from fastapi import FastAPI
 
@@ -37,6 +39,17 @@ class ServerHere(RunningServer):
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)
         self.folder = folder
+
+
+def module_server(*options: str, **settings: str) -> Any:
+    """A fixture: one server for all tests of a module, run by `run_here` with these options and settings."""
+
+    @pytest.fixture(scope="module")
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+        with run_here(tmp_path_factory.mktemp("server"), *options, settings=settings) as running:
+            yield running
+
+    return server
 
 
 @contextmanager

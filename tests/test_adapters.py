@@ -66,9 +66,7 @@ def test_adapter_inputs_cause_no_library_warning(server: RunningServer) -> None:
     assert "will not be treated as constant" not in server.log()
 
 
-def test_a_file_of_another_model_is_refused_and_streams_go_on(
-    server: RunningServer, adapted: Path, own_folder: Path
-) -> None:
+def test_a_file_of_another_model_ends_no_stream(server: RunningServer, adapted: Path, own_folder: Path) -> None:
     content = (adapted / "lively.onnx_adapter").read_bytes()
     other = own_folder / "other.onnx_adapter"
     other.write_bytes(content.replace(b"lm_head.lora_A", b"lm_tail.lora_A"))

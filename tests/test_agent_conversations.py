@@ -13,7 +13,7 @@ from _templates.replay import faults, is_in, texts
 
 REMINDER = "<system-reminder>\nThe file notes.md was changed by the user.\n</system-reminder>"
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-PIXEL = base64.b64encode(b"\x89PNG").decode()
+PIXEL = "data:image/png;base64," + base64.b64encode(b"\x89PNG").decode()
 
 
 def _use(id: str, name: str, **given: Any) -> dict[str, Any]:
@@ -26,6 +26,15 @@ def _answer(id: str, content: Any, **more: Any) -> dict[str, Any]:
 
 def _text(text: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": text, **more}
+
+
+def _of(role: str, *content: dict[str, Any]) -> dict[str, Any]:
+    return {"role": role, "content": list(content)}
+
+
+def _item(role: str, text: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
 
 # As Claude Code: reminders among the user's texts, a later system message, parallel calls, tool search, text behind
@@ -46,39 +55,33 @@ CLAUDE: dict[str, Any] = {
         {"type": "bash_20250124", "name": "bash"},
     ],
     "messages": [
-        {"role": "user", "content": [_text(REMINDER), _text("Which key is in the files?", cache_control={})]},
-        {"role": "system", "content": [_text("# Environment\nThe platform is linux today.")]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "Both files have to be read.", "signature": "s"},
-                _text("I read both files now."),
-                _use("t1", "Read", path="a.txt"),
-                _use("t2", "Read", path="b.txt"),
-            ],
-        },
-        {
-            "role": "user",
-            "content": [
-                _answer("t1", "the first file has a heron"),
-                _answer("t2", [_text("no such file was found")], is_error=True),
-                _text(REMINDER.replace("notes", "plans")),
-            ],
-        },
-        {"role": "assistant", "content": [_use("t3", "ToolSearch", query="fetch")]},
-        {"role": "user", "content": [_answer("t3", [{"type": "tool_reference", "tool_name": "Fetch"}])]},
-        {"role": "assistant", "content": [{**_use("t4", "Fetch"), "input": '{"path": "https://a.ex'}]},
-        {"role": "user", "content": [_answer("t4", "the call was cut off here", cache_control={})]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "heron"}},
-                {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"title": "Herons of the world"}]},
-                _text("Herons are long-legged birds."),
-            ],
-        },
+        _of("user", _text(REMINDER), _text("Which key is in the files?", cache_control={})),
+        _of("system", _text("# Environment\nThe platform is linux today.")),
+        _of(
+            "assistant",
+            {"type": "thinking", "thinking": "Both files have to be read.", "signature": "s"},
+            _text("I read both files now."),
+            _use("t1", "Read", path="a.txt"),
+            _use("t2", "Read", path="b.txt"),
+        ),
+        _of(
+            "user",
+            _answer("t1", "the first file has a heron"),
+            _answer("t2", [_text("no such file was found")], is_error=True),
+            _text(REMINDER.replace("notes", "plans")),
+        ),
+        _of("assistant", _use("t3", "ToolSearch", query="fetch")),
+        _of("user", _answer("t3", [{"type": "tool_reference", "tool_name": "Fetch"}])),
+        _of("assistant", {**_use("t4", "Fetch"), "input": '{"path": "https://a.ex'}),
+        _of("user", _answer("t4", "the call was cut off here", cache_control={})),
+        _of(
+            "assistant",
+            {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "heron"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"title": "Herons of the world"}]},
+            _text("Herons are long-legged birds."),
+        ),
         {"role": "system", "content": "The user has switched to the plan mode.", "clear_at": "never"},
-        {"role": "user", "content": [_text("And what is the second key?")]},
+        _of("user", _text("And what is the second key?")),
     ],
 }
 # As Codex: a developer's message next to instructions, parallel calls, encrypted reasoning, a patch, and a search.
@@ -94,42 +97,21 @@ CODEX: dict[str, Any] = {
         {"type": "custom", "name": "patch", "description": "Patches."},
     ],
     "input": [
-        {
-            "type": "message",
-            "role": "developer",
-            "content": [{"type": "input_text", "text": "No network access today."}],
-        },
-        {
-            "type": "message",
-            "role": "user",
-            "content": [{"type": "input_text", "text": "<environment>linux shell</environment>"}],
-        },
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which key is in the files?"}]},
+        _item("developer", "No network access today."),
+        _item("user", "<environment>linux shell</environment>"),
+        _item("user", "Which key is in the files?"),
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA", "content": None},
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "I read both files now."}],
-        },
+        _item("assistant", "I read both files now."),
         {"type": "function_call", "call_id": "c1", "name": "shell", "arguments": '{"path": "a.txt"}'},
         {"type": "function_call", "call_id": "c2", "name": "shell", "arguments": '{"path": "b.t'},
         {"type": "function_call_output", "call_id": "c1", "output": "the first file has a heron"},
         {"type": "function_call_output", "call_id": "c2", "output": "the call was cut off here"},
-        {
-            "type": "message",
-            "role": "developer",
-            "content": [{"type": "input_text", "text": "The user edits notes.md now."}],
-        },
+        _item("developer", "The user edits notes.md now."),
         {"type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "*** Begin Patch of notes"},
         {"type": "custom_tool_call_output", "call_id": "c3", "output": "patched without an error"},
-        {
-            "type": "web_search_call",
-            "id": "ws_1",
-            "status": "completed",
-            "action": {"type": "search", "query": "heron"},
-        },
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Herons are birds."}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And what is the second key?"}]},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}},
+        _item("assistant", "Herons are birds."),
+        _item("user", "And what is the second key?"),
     ],
 }
 
@@ -152,39 +134,25 @@ CHAT: dict[str, Any] = {
             "role": "assistant",
             "content": "I read both files now.",
             "reasoning_content": "Both files have to be read.",
-            "tool_calls": [
-                _called("call00001", '{"path": "a.txt"}', index=0),
-                _called("call00002", '{"path": ', index=1),
-            ],
+            "tool_calls": [_called("call1", '{"path": "a.txt"}', index=0), _called("call2", '{"path": ', index=1)],
         },
-        {"role": "tool", "tool_call_id": "call00001", "name": "read_file", "content": "the first file has a heron"},
-        {"role": "tool", "tool_call_id": "call00002", "content": [_text("the call was cut off here")]},
+        {"role": "tool", "tool_call_id": "call1", "name": "read_file", "content": "the first file has a heron"},
+        {"role": "tool", "tool_call_id": "call2", "content": [_text("the call was cut off here")]},
         {"role": "user", "content": REMINDER},
-        {
-            "role": "assistant",
-            "content": "There is one key so far.",
-            "refusal": None,
-            "annotations": [],
-            "parsed": {"a": 1},
-        },
+        {"role": "assistant", "content": "There is one key so far.", "refusal": None, "annotations": [], "parsed": {}},
         {"role": "system", "content": "The user has switched to the plan mode."},
-        {
-            "role": "user",
-            "content": [
-                _text("The picture of before:"),
-                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
-            ],
-        },
+        _of("user", _text("The picture of before:"), {"type": "image_url", "image_url": {"url": PIXEL}}),
         {"role": "assistant", "content": "It shows nothing to read."},
         {"role": "user", "content": "And what is the second key?"},
     ],
 }
 
 
+CONVERSATIONS = {"/v1/messages": CLAUDE, "/v1/responses": CODEX, "/v1/chat/completions": CHAT}
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("path", "body"), [("/v1/messages", CLAUDE), ("/v1/responses", CODEX), ("/v1/chat/completions", CHAT)]
-)
+@pytest.mark.parametrize(("path", "body"), CONVERSATIONS.items())
 def test_a_conversation_of_an_agent_is_whole_with_published_templates(path: str, body: dict[str, Any]) -> None:
     try:
         published_templates()

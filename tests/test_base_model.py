@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.model_edits import base_model
-from tests.running_server import RunningServer, clean_environment, run_command, run_server, wait_until
+from tests.running_server import RunningServer, clean_environment, refusal, run_command, run_server, wait_until
 
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 ALPACA = (
@@ -46,14 +46,10 @@ def test_base_model_continues_raw_prompts(server: RunningServer) -> None:
         ("/apply-template", {"messages": MESSAGES}, "messages"),
     ],
 )
-def test_chat_without_a_template_is_refused_with_the_remedy(
-    server: RunningServer, path: str, fields: dict[str, Any], param: str
-) -> None:
+def test_chat_needs_a_template(server: RunningServer, path: str, fields: dict[str, Any], param: str) -> None:
     response = server.client.post(path, json={"model": "base", **fields})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (400, "no_chat_template", param)
-    assert "this model has no chat template" in error["message"]
-    assert "GENAI_CHAT_TEMPLATE" in error["message"]
+    assert refusal(response) == (400, "no_chat_template", param)
+    assert "GENAI_CHAT_TEMPLATE" in response.text
 
 
 def test_models_show_whether_they_chat_and_the_log_names_others(server: RunningServer) -> None:

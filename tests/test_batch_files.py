@@ -24,10 +24,15 @@ from tests.apis.batches.inputs import jsonl, line
 LIMIT = 1000
 
 
-def read(path: Path, content: bytes, limit: int = LIMIT, endpoint: str | None = None) -> list[BatchLine | LineError]:
+def read(path: Path, content: bytes, limit: int = LIMIT) -> list[BatchLine | LineError]:
     path.write_bytes(content)
-    with closing(LineReader(path, limit, endpoint)) as reader:
+    with closing(LineReader(path, limit, None)) as reader:
         return [found for part in reader.parts() for found in part]
+
+
+def names(found: list[BatchLine | LineError]) -> list[str | None]:
+    """The ids of valid lines, and the codes of errors."""
+    return [each.custom_id if isinstance(each, BatchLine) else each.code for each in found]
 
 
 def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
@@ -48,37 +53,25 @@ def test_a_body_is_passed_on_as_it_was_written(tmp_path: Path) -> None:
     assert found.body == b'{ "prompt":"\\u00e4" , "x": 1.0 }'
 
 
-def test_a_line_without_end_is_read_past(tmp_path: Path) -> None:
-    long = b"x" * (3 * 256 * 1024) + b"\n"
-    found = read(tmp_path / "input", jsonl([line("a")]) + long + jsonl([line("b")]) + long[:-1])
-    assert [each.number for each in found] == [1, 2, 3, 4]
-    assert [each.code for each in found if isinstance(each, LineError)] == ["line_too_long"] * 2
+A, B = jsonl([line("a")]), jsonl([line("b")])
+LONG = b"x" * (3 * 256 * 1024) + b"\n"
+DEEP = b'{"custom_id": "a", "body": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+URLS = jsonl([line("a", url="/v1/responses"), line("b", url="/v1/files")])
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_no_errors(tmp_path: Path) -> None:
-    content = b"\xef\xbb\xbf" + jsonl([line("a"), line("b")]).replace(b"\n", b"\r\n")
-    found = read(tmp_path / "input", content)
-    assert [each.custom_id for each in found if isinstance(each, BatchLine)] == ["a", "b"]
-
-
-@pytest.mark.parametrize("blank", [b"\n" * 600_000, b" " * 600_000 + b"\n"])
-def test_many_blank_lines_end_no_file(tmp_path: Path, blank: bytes) -> None:
-    found = read(tmp_path / "input", blank + jsonl([line("a")]) + blank + jsonl([line("b")]), limit=1_000_000)
-    assert [each.custom_id for each in found if isinstance(each, BatchLine)] == ["a", "b"]
-
-
-def test_deep_nesting_is_an_error_of_its_line(tmp_path: Path) -> None:
-    deep = b'{"custom_id": "a", "body": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
-    (first, second) = read(tmp_path / "input", deep + jsonl([line("b")]), limit=1_000_000)
-    assert isinstance(first, LineError)
-    assert isinstance(second, BatchLine)
-
-
-def test_without_an_endpoint_a_line_names_any_of_them(tmp_path: Path) -> None:
-    found = read(tmp_path / "input", jsonl([line("a", url="/v1/responses"), line("b", url="/v1/files")]))
-    assert isinstance(found[0], BatchLine)
-    assert isinstance(found[1], LineError)
-    assert (found[1].code, found[1].param) == ("invalid_url", "url")
+@pytest.mark.parametrize(
+    ("content", "limit", "expected"),
+    [
+        (A + LONG + B + LONG[:-1], LIMIT, ["a", "line_too_long", "b", "line_too_long"]),
+        (b"\xef\xbb\xbf" + (A + B).replace(b"\n", b"\r\n"), LIMIT, ["a", "b"]),
+        *((blank + A + blank + B, 1_000_000, ["a", "b"]) for blank in (b"\n" * 600_000, b" " * 600_000 + b"\n")),
+        (DEEP + B, 1_000_000, ["invalid_json_line", "b"]),
+        (URLS, LIMIT, ["a", "invalid_url"]),
+    ],
+    ids=["without end", "Windows", "blank", "spaces", "deep", "no endpoint"],
+)
+def test_a_wrong_line_does_not_end_the_file(tmp_path: Path, content: bytes, limit: int, expected: list[str]) -> None:
+    assert names(read(tmp_path / "input", content, limit)) == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>Bad Gateway</html>", b'{"a": 1', b'{"a": "\xff"}', b"{} {}"])

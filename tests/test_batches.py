@@ -18,14 +18,12 @@ from tests.running_server import RunningServer, api_processes, has_ended, run_se
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 
 NUM_LINES = 80
+_WRONG = range(0, NUM_LINES, 10)
 # Requests at once; each takes some 0.1 s.
 AT_ONCE = 4
 SETTINGS = {"GENAI_DEVICE": "scripted", "GENAI_MAX_BATCH_SIZE": f"{AT_ONCE}", "GENAI_LOG_LEVEL": "debug"}
-LINES = [
-    line(f"{number}", f"say {number}; delay 0.02", max_tokens=-1 if number % 10 == 0 else 9)
-    for number in range(NUM_LINES)
-]
-FAILED = {f"{number}" for number in range(0, NUM_LINES, 10)}
+LINES = [line(f"{n}", f"say {n}; delay 0.02", max_tokens=-1 if n in _WRONG else 9) for n in range(NUM_LINES)]
+FAILED = {f"{number}" for number in _WRONG}
 
 
 def settings(folder: Path) -> dict[str, str]:
@@ -39,11 +37,7 @@ def num_answered(server: RunningServer) -> int:
 def require_each_once(server: RunningServer, batch: dict[str, Any]) -> set[str]:
     """Fails unless each request of LINES has ended once, and as it should; returns the ids of the results."""
     assert batch["status"] == "completed"
-    assert batch["request_counts"] == {
-        "total": NUM_LINES,
-        "completed": NUM_LINES - len(FAILED),
-        "failed": len(FAILED),
-    }
+    assert batch["request_counts"] == {"total": NUM_LINES, "completed": NUM_LINES - len(FAILED), "failed": len(FAILED)}
     succeeded = results(server.client, batch["output_file_id"])
     failed = results(server.client, batch["error_file_id"])
     assert failed.keys() == FAILED

@@ -2,22 +2,18 @@
 
 import http.client
 import json
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
 import pytest
 
 from tests.apis.admin.test_requests import ENDLESS, listed
 from tests.running_server import RunningServer, body, wait_until
-from tests.server_here import run_here
+from tests.server_here import module_server
 
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Two requests run at once; a long prompt next to a slow answer takes a minute."""
-    options = ("--device", "scripted", "--max-batch-size", "2", "--prefill-chunk", "2", "--max-length", "4000")
-    with run_here(tmp_path_factory.mktemp("cancellation"), *options) as running:
-        yield running
+# Two requests run at once; a long prompt next to a slow answer takes a minute.
+_SLOW = ("--max-batch-size", "2", "--prefill-chunk", "2", "--max-length", "4000")
+server = module_server("--device", "scripted", *_SLOW)
+HEADERS = {"content-type": "application/json", "x-request-id": "leaver"}
 
 
 @pytest.mark.parametrize(
@@ -40,13 +36,10 @@ def test_disconnected_client_frees_its_place(
     request = {"model": "demo", **body(padding + ENDLESS, **fields)}
     if path == "/v1/responses":
         request["input"] = request.pop("messages")
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
-    with closing(connection), ExitStack() as stack:
-        others = [stack.enter_context(server.stream("delay 0.05; count 1000")) for _ in range(num_others)]
-        for events in others:
-            next(iter(events))
-        headers = {"content-type": "application/json", "x-request-id": "leaver"}
-        connection.request("POST", path, json.dumps(request), headers)
+    with closing(http.client.HTTPConnection(server.url.removeprefix("http://"))) as connection, ExitStack() as stack:
+        for _ in range(num_others):
+            stack.enter_context(server.begun("delay 0.05; count 1000"))
+        connection.request("POST", path, json.dumps(request), HEADERS)
         wait_until(lambda: listed(server).get("leaver", {}).get("phase") == phase)
         connection.close()
         wait_until(lambda: "leaver" not in listed(server))
@@ -61,10 +54,8 @@ def test_client_gone_before_acceptance_frees_its_place(server: RunningServer) ->
     with server.stream("delay 0.01; hold 2 at 3; count 9") as events:
         for _ in zip(range(2), events, strict=False):
             pass
-        connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
-        headers = {"content-type": "application/json", "x-request-id": "leaver"}
-        connection.request("POST", "/v1/chat", json.dumps(body(ENDLESS)), headers)
-        connection.close()
+        with closing(http.client.HTTPConnection(server.url.removeprefix("http://"))) as connection:
+            connection.request("POST", "/v1/chat", json.dumps(body(ENDLESS)), HEADERS)
         assert json.loads(list(events)[-1])["done"] is True
     wait_until(lambda: server.idle("scripted"))
     assert listed(server) == {}

@@ -109,9 +109,7 @@ def test_any_answer_equals_the_lone_one_bit_for_bit(write: Callable[[Path, Path]
 
 
 @pytest.mark.parametrize(("name", "bits"), [("lfm2", 4), ("qwen-3.5", 8), ("qwen-3.5", None)])
-def test_any_answer_of_a_model_with_states_equals_the_lone_one_bit_for_bit(
-    name: str, bits: int | None, tmp_path: Path
-) -> None:
+def test_any_answer_of_a_model_with_states_has_the_lone_ones_bits(name: str, bits: int | None, tmp_path: Path) -> None:
     model = BUILT / name if bits is None else write_quantized(BUILT / name, tmp_path / "model", bits)
     check_bits(model, tmp_path, SMALL_VOCABULARY, stops=False)
 

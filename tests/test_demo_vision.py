@@ -1,6 +1,5 @@
 """The complete server with the demo model for images: pictures in, answers about them out."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,17 +7,13 @@ from PIL import Image, ImageDraw
 
 from tests.media.images.pictures import data_url, encoded
 from tests.running_server import ROOT, RunningServer
-from tests.server_here import run_here
+from tests.server_here import module_server
 
 MODEL = ROOT / "models" / "demo-vision"
 Message = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("vision")
-    with run_here(folder, "--model-dir", str(MODEL), "--model-name", "demo-vision") as running:
-        yield running
+server = module_server("--model-dir", str(MODEL), "--model-name", "demo-vision")
 
 
 def circle(color: str, **drawn: int) -> str:
@@ -47,15 +42,12 @@ def test_it_sees_the_color_of_a_shape(server: RunningServer, color: str) -> None
     assert ask(server, message("What color is the circle?", circle(color))) == f"The circle is {color}."
 
 
-def test_it_counts_what_it_sees(server: RunningServer) -> None:
+def test_it_counts_what_it_sees_and_asks_for_a_picture(server: RunningServer) -> None:
     assert ask(server, message("How many shapes are there?", circle("red", squares=2))) == "There are 3 shapes."
+    assert "picture" in ask(server, {"role": "user", "content": "What color is the circle?"})
 
 
 def test_the_newest_picture_is_the_one_asked_about(server: RunningServer) -> None:
     first = message("What color is the circle?", circle("red"))
     said = {"role": "assistant", "content": "The circle is red."}
     assert ask(server, first, said, message("What color is the circle?", circle("blue"))) == "The circle is blue."
-
-
-def test_without_a_picture_it_asks_for_one(server: RunningServer) -> None:
-    assert "picture" in ask(server, {"role": "user", "content": "What color is the circle?"})

@@ -152,9 +152,8 @@ def test_indirect_requirements_have_versions_in_the_image() -> None:
 def _check(process: int, **variables: str) -> tuple[int, str]:
     """Exit status and output of the image's health check for the server of a process."""
     command = [sys.executable, "deploy/health_check.py", str(process)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True, check=False
-    )
+    environment = clean_environment(**variables)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
 
@@ -169,28 +168,19 @@ def test_health_check_uses_the_port_of_the_servers_arguments(scripted: RunningSe
         other.kill()
 
 
-def test_the_health_check_follows_the_port_in_the_environment(scripted: RunningServer) -> None:
-    port = scripted.url.rpartition(":")[2]
-    with subprocess.Popen(["sleep", "60"]) as other:
-        assert _check(other.pid, PORT=port) == (0, "")
-        status, reason = _check(other.pid, PORT="9")
-        other.kill()
-    assert status == 1
-    assert reason.startswith("http://127.0.0.1:9/readyz: ")
-    assert reason.count("\n") == 1
-
-
-def test_health_check_says_why_no_work_is_taken(own_scripted: RunningServer) -> None:
+def test_the_health_check_follows_the_port_and_says_why_no_work_is_taken(own_scripted: RunningServer) -> None:
     port = own_scripted.url.rpartition(":")[2]
-    assert own_scripted.options(terminate_session="1").status_code == 200
-    try:
-        with subprocess.Popen(["sleep", "60"]) as other:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            assert _check(other.pid, PORT=port) == (0, "")
+            status, reason = _check(other.pid, PORT="9")
+            assert (status, reason.startswith("http://127.0.0.1:9/readyz: "), reason.count("\n")) == (1, True, 1)
+            assert own_scripted.options(terminate_session="1").status_code == 200
             status, reason = _check(other.pid, PORT=port)
+        finally:
+            own_scripted.recover()
             other.kill()
-    finally:
-        own_scripted.recover()
-    assert status == 1
-    assert f"http://127.0.0.1:{port}/readyz: 503 " in reason
+    assert (status, f"http://127.0.0.1:{port}/readyz: 503 " in reason) == (1, True)
     assert "device scripted:0 is terminated" in reason
 
 

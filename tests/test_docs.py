@@ -121,9 +121,8 @@ def test_messages_name_existing_pages() -> None:
     dead = []
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        dead += [
-            f"{path.name}: {name}" for name in re.findall(r"\bdocs/[\w./-]+\.md", text) if not (ROOT / name).exists()
-        ]
+        named = re.findall(r"\bdocs/[\w./-]+\.md", text)
+        dead += [f"{path.name}: {name}" for name in named if not (ROOT / name).exists()]
     assert dead == []
 
 
@@ -204,9 +203,8 @@ print(json.dumps(outputs))
 
 def run(*command: str, given: str = "") -> str:
     """The output of a command."""
-    done = subprocess.run(
-        command, input=given, env=clean_environment(), capture_output=True, text=True, timeout=90, check=False
-    )
+    environment = clean_environment()
+    done = subprocess.run(command, input=given, env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

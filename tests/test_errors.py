@@ -8,16 +8,10 @@ from genai_server import errors
 from genai_server.errors import ALL_ERRORS, AsIs, GenaiServerError, InvalidField, PromptTooLong, rule_of
 
 
-def test_all_errors_holds_each_error_of_the_module_once() -> None:
-    defined = [
-        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, GenaiServerError)
-    ]
+def test_all_errors_holds_each_error_of_the_module_once_with_a_code_of_its_own() -> None:
+    defined = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, GenaiServerError)]
     assert sorted(ALL_ERRORS, key=str) == sorted(defined, key=str)
-
-
-def test_each_error_has_a_code_of_its_own() -> None:
-    codes = [error.code for error in ALL_ERRORS]
-    assert len(set(codes)) == len(codes)
+    assert len({error.code for error in ALL_ERRORS}) == len(ALL_ERRORS)
 
 
 def test_quoted_client_text_can_be_encoded() -> None:

@@ -17,10 +17,7 @@ import pytest
 from tests.raw_http import RawAnswer, answers, connect, read_to_end
 from tests.running_server import PATIENCE, ROOT, RunningServer, body, run_server, wait_until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")]
 FILES = 64
 
 

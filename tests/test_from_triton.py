@@ -9,18 +9,7 @@ from genai_server.cli.serve.preflight import check_server
 from genai_server.config.sources import device_options, load_settings
 from tests.running_server import DEMO
 
-# Quoted as it is: a surplus brace makes it invalid protobuf text.
-LITERAL_TENSORRT = """
-optimization { execution_accelerators {
-  gpu_execution_accelerator : [ {
-    name : "tensorrt"
-    parameters { key: "precision_mode" value: "FP16" }
-    parameters { key: "max_workspace_size_bytes" value: "1073741824" }}
-    parameters { key: "trt_engine_cache_enable" value: "1" }}
-  ]
-}}
-"""
-# Quoted, the first without that brace.
+# Quoted, the first without a surplus brace.
 TENSORRT = """
 optimization { execution_accelerators {
   gpu_execution_accelerator : [ {
@@ -31,6 +20,8 @@ optimization { execution_accelerators {
   ]
 }}
 """
+# As it is there: a surplus brace makes it invalid protobuf text.
+LITERAL_TENSORRT = TENSORRT.replace('"1073741824" }', '"1073741824" }}')
 ALL_OF_TENSORRT = """
 max_workspace_size_bytes 4294967296 trt_max_partition_iterations 1000 trt_min_subgraph_size 1 precision_mode INT8
 int8_calibration_table_name table int8_use_native_calibration_table true trt_dla_enable 0 trt_dla_core 0
@@ -82,9 +73,7 @@ def every_parameter(text: str) -> str:
     return f"optimization {{ execution_accelerators {{ {inner} }} }}"
 
 
-def test_the_surplus_brace_of_tritons_example_for_tensorrt_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_surplus_brace_of_tritons_own_example_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.pbtxt"
     config.write_text(LITERAL_TENSORRT, encoding="utf-8")
     assert main(["import-triton", str(config)]) == 2

@@ -21,18 +21,8 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 
 # From the bottom up. A subpackage may have its own place.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    (
-        "batch_files",
-        "errors",
-        "fair_queue",
-        "answer_parts",
-        "timing",
-        "options",
-        "messages",
-        "model_files",
-        "plain_tables",
-        "system",
-    ),
+    ("batch_files", "errors", "fair_queue", "answer_parts", "timing", "options", "messages", "model_files")
+    + ("plain_tables", "system"),
     ("config", "logs", "store"),
     ("workers",),
     ("text", "profiles", "hub", "grammar_checker", "web"),
@@ -66,14 +56,17 @@ KNOWN_APIS: dict[str, tuple[str, ...]] = {
     "transcriptions": (),
     "web_page": (),
 }
+
+
+def _of_engine(names: str) -> tuple[str, ...]:
+    """Modules and packages of the engine."""
+    return tuple(f"engine.{name}" for name in names.split())
+
+
 # Modules that a module must not import although the layers allow it; a name includes all modules below it.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     **{
-        f"apis.{api}": (
-            "apis.app",
-            "apis.openapi",
-            *(f"apis.{other}" for other in KNOWN_APIS if other not in (api, *known)),
-        )
+        f"apis.{api}": ("apis.app", "apis.openapi", *(f"apis.{other}" for other in KNOWN_APIS.keys() - {api, *known}))
         for api, known in KNOWN_APIS.items()
     },
     # What APIs share knows none of them.
@@ -86,47 +79,26 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
     "engine": ("text", "apis", "hub", "media"),
-    "engine.graph_rewriting": (
-        "engine.loop",
-        "engine.process",
-        "engine.host",
-        "engine.supervisor_link",
-        "engine.api_connections",
-        "engine.bare_loop",
-    )
-    + ("engine.kv_cache", "engine.model", "engine.profiling", "engine.runners", "engine.sampling", "engine.scheduling"),
+    "engine.graph_rewriting": _of_engine(
+        "loop process host supervisor_link api_connections bare_loop kv_cache model profiling runners sampling "
+        "scheduling"
+    ),
     **dict.fromkeys(
         ("engine.host", "engine.supervisor_link"),
-        ("engine.graph_rewriting", "engine.api_connections", "engine.kv_cache", "engine.bare_loop", "engine.model")
-        + ("engine.profiling", "engine.runners", "engine.sampling", "engine.scheduling", "engine.sequence"),
+        _of_engine(
+            "graph_rewriting api_connections kv_cache bare_loop model profiling runners sampling scheduling sequence"
+        ),
     ),
-    "engine.api_connections": ("engine.loop", "engine.process", "engine.bare_loop", "engine.model", "engine.profiling")
-    + ("engine.graph_rewriting", "engine.kv_cache", "engine.runners"),
-    "engine.kv_cache": ("engine.loop", "engine.process", "engine.api_connections", "engine.bare_loop", "engine.model")
-    + ("engine.profiling", "engine.runners", "engine.sampling"),
-    "engine.model": ("engine.loop", "engine.process", "engine.api_connections", "engine.bare_loop", "engine.profiling")
-    + ("engine.runners", "engine.sampling", "engine.scheduling", "engine.sequence"),
-    "engine.profiling": ("engine.loop", "engine.process", "engine.api_connections", "engine.bare_loop", "engine.model")
-    + ("engine.graph_rewriting", "engine.sampling"),
-    "engine.runners": ("engine.loop", "engine.process", "engine.api_connections", "engine.bare_loop"),
-    "engine.sampling": (
-        "engine.loop",
-        "engine.process",
-        "engine.api_connections",
-        "engine.bare_loop",
-        "engine.profiling",
-    )
-    + ("engine.scheduling",),
-    "engine.scheduling": (
-        "engine.loop",
-        "engine.process",
-        "engine.host",
-        "engine.supervisor_link",
-        "engine.api_connections",
-        "engine.bare_loop",
-    )
-    + ("engine.graph_rewriting", "engine.kv_cache", "engine.model", "engine.profiling", "engine.runners")
-    + ("engine.sampling",),
+    "engine.api_connections": _of_engine("loop process bare_loop model profiling graph_rewriting kv_cache runners"),
+    "engine.kv_cache": _of_engine("loop process api_connections bare_loop model profiling runners sampling"),
+    "engine.model": _of_engine("loop process api_connections bare_loop profiling runners sampling scheduling sequence"),
+    "engine.profiling": _of_engine("loop process api_connections bare_loop model graph_rewriting sampling"),
+    "engine.runners": _of_engine("loop process api_connections bare_loop"),
+    "engine.sampling": _of_engine("loop process api_connections bare_loop profiling scheduling"),
+    "engine.scheduling": _of_engine(
+        "loop process host supervisor_link api_connections bare_loop graph_rewriting kv_cache model profiling runners "
+        "sampling"
+    ),
     "text.prompts": ("text.answers", "text.codec", "text.grammars"),
     "text.tool_formats": ("text.codec", "text.prompts"),
     "engine_client": ("text", "apis", "profiles", "hub", "grammar_checker"),
@@ -142,15 +114,8 @@ _HTTP = ("apis.*", "cli.*", "generation.*", "http.*", "ray_serve.*")
 _PROGRAMS = ("hub.build_graph", "hub.build_mobius", "hub.export_encoder", "hub.measure_export", "hub.unpack_gguf")
 # Libraries, by pattern of their top-level module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
-    "onnxruntime*": (
-        "engine.*",
-        "hub.build_mobius",
-        "hub.export_encoder",
-        "hub.measure_export",
-        "media.images.processor",
-        "media.images.audio_processor",
-    )
-    + ("media.audio.features", "media.audio.voice_activity"),
+    "onnxruntime*": ("engine.*", "hub.build_mobius", "hub.export_encoder", "hub.measure_export")
+    + ("media.images.processor", "media.images.audio_processor", "media.audio.features", "media.audio.voice_activity"),
     # It parses untrusted input, and must not do so in the API process.
     "PIL": ("media.images.processor", "media.images.process"),
     "av": ("media.audio.decoding",),
@@ -167,13 +132,8 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "starlette": _HTTP,
     "uvicorn": ("cli.serve.*", "ray_serve.*"),
     "python_multipart": ("http.upload",),
-    "prometheus_client": (
-        "apis.*",
-        "generation.dependencies",
-        "http.telemetry.*",
-        "ray_serve.merging",
-        "tools.top_tables",
-    ),
+    "prometheus_client": ("apis.*", "generation.dependencies", "http.telemetry.*", "ray_serve.merging")
+    + ("tools.top_tables",),
     # For people at a terminal.
     "rich": ("cli.*", "tools.*"),
     "prompt_toolkit": ("tools.terminal_chat.user_input", "tools.top_command"),

@@ -49,16 +49,11 @@ def test_lines_in_a_terminal_are_short(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert re.fullmatch(r"\d\d:\d\d:\d\d WARNING low on memory", line)
 
 
-def test_asyncio_stays_quiet_at_debug() -> None:
-    configure_logging("debug")
-    assert logging.getLogger("genai_server").isEnabledFor(logging.DEBUG)
-    assert not logging.getLogger("asyncio").isEnabledFor(logging.DEBUG)
-
-
-def test_asyncio_is_never_louder_than_the_rest() -> None:
-    configure_logging("error")
-    assert not logging.getLogger("asyncio").isEnabledFor(logging.WARNING)
-    assert not logging.getLogger("genai_server").isEnabledFor(logging.WARNING)
+def test_asyncio_stays_quiet_at_debug_and_is_never_louder_than_the_rest() -> None:
+    for level, number, is_heard in (("debug", logging.DEBUG, True), ("error", logging.WARNING, False)):
+        configure_logging(level)
+        assert logging.getLogger("genai_server").isEnabledFor(number) is is_heard
+        assert not logging.getLogger("asyncio").isEnabledFor(number)
 
 
 def test_a_wrong_form_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,9 +122,7 @@ async def failing(scope: Scope, receive: Receive, send: Send) -> None:
     raise LookupError("sword" + "fish")
 
 
-def test_internal_error_of_a_request_is_logged_without_message(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_internal_error_of_a_request_is_logged_without_message(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("debug")
     server = uvicorn.Server(uvicorn.Config(failing, lifespan="off", log_config=None))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -160,13 +153,7 @@ def test_json_log_has_one_object_per_line(capsys: pytest.CaptureFixture[str]) ->
     assert text.count("\n") == 1
     line = json.loads(text)
     assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
-    assert line == {
-        "level": "info",
-        "logger": "genai_server.x",
-        "message": "two\nlines",
-        "id": "r1",
-        "seconds": 0.5,
-    }
+    assert line == {"level": "info", "logger": "genai_server.x", "message": "two\nlines", "id": "r1", "seconds": 0.5}
 
 
 def test_json_log_keeps_an_exception_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +209,7 @@ def _read(descriptor: int, least: int) -> bytes:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes always block there")
-def test_a_blocked_standard_error_holds_up_nobody_and_dropped_lines_are_counted(
+def test_lines_that_a_blocked_standard_error_drops_are_counted(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("genai_server.logs._MAX_WAITING", 3)
@@ -259,7 +246,7 @@ def test_a_blocked_standard_error_holds_up_nobody_and_dropped_lines_are_counted(
     assert logging.getLogger().handlers[0].stream is stream  # type: ignore[attr-defined]
 
 
-def test_several_apps_of_one_process_log_in_any_order_of_their_ends(
+def test_several_apps_of_one_process_end_in_any_order(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads, stream = pipe
@@ -281,7 +268,7 @@ def test_several_apps_of_one_process_log_in_any_order_of_their_ends(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes always block there")
-def test_a_blocked_standard_error_delays_the_end_by_a_short_time_only(
+def test_a_blocked_standard_error_hardly_delays_the_end(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("genai_server.logs._END_SECONDS", 0.01)
@@ -303,11 +290,8 @@ def test_a_server_answers_while_nobody_reads_its_log(own_folder: Path) -> None:
     fifo = own_folder / "log"
     os.mkfifo(fifo)
     reads = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    starts = (
-        "import os, sys; "
-        f"os.dup2(os.open({str(fifo)!r}, os.O_WRONLY), 2); "
-        "os.execv(sys.executable, [sys.executable, '-m', 'genai_server', 'serve', *sys.argv[1:]])"
-    )
+    redirect = f"import os, sys; os.dup2(os.open({str(fifo)!r}, os.O_WRONLY), 2); "
+    starts = redirect + "os.execv(sys.executable, [sys.executable, '-m', 'genai_server', 'serve', *sys.argv[1:]])"
     program = (sys.executable, "-c", starts)
     with run_server(own_folder, "--device", "scripted", program=program) as server:
         with contextlib.suppress(BlockingIOError):

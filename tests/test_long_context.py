@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from genai_server.engine.model.graph_reader import read_decoder_graph
 from tests.model_edits import edited_config
 from tests.running_server import DEMO, RunningServer, last_event, wait_until
-from tests.server_here import run_here
+from tests.server_here import module_server, run_here
 
 CONTEXT = 32_768
 BYTES_PER_TOKEN = read_decoder_graph(DEMO).bytes_per_token
@@ -67,10 +66,7 @@ def test_errors_and_lists_say_what_the_memory_allows(model: Path, tmp_path: Path
         assert message.endswith(f"Please reduce the length ({words}).")
 
 
-@pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with run_here(tmp_path_factory.mktemp("scripted"), "--device", "scripted", "--max-length", str(CONTEXT)) as server:
-        yield server
+scripted = module_server("--device", "scripted", "--max-length", str(CONTEXT))
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,7 @@ def held_checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]
     goes_on.set()
 
 
-def test_more_waiting_work_of_a_key_is_a_503_with_limit_and_given_value(
-    tmp_path: Path, held_checks: Callable[[], None]
-) -> None:
+def test_more_waiting_work_of_a_key_is_a_503_with_the_limit(tmp_path: Path, held_checks: Callable[[], None]) -> None:
     limits = ("--preparation-processes", "1", "--max-waiting-grammar-bytes", f"{_BOUND}")
     with (
         run_here(tmp_path, "--device", "scripted", "--api-key-file", _key_file(tmp_path), *limits) as server,

@@ -12,13 +12,8 @@ KEY, ADMIN, WRONG = "key-swordfish-0123456789", "admin-swordfish-0123456789", "w
 
 @pytest.mark.parametrize("device", ["scripted", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_no_key_prompt_or_answer_is_in_the_log(tmp_path: Path, device: str) -> None:
-    settings = {
-        "GENAI_DEVICE": device,
-        "GENAI_MODEL_DIR": str(DEMO),
-        "GENAI_LOG_LEVEL": "debug",
-        "GENAI_API_KEYS": f"ann:{KEY}",
-        "GENAI_ADMIN_API_KEY": ADMIN,
-    }
+    options = ["--device", device, "--model-dir", str(DEMO), "--log-level", "debug"]
+    settings = {"GENAI_API_KEYS": f"ann:{KEY}", "GENAI_ADMIN_API_KEY": ADMIN}
     text = "say swordfish"
     message = {"role": "user", "content": text}
     schema = {"type": "object", "properties": {"swordfish": {"const": "swordfish"}}}
@@ -40,7 +35,7 @@ def test_no_key_prompt_or_answer_is_in_the_log(tmp_path: Path, device: str) -> N
         ("/apply-template", {"messages": [message]}),
         ("/v1/chat", "swordfish"),
     ]
-    with run_server(tmp_path, settings=settings) as server:
+    with run_server(tmp_path, *options, settings=settings) as server:
         with httpx.Client(base_url=server.url, timeout=90) as client:
             for path, content in asked:
                 for key in (KEY, ADMIN, WRONG):
@@ -48,12 +43,10 @@ def test_no_key_prompt_or_answer_is_in_the_log(tmp_path: Path, device: str) -> N
                     assert client.post(path, json=content, headers=headers).status_code in (200, 400, 401, 500)
             client.get("/v1/models?key=swordfish", headers={"x-api-key": KEY})
             client.get("/swordfish", headers={"x-api-key": KEY})
-            client.post(
-                "/v1/chat", content=b'{"swordfish', headers={"x-api-key": KEY, "content-type": "application/json"}
-            )
-            client.post(
-                "/v1/admin/runtime_options", json={"enable_profiling": "a/swordfish"}, headers={"x-api-key": ADMIN}
-            )
+            json_type = {"content-type": "application/json"}
+            client.post("/v1/chat", content=b'{"swordfish', headers={"x-api-key": KEY, **json_type})
+            profiling = {"enable_profiling": "a/swordfish"}
+            client.post("/v1/admin/runtime_options", json=profiling, headers={"x-api-key": ADMIN})
         # Something is logged at this level.
         wait_until(lambda: "method=POST path=/v1/admin/runtime_options" in server.log())
         assert "method=GET path=/v1/models status=200" in server.log()

@@ -81,9 +81,7 @@ def test_prompts_of_a_growing_conversation_begin_alike(templates: Path) -> None:
         ("Qwen3.5-4B", "<|vision_start|><|image_pad|><|vision_end|>", True),
     ],
 )
-def test_images_of_results_and_of_neighbours_are_all_written(
-    templates: Path, name: str, marker: str, in_result: bool
-) -> None:
+def test_images_of_results_and_neighbours_are_written(templates: Path, name: str, marker: str, in_result: bool) -> None:
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "Look!"}, {**IMAGE}]},
         {"role": "assistant", "content": None, "tool_calls": [CALL]},

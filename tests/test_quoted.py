@@ -11,8 +11,6 @@ from genai_server.errors import quoted
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (True, "true"),
-        (None, "null"),
         (1.5, "1.5"),
         ("it's", '"it\'s"'),
         ('a "b"\n', r'"a \"b\"\n"'),

@@ -216,11 +216,10 @@ def test_admin_calls_reach_all_replicas_or_the_named_one(demo: RunningServer) ->
     assert (refused.status_code, "retry-after" in refused.headers) == (503, False)  # until when is unknown
     assert refused.json()["error"]["code"] == "session_terminated"
 
-    named = demo.client.post(
-        "/v1/admin/runtime_options", json={"terminate_session": "0"}, headers={REPLICA: one}
-    ).json()["replicas"]
+    path = "/v1/admin/runtime_options"
+    named = demo.client.post(path, json={"terminate_session": "0"}, headers={REPLICA: one}).json()["replicas"]
     assert named.keys() == {one}
-    states = demo.client.get("/v1/admin/runtime_options").json()["replicas"]
+    states = demo.client.get(path).json()["replicas"]
     found = {name: state["body"]["devices"]["cpu"]["terminate_session"] for name, state in states.items()}
     assert found == {one: "0", other: "1"}
     demo.recover()
@@ -250,9 +249,7 @@ def test_hung_replica_is_named_and_delays_no_health_check(demo: RunningServer) -
     _wait_until(lambda: demo.client.get("/healthz").status_code == 200)
 
 
-def test_dead_replica_fails_its_own_streams_and_is_replaced(
-    demo: RunningServer,
-) -> None:
+def test_dead_replica_fails_its_own_streams_and_is_replaced(demo: RunningServer) -> None:
     before = _engines(demo)
     with _suspended_streams(demo) as streams:
         (killed, events), (other, others) = streams.items()

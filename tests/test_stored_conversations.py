@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -83,24 +82,19 @@ def looping(large: Large, num_clients: int = 4) -> Iterator[list[httpx.Response]
         one.result()
 
 
-def error(response: httpx.Response) -> dict[str, Any]:
-    found: dict[str, Any] = response.json()["error"]
-    return found
+def complaint(response: httpx.Response, param: str) -> str:
+    """Why a request is refused because of this parameter."""
+    found: dict[str, str] = response.json()["error"]
+    assert (response.status_code, found["param"]) == (400, param)
+    return found["message"]
 
 
-def test_more_references_than_allowed_are_refused(large: Large) -> None:
-    refused = large.refer(large.ids)
-    assert refused.status_code == 400
-    assert error(refused)["param"] == "input"
-    assert "at most 1024 items of type item_reference; given 3000" in error(refused)["message"]
-
-
-def test_repeated_references_count_with_their_size(large: Large) -> None:
+def test_references_count_with_their_number_and_size(large: Large) -> None:
+    too_many = complaint(large.refer(large.ids), "input")
+    assert "at most 1024 items of type item_reference; given 3000" in too_many
     big = {"items": [{"id": "msg_big", "role": "user", "content": "x" * 900_000}]}
     id = large.alice.post("/v1/conversations", json=big).json()["id"]
-    refused = large.refer(["msg_big"] * 1000)
-    assert refused.status_code == 400
-    assert "at most 8388608 bytes in total" in error(refused)["message"]
+    assert "at most 8388608 bytes in total" in complaint(large.refer(["msg_big"] * 1000), "input")
     large.alice.delete(f"/v1/conversations/{id}").raise_for_status()
 
 
@@ -119,9 +113,7 @@ def test_an_item_or_a_page_is_read_and_changed(large: Large) -> None:
 def test_a_response_continues_the_newest_turns(large: Large) -> None:
     asked = {"input": "say hello", "conversation": large.id, "store": False}
     refused = large.alice.post("/v1/responses", json=asked)
-    assert refused.status_code == 400
-    assert error(refused)["param"] == "conversation"
-    assert "8388608 (8 times GENAI_MAX_BODY_BYTES" in error(refused)["message"]
+    assert "8388608 (8 times GENAI_MAX_BODY_BYTES" in complaint(refused, "conversation")
     answer = large.alice.post("/v1/responses", json={**asked, "truncation": "auto"})
     assert answer.json()["output"][0]["content"][0]["text"] == "hello"
 

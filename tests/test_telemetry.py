@@ -118,26 +118,25 @@ def _answers(url: str, content: Mapping[str, Any]) -> bool:
         return False
 
 
-def test_doctor_starts_none(home: Home) -> None:
-    home.run("-m", "genai_server", "doctor", "--port", "0")
-    home.check(ENGINE, "genai_server.engine.model.provider_trial")
+@pytest.mark.parametrize(
+    ("command", "said", "children"),
+    [
+        ("genai_server doctor --port 0", "", [ENGINE, "genai_server.engine.model.provider_trial"]),
+        (f"genai_server chat {DEMO}", "hello\n/quit\n", ["serve", ENGINE]),
+        (f"genai_server.engine.bare_loop {DEMO} --prompt-tokens 8 --output-tokens 2", "", []),
+    ],
+    ids=["doctor", "chat", "the bare loop by itself"],
+)
+def test_a_command_starts_none(home: Home, command: str, said: str, children: list[str]) -> None:
+    home.run("-m", *command.split(), said=said)
+    home.check(*children)
+    assert children or home.notes("imported")
 
 
 def test_the_loop_that_bench_measures_starts_none(home: Home, scripted: RunningServer) -> None:
     sizes = ["--rounds", "1", "--requests", "1", "--prompt-tokens", "16", "--output-tokens", "4", "--concurrency", "1"]
     home.run("-m", "genai_server", "bench", "--url", scripted.url, "--library", str(DEMO), *sizes)
     home.check("genai_server.engine.bare_loop")
-
-
-def test_the_bare_loop_by_itself_starts_none(home: Home) -> None:
-    home.run("-m", "genai_server.engine.bare_loop", str(DEMO), "--prompt-tokens", "8", "--output-tokens", "2")
-    home.check()
-    assert home.notes("imported")
-
-
-def test_chat_with_a_server_of_its_own_starts_none(home: Home) -> None:
-    home.run("-m", "genai_server", "chat", str(DEMO), said="hello\n/quit\n")
-    home.check("serve", ENGINE)
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,7 @@ def test_installed_wheel_serves_the_demo_from_an_empty_folder(tmp_path: Path) ->
     environment = clean_environment(UV_INDEX_STRATEGY="unsafe-best-match", **variables)
 
     def run(*command: str) -> None:
-        done = subprocess.run(
-            [uv, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([uv, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     run("build", "--wheel", "--out-dir", str(tmp_path), str(ROOT))

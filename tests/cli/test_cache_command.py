@@ -31,19 +31,17 @@ def test_list_names_each_model_with_its_size(folder: Path, capsys: pytest.Captur
     ]
 
 
-def test_clear_removes_one_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("clear", "phi-1a") == 0
-    assert capsys.readouterr().out == f"removed 3 MiB of 1 model from {folder}\n"
-    assert sorted(path.name for path in folder.iterdir()) == ["lock", "qwen-2b"]
-
-
-def test_clear_removes_all_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("clear") == 0
-    assert capsys.readouterr().out == f"removed 4 MiB of 2 models from {folder}\n"
-    run("list")
-    assert capsys.readouterr().out.startswith(f"no prefixes in {folder}")
-
-
-def test_clear_of_an_unknown_model_names_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "removed", "left"),
+    [(["phi-1a"], "3 MiB of 1 model", ["lock", "qwen-2b"]), ([], "4 MiB of 2 models", ["lock"])],
+)
+def test_clear_removes_one_model_or_all(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], removed: str, left: list[str]
+) -> None:
     assert run("clear", "llama") != 0
     assert f"no prefixes of a model llama in {folder}" in capsys.readouterr().err
+    assert run("clear", *arguments) == 0
+    assert capsys.readouterr().out == f"removed {removed} from {folder}\n"
+    assert sorted(path.name for path in folder.iterdir()) == left
+    run("list")
+    assert capsys.readouterr().out.startswith(f"no prefixes in {folder}") is (left == ["lock"])

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -11,41 +12,29 @@ from genai_server.cli.commands import COMMANDS
 from genai_server.config.setting_form import option
 from genai_server.config.settings import SETTING_GROUPS, Settings
 from tests.profiles.files import write_session
-from tests.running_server import ROOT, clean_environment
+from tests.running_server import ROOT, clean_environment, run_python
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_says_how_it_is_used(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: genai-server {command} ")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_fits_80_columns(
+def test_each_command_says_how_it_is_used_in_80_columns(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
-
-
-def test_help_of_serve_has_groups_the_common_ones_first(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--help-all"])
-    assert ended.value.code == 0
+        main([command, "--help"])
     shown = capsys.readouterr().out
-    places = [
-        shown.index(text) for text in ("[MODEL]", "Examples:\n  genai-server serve ", "\n  --port", "\n  --max-queue")
-    ]
-    assert places == sorted(places)
+    assert (ended.value.code, shown.startswith(f"usage: genai-server {command} ")) == (0, True)
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+
+
+def test_help_of_serve_has_the_common_options_and_on_demand_all_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help-all"])
+    shown = capsys.readouterr().out
+    ordered = ("[MODEL]", "Examples:\n  genai-server serve ", "\n  --port", "\n  --max-queue")
+    assert sorted(ordered, key=shown.index) == list(ordered)
     assert [title for title in SETTING_GROUPS if f"\n{title.lower()}:\n" not in shown] == []
     assert all(option(name) in shown for name in Settings.model_fields)
-
-
-def test_help_of_serve_ends_after_the_common_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     shown = capsys.readouterr().out
@@ -55,9 +44,7 @@ def test_help_of_serve_ends_after_the_common_options(capsys: pytest.CaptureFixtu
     assert len(shown.splitlines()) < 70
 
 
-def test_control_c_ends_a_command_without_a_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_c_causes_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(name: str) -> None:
         raise KeyboardInterrupt
 
@@ -70,39 +57,32 @@ def test_no_command_at_all_prints_the_help(capsys: pytest.CaptureFixture[str]) -
     assert main([]) == 0
     shown = capsys.readouterr().out
     assert all(f"\n  {command} " in shown for command in COMMANDS)
-
-
-@pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["nonsense"], 2)])
-def test_missing_command_prints_all_commands(
-    arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == status
-    printed = capsys.readouterr()
-    assert all(command in printed.out + printed.err for command in COMMANDS)
+        main(["--help"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, shown)
+    with pytest.raises(SystemExit) as ended:
+        main(["nonsense"])
+    printed = capsys.readouterr().err
+    assert (ended.value.code, [command for command in COMMANDS if command not in printed]) == (2, [])
 
 
 def test_a_command_starts_without_the_modules_of_the_others() -> None:
-    script = (
+    output = run_python(
+        "-c",
         "import sys\n"
         "from genai_server.cli import main\n"
         "main(['key', 'bob'])\n"
-        "print(*sorted(name for name in sys.modules if name.startswith('genai_server.cli.')), 'onnx' in sys.modules)\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('genai_server.cli.')), 'onnx' in sys.modules)\n",
     )
-    command = [sys.executable, "-c", script]
-    result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
     modules = ("commands", "key_command", "parser", "serve", "serve.exit_status", "standard_streams")
-    assert result.stdout.split()[-7:] == [*(f"genai_server.cli.{name}" for name in modules), "False"]
+    assert output.split()[-7:] == [*(f"genai_server.cli.{name}" for name in modules), "False"]
 
 
 def cut(*arguments: str, read: int = 0, **variables: str) -> tuple[int, str]:
     """Exit status and error output of a command whose reader closes the pipe after some bytes."""
     command = [sys.executable, "-m", "genai_server", *arguments]
     environment = clean_environment(**variables)
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=PIPE, stderr=PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(read)
@@ -110,14 +90,15 @@ def cut(*arguments: str, read: int = 0, **variables: str) -> tuple[int, str]:
         return process.wait(30), process.stderr.read()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["doctor", "--device", "scripted"], ["key", "bob"], ["--help"]])
-def test_closed_pipe_ends_a_command_like_sigpipe(arguments: list[str]) -> None:
-    assert cut(*arguments, PYTHONUNBUFFERED="") == (141, "")
-
-
-def test_closed_pipe_ends_an_unbuffered_command_quietly() -> None:
-    assert cut("key", "bob", PYTHONUNBUFFERED="1") == (141, "")
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [
+        ("key bob", "1"),
+        *(pytest.param(each, "", marks=pytest.mark.slow) for each in ("doctor --device scripted", "key bob", "--help")),
+    ],
+)
+def test_closed_pipe_ends_a_command_like_sigpipe(arguments: str, unbuffered: str) -> None:
+    assert cut(*arguments.split(), PYTHONUNBUFFERED=unbuffered) == (141, "")
 
 
 def test_closed_pipe_ends_a_long_output_quietly(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,201 +19,254 @@ from tests.local_hub import HubRepository, run_hub
 from tests.running_server import ROOT, clean_environment, run_command, run_server
 
 SOURCE = {"config.json": b"{}", "model.safetensors": b"w" * 100, "tokenizer.json": b'{"original": true}'}
+GGUF = {
+    "general.architecture": "llama",
+    "llama.block_count": 1,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": ["a", "<end>"],
+    "tokenizer.ggml.token_type": [1, 3],
+    "tokenizer.ggml.eos_token_id": 1,
+}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
+slow = pytest.mark.slow
+
+
+def gguf(**changes: object) -> bytes:
+    return json.dumps(GGUF | {name.replace("__", "."): value for name, value in changes.items()}).encode()
+
+
+class Built:
+    """A model that was built, and what the command said."""
+
+    def __init__(self, directory: Path, said: str) -> None:
+        self.directory, self.said = directory, said
+        self.log = (directory / "export.log").read_text(encoding="utf-8")
+
+    def read(self, name: str) -> Any:
+        """The content of a JSON file."""
+        return json.loads((self.directory / name).read_bytes())
+
+    @property
+    def note(self) -> Any:
+        return self.read(".genai-server.json")
+
+
+class User:
+    """A user with a builder's libraries, an original in the folder `tiny`, and a folder of models."""
+
+    def __init__(self, folder: Path, *, with_gguf: bool) -> None:
+        self.folder, self.models, self.source = folder, folder / "models", folder / "tiny"
+        self.libraries = fake_builder(folder / "libraries", with_gguf=with_gguf)
+        for name, content in SOURCE.items():
+            self.write(name, content)
+
+    def write(self, name: str, content: object) -> None:
+        """Write a file of the original: bytes, or JSON."""
+        self.source.mkdir(exist_ok=True)
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        (self.source / name).write_bytes(data)
+
+    def run(self, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        kept = {name: value for name, value in clean_environment().items() if not name.startswith("HF_")}
+        given = kept | {"GENAI_MODELS_DIR": str(self.models)} | environment
+        paths = os.pathsep.join([str(self.libraries), str(ROOT / "src")])
+        return run_command("export", *arguments, environment=given, cwd=self.folder, python_path=paths)
+
+    def export(self, *arguments: str, to: str = "tiny-int4-cpu", of: str = "tiny", **environment: str) -> Built:
+        """The model of this name that is built of an original."""
+        done = self.run(of, *arguments, **environment)
+        assert done.returncode == 0, done.stderr
+        return Built(self.models / to, done.stdout)
+
+    def refusal(self, *arguments: str, of: str = "tiny", status: int = 2, **environment: str) -> str:
+        """The error of a command that builds nothing."""
+        done = self.run(of, *arguments, **environment)
+        assert done.returncode == status, done.stderr
+        assert not list(self.models.glob("*/model.onnx"))
+        return done.stderr
+
+    def built(self) -> list[str]:
+        return sorted(path.name for path in self.models.iterdir())
 
 
 @pytest.fixture
-def libraries(tmp_path: Path) -> Path:
-    return fake_builder(tmp_path / "libraries")
+def user(tmp_path: Path) -> User:
+    return User(tmp_path, with_gguf=False)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    for name, content in SOURCE.items():
-        (folder / name).write_bytes(content)
-    return folder
+def gguf_user(tmp_path: Path) -> User:
+    """A user who has the libraries for GGUF, and such a file instead of the original."""
+    made = User(tmp_path, with_gguf=True)
+    shutil.rmtree(made.source)
+    made.write("tiny.gguf", gguf())
+    return made
 
 
-def export(
-    tmp_path: Path, libraries: Path | None, *arguments: str, **environment: str
-) -> "subprocess.CompletedProcess[str]":
-    paths = [*([str(libraries)] if libraries else []), str(ROOT / "src")]
-    kept = {name: value for name, value in clean_environment().items() if not name.startswith("HF_")}
-    settings = {"GENAI_MODELS_DIR": str(tmp_path / "models")}
-    given = kept | settings | environment
-    return run_command("export", *arguments, environment=given, cwd=tmp_path, python_path=os.pathsep.join(paths))
-
-
-def test_directory_becomes_a_checked_model_with_fast_settings(tmp_path: Path, libraries: Path, source: Path) -> None:
-    done = export(tmp_path, libraries, str(source))
-    assert done.returncode == 0, done.stderr
-    directory = tmp_path / "models" / "tiny-int4-cpu"
-    assert "Reading layer 0\n" in done.stdout
-    assert "a line for the log only" not in done.stdout
-    assert "genai-server serve tiny-int4-cpu\n" in done.stdout
-    log = (directory / "export.log").read_text(encoding="utf-8")
-    assert "a line for the log only" in log
-    assert "1 1 [" in log
-    for option in ("'int4'", "'cpu'", "'prune_lm_head=true'", "'block_size=32'", "'accuracy_level=4'"):
-        assert option in log
+def test_directory_becomes_a_checked_model_with_fast_settings(user: User) -> None:
+    built = user.export()
+    assert "Reading layer 0\n" in built.said
+    assert "a line for the log only" not in built.said
+    assert "genai-server serve tiny-int4-cpu\n" in built.said
+    options = ("'int4'", "'cpu'", "'prune_lm_head=true'", "'block_size=32'", "'accuracy_level=4'")
+    assert [text for text in ("a line for the log only", "1 1 [", *options) if text not in built.log] == []
     # The original, not the builder's output.
-    assert json.loads((directory / "tokenizer.json").read_bytes()) == {"original": True}
-    assert "block_size=32" in json.loads((directory / ".genai-server.json").read_bytes())["built"]
-    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["tiny-int4-cpu"]
+    assert built.read("tokenizer.json") == {"original": True}
+    assert "block_size=32" in built.note["built"]
+    assert user.built() == ["tiny-int4-cpu"]
 
 
-@pytest.mark.slow
-def test_sampling_defaults_are_the_sources_or_its_familys(tmp_path: Path, libraries: Path, source: Path) -> None:
-    (source / "config.json").write_text(
-        '{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}', encoding="utf-8"
-    )
-    for name, expected in (("derived", 0.6), ("given", 1.0)):
-        settings = {"_from_model_config": True} if name == "derived" else {"do_sample": False}
-        (source / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
-        assert export(tmp_path, libraries, str(source), "--to", str(tmp_path / name)).returncode == 0
-        search = json.loads((tmp_path / name / "genai_config.json").read_bytes())["search"]
-        assert (search.get("temperature", 1.0), bool(search.get("do_sample"))) == (expected, name == "derived")
+@slow
+@pytest.mark.parametrize(
+    ("settings", "expected"), [({"_from_model_config": True}, (0.6, True)), ({"do_sample": False}, (1.0, False))]
+)
+def test_sampling_defaults_are_the_sources_or_its_familys(
+    user: User, settings: dict[str, bool], expected: tuple[float, bool]
+) -> None:
+    user.write("config.json", {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"})
+    user.write("generation_config.json", settings)
+    search = user.export().read("genai_config.json")["search"]
+    assert (search.get("temperature", 1.0), bool(search.get("do_sample"))) == expected
 
 
 @pytest.mark.parametrize("mask_token", [None, 7])
-def test_mask_token_of_a_parallel_draft_model_is_kept(
-    tmp_path: Path, libraries: Path, source: Path, mask_token: int | None
-) -> None:
-    described = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+def test_mask_token_of_a_parallel_draft_model_is_kept(user: User, mask_token: int | None) -> None:
     given = {} if mask_token is None else {"pard_token": mask_token}
-    (source / "config.json").write_text(json.dumps(described | given), encoding="utf-8")
-    done = export(tmp_path, libraries, str(source), "--to", str(tmp_path / "draft"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "draft" / "config.json").exists() == (mask_token is not None)
-    assert read_mask_token(tmp_path / "draft", 1920) == mask_token
+    user.write("config.json", {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **given})
+    directory = user.export().directory
+    assert (directory / "config.json").exists() == (mask_token is not None)
+    assert read_mask_token(directory, 1920) == mask_token
 
 
-@pytest.mark.slow
-def test_mobius_builds_what_the_other_builder_cannot(tmp_path: Path, libraries: Path, source: Path) -> None:
+@slow
+def test_mobius_builds_what_the_other_builder_cannot(user: User) -> None:
     described = {"architectures": ["SmolLM3ForCausalLM"], "max_position_embeddings": 4096, "eos_token_id": 2}
-    (source / "config.json").write_text(json.dumps(described), encoding="utf-8")
-    generation = {"eos_token_id": [2, 3], "do_sample": True, "temperature": 0.6, "top_p": 0.95}
-    (source / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
-    done = export(tmp_path, libraries, str(source), "--precision", "fp32")
-    assert done.returncode == 0, done.stderr
-    assert "mobius builds it" in done.stdout
-    directory = tmp_path / "models" / "tiny-fp32-cpu"
-    config = json.loads((directory / "genai_config.json").read_bytes())
-    assert config["model"]["type"] == "decoder"
-    assert (config["model"]["context_length"], config["model"]["eos_token_id"]) == (4096, [2, 3])
-    search = {"max_length": 4096, "do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 50}
-    assert search.items() <= config["search"].items()
-    assert json.loads((directory / ".genai-server.json").read_bytes())["built"] == "fp32 cpu mobius"
-    assert json.loads((directory / "tokenizer.json").read_bytes()) == {"original": True}
-    assert "mobius is called with" in (directory / "export.log").read_text(encoding="utf-8")
+    sampling = {"do_sample": True, "temperature": 0.6, "top_p": 0.95}
+    user.write("config.json", described)
+    user.write("generation_config.json", {"eos_token_id": [2, 3], **sampling})
+    built = user.export("--precision", "fp32", to="tiny-fp32-cpu")
+    assert "mobius builds it" in built.said
+    model, search = (built.read("genai_config.json")[part] for part in ("model", "search"))
+    assert {"type": "decoder", "context_length": 4096, "eos_token_id": [2, 3]}.items() <= model.items()
+    assert {"max_length": 4096, "top_k": 50, **sampling}.items() <= search.items()
+    assert built.note["built"] == "fp32 cpu mobius"
+    assert built.read("tokenizer.json") == {"original": True}
+    assert "mobius is called with" in built.log
 
 
-@pytest.mark.slow
-def test_a_small_model_gets_8_bits(tmp_path: Path, libraries: Path, source: Path) -> None:
-    small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512, "num_attention_heads": 4}
-    (source / "config.json").write_text(
-        json.dumps(small | {"intermediate_size": 128, "architectures": ["LlamaForCausalLM"]}), encoding="utf-8"
-    )
-    done = export(tmp_path, libraries, str(source))
-    assert done.returncode == 0, done.stderr
-    assert "8 bits, because models below about 1 billion weights" in done.stdout
-    assert "k_quant_mixed" not in (tmp_path / "models" / "tiny-int8-cpu" / "export.log").read_text(encoding="utf-8")
+WHISPER = {"architectures": ["WhisperForConditionalGeneration"]}
+EXPERTS = {"architectures": ["GraniteMoeHybridForCausalLM"], "num_local_experts": 8}
+_SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512, "num_attention_heads": 4}
+SMALL = _SIZES | {"intermediate_size": 128, "architectures": ["LlamaForCausalLM"]}
+QUANTIZED = {"architectures": ["Qwen2ForCausalLM"], "quantization_config": AWQ}
 
 
-def test_a_graph_that_cannot_be_loaded_is_no_model(tmp_path: Path, libraries: Path, source: Path) -> None:
-    done = export(tmp_path, libraries, str(source), "--extra", "break=1")
-    assert done.returncode == 1
-    assert "ONNX Runtime cannot load what the builder wrote: " in done.stderr
-    assert not (tmp_path / "models" / "tiny-int4-cpu").exists()
+@slow
+@pytest.mark.parametrize(
+    ("config", "arguments", "model", "has", "lacks"),
+    [
+        (SMALL, "", "tiny-int8-cpu", "8 bits, because models below about 1 billion weights", "k_quant_mixed"),
+        (WHISPER, "--precision fp32", "tiny-fp32-cpu", "'fp32'", "--extra_options"),
+        ({}, "--extra block_size=64 filename=model.onnx", "tiny-int4-cpu", "'block_size=64'", "k_quant_mixed"),
+        ({}, "--device directml", "tiny-int4-directml", "'dml'", "block_size"),
+        (QUANTIZED, "", "tiny-int4-cpu", "'block_size=64'", "'block_size=32'"),
+        ({}, "--extra lose=chat_template.jinja", "tiny-int4-cpu", "it takes raw prompts (/v1/", "genai-server chat"),
+    ],
+    ids=["small", "Whisper", "the user's", "another device", "quantized weights", "without a chat template"],
+)
+def test_options_of_the_builder_fit_the_model_and_the_device(
+    user: User, config: dict[str, Any], arguments: str, model: str, has: str, lacks: str
+) -> None:
+    user.write("config.json", config)
+    user.write("tokenizer.json", {"added_tokens": [{"content": "<|0.00|>"}]})
+    built = user.export(*arguments.split(), to=model)
+    shown = built.said + built.log
+    assert (has in shown, lacks in shown) == (True, False), shown
+    assert (built.directory / "model.onnx").is_file()
 
 
-@pytest.mark.slow
-def test_whisper_is_built_without_options(tmp_path: Path, libraries: Path, source: Path) -> None:
-    config = {"architectures": ["WhisperForConditionalGeneration"]}
-    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (source / "tokenizer.json").write_text('{"added_tokens": [{"content": "<|0.00|>"}]}', encoding="utf-8")
-    done = export(tmp_path, libraries, str(source), "--precision", "fp32")
-    assert done.returncode == 0, done.stderr
-    log = (tmp_path / "models" / "tiny-fp32-cpu" / "export.log").read_text(encoding="utf-8")
-    assert "'fp32'" in log
-    assert "--extra_options" not in log
+@slow
+@pytest.mark.parametrize(("device", "shares"), [("cpu", False), ("cuda", True)])
+def test_a_head_for_drafts_is_built_so_that_cpus_can_load_it(user: User, device: str, shares: bool) -> None:
+    described = {"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": {"mtp_num_hidden_layers": 1}}
+    user.write("config.json", described)
+    built = user.export("--device", device, "--extra", "share=1", to=f"tiny-int4-{device}")
+    assert "'prune_lm_head=false'" in built.log
+    assert "exclude_mtp" not in built.log
+    assert ("shared_initializers" in built.read("genai_config.json")["model"]["decoder"]) is shares
 
 
-def test_whisper_without_tokens_for_times_is_refused(tmp_path: Path, libraries: Path, source: Path) -> None:
-    config = {"architectures": ["WhisperForConditionalGeneration"]}
-    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    (source / "tokenizer.json").write_text('{"added_tokens": [{"content": "<|notimestamps|>"}]}', encoding="utf-8")
-    done = export(tmp_path, libraries, str(source))
-    assert done.returncode == 2
-    assert "lacks <|0.00|> and the other tokens for times" in done.stderr
-    assert "building" not in done.stdout
+@slow
+@pytest.mark.parametrize(("type", "named"), [("qwen3vl", "qwen3_vl"), ("qwen3_vl_text", None)])
+def test_the_type_is_corrected_and_text_only_is_said(user: User, type: str, named: str | None) -> None:
+    built = user.export("--extra", f"type={type}")
+    assert named in (None, built.read("genai_config.json")["model"]["type"])
+    assert ("it is served for text only" in built.said) is (named is None)
 
 
-@pytest.mark.slow
-def test_model_without_a_chat_template_is_kept_and_reported(tmp_path: Path, libraries: Path, source: Path) -> None:
-    done = export(tmp_path, libraries, str(source), "--extra", "lose=chat_template.jinja")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "models" / "tiny-int4-cpu" / "model.onnx").is_file()
-    assert "it has no chat template: it takes raw prompts (/v1/completions)" in done.stdout
-    assert "genai-server chat" not in done.stdout
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        ({}, "--to tiny", "already exists"),
+        ({}, "--extra block_size", "an option is NAME=VALUE"),
+        (WHISPER, "", "lacks <|0.00|> and the other tokens for times"),
+        (QUANTIZED, "--precision int8", "the weights are quantized already (awq with 4 bits in groups of 64)"),
+        (QUANTIZED, "--extra block_size=128", "--extra block_size=128: the weights are quantized already"),
+        (EXPERTS, "", "GraniteMoeHybridForCausalLM cannot be built for cpu in int4: the model builder leaves out its"),
+    ],
+    ids=["existing directory", "no value", "Whisper without times", "precision", "blocks", "would answer wrongly"],
+)
+def test_what_cannot_be_built_is_refused(user: User, config: dict[str, Any], arguments: str, message: str) -> None:
+    user.write("config.json", config)
+    user.write("tokenizer.json", {"added_tokens": [{"content": "<|notimestamps|>"}]})
+    assert message in user.refusal(*arguments.split())
+    assert not user.models.exists()
 
 
-@pytest.mark.slow
-def test_the_users_options_come_before_ours(tmp_path: Path, libraries: Path, source: Path) -> None:
-    options = ["--extra", "block_size=64", "filename=model.onnx", "--to", str(tmp_path / "out")]
-    assert export(tmp_path, libraries, str(source), *options).returncode == 0
-    log = (tmp_path / "out" / "export.log").read_text(encoding="utf-8")
-    assert "'block_size=64'" in log
-    assert "'block_size=32'" not in log
-    assert "k_quant_mixed" not in log
+def test_a_model_that_would_answer_wrongly_is_built_if_it_may(user: User) -> None:
+    user.write("config.json", EXPERTS)
+    user.export("--unchecked")
 
 
-@pytest.mark.slow
-def test_another_device_has_the_builders_own_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:
-    assert export(tmp_path, libraries, str(source), "--device", "directml").returncode == 0
-    log = (tmp_path / "models" / "tiny-int4-directml" / "export.log").read_text(encoding="utf-8")
-    assert "'dml'" in log
-    assert "block_size" not in log
+@pytest.mark.parametrize(
+    ("extra", "error"),
+    [
+        ("break=1", "ONNX Runtime cannot load what the builder wrote: "),
+        ("lose=model.onnx.data", "the builder's output is not a complete model"),
+    ],
+)
+def test_an_output_that_cannot_be_loaded_is_no_model(user: User, extra: str, error: str) -> None:
+    assert error in user.refusal("--extra", extra, status=1)
+    assert not (user.models / "tiny-int4-cpu").exists()
 
 
-def test_failed_builder_shows_its_last_lines_and_leaves_a_log(tmp_path: Path, libraries: Path, source: Path) -> None:
-    done = export(tmp_path, libraries, str(source), "--extra", "fail=1")
-    assert done.returncode == 1
-    assert done.stderr.startswith("genai-server: the model builder failed (status 1); its log is ")
-    assert done.stderr.endswith("out of something\n")
-    (log,) = (tmp_path / "models").iterdir()
-    assert str(log) in done.stderr
+def test_failed_builder_shows_its_last_lines_and_leaves_a_log(user: User) -> None:
+    error = user.refusal("--extra", "fail=1", status=1)
+    assert error.startswith("genai-server: the model builder failed (status 1); its log is ")
+    assert error.endswith("out of something\n")
+    (log,) = user.models.iterdir()
+    assert str(log) in error
     assert "a line for the log only" in log.read_text(encoding="utf-8")
 
 
-def test_built_model_without_a_file_is_discarded(tmp_path: Path, libraries: Path, source: Path) -> None:
-    done = export(tmp_path, libraries, str(source), "--extra", "lose=model.onnx.data")
-    assert done.returncode == 1
-    assert "the builder's output is not a complete model" in done.stderr
-    assert list((tmp_path / "models").iterdir()) == []
-
-
-def test_a_repository_is_fetched_built_and_its_original_removed(tmp_path: Path, libraries: Path) -> None:
+def test_a_repository_is_fetched_built_and_its_original_removed(user: User) -> None:
     with run_hub() as hub:
         hub.repositories["org/tiny"] = HubRepository(SOURCE | {"pytorch_model.bin": b"x"})
-        done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT=hub.url)
+        built = user.export(of="org/tiny", HF_ENDPOINT=hub.url)
         commit = hub.repositories["org/tiny"].commit
-    assert done.returncode == 0, done.stderr
     assert "pytorch_model.bin" not in [path for path, _ in hub.sent]
-    assert [path.name for path in (tmp_path / "models").iterdir()] == ["tiny-int4-cpu"]
-    note = json.loads((tmp_path / "models" / "tiny-int4-cpu" / ".genai-server.json").read_bytes())
-    assert (note["source"], note["revision"]) == ("org/tiny", commit)
+    assert user.built() == ["tiny-int4-cpu"]
+    assert (built.note["source"], built.note["revision"]) == ("org/tiny", commit)
 
 
-def test_missing_pytorch_is_reported_before_any_download(tmp_path: Path, libraries: Path) -> None:
-    (libraries / "torch.py").unlink()
-    (libraries / "transformers.py").unlink()
-    shutil.rmtree(libraries / "onnxruntime_genai" / "models")
-    done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
-    assert done.returncode == 2
-    assert "onnxruntime_genai.models.builder: " in done.stderr
-    assert "[export]'" in done.stderr
+def test_missing_pytorch_is_reported_before_any_download(user: User) -> None:
+    (user.libraries / "torch.py").unlink()
+    (user.libraries / "transformers.py").unlink()
+    shutil.rmtree(user.libraries / "onnxruntime_genai" / "models")
+    error = user.refusal(of="org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
+    assert "onnxruntime_genai.models.builder: " in error
+    assert "[export]'" in error
 
 
 # A Python that has no libraries until its pip has installed something.
@@ -227,40 +281,26 @@ exec {python} "$@"
 """
 
 
-@pytest.fixture
-def bare_python(tmp_path: Path) -> Path:
-    path = tmp_path / "bare" / "python"
+def test_missing_packages_are_installed_on_request(user: User) -> None:
+    path = user.folder / "bare" / "python"
     path.parent.mkdir()
-    words = {"log": path.parent / "log", "folder": path.parent, "python": sys.executable}
+    log, broken = path.parent / "log", path.parent / "broken"
+    words = {"log": log, "folder": path.parent, "python": sys.executable}
     path.write_text(PYTHON.format(**{name: shlex.quote(str(value)) for name, value in words.items()}), encoding="utf-8")
     path.chmod(0o755)
-    return path
-
-
-def test_missing_packages_are_installed_on_request(
-    tmp_path: Path, libraries: Path, source: Path, bare_python: Path
-) -> None:
-    arguments = [str(source), "--python", str(bare_python)]
-    done = export(tmp_path, libraries, *arguments)
-    assert done.returncode == 2
-    assert "lacks torch, " in done.stderr
-    log = bare_python.parent / "log"
+    assert "lacks torch, " in user.refusal("--python", str(path))
     assert not log.exists()
-    (bare_python.parent / "broken").touch()
-    done = export(tmp_path, libraries, *arguments, "--yes")
-    assert done.returncode == 2
-    assert "failed (status 7), as the lines above say" in done.stderr
-    (bare_python.parent / "broken").unlink()
+    broken.touch()
+    assert "failed (status 7), as the lines above say" in user.refusal("--python", str(path), "--yes")
+    broken.unlink()
     log.unlink()
-    done = export(tmp_path, libraries, *arguments, "--yes")
-    assert done.returncode == 0, done.stderr
+    user.export("--python", str(path), "--yes")
     assert log.read_text(encoding="utf-8").startswith("-m pip install ")
     assert "export]" in log.read_text(encoding="utf-8")
-    assert (tmp_path / "models" / "tiny-int4-cpu").is_dir()
 
 
 @pytest.mark.parametrize(
-    ("said", "agrees"), [("y\n", True), ("yes\n", True), ("\n", False), ("no\n", False), ("", False)]
+    ("said", "agrees"), [("y\n", True), ("yes\n", True), ("\n", False), ("no", False), ("", False)]
 )
 def test_packages_are_installed_if_a_person_agrees(monkeypatch: pytest.MonkeyPatch, said: str, agrees: bool) -> None:
     class Terminal(io.StringIO):
@@ -274,241 +314,100 @@ def test_packages_are_installed_if_a_person_agrees(monkeypatch: pytest.MonkeyPat
     assert screen.getvalue() == "install them? [y/N] "
 
 
-def test_time_and_memory_are_said_before_weights_are_fetched(tmp_path: Path, libraries: Path) -> None:
+def test_time_and_memory_are_said_before_weights_are_fetched(user: User) -> None:
     config = {"hidden_size": 1024, "num_hidden_layers": 28, "vocab_size": 151_936, "num_attention_heads": 16}
     more = {"intermediate_size": 3072, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True}
+    described = json.dumps(config | more | {"architectures": ["Qwen3ForCausalLM"]}).encode()
     with run_hub() as hub:
-        described = json.dumps(config | more | {"architectures": ["Qwen3ForCausalLM"]}).encode()
         hub.repositories["org/tiny"] = HubRepository(SOURCE | {"config.json": described})
-        done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT=hub.url)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    (cost,) = [
-        place for place, line in enumerate(lines) if line.startswith("0.6 billion weights: building takes about ")
-    ]
-    (fetching,) = [place for place, line in enumerate(lines) if line.startswith("fetching ")]
-    assert cost < fetching
-    assert "GiB of memory" in lines[cost]
-    assert f"from {hub.url}" in lines[fetching]
+        lines = user.export(of="org/tiny", to="tiny-int8-cpu", HF_ENDPOINT=hub.url).said.splitlines()
+    cost, fetching = (line for line in lines if line.startswith(("0.6 billion weights", "fetching ")))
+    assert cost.startswith("0.6 billion weights: building takes about ")
+    assert "GiB of memory" in cost
+    assert f"from {hub.url}" in fetching
 
 
-@pytest.mark.slow
-def test_built_model_is_served(tmp_path: Path, libraries: Path, source: Path) -> None:
-    paths = os.pathsep.join([str(libraries), str(ROOT / "src")])
-    settings = {"GENAI_MODELS_DIR": str(tmp_path / "models"), "PYTHONPATH": paths}
-    program = [sys.executable, "-m", "genai_server", "export", str(source), "--serve", "--device", "scripted"]
-    with run_server(tmp_path, settings=settings, program=program) as server:
+@slow
+def test_built_model_is_served(user: User) -> None:
+    paths = os.pathsep.join([str(user.libraries), str(ROOT / "src")])
+    settings = {"GENAI_MODELS_DIR": str(user.models), "PYTHONPATH": paths}
+    program = [sys.executable, "-m", "genai_server", "export", str(user.source), "--serve", "--device", "scripted"]
+    with run_server(user.folder, settings=settings, program=program) as server:
         assert server.client.get("/v1/models").json()["data"][0]["id"] == "tiny-int4-cpu"
 
 
-def test_existing_directory_is_not_overwritten(tmp_path: Path, libraries: Path, source: Path) -> None:
-    done = export(tmp_path, libraries, str(source), "--to", str(source))
-    assert done.returncode == 2
-    assert "already exists" in done.stderr
-
-
-def test_an_option_without_a_value_is_refused(tmp_path: Path, libraries: Path, source: Path) -> None:
-    done = export(tmp_path, libraries, str(source), "--extra", "block_size")
-    assert done.returncode == 2
-    assert "an option is NAME=VALUE" in done.stderr
-
-
-def _describe(source: Path, **config: object) -> None:
-    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_a_head_for_drafts_is_built_so_that_cpus_can_load_it(tmp_path: Path, libraries: Path, source: Path) -> None:
-    _describe(source, architectures=["Qwen3_5ForConditionalGeneration"], text_config={"mtp_num_hidden_layers": 1})
-    for device, shares in (("cpu", False), ("cuda", True)):
-        assert export(tmp_path, libraries, str(source), "--device", device, "--extra", "share=1").returncode == 0
-        target = tmp_path / "models" / f"tiny-int4-{device}"
-        log = (target / "export.log").read_text(encoding="utf-8")
-        assert "'prune_lm_head=false'" in log
-        assert "exclude_mtp" not in log
-        decoder = json.loads((target / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
-        assert ("shared_initializers" in decoder) is shares
-
-
-def test_a_model_that_cannot_be_built_is_refused_at_once(tmp_path: Path, libraries: Path, source: Path) -> None:
-    _describe(source, architectures=["GraniteMoeHybridForCausalLM"], num_local_experts=8)
-    done = export(tmp_path, libraries, str(source))
-    assert done.returncode == 2
-    assert done.stderr == (
-        "genai-server: GraniteMoeHybridForCausalLM cannot be built for cpu in int4: the model builder leaves out its "
-        "experts, so that it would answer wrongly\n"
-    )
-    assert not (tmp_path / "models" / "tiny-int4-cpu").exists()
-    assert export(tmp_path, libraries, str(source), "--unchecked").returncode == 0
-
-
-@pytest.mark.slow
-def test_the_type_is_corrected_and_text_only_is_said(tmp_path: Path, libraries: Path, source: Path) -> None:
-    done = export(tmp_path, libraries, str(source), "--extra", "type=qwen3vl", "--to", str(tmp_path / "vision"))
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "vision" / "genai_config.json").read_bytes())["model"]["type"] == "qwen3_vl"
-    assert "text only" not in done.stdout
-    done = export(tmp_path, libraries, str(source), "--extra", "type=qwen3_vl_text", "--to", str(tmp_path / "text"))
-    assert "it is served for text only" in done.stdout
-
-
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
-
-
-@pytest.mark.slow
-def test_quantized_weights_decide_precision_and_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:
-    _describe(source, architectures=["Qwen2ForCausalLM"], quantization_config=AWQ)
-    done = export(tmp_path, libraries, str(source))
-    assert done.returncode == 0, done.stderr
-    log = (tmp_path / "models" / "tiny-int4-cpu" / "export.log").read_text(encoding="utf-8")
-    assert "'int4'" in log
-    assert "'block_size=64'" in log
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--precision", "int8"],
-            "the weights are quantized already (awq with 4 bits in groups of 64)",
-        ),
-        (["--extra", "block_size=128"], "--extra block_size=128: the weights are quantized already"),
-    ],
-)
-def test_an_option_that_contradicts_quantized_weights_is_refused(
-    tmp_path: Path, libraries: Path, source: Path, options: list[str], message: str
-) -> None:
-    _describe(source, architectures=["Qwen2ForCausalLM"], quantization_config=AWQ)
-    done = export(tmp_path, libraries, str(source), *options)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-def test_weights_read_wrongly_are_refused_before_the_download(tmp_path: Path, libraries: Path) -> None:
+def test_weights_read_wrongly_are_refused_before_the_download(user: User) -> None:
     config = {"architectures": ["Qwen2ForCausalLM"], "quantization_config": AWQ | {"version": "gemv"}}
     with run_hub() as hub:
         hub.repositories["org/tiny"] = HubRepository(SOURCE | {"config.json": json.dumps(config).encode()})
-        done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT=hub.url)
-    assert done.returncode == 2
-    assert "reads the version gemm only" in done.stderr
+        assert "reads the version gemm only" in user.refusal(of="org/tiny", HF_ENDPOINT=hub.url)
     assert [path for path, _ in hub.sent if path.endswith(".safetensors")] == []
 
 
-GGUF = {
-    "general.architecture": "llama",
-    "llama.block_count": 1,
-    "tokenizer.ggml.model": "gpt2",
-    "tokenizer.ggml.pre": "qwen2",
-    "tokenizer.ggml.tokens": ["a", "<end>"],
-    "tokenizer.ggml.token_type": [1, 3],
-    "tokenizer.ggml.eos_token_id": 1,
-}
+@pytest.mark.parametrize("named", ["tiny/tiny.gguf", pytest.param("tiny", marks=slow)])
+def test_a_gguf_file_is_unpacked_and_built(gguf_user: User, named: str) -> None:
+    built = gguf_user.export(of=named, to="tiny-gguf-cpu")
+    assert "unpacking tiny.gguf\nReading GGUF file\nReading weights into 16 bits\n" in built.said
+    assert "'fp32'" in built.log
+    assert "'accuracy_level=4'" in built.log
+    assert built.read("tokenizer.json")["of"] == "the GGUF file"
+    assert built.note["source"] == str(gguf_user.source / "tiny.gguf")
+    assert gguf_user.built() == ["tiny-gguf-cpu"]
 
 
-def gguf(**changes: object) -> bytes:
-    return json.dumps(GGUF | {name.replace("__", "."): value for name, value in changes.items()}).encode()
+@slow
+def test_a_gguf_file_in_fp32_is_not_rounded_to_16_bits(gguf_user: User) -> None:
+    done = gguf_user.run("tiny/tiny.gguf", "--precision", "fp32")
+    assert (done.returncode, "Reading weights into 32 bits\n" in done.stdout) == (0, True), done.stderr
 
 
-@pytest.fixture
-def gguf_libraries(tmp_path: Path) -> Path:
-    return fake_builder(tmp_path / "libraries", with_gguf=True)
-
-
-@pytest.mark.parametrize("named", ["tiny-Q4_0.gguf", pytest.param(".", marks=pytest.mark.slow)])
-def test_a_gguf_file_is_unpacked_and_built(tmp_path: Path, gguf_libraries: Path, named: str) -> None:
-    folder = tmp_path / "files"
-    folder.mkdir()
-    (folder / "tiny-Q4_0.gguf").write_bytes(gguf())
-    done = export(tmp_path, gguf_libraries, str(folder / named))
-    assert done.returncode == 0, done.stderr
-    directory = tmp_path / "models" / "tiny-Q4_0-gguf-cpu"
-    assert "unpacking tiny-Q4_0.gguf\nReading GGUF file\nReading weights into 16 bits\n" in done.stdout
-    log = (directory / "export.log").read_text(encoding="utf-8")
-    assert "'fp32'" in log
-    assert "'accuracy_level=4'" in log
-    assert json.loads((directory / "tokenizer.json").read_bytes())["of"] == "the GGUF file"
-    note = json.loads((directory / ".genai-server.json").read_bytes())
-    assert note["source"] == str(folder / "tiny-Q4_0.gguf")
-    assert [path.name for path in (tmp_path / "models").iterdir()] == [directory.name]
-
-
-@pytest.mark.slow
-def test_a_gguf_file_in_fp32_is_not_rounded_to_16_bits(tmp_path: Path, gguf_libraries: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(gguf())
-    done = export(tmp_path, gguf_libraries, "tiny.gguf", "--precision", "fp32")
-    assert done.returncode == 0, done.stderr
-    assert "Reading weights into 32 bits\n" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_tokenizer_next_to_a_gguf_file_is_taken(tmp_path: Path, gguf_libraries: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(gguf(tokenizer__ggml__pre="unknown-rule"))
-    done = export(tmp_path, gguf_libraries, "tiny.gguf")
-    assert done.returncode == 2
-    assert (
-        "tiny.gguf cannot be built: the rule by which its tokenizer splits text is not known here (unknown-rule)"
-        in done.stderr
-    )
-    (tmp_path / "tokenizer.json").write_text('{"of": "the original"}', encoding="utf-8")
-    assert export(tmp_path, gguf_libraries, "tiny.gguf").returncode == 0
-    tokenizer = tmp_path / "models" / "tiny-gguf-cpu" / "tokenizer.json"
-    assert json.loads(tokenizer.read_bytes()) == {"of": "the original"}
+@slow
+def test_a_tokenizer_next_to_a_gguf_file_is_taken(gguf_user: User) -> None:
+    gguf_user.write("tiny.gguf", gguf(tokenizer__ggml__pre="unknown-rule"))
+    unknown = "the rule by which its tokenizer splits text is not known here (unknown-rule)"
+    assert f"tiny.gguf cannot be built: {unknown}" in gguf_user.refusal(of="tiny/tiny.gguf")
+    gguf_user.write("tokenizer.json", {"of": "the original"})
+    built = gguf_user.export(of="tiny/tiny.gguf", to="tiny-gguf-cpu")
+    assert built.read("tokenizer.json") == {"of": "the original"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("content", "reason"),
     [
-        ({"general__architecture": "falcon"}, "its architecture is falcon"),
-        ({"general__type": "adapter"}, "of the type adapter"),
-        ({"split__count": 2}, "one of several parts"),
-        ({"llama__rope__scaling__type": "yarn"}, "its rope is scaled (yarn)"),
+        (gguf(general__architecture="falcon"), "tiny.gguf cannot be built: its architecture is falcon"),
+        (gguf(general__type="adapter"), "of the type adapter"),
+        (gguf(split__count=2), "one of several parts"),
+        (gguf(llama__rope__scaling__type="yarn"), "its rope is scaled (yarn)"),
+        (b"GGUF?", "it is damaged, or no GGUF file"),
     ],
+    ids=["architecture", "type", "parts", "rope", "damaged"],
 )
-def test_a_gguf_file_that_would_become_another_model_is_refused(
-    tmp_path: Path, gguf_libraries: Path, changes: dict[str, object], reason: str
-) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(gguf(**changes))
-    done = export(tmp_path, gguf_libraries, "tiny.gguf")
-    assert done.returncode == 2
-    assert done.stderr.startswith("genai-server: tiny.gguf cannot be built: ")
-    assert reason in done.stderr
-    assert not (tmp_path / "models" / "tiny-gguf-cpu").exists()
+def test_a_gguf_file_that_would_become_another_model_is_refused(gguf_user: User, content: bytes, reason: str) -> None:
+    gguf_user.write("tiny.gguf", content)
+    assert reason in gguf_user.refusal(of="tiny/tiny.gguf")
 
 
-def test_a_damaged_gguf_file_is_refused(tmp_path: Path, gguf_libraries: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(b"GGUF?")
-    done = export(tmp_path, gguf_libraries, "tiny.gguf")
-    assert (done.returncode, "it is damaged, or no GGUF file" in done.stderr) == (2, True)
+def test_missing_gguf_libraries_are_reported(user: User) -> None:
+    user.write("tiny.gguf", gguf())
+    assert "transformers.integrations.gguf" in user.refusal(of="tiny/tiny.gguf")
 
 
-def test_missing_gguf_libraries_are_reported(tmp_path: Path, libraries: Path) -> None:
-    (tmp_path / "tiny.gguf").write_bytes(gguf())
-    done = export(tmp_path, libraries, "tiny.gguf")
-    assert done.returncode == 2
-    assert "transformers.integrations.gguf" in done.stderr
+def test_one_of_several_gguf_files_must_be_named(gguf_user: User) -> None:
+    gguf_user.write("tiny-Q8_0.gguf", gguf())
+    assert "has several GGUF files; name one of them:" in gguf_user.refusal()
 
 
-def test_one_of_several_gguf_files_must_be_named(tmp_path: Path, gguf_libraries: Path) -> None:
-    for name in ("a-Q4_0.gguf", "a-Q8_0.gguf"):
-        (tmp_path / name).write_bytes(gguf())
-    done = export(tmp_path, gguf_libraries, str(tmp_path))
-    assert done.returncode == 2
-    assert "has several GGUF files; name one of them:" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_gguf_file_of_a_repository_is_chosen_by_include(tmp_path: Path, gguf_libraries: Path) -> None:
+@slow
+def test_a_gguf_file_of_a_repository_is_chosen_by_include(gguf_user: User) -> None:
     files = {"tiny-Q4_0.gguf": gguf(), "tiny-Q8_0.gguf": gguf(), "mmproj-F16.gguf": gguf(), "config.json": b"{}"}
     with run_hub() as hub:
         hub.repositories["org/tiny-GGUF"] = HubRepository(files)
-        done = export(tmp_path, gguf_libraries, "org/tiny-GGUF", HF_ENDPOINT=hub.url)
-        assert done.returncode == 1
-        assert '--include "tiny-Q4_0.gguf"' in done.stderr
-        assert "mmproj" not in done.stderr
+        error = gguf_user.refusal(of="org/tiny-GGUF", status=1, HF_ENDPOINT=hub.url)
+        assert '--include "tiny-Q4_0.gguf"' in error
+        assert "mmproj" not in error
         options = ["--include", "*Q8_0*", "--precision", "int8"]
-        done = export(tmp_path, gguf_libraries, "org/tiny-GGUF", *options, HF_ENDPOINT=hub.url)
+        built = gguf_user.export(*options, of="org/tiny-GGUF", to="tiny-Q8_0-int8-cpu", HF_ENDPOINT=hub.url)
         commit = hub.repositories["org/tiny-GGUF"].commit
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in (tmp_path / "models").iterdir()] == ["tiny-Q8_0-int8-cpu"]
-    note = json.loads((tmp_path / "models" / "tiny-Q8_0-int8-cpu" / ".genai-server.json").read_bytes())
-    assert (note["source"], note["revision"], note["folder"]) == ("org/tiny-GGUF", commit, "tiny-Q8_0.gguf")
+    assert gguf_user.built() == ["tiny-Q8_0-int8-cpu"]
+    expected = {"source": "org/tiny-GGUF", "revision": commit, "folder": "tiny-Q8_0.gguf"}
+    assert expected.items() <= built.note.items()

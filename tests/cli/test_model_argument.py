@@ -84,41 +84,39 @@ def test_repository_is_fetched_and_served_by_its_name(hub: LocalHub, tmp_path: P
     assert "HTTP Request" not in seen
 
 
+@pytest.mark.parametrize(
+    ("repository", "folder", "names"),
+    [
+        ("org/two:cuda", "two", ["two", "org/two", "org/two:cuda"]),
+        ("microsoft/Phi-4-mini-instruct-onnx", "mine", ["mine", "phi4-mini"]),
+    ],
+)
 def test_fetched_model_is_found_by_its_names_without_the_hub(
-    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: str, folder: str, names: list[str]
 ) -> None:
-    pull(Hub(None, hub.url), source_of("org/two:cuda", given()), tmp_path / "two", watch=lambda file, size: None)
-    hub.sent.clear()
-    settings = given(models_dir=str(tmp_path))
+    settings, path = given(models_dir=str(tmp_path)), tmp_path / folder
+    pull(Hub(None, hub.url), source_of(repository, settings), path, watch=lambda file, size: None)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    for name in ("two", "org/two", "org/two:cuda", str(tmp_path / "two")):
-        assert fetched(name, settings) == tmp_path / "two"
+    assert {fetched(name, settings) for name in (*names, str(path))} == {path}
     with pytest.raises(PullFailed, match="connection refused|Connection refused"):
         fetched("org/two:cpu", settings)
-    with pytest.raises(PullFailed, match="^no model") as failed:
-        fetched("phi4-mini", settings)
-    assert "did you mean" not in str(failed.value)
     assert fetched(str(DEMO), settings) == DEMO
+
+
+def test_a_known_short_name_gets_no_advice_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(PullFailed, match="^no model(?!.*did you mean)"):
+        fetched("phi4-mini", given(models_dir=str(tmp_path)))
 
 
 def test_a_short_name_is_a_repository_with_the_variant_for_the_device(hub: LocalHub, tmp_path: Path) -> None:
     seen = served(hub, tmp_path, "phi4-mini", "cpu")
-    assert (
-        "microsoft/Phi-4-mini-instruct-onnx:cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4 is for cpu: 0.01" in seen
-    )
+    variant = "cpu_and_mobile/cpu-int4-rtn-block-32-acc-level-4"
+    assert f"microsoft/Phi-4-mini-instruct-onnx:{variant} is for cpu: 0.01" in seen
     assert "phi4-mini on cpu" in seen
-    assert 'no model "phi4-mni" here or in' in failure(hub, tmp_path, "phi4-mni")
-    assert "did you mean phi4-mini?" in failure(hub, tmp_path, "phi4-mni")
-
-
-def test_a_model_that_was_fetched_by_its_long_name_is_found_by_the_short_one(
-    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "microsoft/Phi-4-mini-instruct-onnx"
-    settings = given(models_dir=str(tmp_path))
-    pull(Hub(None, hub.url), source_of(name, settings), tmp_path / "mine", watch=lambda file, size: None)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    assert fetched("phi4-mini", settings) == tmp_path / "mine"
+    unknown = failure(hub, tmp_path, "phi4-mni")
+    assert 'no model "phi4-mni" here or in' in unknown
+    assert "did you mean phi4-mini?" in unknown
 
 
 def test_wrong_model_is_named_as_it_was_typed(hub: LocalHub, tmp_path: Path) -> None:

@@ -19,10 +19,7 @@ from tests.guides.guide import SHELLS, Block, Guide
 from tests.running_server import ROOT, clean_environment, free_port, run_server, wait_until
 
 # Options for commands that would run until a key is pressed, or for minutes.
-_SHORTER = {
-    "genai-server top": " --once --interval 0.1",
-    "genai-server bench": " --requests 2 --output-tokens 8",
-}
+_SHORTER = {"genai-server top": " --once --interval 0.1", "genai-server bench": " --requests 2 --output-tokens 8"}
 # Programs of a guide that run until they are stopped are noted here, and started when the line has been read.
 _PRELUDE = """
 note() { printf '%s\\0' "$@" > "$NOTED/words"; env -0 > "$NOTED/environment"; }
@@ -125,7 +122,7 @@ class Reader:
             return
         self._server.close()
         settings = {
-            name: value for name, value in environment.items() if name.startswith(("GENAI_", "HF_", "HOME", "PATH"))
+            name: text for name, text in environment.items() if name.startswith(("GENAI_", "HF_", "HOME", "PATH"))
         }
         server = run_server(
             self.folder / "noted", *options[1:], settings=settings, cwd=self.folder, port=int(environment["PORT"])

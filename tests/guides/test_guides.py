@@ -65,44 +65,36 @@ def test_two_commands_on_the_first_screen_of_readme_give_an_answer(tmp_path: Pat
     assert {path.split("/")[0] for path, _ in hub.sent} == ({"cpu_and_mobile"} if has_hub else set())
 
 
-def test_first_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "repositories"),
+    [
+        ("first-model", ["microsoft/Phi-4-mini-instruct-onnx"]),
+        ("qwen-llama-gemma", ["onnx-community/Qwen3-8B-ONNX", "onnx-community/Llama-3.2-3B-Instruct-ONNX"]),
+        ("offline", ["microsoft/Phi-4-mini-instruct-onnx"]),
+    ],
+)
+def test_guide_that_fetches_models(name: str, repositories: list[str], tmp_path: Path) -> None:
     with run_hub() as hub, reader(tmp_path, HF_ENDPOINT=hub.url) as here:
-        publish(hub, "microsoft/Phi-4-mini-instruct-onnx")
-        here.follow(Guide("first-model"))
+        publish(hub, *repositories)
+        here.follow(Guide(name))
 
 
-def test_qwen_llama_gemma(tmp_path: Path) -> None:
-    with run_hub() as hub, reader(tmp_path, HF_ENDPOINT=hub.url) as here:
-        publish(hub, "onnx-community/Qwen3-8B-ONNX", "onnx-community/Llama-3.2-3B-Instruct-ONNX")
-        here.follow(Guide("qwen-llama-gemma"))
+HAS_TIME = find_spec("mcp_server_time") is not None
+NEEDS_TIME = pytest.mark.skipif(not HAS_TIME, reason="mcp-server-time is not installed (the extra dev)")
 
 
-def test_offline(tmp_path: Path) -> None:
-    with run_hub() as hub, reader(tmp_path, HF_ENDPOINT=hub.url) as here:
-        publish(hub, "microsoft/Phi-4-mini-instruct-onnx")
-        here.follow(Guide("offline"))
-
-
-def test_open_webui(tmp_path: Path) -> None:
-    with reader(tmp_path) as here:
-        here.follow(Guide("open-webui"))
-
-
-def test_coding_agents(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("open-webui", "coding-agents", "start-at-boot", "users-and-limits", "slow-model"),
+        pytest.param("tools", marks=NEEDS_TIME),
+    ],
+)
+def test_guide_on_a_machine_with_a_model(name: str, tmp_path: Path) -> None:
     with reader(tmp_path) as here:
         models = Path(here.environment["HOME"]) / ".local/share/genai-server/models"
         shutil.copytree(DEMO, models / "phi4-mini")
-        here.follow(Guide("coding-agents"))
-
-
-def test_start_at_boot(tmp_path: Path) -> None:
-    with reader(tmp_path) as here:
-        here.follow(Guide("start-at-boot"))
-
-
-def test_users_and_limits(tmp_path: Path) -> None:
-    with reader(tmp_path) as here:
-        here.follow(Guide("users-and-limits"))
+        here.follow(Guide(name))
 
 
 def test_reverse_proxy(tmp_path: Path) -> None:
@@ -137,17 +129,6 @@ def test_prometheus_and_grafana(tmp_path: Path) -> None:
         assert {name for query in queries for name in re.findall(r"genai:num_\w+|genai:engine_\w+", query)} <= {*names}
 
 
-def test_slow_model(tmp_path: Path) -> None:
-    with reader(tmp_path) as here:
-        here.follow(Guide("slow-model"))
-
-
-@pytest.mark.skipif(find_spec("mcp_server_time") is None, reason="mcp-server-time is not installed (the extra dev)")
-def test_tools(tmp_path: Path) -> None:
-    with reader(tmp_path) as here:
-        here.follow(Guide("tools"))
-
-
 def test_upgrading(tmp_path: Path) -> None:
     def git(*words: str, folder: Path) -> None:
         name = ("-c", "user.name=x", "-c", "user.email=x@example.com")
@@ -180,7 +161,7 @@ def test_llm_as_judge(demo: RunningServer) -> None:
 def test_each_guide_has_a_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     names = {path.stem for path in FOLDER.glob("*.md")}
-    assert {name for name in names if f'Guide("{name}")' not in text} == set()
+    assert {name for name in names if f'"{name}"' not in text} == set()
 
 
 def test_each_row_of_what_no_test_runs_is_a_guides() -> None:

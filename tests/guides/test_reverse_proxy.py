@@ -56,10 +56,7 @@ def _cancel_all(server: RunningServer) -> None:
 @pytest.mark.parametrize(("path", "below"), [("/v1/chat/stream", ""), ("/api/chat", BELOW)])
 def test_tokens_arrive_while_the_answer_is_made(server: RunningServer, proxy: Proxy, path: str, below: str) -> None:
     fields = {"model": "onnx-genai"} if path == "/api/chat" else {}
-    with (
-        proxy.client(KEY) as client,
-        client.stream("POST", f"{below}{path}", json=body(SMALL, **fields)) as response,
-    ):
+    with proxy.client(KEY) as client, client.stream("POST", f"{below}{path}", json=body(SMALL, **fields)) as response:
         assert response.status_code == 200
         lines = response.iter_lines()
         assert json.loads(next(lines).removeprefix("data: "))

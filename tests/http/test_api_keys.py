@@ -16,9 +16,15 @@ def keys(**environ: str) -> ApiKeys:
     return load_keys(load_settings(environ=environ, dotenv=None))
 
 
-def test_key_is_not_required_if_none_is_configured() -> None:
-    assert not keys().required
-    assert keys().find("") is None
+def keys_of(folder: Path, content: str | bytes) -> ApiKeys:
+    """The keys of a file with this content."""
+    (folder / "keys").write_bytes(content if isinstance(content, bytes) else content.encode())
+    return keys(GENAI_API_KEY_FILE=str(folder / "keys"))
+
+
+def test_key_is_not_required_if_none_is_configured_but_with_an_empty_file(tmp_path: Path) -> None:
+    assert (keys().required, keys().find("")) == (False, None)
+    assert keys_of(tmp_path, "").required
 
 
 def test_keys_of_the_list_have_names_or_numbers() -> None:
@@ -48,73 +54,43 @@ def test_a_wrong_list_is_refused_without_showing_a_key(given: str, says: str) ->
 
 
 def test_a_file_has_names_hashes_and_limits(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text(
-        f"# all of them\n\n{line_of('ann', KEY)} rate=60 concurrent=2\n  {line_of('bob', KEY + 'b')}  # x\n"
-    )
-    found = keys(GENAI_API_KEY_FILE=str(file))
-    ann, bob = found.find(KEY), found.find(KEY + "b")
-    assert ann is not None
-    assert (ann.name, ann.concurrent, ann.rate, ann.digest) == ("ann", 2, 60, hash_key(KEY))
-    assert bob is not None
-    assert (bob.name, bob.concurrent, bob.rate) == ("bob", None, None)
-    assert KEY not in file.read_text()
-
-
-def test_a_line_of_the_file_may_give_absolute_priority(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text(f"{line_of('ann', KEY)} rate=60 priority=absolute\n{line_of('bob', KEY + 'b')} concurrent=1\n")
-    ann, bob = keys(GENAI_API_KEY_FILE=str(file))
-    assert (ann.has_absolute_priority, ann.rate, bob.has_absolute_priority) == (True, 60, False)
-    assert [Access(key, digest=key.digest).has_absolute_priority for key in (ann, bob)] == [True, False]
-    assert Access(is_admin=True, digest=b"admin").has_absolute_priority
+    limits = "rate=60 concurrent=2 thinking_budget=0 priority=absolute"
+    ann_line, bob_line = line_of("ann", KEY), line_of("bob", KEY + "b")
+    assert KEY not in ann_line
+    ann, bob = found = keys_of(tmp_path, f"# all of them\n\n{ann_line} {limits}\n  {bob_line}  # x\n")
+    assert [found.find(key) for key in (KEY, KEY + "b")] == [ann, bob]
+    assert (ann.name, ann.concurrent, ann.rate, ann.thinking_budget, ann.digest) == ("ann", 2, 60, 0, hash_key(KEY))
+    assert (bob.name, bob.concurrent, bob.rate, bob.thinking_budget) == ("bob", None, None, None)
     # Where no key is needed, all requests are one tenant, among which priority counts anyway.
+    accesses = [Access(ann, digest=ann.digest), Access(is_admin=True, digest=b"admin"), Access(bob, digest=bob.digest)]
+    assert [access.has_absolute_priority for access in accesses] == [True, True, False]
     assert not Access(is_admin=True).has_absolute_priority
     assert not Access().has_absolute_priority
-
-
-def test_a_line_of_the_file_may_give_a_budget_of_reasoning(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text(f"{line_of('ann', KEY)} thinking_budget=0 rate=60\n{line_of('bob', KEY + 'b')}\n")
-    ann, bob = keys(GENAI_API_KEY_FILE=str(file))
-    assert (ann.thinking_budget, ann.rate, bob.thinking_budget) == (0, 60, None)
-
-
-def test_empty_key_file_accepts_no_key(tmp_path: Path) -> None:
-    (tmp_path / "keys").touch()
-    assert keys(GENAI_API_KEY_FILE=str(tmp_path / "keys")).required
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        f"ann {KEY}",
-        f"a/b sha256:{'0' * 64}",
-        f"ann sha256:{'0' * 63}",
-        f"ann sha256:{'0' * 64} speed=9",
-        f"ann sha256:{'0' * 64} priority=5",
-        f"ann sha256:{'0' * 64} thinking_budget=-1",
+        *[f"ann {KEY}", f"a/b sha256:{'0' * 64}", f"ann sha256:{'0' * 63}"],
+        *(f"ann sha256:{'0' * 64} {limit}" for limit in ("speed=9", "priority=5", "thinking_budget=-1")),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str) -> None:
-    (tmp_path / "keys").write_text(f"\n{line}\n")
     with pytest.raises(ConfigurationError, match="line 2 must be NAME sha256:HASH"):
-        keys(GENAI_API_KEY_FILE=str(tmp_path / "keys"))
+        keys_of(tmp_path, f"\n{line}\n")
 
 
-@pytest.mark.parametrize(("content", "says"), [(None, "No such file"), (b"\xff", "not UTF-8")])
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
-    if content is not None:
-        (tmp_path / "keys").write_bytes(content)
-    with pytest.raises(ConfigurationError, match=f"GENAI_API_KEY_FILE=.*cannot be read: .*{says}"):
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="GENAI_API_KEY_FILE=.*cannot be read: .*No such file"):
         keys(GENAI_API_KEY_FILE=str(tmp_path / "keys"))
+    with pytest.raises(ConfigurationError, match="GENAI_API_KEY_FILE=.*cannot be read: .*not UTF-8"):
+        keys_of(tmp_path, b"\xff")
 
 
 def test_the_command_makes_a_key_and_the_line_that_knows_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["key", "ann"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    (tmp_path / "keys").write_text(second.partition(": ")[2])
-    found = keys(GENAI_API_KEY_FILE=str(tmp_path / "keys")).find(first.split()[-1])
+    found = keys_of(tmp_path, second.partition(": ")[2]).find(first.split()[-1])
     assert found is not None
     assert found.name == "ann"
 
@@ -133,26 +109,23 @@ def test_the_command_appends_lines_with_limits_to_a_file(capsys: pytest.CaptureF
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_the_command_does_not_append_what_would_make_the_file_invalid(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_command_appends_nothing_that_breaks_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    assert main(["key", "ann", "--append", str(file)]) == 0
+    append = ["--append", str(file)]
+    assert main(["key", "ann", *append]) == 0
     before = file.read_text()
-    assert main(["key", "ann", "--append", str(file)]) == 2
-    assert f"{file} has a key of the name ann already" in capsys.readouterr().err
-    assert main(["key", "bob", "--append", str(file), "--rate", "1000000"]) == 2
-    assert "at most 6 digits; given rate=1000000" in capsys.readouterr().err
-    assert main(["key", "bob", "--append", str(tmp_path)]) == 2
+    for arguments, said in (
+        (["ann", *append], f"{file} has a key of the name ann already"),
+        (["bob", *append, "--rate", "1000000"], "at most 6 digits; given rate=1000000"),
+        (["bob", "--append", str(tmp_path)], ""),
+        (["ann b"], "must have 1 to 64 letters, digits"),
+    ):
+        assert main(["key", *arguments]) == 2
+        assert said in capsys.readouterr().err
     assert file.read_text() == before
     file.write_text("nonsense\n")
-    assert main(["key", "bob", "--append", str(file)]) == 2
+    assert main(["key", "bob", *append]) == 2
     assert file.read_text() == "nonsense\n"
-
-
-def test_the_command_refuses_a_name_that_no_line_can_have(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["key", "ann b"]) == 2
-    assert "must have 1 to 64 letters, digits" in capsys.readouterr().err
 
 
 def test_made_keys_differ_and_are_long() -> None:

@@ -1,6 +1,7 @@
 """How API keys share the limit of all bodies."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -66,25 +67,21 @@ def test_another_key_takes_its_share_back_from_the_newest_bodies_of_the_largest_
     bodies.arriving("carol's", CAROL, 4 * MiB)  # now bob has more than a third
     assert bodies.revoked == ["newest", "middle", "bob's"]
     bodies.arriving("bob's", BOB, 5 * MiB)
-    assert "of which each of 3 API keys has a share of 4194304, and this one holds 4194304" in bodies.refusal(
-        BOB, 4 * MiB
-    )
+    said = "of which each of 3 API keys has a share of 4194304, and this one holds 4194304"
+    assert said in bodies.refusal(BOB, 4 * MiB)
 
 
-def test_a_key_within_its_share_loses_nothing() -> None:
+def test_a_key_within_its_share_and_complete_bodies_lose_nothing() -> None:
     bodies = Bodies(12 * MiB)
     bodies.arriving("alice's", ALICE, 7 * MiB)
     bodies.arriving("bob's", BOB, 7 * MiB)
     assert "each of 2 API keys has a share of 6291456, and this one holds 6291456" in bodies.refusal(BOB, 3 * MiB)
     assert bodies.revoked == []
-
-
-def test_complete_bodies_are_not_revoked_and_a_share_exceeds_the_limit_instead() -> None:
     bodies = Bodies(10 * MiB)
     whole = [bodies.arriving(name, ALICE, 6 * MiB) for name in ("first", "second")]
     for body in whole:
         body.arrived()
-    bodies.arriving("bob's", BOB, 6 * MiB)
+    bodies.arriving("bob's", BOB, 6 * MiB)  # his share exceeds the limit
     assert bodies.revoked == []
     assert "share of 5242880" in bodies.refusal(BOB, 2 * MiB)
     assert "share of 5242880" in bodies.refusal(ALICE, 2 * MiB)
@@ -130,48 +127,43 @@ def test_parsing_releases_a_body_unless_its_images_are_kept() -> None:
     bodies.arriving("next", None, 5 * MiB)
 
 
-def test_keys_take_turns_with_the_parsing_thread() -> None:
-    async def run() -> list[str]:
-        parsing, order = ParsingThread(), list[str]()
-
-        async def parse(name: str, key: bytes | None) -> None:
-            await parsing.run(lambda: order.append(name), num_bytes=100_000, key=key)
-
-        asked = [("a1", ALICE), ("a2", ALICE), ("a3", ALICE), ("a4", ALICE), ("b1", BOB), ("b2", BOB), ("n1", None)]
-        tasks = [asyncio.create_task(parse(name, key)) for name, key in asked]
-        await asyncio.sleep(0)  # all wait for the first
-        tasks[1].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await parse("later", BOB)
-        return order
-
-    assert asyncio.run(run()) == ["a1", "b1", "n1", "a3", "b2", "a4", "later"]
+Begin = Callable[[str, bytes | None], Awaitable[None]]
 
 
-def test_requests_that_arrive_together_begin_one_by_one_and_keys_take_turns() -> None:
-    async def run() -> list[str]:
-        turns, order = KeyTurns(), list[str]()
-
-        async def begin(name: str, key: bytes | None) -> None:
-            await turns.wait_for_turn(key)
-            order.append(name)
-
-        asked = [*((f"a{number}", ALICE) for number in range(5)), ("b0", BOB), ("n0", None)]
-        tasks = [asyncio.create_task(begin(name, key)) for name, key in asked]
-        await asyncio.sleep(0)
-        assert order == ["a0"]
-        tasks[1].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await begin("later", BOB)
-        return order
-
-    assert asyncio.run(run()) == ["a0", "b0", "n0", "a2", "a3", "a4", "later"]
+async def _begun(begin: Begin, order: list[str]) -> list[str]:
+    """The order in which requests of several keys that arrive together begin, of which one is cancelled."""
+    asked = [("a0", ALICE), ("a1", ALICE), ("a2", ALICE), ("a3", ALICE), ("b0", BOB), ("b1", BOB), ("n0", None)]
+    tasks = [asyncio.ensure_future(begin(name, key)) for name, key in asked]
+    await asyncio.sleep(0)  # all wait for the first
+    assert order in ([], ["a0"])
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await begin("later", BOB)
+    return order
 
 
-def test_a_request_that_comes_alone_begins_at_once() -> None:
-    async def run() -> None:
-        turns = KeyTurns()
-        with pytest.raises(StopIteration):
-            turns.wait_for_turn(ALICE).send(None)
+@pytest.mark.anyio
+async def test_keys_take_turns_with_the_parsing_thread() -> None:
+    parsing, order = ParsingThread(), list[str]()
 
-    asyncio.run(run())
+    async def parse(name: str, key: bytes | None) -> None:
+        await parsing.run(lambda: order.append(name), num_bytes=100_000, key=key)
+
+    assert await _begun(parse, order) == ["a0", "b0", "n0", "a2", "b1", "a3", "later"]
+
+
+@pytest.mark.anyio
+async def test_requests_that_arrive_together_begin_one_by_one_and_keys_take_turns() -> None:
+    turns, order = KeyTurns(), list[str]()
+
+    async def wait(name: str, key: bytes | None) -> None:
+        await turns.wait_for_turn(key)
+        order.append(name)
+
+    assert await _begun(wait, order) == ["a0", "b0", "n0", "a2", "b1", "a3", "later"]
+
+
+@pytest.mark.anyio
+async def test_a_request_that_comes_alone_begins_at_once() -> None:
+    with pytest.raises(StopIteration):
+        KeyTurns().wait_for_turn(ALICE).send(None)

@@ -109,9 +109,7 @@ def test_earlier_media_are_notes(scripted: RunningServer, path: str, part: dict[
 
 
 @pytest.mark.parametrize("part", [IMAGE, FILE], ids=["image", "file"])
-def test_media_that_are_asked_about_are_refused_where_requests_are_strict(
-    scripted: RunningServer, part: dict[str, Any]
-) -> None:
+def test_media_that_are_asked_about_are_refused_if_strict(scripted: RunningServer, part: dict[str, Any]) -> None:
     asked = {"messages": [USER, {"role": "user", "content": [part]}]}
     response = scripted.client.post("/v1/chat", json=asked)
     assert response.status_code == 400
@@ -154,9 +152,7 @@ def test_earlier_calls_may_have_any_arguments(scripted: RunningServer, arguments
     for path in ("/v1/chat/completions", "/v1/chat", "/apply-template", "/tokenize"):
         response = _chat(scripted, path, USER, call, result)
         assert response.status_code == 200, response.text
-    items = [
-        {"type": "function_call", "call_id": "1", **function},
-        {"type": "function_call_output", "call_id": "1", "output": "r"},
-    ]
-    response = scripted.client.post("/v1/responses", json={"input": [USER, *items, USER]})
+    given = {"type": "function_call", "call_id": "1", **function}
+    output = {"type": "function_call_output", "call_id": "1", "output": "r"}
+    response = scripted.client.post("/v1/responses", json={"input": [USER, given, output, USER]})
     assert response.status_code == 200, response.text

@@ -21,6 +21,7 @@ from tests.sdk_examples import Examples, members
 PARTS = (ChatCompletionContentPartParam, chat_completion_assistant_message_param.ContentArrayOfContentPart)
 MESSAGES = (ChatCompletionMessageParam, ChatCompletionMessage, ParsedChatCompletionMessage)
 USER = {"role": "user", "content": "say hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 # Fields of which the model reads nothing, and which no header names.
 NOT_SAID = {"id", "tool_call_id", "name"}
 
@@ -38,17 +39,13 @@ def _example(kind: Any) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "kind", [member for union in MESSAGES for member in members(union)], ids=lambda kind: kind.__name__
+    "kind", [kind for union in MESSAGES for kind in members(union)], ids=lambda kind: kind.__name__
 )
 def test_nothing_of_a_message_is_lost_without_being_named(scripted: RunningServer, kind: Any) -> None:
     message, marks = _example(kind)
     messages = [USER, message, USER]
     if message["role"] in ("tool", "function"):
-        call = {
-            "id": message.get("tool_call_id", "1"),
-            "type": "function",
-            "function": {"name": "f", "arguments": "{}"},
-        }
+        call = CALL | {"id": message.get("tool_call_id", "1")}
         messages.insert(1, {"role": "assistant", "tool_calls": [call]})
     response = scripted.client.post("/apply-template", json={"messages": messages})
     assert response.status_code == 200, response.text
@@ -66,17 +63,14 @@ def _is_named(field: str, named: str) -> bool:
     return f".{inside.get(field, field)}" in named
 
 
-@pytest.mark.parametrize(
-    "kind", [member for union in PARTS for member in members(union)], ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", [kind for union in PARTS for kind in members(union)], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("role", ["user", "assistant", "tool"])
 def test_parts_of_all_types_are_read_or_named(scripted: RunningServer, kind: Any, role: str) -> None:
     examples = Examples()
     part = examples.of(kind)
     name = part["type"]
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": role, "content": [part], **({"tool_call_id": "1"} if role == "tool" else {})}
-    earlier = [USER, {"role": "assistant", "tool_calls": [call]}] if role == "tool" else [USER]
+    earlier = [USER, {"role": "assistant", "tool_calls": [CALL]}] if role == "tool" else [USER]
     response = scripted.client.post("/v1/chat/completions", json={"messages": [*earlier, message, USER]})
     assert response.status_code == 200, response.text
     named = " ".join(response.headers.get(header, "") for header in (CONVERTED_HEADER, IGNORED_HEADER))

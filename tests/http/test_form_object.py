@@ -10,18 +10,18 @@ from genai_server.http.upload import Upload, form_object
 FILE = Path("a.wav")
 
 
-def test_lists_gather_their_values() -> None:
-    fields = [("include[]", "a"), ("model", "m"), ("include[]", "b")]
-    assert form_object(Upload(fields, FILE)) == {"file": FILE, "include": ["a", "b"], "model": "m"}
-
-
-def test_empty_fields_count_as_absent() -> None:
-    assert form_object(Upload([("language", ""), ("include[]", "")], None)) == {}
-
-
-def test_brackets_with_a_name_are_members_of_an_object() -> None:
-    fields = [("expires_after[anchor]", "created_at"), ("expires_after[seconds]", "3600")]
-    assert form_object(Upload(fields, None)) == {"expires_after": {"anchor": "created_at", "seconds": "3600"}}
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ([("include[]", "a"), ("model", "m"), ("include[]", "b")], {"include": ["a", "b"], "model": "m"}),
+        ([("language", ""), ("include[]", "")], {}),
+        ([("a[anchor]", "created_at"), ("a[seconds]", "3600")], {"a": {"anchor": "created_at", "seconds": "3600"}}),
+    ],
+    ids=["lists", "empty fields count as absent", "objects"],
+)
+def test_brackets_make_lists_and_objects(fields: list[tuple[str, str]], expected: dict[str, object]) -> None:
+    assert form_object(Upload(fields, FILE)) == {"file": FILE} | expected
+    assert form_object(Upload(fields, None)) == expected
 
 
 _TWICE = [("model", "model"), ("a[]", "a"), ("a", "a[]"), ("a[x]", "a[x]"), ("a[x]", "a"), ("a", "a[x]")]

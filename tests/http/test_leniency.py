@@ -4,7 +4,6 @@ import json
 import logging
 import tracemalloc
 import weakref
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,17 +13,14 @@ import pytest
 from genai_server.http.error_wording import FieldNames
 from genai_server.http.leniency import IGNORED_HEADER, Leniency, RemovalRules, objects_at, remove, replace_media
 from tests.running_server import SCRIPTED, RunningServer
-from tests.server_here import run_here
+from tests.server_here import module_server
 
 WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 CALL = 'say <tool_call>⏎{"name": "math__add", "arguments": {"a": 1}}⏎</tool_call>'
 
 
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with run_here(tmp_path_factory.mktemp("strict"), *SCRIPTED, settings={"GENAI_STRICT": "true"}) as server:
-        yield server
+strict = module_server(*SCRIPTED, GENAI_STRICT="true")
 
 
 def _message(server: RunningServer, *, path: str = "/v1/messages", content: Any = "say hi", **fields: Any) -> Any:
@@ -41,21 +37,26 @@ def test_a_tool_that_is_left_out_cannot_be_forced(scripted: RunningServer) -> No
     assert (response.status_code, "tool_choice" in response.text) == (400, True)
 
 
-def test_effort_is_ignored_by_a_model_that_does_not_reason(demo: RunningServer) -> None:
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        fields = {} if path.endswith("tokens") else {"max_tokens": 1}
-        body = {"messages": [{"role": "user", "content": "x"}], "output_config": {"effort": "high"}, **fields}
-        response = demo.client.post(path, json=body)
-        assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "output_config.effort")
-    chat = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "high", "max_tokens": 1}
-    response = demo.client.post("/v1/chat/completions", json=chat)
-    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "reasoning_effort")
-    assert demo.client.post("/v1/chat", json=chat).status_code == 400
-    response = _response(demo, reasoning={"effort": "high"}, max_output_tokens=1)
-    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "reasoning.effort")
-    asked = {"messages": body["messages"], "think": True, "options": {"num_predict": 1}, "stream": False}
-    response = demo.client.post("/api/chat", json=asked)
-    assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, "think")
+ASKED = {"messages": [{"role": "user", "content": "x"}]}
+EFFORT = {"reasoning_effort": "high", "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        ("/v1/messages", ASKED | {"output_config": {"effort": "high"}, "max_tokens": 1}, "output_config.effort"),
+        ("/v1/messages/count_tokens", ASKED | {"output_config": {"effort": "high"}}, "output_config.effort"),
+        ("/v1/chat/completions", ASKED | EFFORT, "reasoning_effort"),
+        ("/v1/chat", ASKED | EFFORT, None),
+        ("/v1/responses", {"input": "x", "reasoning": {"effort": "high"}, "max_output_tokens": 1}, "reasoning.effort"),
+        ("/api/chat", ASKED | {"think": True, "options": {"num_predict": 1}, "stream": False}, "think"),
+    ],
+)
+def test_effort_is_ignored_by_a_model_that_does_not_reason(
+    demo: RunningServer, path: str, body: dict[str, Any], ignored: str | None
+) -> None:
+    response = demo.client.post(path, json=body)
+    assert (response.status_code, response.headers.get(IGNORED_HEADER)) == (200 if ignored else 400, ignored)
 
 
 def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
@@ -113,19 +114,21 @@ def test_each_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.args for record in caplog.records] == [("a_name[0].x",), ("a_second_name",)]
 
 
-def test_a_long_header_is_cut_after_a_name() -> None:
-    leniency = Leniency(RemovalRules(rules=(lambda body: [f"messages[{index}] (image)" for index in range(500)],)))
+@pytest.mark.parametrize(
+    ("names", "begin", "end"),
+    [
+        ([f"messages[{index}] (image)" for index in range(500)], "messages[0] (image), messages[1]", " (image), ..."),
+        (["é" * 5000], "\\xe9\\xe9", ""),
+        (["conversation (item a\r\nset-cookie: b\x7f)"], "conversation (item a\\r\\nset-cookie: b\\x7f)", ""),
+    ],
+    ids=["long", "not ASCII", "line breaks"],
+)
+def test_any_names_fit_the_header(names: list[str], begin: str, end: str) -> None:
+    leniency = Leniency(RemovalRules(rules=(lambda body: names,)))
     leniency.apply({})
     value = leniency.report()[IGNORED_HEADER]
-    assert len(value) < 2100
-    assert value.endswith(" (image), ...")
-
-
-def test_any_name_fits_the_header() -> None:
-    leniency = Leniency(RemovalRules(rules=(lambda body: ["é" * 5000],)))
-    leniency.apply({})
-    value = leniency.report()[IGNORED_HEADER]
-    assert (value[:8], len(value) < 2100, value.isascii()) == ("\\xe9\\xe9", True, True)
+    assert (len(value) < 2100, value.isascii()) == (True, True)
+    assert (value.startswith(begin), value.endswith(end)) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +162,3 @@ def test_a_medium_becomes_a_text_that_says_so() -> None:
     body: Any = {"a": [{"type": "photo", "data": "AA=="}, {"type": "text"}]}
     assert replace_media(body, {"photo": "image"}, "text", "a[]") == ["a[0] (image)"]
     assert body["a"] == [{"type": "text", "text": "[image left out: this model reads text only]"}, {"type": "text"}]
-
-
-def test_no_name_begins_another_header() -> None:
-    leniency = Leniency()
-    leniency.note(["conversation (item a\r\nset-cookie: b\x7f)"])
-    assert leniency.report() == {IGNORED_HEADER: "conversation (item a\\r\\nset-cookie: b\\x7f)"}

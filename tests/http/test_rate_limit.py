@@ -13,20 +13,12 @@ import pytest
 from genai_server.errors import InvalidField, RateLimitExceeded
 from genai_server.http.api_keys import ApiKey, line_of
 from genai_server.http.rate_limit import RateLimits
+from tests.hand_clock import HandClock
 from tests.running_server import RunningServer, body, suspended, wait_until
 from tests.server_here import run_here
 
 ANN, BOB, CID = ApiKey("ann", b"a"), ApiKey("bob", b"b"), ApiKey("cid", b"c", concurrent=2, rate=0)
 KEY = "0123456789abcdef"
-
-
-class Time:
-    """A clock that is set by hand."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def refused(limits: RateLimits, key: ApiKey) -> RateLimitExceeded:
@@ -35,56 +27,50 @@ def refused(limits: RateLimits, key: ApiKey) -> RateLimitExceeded:
     return raised.value
 
 
-def test_requests_at_once_are_limited_by_key_and_released() -> None:
-    limits = RateLimits(1, 0, Time())
-    with pytest.raises(KeyError), limits.request(ANN):
-        assert "too many concurrent requests: this key may have 1, and has 1" in refused(limits, ANN).message
-        with limits.request(BOB):
-            pass
-        raise KeyError
-    with limits.request(ANN):
+def let_in(limits: RateLimits, key: ApiKey) -> None:
+    with limits.request(key):
         pass
 
 
-def test_retry_after_is_derived_from_the_keys_durations() -> None:
-    time = Time()
-    limits = RateLimits(1, 0, time)
+def test_requests_at_once_are_limited_by_key_and_released() -> None:
+    limits = RateLimits(1, 0, HandClock())
+    with pytest.raises(KeyError), limits.request(ANN):
+        assert "too many concurrent requests: this key may have 1, and has 1" in refused(limits, ANN).message
+        let_in(limits, BOB)
+        raise KeyError
+    let_in(limits, ANN)
+
+
+def test_retry_after_is_derived_from_the_keys_durations(clock: HandClock) -> None:
+    limits = RateLimits(1, 0, clock)
     with limits.request(ANN):
         assert refused(limits, ANN).retry_after == 1
-        time.now += 40
+        clock.wait(40)
     with limits.request(ANN):
         assert refused(limits, ANN).retry_after == 8  # a fifth of it, because it was the first
 
 
-def test_requests_within_a_minute_are_limited_by_key() -> None:
-    time = Time()
-    limits = RateLimits(0, 2, time)
-    with limits.request(ANN):
-        pass
-    time.now += 20.5
-    with limits.request(ANN):
-        pass
+def test_requests_within_a_minute_are_limited_by_key(clock: HandClock) -> None:
+    limits = RateLimits(0, 2, clock)
+    let_in(limits, ANN)
+    clock.wait(20.5)
+    let_in(limits, ANN)
     error = refused(limits, ANN)
     assert "this key may start 2 per minute, and has started 2" in error.message
     assert error.retry_after == 40
-    time.now += 39.5
-    with limits.request(ANN):
-        pass
+    clock.wait(39.5)
+    let_in(limits, ANN)
     assert refused(limits, ANN).retry_after == 21
 
 
 def test_each_answer_of_a_request_counts() -> None:
-    limits = RateLimits(4, 0, Time())
+    limits = RateLimits(4, 0, HandClock())
+    surplus = "concurrent answers: this key may have 4, and has 4, given 2 more"
     with limits.request(ANN):
         with limits.answers(ANN, 3, "n"):
             with limits.request(ANN):
                 assert "this key may have 4, and has 4" in refused(limits, ANN).message
-            with (
-                limits.request(ANN),
-                pytest.raises(
-                    RateLimitExceeded, match="concurrent answers: this key may have 4, and has 4, given 2 more"
-                ),
-            ):
+            with limits.request(ANN), pytest.raises(RateLimitExceeded, match=surplus):
                 limits.answers(ANN, 3, "n").__enter__()
             with limits.request(BOB), limits.answers(BOB, 4, "n"):
                 pass
@@ -93,42 +79,36 @@ def test_each_answer_of_a_request_counts() -> None:
 
 
 def test_more_answers_than_a_key_may_ever_have_are_a_client_error() -> None:
-    limits = RateLimits(4, 0, Time())
-    with (
-        limits.request(CID),
-        pytest.raises(InvalidField, match="prompt asks for .*, 2 .* given 3") as raised,
-    ):
+    limits = RateLimits(4, 0, HandClock())
+    with limits.request(CID), pytest.raises(InvalidField, match="prompt asks for .*, 2 .* given 3") as raised:
         limits.answers(CID, 3, "prompt").__enter__()
     assert raised.value.param == "prompt"
     with limits.request(ANN), limits.answers(ANN, 4, "n"):
         pass
-    with RateLimits(0, 0, Time()).answers(ANN, 1000, "n"):
+    with RateLimits(0, 0, HandClock()).answers(ANN, 1000, "n"):
         pass
 
 
 def test_refused_request_is_not_counted() -> None:
-    time = Time()
-    limits = RateLimits(1, 2, time)
+    limits = RateLimits(1, 2, HandClock())
     with limits.request(ANN):
         for _ in range(5):
             refused(limits, ANN)
-    with limits.request(ANN):
-        pass
+    let_in(limits, ANN)
     assert "per minute" in refused(limits, ANN).message
 
 
 def test_limits_of_a_key_override_the_settings() -> None:
-    limits = RateLimits(1, 1, Time())
+    limits = RateLimits(1, 1, HandClock())
     with limits.request(CID), limits.request(CID):
         assert "this key may have 2, and has 2" in refused(limits, CID).message
 
 
 def test_reads_at_once_count_apart_from_requests() -> None:
-    limits = RateLimits(1, 1, Time())
+    limits = RateLimits(1, 1, HandClock())
+    surplus = "too many concurrent reads of stored responses and files: this key may have 1"
     with limits.request(ANN), limits.read(ANN):
-        with pytest.raises(
-            RateLimitExceeded, match="too many concurrent reads of stored responses and files: this key may have 1"
-        ):
+        with pytest.raises(RateLimitExceeded, match=surplus):
             limits.read(ANN).__enter__()
         with limits.read(BOB):
             pass
@@ -157,9 +137,7 @@ def chat(server: RunningServer, name: str, path: str = "/v1/chat", content: str 
 
 @pytest.mark.parametrize("end", ["whole", "cut", "failed"])
 def test_running_request_holds_the_keys_slot_until_it_ends(limited: RunningServer, end: str) -> None:
-    script = {"whole": "count 9; delay 0.1", "cut": "count 999; delay 0.1", "failed": "count 9; delay 0.1; fail at 9"}[
-        end
-    ]
+    script = "delay 0.1; " + {"whole": "count 9", "cut": "count 999", "failed": "count 9; fail at 9"}[end]
     health = limited.client.get("/healthz", headers=bearer("slow")).json()
     engine = psutil.Process(health["devices"]["scripted"]["pid"])
     with (
@@ -171,9 +149,8 @@ def test_running_request_holds_the_keys_slot_until_it_ends(limited: RunningServe
         with suspended(engine):
             refusal = chat(limited, "slow")
             assert limited.client.get("/v1/models", headers=bearer("slow")).status_code == 200
-        assert refusal.status_code == 429
-        assert refusal.json()["error"]["type"] == "rate_limit_error"
-        assert refusal.json()["error"]["code"] == "rate_limit_exceeded"
+        error = refusal.json()["error"]
+        assert (refusal.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
         assert int(refusal.headers["retry-after"]) >= 1
         if end != "cut":
             assert list(lines)
@@ -192,12 +169,8 @@ def test_reads_of_what_is_stored_count_for_their_key(limited: RunningServer) -> 
         with client.stream("GET", path, params={"stream": True}) as followed:
             lines = followed.iter_lines()
             next(lines)
-            for method, read in (
-                ("GET", path),
-                ("GET", f"{path}/input_items"),
-                ("DELETE", "/v1/conversations/conv"),
-                ("GET", "/v1/files"),
-            ):
+            reads = [("GET", path), ("GET", f"{path}/input_items"), ("DELETE", "/v1/conversations/conv")]
+            for method, read in (*reads, ("GET", "/v1/files")):
                 refusal = limited.client.request(method, read, headers=bearer("slow"))
                 assert refusal.status_code == 429, read
                 assert "reads of stored responses" in refusal.json()["error"]["message"]
@@ -237,35 +210,25 @@ def test_a_web_page_of_a_listed_origin_reads_a_stream_and_a_429(limited: Running
     wait_until(lambda: chat(limited, "slow").status_code == 200)
 
 
-def test_openais_client_tries_again_after_a_429(limited: RunningServer) -> None:
+@pytest.mark.anyio
+async def test_openais_client_tries_again_after_a_429(limited: RunningServer) -> None:
     """Its second attempt follows when the slot is free, as Retry-After says."""
-    attempts: list[int] = []
+    attempts, is_refused = list[int](), asyncio.Event()
 
-    async def ask() -> str | None:
-        refused = asyncio.Event()
+    async def note(response: Any) -> None:
+        attempts.append(response.status_code)
+        if response.status_code == 429:
+            is_refused.set()
 
-        async def note(response: Any) -> None:
-            attempts.append(response.status_code)
-            if response.status_code == 429:
-                refused.set()
-
-        http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
-        async with openai.AsyncOpenAI(base_url=f"{limited.url}/v1", api_key=f"slow-{KEY}", http_client=http) as client:
-            first = await client.chat.completions.create(
-                model="demo", stream=True, messages=[{"role": "user", "content": "count 999; delay 0.05"}]
-            )
-            second = asyncio.ensure_future(
-                client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "say again"}])
-            )
-            await refused.wait()
-            await first.close()
-            content: str | None = (await second).choices[0].message.content
-            return content
-
-    assert asyncio.run(ask()) == "again"
-    assert attempts[0] == 200
-    assert attempts[1] == 429
-    assert attempts[-1] == 200
+    http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
+    async with openai.AsyncOpenAI(base_url=f"{limited.url}/v1", api_key=f"slow-{KEY}", http_client=http) as client:
+        create, running, later = client.chat.completions.create, body("count 999; delay 0.05"), body("say again")
+        first = await create(model="demo", stream=True, messages=running["messages"])
+        second = asyncio.ensure_future(create(model="demo", messages=later["messages"]))
+        await is_refused.wait()
+        await first.close()
+        assert (await second).choices[0].message.content == "again"
+    assert (attempts[:2], attempts[-1]) == ([200, 429], 200)
 
 
 @pytest.mark.parametrize("name", ["GENAI_MAX_CONCURRENT_PER_KEY", "GENAI_RATE_PER_KEY"])

@@ -10,15 +10,12 @@ def _scope(state: dict[str, Any] | None = None) -> dict[str, Any]:
     return scope if state is None else {**scope, "state": state}
 
 
-def test_a_request_keeps_its_receipt_and_arrival() -> None:
+def test_a_request_keeps_its_receipt_and_arrival_or_arrives_now() -> None:
     scope = _scope(with_receipt(Receipt(arrived=3.0, max_files=10, is_counted=True)))
     state = start_request(scope, "model", lambda: 5.0)
     assert request_state(scope) is state
     assert (state.receipt.max_files, state.receipt.is_counted) == (10, True)
     assert (state.record.arrival.began, state.record.arrival.elapsed, state.record.model) == (3.0, 2.0, "model")
-
-
-def test_a_request_without_a_receipt_arrives_now() -> None:
     assert start_request(_scope(), clock=lambda: 5.0).record.arrival.began == 5.0
     assert receipt_of({}) == Receipt()
 

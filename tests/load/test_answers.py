@@ -36,14 +36,8 @@ def test_a_stream_has_one_end(body: bytes, answer: Answer) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        events(TOKEN),
-        events(TOKEN, END, END),
-        events(TOKEN, END, TOKEN),
-        events(TOKEN, ERROR, END),
-        events(CHUNK, "[DONE]"),
-        events(CHUNK, LAST_CHUNK, "[DONE]", "[DONE]"),
-        events(TOKEN, END)[:-1],
+        *[b"", events(TOKEN), events(TOKEN, END, END), events(TOKEN, END, TOKEN), events(TOKEN, ERROR, END)],
+        *[events(CHUNK, "[DONE]"), events(CHUNK, LAST_CHUNK, "[DONE]", "[DONE]"), events(TOKEN, END)[:-1]],
         events(TOKEN, {"error": {"code": "engine_died"}}),
     ],
 )

@@ -46,22 +46,21 @@ def test_a_node_without_a_usable_core_is_refused(two_sockets: list[Node]) -> Non
         cores_of_devices(["cpu:0", "cpu:2"], two_sockets)
 
 
-def test_engines_divide_the_cores_of_a_machine_with_one_node() -> None:
-    eight = _one_node(*[""] * 8)
-    assert _cpus(["cpu:0", "cpu:1"], eight) == {"cpu:0": "0-3", "cpu:1": "4-7"}
-    assert _cpus(["cpu:0", "cpu:4", "cpu:9"], eight) == {"cpu:0": "0-2", "cpu:4": "3-5", "cpu:9": "6-7"}
-    assert cores_of_devices(["cpu:0", "cpu:1"], eight)["cpu:1"] == EngineCores("4-7", 4, None)
-
-
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu:0"], ["cpu", "cpu:1"], ["cpu:0", "cpu:1", "cpu:2"]])
-def test_one_engine_has_all_cores_and_so_has_each_of_too_many(devices: list[str]) -> None:
-    assert cores_of_devices(devices, _one_node("", "")) == {}
-
-
-def test_each_engine_has_as_many_cores_of_each_kind() -> None:
-    hybrid = _one_node(*"ffffffss")
-    assert _cpus(["cpu:0", "cpu:1"], hybrid) == {"cpu:0": "0-2,6", "cpu:1": "3-5,7"}
-    assert _cpus(["cpu:0", "cpu:1"], _one_node("f", "s")) == {"cpu:0": "0", "cpu:1": "1"}
+@pytest.mark.parametrize(
+    ("kinds", "devices", "cpus"),
+    [
+        ([""] * 8, "cpu:0 cpu:1", "0-3 4-7"),
+        ([""] * 8, "cpu:0 cpu:4 cpu:9", "0-2 3-5 6-7"),
+        (list("ffffffss"), "cpu:0 cpu:1", "0-2,6 3-5,7"),
+        (list("fs"), "cpu:0 cpu:1", "0 1"),
+        # One engine has all cores, and so has each of too many.
+        *(([""] * 2, devices, "") for devices in ("cpu", "cpu:0", "cpu cpu:1", "cpu:0 cpu:1 cpu:2")),
+    ],
+)
+def test_engines_divide_the_cores_of_each_kind_on_one_node(kinds: list[str], devices: str, cpus: str) -> None:
+    nodes, named = _one_node(*kinds), devices.split()
+    assert _cpus(named, nodes) == (dict(zip(named, cpus.split(), strict=True)) if cpus else {})
+    assert {cores.node for cores in cores_of_devices(named, nodes).values()} <= {None}
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(math.inf, 32), (100, 32), (40.5, 20), (1, 1)])

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from queue import SimpleQueue
 
 import pytest
@@ -27,29 +28,23 @@ from tests.given_settings import given
 LOOKS = round(100 / CHECK_INTERVAL)
 
 
-def test_an_engine_that_beats_never_hangs() -> None:
+def test_an_engine_that_beats_never_hangs_and_a_timeout_of_0_waits_forever() -> None:
     watchdog = Watchdog(step_timeout=1)
     assert [watchdog.check(Beat(number, 0)) for number in range(1, LOOKS + 1)] == [None] * LOOKS
-
-
-def test_the_same_beat_for_longer_than_the_timeout_is_a_hang() -> None:
-    watchdog = Watchdog(step_timeout=3)
-    found = [watchdog.check(Beat(7, 0)) for _ in range(5)]
-    assert found[:3] == [None] * 3
-    assert found[4] == "the engine's loop has not ended for 3 s (GENAI_STEP_TIMEOUT=3)"
-
-
-def test_a_pass_has_more_time_for_each_of_its_tokens() -> None:
-    watchdog = Watchdog(step_timeout=3)
-    allowed = round((3 + 200 * SECONDS_PER_TOKEN) / CHECK_INTERVAL)
-    found = [watchdog.check(Beat(7, 200)) for _ in range(allowed + 2)]
-    assert found[: allowed + 1] == [None] * (allowed + 1)
-    assert found[allowed + 1] == "a step of 200 tokens has not ended for 23 s (GENAI_STEP_TIMEOUT=3)"
-
-
-def test_timeout_of_0_waits_forever() -> None:
     watchdog = Watchdog(step_timeout=0)
     assert {watchdog.check(Beat(7, 0)) for _ in range(LOOKS)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [(0, "the engine's loop has not ended for 3 s"), (200, "a step of 200 tokens has not ended for 23 s")],
+)
+def test_the_same_beat_for_longer_than_the_timeout_and_its_tokens_take_is_a_hang(tokens: int, said: str) -> None:
+    watchdog = Watchdog(step_timeout=3)
+    allowed = round((3 + tokens * SECONDS_PER_TOKEN) / CHECK_INTERVAL)
+    found = [watchdog.check(Beat(7, tokens)) for _ in range(allowed + 2)]
+    assert found[: allowed + 1] == [None] * (allowed + 1)
+    assert found[allowed + 1] == f"{said} (GENAI_STEP_TIMEOUT=3)"
 
 
 # Leaves this number of files to the supervisor; its engine needs six to start.
@@ -83,38 +78,29 @@ def take_files(left):
 settings = load_settings({"device": "scripted", "max_restarts": "1"}, environ={}, dotenv=None)
 supervisor = Supervisor(settings)
 """
+CONTINUE = """
+print(status().state, status().error)
+for file in held:
+    os.close(file)
+until(lambda: status().state == "ready")
+print(status().state, status().restarts, status().error)
+supervisor.stop()
+"""
+KILL = """
+supervisor.start()
+until(lambda: status().state == "ready")
+held = take_files(0)
+os.kill(status().pid, signal.SIGKILL)
+until(lambda: status().error is not None and "Too many open files" in status().error)
+"""
+STOP = """
+supervisor.stop()
+print("stopped")
+"""
 FIRST_START = """
 held = take_files(8)
 supervisor.start()
 until(lambda: status().error is not None)
-print(status().state, status().error)
-for file in held:
-    os.close(file)
-until(lambda: status().state == "ready")
-print(status().state, status().restarts, status().error)
-supervisor.stop()
-"""
-RESTART = """
-supervisor.start()
-until(lambda: status().state == "ready")
-held = take_files(0)
-os.kill(status().pid, signal.SIGKILL)
-until(lambda: status().error is not None and "Too many open files" in status().error)
-print(status().state, status().error)
-for file in held:
-    os.close(file)
-until(lambda: status().state == "ready")
-print(status().state, status().restarts, status().error)
-supervisor.stop()
-"""
-STOP = """
-supervisor.start()
-until(lambda: status().state == "ready")
-held = take_files(0)
-os.kill(status().pid, signal.SIGKILL)
-until(lambda: status().error is not None and "Too many open files" in status().error)
-supervisor.stop()
-print("stopped")
 """
 WAITS = "the engine process waits for free file descriptors: [Errno 24] Too many open files"
 
@@ -129,8 +115,8 @@ def output(program: str) -> list[str]:
 @pytest.mark.parametrize(
     ("program", "waiting", "restarts"),
     [
-        pytest.param(FIRST_START, "starting", 0, id="first", marks=pytest.mark.slow),
-        pytest.param(RESTART, "restarting", 1, id="next"),
+        pytest.param(FIRST_START + CONTINUE, "starting", 0, id="first", marks=pytest.mark.slow),
+        pytest.param(KILL + CONTINUE, "restarting", 1, id="next"),
     ],
 )
 def test_start_is_retried_while_files_are_exhausted(program: str, waiting: str, restarts: int) -> None:
@@ -140,7 +126,7 @@ def test_start_is_retried_while_files_are_exhausted(program: str, waiting: str, 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_a_start_that_waits_for_files_does_not_hold_up_the_stop() -> None:
-    assert output(STOP) == ["stopped"]
+    assert output(KILL + STOP) == ["stopped"]
 
 
 def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
@@ -188,13 +174,24 @@ class LoadedByHand:
         return "it died"
 
 
-def test_an_engine_gets_the_size_that_was_set_while_it_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EngineWatch, SimpleQueue[LoadedByHand]]]:
+    """A watch that has started an engine process, and a queue of such processes."""
     started = SimpleQueue[LoadedByHand]()
     monkeypatch.setattr(engine_process, "EngineProcess", lambda launch: LoadedByHand(launch, started))
     launch = EngineLaunch(structs.replace(engine_spec(given(), "cpu", ""), kv_bytes=8))
     status = EngineStatus("cpu", EngineState.STARTING)
     watch = EngineWatch(launch, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
     watch.start()
+    yield watch, started
+    watch.leave()
+    watch.end()
+
+
+def test_a_size_that_is_set_during_a_load_reaches_the_engine(
+    watched: tuple[EngineWatch, SimpleQueue[LoadedByHand]],
+) -> None:
+    watch, started = watched
     for before, loading, later in ((8, 5, 3), (3, 4, 6)):  # the second is a restart
         process = started.get(timeout=90)
         watch.resize(loading)
@@ -205,17 +202,10 @@ def test_an_engine_gets_the_size_that_was_set_while_it_loaded(monkeypatch: pytes
         watch.resize(later)
         assert process.sizes.get(timeout=90) == later
         process.may_die.set()
-    watch.leave()
-    watch.end()
 
 
-def test_the_next_engine_gets_what_an_operator_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = SimpleQueue[LoadedByHand]()
-    monkeypatch.setattr(engine_process, "EngineProcess", lambda launch: LoadedByHand(launch, started))
-    launch = EngineLaunch(engine_spec(given(), "cpu", ""))
-    status = EngineStatus("cpu", EngineState.STARTING)
-    watch = EngineWatch(launch, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
-    watch.start()
+def test_the_next_engine_gets_what_an_operator_has_set(watched: tuple[EngineWatch, SimpleQueue[LoadedByHand]]) -> None:
+    _, started = watched
     process = started.get(timeout=90)
     assert process.kept == RetainedOptions()
     process.may_load.set()
@@ -224,5 +214,3 @@ def test_the_next_engine_gets_what_an_operator_has_set(monkeypatch: pytest.Monke
     restarted = started.get(timeout=90)
     assert restarted.kept == RetainedOptions(terminated=True, profile="slow")
     restarted.may_load.set()
-    watch.leave()
-    watch.end()

@@ -51,14 +51,18 @@ def budget(free: int, **settings: str) -> MemoryBudget:
     return MemoryBudget(given(**settings), free=lambda: free * MIB, read=read)
 
 
+def shortage(found: Decision | Shortage) -> Shortage:
+    assert isinstance(found, Shortage)
+    return found
+
+
 def needed(weights: int, kv: int) -> int:
     """The MiB that must be free for these."""
     return weights + RUNTIME // MIB + 2 * kv
 
 
 @pytest.mark.parametrize(
-    ("free", "decision"),
-    [(needed(SMALL, 820), "load"), (700 + 5, "load"), (700 + 3, "too large"), (10, "too large")],
+    ("free", "decision"), [(needed(SMALL, 820), "load"), (700 + 5, "load"), (700 + 3, "too large"), (10, "too large")]
 )
 def test_a_first_model_is_loaded_if_it_can_run_at_all(free: int, decision: str) -> None:
     found = budget(free).decide(wanted(f"a{SMALL}"), [])
@@ -67,9 +71,7 @@ def test_a_first_model_is_loaded_if_it_can_run_at_all(free: int, decision: str) 
 
 
 def test_a_refusal_has_the_figures() -> None:
-    found = budget(2000).decide(wanted("a5000"), [])
-    assert isinstance(found, Shortage)
-    assert found.reason == (
+    assert shortage(budget(2000).decide(wanted("a5000"), [])).reason == (
         "model a5000 needs about 5200 MiB for its weights, and 205 MiB for keys and values of a short sequence; "
         "2000 MiB are free (GENAI_MAX_MODELS=0 loads it in any case)"
     )
@@ -80,15 +82,15 @@ def test_idle_models_are_unloaded_and_used_ones_are_waited_for() -> None:
     scarce = budget(needed(SMALL, 400) - 600)
     model = wanted(f"a{SMALL}")
     assert scarce.decide(model, [loaded], [loaded]) is Decision.EVICT
-    busy = scarce.decide(model, [loaded])
-    assert isinstance(busy, Shortage)
+    busy = shortage(scarce.decide(model, [loaded]))
     assert not busy.is_too_large
     assert "are free next to b2300, which keep 500 MiB of it" in busy.reason
 
 
-def test_idle_models_stay_where_both_have_memory() -> None:
-    loaded = Model(f"b{LARGE}", Engine(kv_range=(500, 5000), held=100))
+def test_idle_models_stay_where_both_have_memory_or_unloading_them_would_not_help() -> None:
+    loaded, tiny = Model(f"b{LARGE}", Engine(kv_range=(500, 5000), held=100)), Model("b1", Engine(kv_range=(1, 1)))
     assert budget(needed(SMALL, 500 + 820) - 100).decide(wanted(f"a{SMALL}"), [loaded], [loaded]) is Decision.LOAD
+    assert shortage(budget(100).decide(wanted("a9000"), [tiny], [tiny])).is_too_large
 
 
 def test_idle_models_are_unloaded_for_a_context_that_is_worth_it() -> None:
@@ -98,26 +100,13 @@ def test_idle_models_are_unloaded_for_a_context_that_is_worth_it() -> None:
     assert budget(free).decide(wanted(f"a{SMALL}"), [loaded]) is Decision.LOAD
 
 
-def test_idle_models_stay_if_unloading_them_would_not_help() -> None:
-    tiny = Model("b1", Engine(kv_range=(1, 1)))
-    found = budget(100).decide(wanted("a9000"), [tiny], [tiny])
-    assert isinstance(found, Shortage)
-    assert found.is_too_large
-
-
-def test_loading_models_count_with_all_they_need() -> None:
+def test_loading_models_count_with_all_they_need_and_make_no_other_too_large() -> None:
     loading = Model(f"b{LARGE}", Engine(), state=ModelState.LOADING)
     free = needed(SMALL, 205) + needed(LARGE, 820)
     assert budget(free).decide(wanted(f"a{SMALL}"), [loading]) is Decision.LOAD
-    assert isinstance(budget(free - 10).decide(wanted(f"a{SMALL}"), [loading]), Shortage)
-
-
-def test_a_model_is_not_too_large_because_another_is_half_loaded() -> None:
-    loading = Model(f"b{LARGE}", Engine(), state=ModelState.LOADING)
+    shortage(budget(free - 10).decide(wanted(f"a{SMALL}"), [loading]))
     free = LARGE - 1000  # of LARGE, of which the other one takes 1,000 MiB by now
-    found = budget(free).decide(wanted("a2000"), [loading])
-    assert isinstance(found, Shortage)
-    assert not found.is_too_large
+    assert not shortage(budget(free).decide(wanted("a2000"), [loading])).is_too_large
 
 
 def test_a_set_length_or_size_is_needed_in_full() -> None:
@@ -128,7 +117,7 @@ def test_a_set_length_or_size_is_needed_in_full() -> None:
         (500 + 700, {"kv_cache_bytes": str(700 * MIB)}),
     ):
         assert budget(free + 1, **settings).decide(wanted(f"a{SMALL}"), []) is Decision.LOAD
-        assert isinstance(budget(free - 1, **settings).decide(wanted(f"a{SMALL}"), []), Shortage)
+        shortage(budget(free - 1, **settings).decide(wanted(f"a{SMALL}"), []))
 
 
 def test_a_draft_model_counts_with_its_model() -> None:
@@ -163,9 +152,7 @@ def test_a_model_on_another_device_needs_its_process_only() -> None:
         (7, [], []),
     ],
 )
-def test_shares_are_as_equal_as_their_limits_allow(
-    total: int, ranges: list[tuple[int, int]], shares: list[int]
-) -> None:
+def test_shares_are_equal_within_their_limits(total: int, ranges: list[tuple[int, int]], shares: list[int]) -> None:
     assert divided(total, ranges) == shares
 
 
@@ -193,16 +180,10 @@ def test_memory_is_divided_when_models_come_load_and_go() -> None:
     assert first.given[4:] == [2000]
 
 
-def test_engines_elsewhere_get_no_share() -> None:
-    gpu, cpu = Engine("cuda"), Engine()
-    budget(4000).divide([Model("a0", gpu, cpu)])
+def test_engines_elsewhere_get_no_share_and_hold_none_of_the_hosts_memory() -> None:
+    gpu, holding, cpu = Engine("cuda"), Engine("cuda", (0, 0), held=9000), Engine()
+    budget(4000).divide([Model("a0", gpu, holding, cpu)])
     assert (gpu.given, cpu.given) == ([0], [2000])
-
-
-def test_memory_that_engines_hold_elsewhere_is_not_the_hosts() -> None:
-    cpu = Engine()
-    budget(4000).divide([Model("a0", Engine("cuda", (0, 0), held=9000), cpu)])
-    assert cpu.given == [2000]
 
 
 def test_a_set_size_is_not_divided() -> None:

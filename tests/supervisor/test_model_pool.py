@@ -57,7 +57,7 @@ class Server:
         # Models whose engines cannot be made.
         self.errors: dict[str, Exception] = {}
         for serial, name in enumerate(names):
-            self.models.add(ManagedModel(new_status(name, "/", ["cpu"], serial), self._engines, 0))
+            self.models.add(self.new(name, "/", serial))
 
     def _engines(self, about: ModelStatus) -> Sequence[EngineWatch]:
         if about.name in self.errors:
@@ -70,6 +70,14 @@ class Server:
         self.update(now)
         self.update(now)  # the first update
         assert self.states()[name] == "ready"
+
+    def new(self, name: str, path: str = "/other", serial: int = 9) -> ManagedModel:
+        return ManagedModel(new_status(name, path, ["cpu"], serial), self._engines, 0)
+
+    def refuses(self, name: str, reason: str) -> None:
+        """Check that a name is taken."""
+        with pytest.raises(InvalidField, match=f'^name "{name}" is {reason}$'):
+            self.models.add(self.new(name, "/"))
 
     def update(self, now: float) -> None:
         for model in self.models.update(now):
@@ -140,16 +148,13 @@ def test_models_in_constant_use_take_turns() -> None:
     assert wait_for(server, "a", 104 + 2 * turn, 108 + 2 * turn) == {"a": "unloaded", "b": "unloading"}
 
 
-def test_of_models_in_use_the_one_that_was_loaded_first_gives_way() -> None:
+def test_the_model_that_was_loaded_first_gives_way_unless_another_is_idle() -> None:
     server = Server("a", "b", "c", most=2)
     server.load("b", 0)
     server.load("a", 5)
     in_use(server, "a", "b")
     wait_for(server, "c", 100, 100 + int(TURN_SECONDS) + 1)
     assert server.states() == {"a": "ready", "b": "unloading", "c": "unloaded"}
-
-
-def test_idle_model_gives_way_before_one_in_use() -> None:
     server = Server("a", "b", "c", most=2)
     server.load("a", 0)
     server.load("b", 5)
@@ -258,38 +263,40 @@ def test_unloading_model_is_not_found() -> None:
             server.models.find(name)
 
 
-def test_a_name_is_taken_by_what_is_loaded_and_by_aliases() -> None:
+def test_a_name_is_taken_by_what_is_loaded_or_to_be_loaded_and_by_aliases() -> None:
     server = Server("a", "b")
+    server.models.request_load("a", 0)
+    server.refuses("a", "to be loaded; unload it first")
     server.load("a", 0)
     server.models.set_alias("x", "a")
-    for name, state in (("a", "ready; unload it first"), ("x", "an alias")):
-        with pytest.raises(InvalidField, match=f'^name "{name}" is {state}$'):
-            server.models.add(ManagedModel(new_status(name, "/", ["cpu"], 9), server._engines, 0))
+    server.refuses("a", "ready; unload it first")
+    server.refuses("x", "an alias")
     server.models.unload("a", 30, 0)
-    with pytest.raises(InvalidField, match='^name "a" is unloading; try again once it is unloaded$'):
-        server.models.add(ManagedModel(new_status("a", "/", ["cpu"], 9), server._engines, 0))
-    server.models.add(ManagedModel(new_status("b", "/other", ["cpu"], 10), server._engines, 0))
+    server.refuses("a", "unloading; try again once it is unloaded")
+    server.models.add(server.new("b"))
     assert server.models.find("b").about.path == "/other"
 
 
-def test_a_model_that_is_to_be_loaded_is_not_replaced() -> None:
+def test_a_model_that_failed_or_that_nobody_waits_for_is_replaced() -> None:
     server = Server("a")
-    other = ManagedModel(new_status("a", "/other", ["cpu"], 5), server._engines, 0)
     server.models.request_load("a", 0)
-    with pytest.raises(InvalidField, match='^name "a" is to be loaded; unload it first$'):
-        server.models.add(other)
     server.errors["a"] = ValueError("x")
     server.update(WANT_SECONDS)
     assert server.states() == {"a": "unloaded"}
-    server.models.add(other)
+    server.models.add(server.new("a"))
     assert server.models.find("a").about.path == "/other"
 
 
-def test_an_adapter_is_there_for_one_model_until_it_is_removed() -> None:
+def test_an_adapter_is_there_once_for_one_model_until_it_is_removed() -> None:
     server = Server("a", "b")
     law = Adapter("law", "/law", "1")
     server.models.add_adapter("a", law)
     assert [about.adapters for about in server.models.statuses()] == [[law], []]
+    with pytest.raises(InvalidField, match='^name "law" has already been loaded for model "a"; unload it first$'):
+        server.models.add_adapter("a", Adapter("law", "/other", "2"))
+    with pytest.raises(ModelNotFound) as missing:
+        server.models.add_adapter("c", Adapter("law", "/law", "3"))
+    assert missing.value.param == "model"
     server.models.add_adapter("b", Adapter("law", "/law", "2"))
     server.models.remove_adapter("a", "2")
     assert [len(about.adapters) for about in server.models.statuses()] == [1, 1]
@@ -297,23 +304,12 @@ def test_an_adapter_is_there_for_one_model_until_it_is_removed() -> None:
     assert [len(about.adapters) for about in server.models.statuses()] == [0, 1]
 
 
-def test_an_adapters_name_is_taken_once_for_each_model() -> None:
-    server = Server("a")
-    server.models.add_adapter("a", Adapter("law", "/law", "1"))
-    with pytest.raises(InvalidField, match='^name "law" has already been loaded for model "a"; unload it first$'):
-        server.models.add_adapter("a", Adapter("law", "/other", "2"))
-    with pytest.raises(ModelNotFound) as missing:
-        server.models.add_adapter("b", Adapter("law", "/law", "3"))
-    assert missing.value.param == "model"
-
-
 def test_reloaded_model_keeps_its_adapters_if_it_is_the_same() -> None:
     server = Server("a")
     server.models.add_adapter("a", Adapter("law", "/law", "1"))
-    again = ManagedModel(new_status("a", "/", ["cpu"], 7), server._engines, 0)
+    again, other = server.new("a", "/", 7), server.new("a", "/other", 8)
     server.models.add(again)
     assert [adapter.name for adapter in again.about.adapters] == ["law"]
-    other = ManagedModel(new_status("a", "/other", ["cpu"], 8), server._engines, 0)
     server.models.add(other)
     assert other.about.adapters == []
 
@@ -358,6 +354,6 @@ def test_exception_while_making_engines_fails_only_the_model() -> None:
     (failed,) = server.models.find("a").engine_statuses()
     assert (failed.state, failed.error) == ("failed", "StopIteration")
     server.errors.clear()
-    server.models.add(ManagedModel(new_status("a", "/", ["cpu"], 2), server._engines, 1))
+    server.models.add(server.new("a", "/", 2))
     server.load("a", 1)
     assert server.models.find("a").engine_statuses()[0].state == "ready"

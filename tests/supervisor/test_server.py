@@ -3,8 +3,8 @@
 import asyncio
 import stat
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from genai_server.messages.supervisor_protocol import (
 from genai_server.supervisor.server import SupervisorServer
 from tests.reported_status import SECRET, reporting
 
+pytestmark = pytest.mark.anyio
 BEFORE = ServerStatus("secret", [EngineStatus("cpu", EngineState.STARTING)])
 AFTER = ServerStatus(
     "secret",
@@ -40,6 +41,9 @@ class Supervised:
         self.obeyed: list[Command] = []
         self.server: SupervisorServer | None = None
 
+    def client(self) -> "closing[SupervisorClient]":
+        return closing(SupervisorClient(partial(read_address, self.folder)))
+
     def execute(self, command: Command) -> None:
         if command == WantModel("missing"):
             raise ModelNotFound("no model 'missing' is served", param="name")
@@ -50,18 +54,12 @@ class Supervised:
         if command == WantModel("a"):
             self.server.publish(AFTER)
 
-    def run(self, work: Callable[[SupervisorClient, SupervisorServer], Awaitable[None]]) -> None:
-        """Run a test with a connected client."""
-
-        async def main() -> None:
-            with (
-                reporting(self.folder, BEFORE, self.execute) as self.server,
-                closing(SupervisorClient(partial(read_address, self.folder))) as client,
-            ):
-                await client.ready()
-                await work(client, self.server)
-
-        asyncio.run(main())
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[SupervisorClient]:
+        """A client that is connected."""
+        with reporting(self.folder, BEFORE, self.execute) as self.server, self.client() as client:
+            await client.ready()
+            yield client
 
 
 @pytest.fixture
@@ -69,34 +67,31 @@ def supervised(short_folder: Path) -> Supervised:
     return Supervised(short_folder)
 
 
-def test_each_change_reaches_all_that_are_connected(supervised: Supervised) -> None:
-    async def work(client: SupervisorClient, server: SupervisorServer) -> None:
+async def test_each_change_reaches_all_that_are_connected(supervised: Supervised) -> None:
+    async with supervised.connected() as client:
         assert client.status == BEFORE
-        with closing(SupervisorClient(partial(read_address, supervised.folder))) as other:
+        with supervised.client() as other:
             await other.ready()
             assert other.status == BEFORE
             changes = [asyncio.create_task(each.changed()) for each in (client, other)]
             await asyncio.sleep(0)
-            await asyncio.to_thread(server.publish, AFTER)
+            assert supervised.server is not None
+            await asyncio.to_thread(supervised.server.publish, AFTER)
             await asyncio.gather(*changes)
             assert client.status == other.status == AFTER
 
-    supervised.run(work)
 
-
-def test_a_command_and_its_effect_are_known_when_its_sender_continues(supervised: Supervised) -> None:
-    async def work(client: SupervisorClient, server: SupervisorServer) -> None:
+async def test_a_command_and_its_effect_are_known_when_its_sender_continues(supervised: Supervised) -> None:
+    async with supervised.connected() as client:
         for command in (LoadModel("a", "/é", ["cpu"]), SetAlias("x", None)):
             await client.command(command)
             assert supervised.obeyed[-1] == command
         await client.command(WantModel("a"))
         assert client.status == AFTER
 
-    supervised.run(work)
 
-
-def test_refusal_of_a_command_is_raised_at_the_sender(supervised: Supervised) -> None:
-    async def work(client: SupervisorClient, server: SupervisorServer) -> None:
+async def test_refusal_of_a_command_is_raised_at_the_sender(supervised: Supervised) -> None:
+    async with supervised.connected() as client:
         with pytest.raises(ModelNotFound, match="no model 'missing' is served") as raised:
             await client.command(WantModel("missing"))
         assert raised.value.param == "name"
@@ -105,55 +100,39 @@ def test_refusal_of_a_command_is_raised_at_the_sender(supervised: Supervised) ->
         await client.command(SetAlias("x", None))
         assert supervised.obeyed == [SetAlias("x", None)]
 
-    supervised.run(work)
 
-
-def test_nothing_is_said_or_done_without_the_secret(supervised: Supervised) -> None:
-    async def work(client: SupervisorClient, server: SupervisorServer) -> None:
+async def test_nothing_is_said_or_done_without_the_secret(supervised: Supervised) -> None:
+    async with supervised.connected() as client:
         address = read_address(supervised.folder)
         write_address(supervised.folder, SupervisorAddress(address.address, "guess"))
-        with closing(SupervisorClient(partial(read_address, supervised.folder))) as stranger:
+        with supervised.client() as stranger:
             with pytest.raises(NoEngineReady, match="cannot be reached"):
                 await stranger.command(WantModel("a"))
             assert stranger.status == NO_SERVER
         assert supervised.obeyed == []
         await client.command(WantModel("a"))
 
-    supervised.run(work)
 
-
-def test_an_ended_supervisor_is_noticed_and_the_next_one_is_found(short_folder: Path) -> None:
-    async def main() -> None:
-        with closing(SupervisorClient(partial(read_address, short_folder))) as client:
-            await client.ready()
-            assert client.status == NO_SERVER
-            with pytest.raises(NoEngineReady):
-                await client.command(WantModel("a"))
-            for status in (BEFORE, AFTER):
-                with reporting(short_folder, status):
-                    while client.status != status:
-                        await client.changed()
-                (short_folder / "supervisor.json").unlink()
-                while client.status != NO_SERVER:
+async def test_an_ended_supervisor_is_noticed_and_the_next_one_is_found(supervised: Supervised) -> None:
+    with supervised.client() as client:
+        await client.ready()
+        assert client.status == NO_SERVER
+        with pytest.raises(NoEngineReady):
+            await client.command(WantModel("a"))
+        for status in (BEFORE, AFTER):
+            with reporting(supervised.folder, status):
+                while client.status != status:
                     await client.changed()
-
-    asyncio.run(main())
-
-
-def test_a_status_from_before_the_connection_is_sent(supervised: Supervised) -> None:
-    supervised.server = None
-
-    async def main() -> None:
-        with closing(SupervisorClient(partial(read_address, supervised.folder))) as client:
-            await client.ready()
-            assert client.status == AFTER
-
-    with reporting(supervised.folder, AFTER):
-        asyncio.run(main())
+            (supervised.folder / "supervisor.json").unlink()
+            while client.status != NO_SERVER:
+                await client.changed()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's")
-def test_secret_is_readable_only_by_the_servers_user(short_folder: Path) -> None:
-    with reporting(short_folder, BEFORE):
-        assert read_address(short_folder).secret == SECRET
-        assert stat.S_IMODE((short_folder / "supervisor.json").stat().st_mode) == 0o600
+async def test_a_status_from_before_the_connection_is_sent_and_the_secret_is_the_users(supervised: Supervised) -> None:
+    with reporting(supervised.folder, AFTER):
+        assert read_address(supervised.folder).secret == SECRET
+        assert stat.S_IMODE((supervised.folder / "supervisor.json").stat().st_mode) == 0o600
+        with supervised.client() as client:
+            await client.ready()
+            assert client.status == AFTER

@@ -28,9 +28,12 @@ def settings(**values: str) -> Settings:
 
 
 @contextmanager
-def supervised(supervisor: Supervisor) -> Iterator[Supervisor]:
+def supervised(chosen: Settings | None = None, *, until: str = "ready") -> Iterator[Supervisor]:
+    """A supervisor, by default of a scripted engine, whose first engine has come to a state."""
+    supervisor = Supervisor(chosen or settings())
     supervisor.start()
     try:
+        wait_until(lambda: first(supervisor).state == until)
         yield supervisor
     finally:
         supervisor.stop()
@@ -49,16 +52,14 @@ def pid_of_first(supervisor: Supervisor) -> int:
 
 @pytest.mark.usefixtures("unforked")
 def test_engine_becomes_ready_and_ends_with_its_supervisor() -> None:
-    with supervised(Supervisor(settings())) as supervisor:
-        assert first(supervisor).state == "starting"
+    with supervised(until="starting") as supervisor:
         # Only the user has access.
         assert supervisor.folder.stat().st_mode & 0o077 == 0
         assert (supervisor.folder / "supervisor.json").stat().st_mode & 0o077 == 0
         wait_until(lambda: first(supervisor).state == "ready")
         status = first(supervisor)
         assert status.pid is not None
-        assert status.address
-        assert status.restarts == 0
+        assert (bool(status.address), status.restarts) == (True, 0)
     assert not psutil.pid_exists(status.pid)
     assert not supervisor.folder.exists()
 
@@ -82,9 +83,7 @@ def test_each_engine_publishes_cache_events_at_its_own_port() -> None:
     events = {"kv_events": "tcp://*:5557", "kv_events_topic": "kv@host@{model}"}
     supervisor = Supervisor(settings(**several, **events))
     supervisor.folder.rmdir()
-    targets = [
-        watch._launch.spec.kv_events for model in supervisor._models for watch in supervisor._engines(model.about)
-    ]
+    targets = [each._launch.spec.kv_events for model in supervisor._models for each in supervisor._engines(model.about)]
     assert [(found.address, found.topic, found.rank) for found in targets if found is not None] == [
         ("tcp://*:5557", "kv@host@a", 0),
         ("tcp://*:5558", "kv@host@a", 1),
@@ -110,8 +109,8 @@ def test_engines_never_receive_an_api_key(tmp_path: Path, monkeypatch: pytest.Mo
     export_settings(keys, exported)  # as for several API processes, wherever the keys were set
     for name, value in exported.items():
         monkeypatch.setenv(name, value)
-    with supervised(Supervisor(keys)) as supervisor:
-        wait_until(lambda: first(supervisor).state == "failed")
+    with supervised(keys, until="failed"):
+        pass
     assert "prefix_cache_dir" in record.read_text(encoding="utf-8")
     assert "swordfish" not in record.read_text(encoding="utf-8")
 
@@ -119,18 +118,14 @@ def test_engines_never_receive_an_api_key(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.skipif(
     sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2, reason="two CPUs of Linux stand for two nodes"
 )
-def test_an_engine_of_a_node_is_kept_on_its_cores_with_weights_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_of_a_node_has_its_cores_and_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpus = sorted(os.sched_getaffinity(0))[:2]
     nodes = [Node(number, (Core((cpu,)),)) for number, cpu in enumerate(cpus)]
     monkeypatch.setattr("genai_server.supervisor.supervisor.numa_nodes", lambda: nodes)
-    monkeypatch.setattr("genai_server.supervisor.supervisor.numa_nodes", lambda: nodes)
-    with supervised(Supervisor(settings(device="cpu:0,cpu:1", model_dir=str(DEMO), cache_dir=str(tmp_path)))) as found:
+    with supervised(settings(device="cpu:0,cpu:1", model_dir=str(DEMO), cache_dir=str(tmp_path))) as found:
         wait_until(lambda: all(status.state == "ready" for status in found.statuses()))
-        assert [status.cores for status in found.statuses()] == [
-            EngineCores(str(cpu), 1, number) for number, cpu in enumerate(cpus)
-        ]
+        expected = [EngineCores(str(cpu), 1, number) for number, cpu in enumerate(cpus)]
+        assert [status.cores for status in found.statuses()] == expected
         for status, cpu in zip(found.statuses(), cpus, strict=True):
             # ONNX Runtime's threads among them.
             assert {tuple(os.sched_getaffinity(thread.id)) for thread in psutil.Process(status.pid).threads()} == {
@@ -141,8 +136,7 @@ def test_an_engine_of_a_node_is_kept_on_its_cores_with_weights_of_its_own(
 
 
 def test_killed_engine_is_restarted() -> None:
-    with supervised(Supervisor(settings())) as supervisor:
-        wait_until(lambda: first(supervisor).state == "ready")
+    with supervised() as supervisor:
         with starts_held():
             os.kill(pid := pid_of_first(supervisor), signal.SIGKILL)
             wait_until(lambda: first(supervisor).state == "restarting")
@@ -151,13 +145,11 @@ def test_killed_engine_is_restarted() -> None:
             )
         wait_until(lambda: first(supervisor).state == "ready")
         assert first(supervisor).pid != pid
-        assert first(supervisor).restarts == 1
-        assert first(supervisor).error is None
+        assert (first(supervisor).restarts, first(supervisor).error) == (1, None)
 
 
 def test_engine_ignores_signals_meant_for_the_server() -> None:
-    with supervised(Supervisor(settings())) as supervisor:
-        wait_until(lambda: first(supervisor).state == "ready")
+    with supervised() as supervisor:
         process = psutil.Process(first(supervisor).pid)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             process.send_signal(number)
@@ -168,7 +160,7 @@ def test_engine_ignores_signals_meant_for_the_server() -> None:
 @pytest.mark.slow
 def test_hung_engine_is_restarted_and_an_idle_one_is_not() -> None:
     devices = "scripted:0,scripted:1"
-    with supervised(Supervisor(settings(device=devices, step_timeout="3"))) as supervisor:
+    with supervised(settings(device=devices, step_timeout="3")) as supervisor:
         wait_until(lambda: all(status.state == "ready" for status in supervisor.statuses()))
         pid, idle = (status.pid for status in supervisor.statuses())
         assert pid is not None
@@ -186,14 +178,13 @@ def test_hung_engine_is_restarted_and_an_idle_one_is_not() -> None:
 
 
 def test_a_crash_loop_is_given_up_with_the_last_reason() -> None:
-    with supervised(Supervisor(settings(max_restarts="2"))) as supervisor:
+    with supervised(settings(max_restarts="2")) as supervisor:
         for restarts in range(3):
             wait_until(lambda: first(supervisor).state == "ready" and first(supervisor).restarts == restarts)  # noqa: B023
             os.kill(pid_of_first(supervisor), signal.SIGKILL)
         wait_until(lambda: first(supervisor).state == "failed")
         status = first(supervisor)
-        assert status.error is not None
-        assert status.error.startswith(
+        assert str(status.error).startswith(
             "given up after 2 restarts in a row (GENAI_MAX_RESTARTS): the engine process died, exit status -9"
         )
         assert (status.pid, status.address) == (None, "")
@@ -212,8 +203,7 @@ def test_a_load_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return process
 
     monkeypatch.setattr(engine_process, "EngineProcess", noted)
-    with supervised(Supervisor(chosen)) as supervisor:
-        wait_until(lambda: first(supervisor).state == "failed")
+    with supervised(chosen, until="failed") as supervisor:
         assert first(supervisor).error == (
             "the engine process was killed: it did not load its model within 1 s (GENAI_LOAD_TIMEOUT)"
         )
@@ -222,14 +212,10 @@ def test_a_load_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_device_that_cannot_load_fails_and_the_others_serve() -> None:
-    chosen = settings(device="cpu,cuda", model_dir=str(DEMO))
-    with supervised(Supervisor(chosen)) as supervisor:
-        wait_until(lambda: {status.state for status in supervisor.statuses()} == {"ready", "failed"})
-        cpu, cuda = supervisor.statuses()
-        assert (cpu.state, cuda.state) == ("ready", "failed")
-        assert cuda.error is not None
-        assert "uda" in cuda.error
-        assert cuda.pid is None
+    with supervised(settings(device="cpu,cuda", model_dir=str(DEMO))) as supervisor:
+        wait_until(lambda: [status.state for status in supervisor.statuses()] == ["ready", "failed"])
+        _, cuda = supervisor.statuses()
+        assert ("uda" in str(cuda.error), cuda.pid) == (True, None)
         assert not supervisor.status().no_model_loaded
 
 
@@ -255,28 +241,22 @@ def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> Non
 
 
 @pytest.mark.parametrize("error", [ValueError("embedded null byte"), StopIteration(), SystemExit(2), GeneratorExit()])
-def test_exception_while_starting_an_engine_becomes_its_state(
-    error: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exception_of_an_engines_start_becomes_its_state(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(launch: EngineLaunch) -> None:
         raise error
 
     monkeypatch.setattr("genai_server.supervisor.engine_process.EngineProcess", refuse)
-    with supervised(Supervisor(settings())) as supervisor:
-        wait_until(lambda: first(supervisor).state == "failed")
+    with supervised(until="failed") as supervisor:
         assert type(error).__name__ in str(first(supervisor).error)
 
 
 def test_a_spec_that_cannot_be_sent_fails_the_engine() -> None:
-    with supervised(Supervisor(settings(profile_dir="/\udc80"))) as supervisor:
-        wait_until(lambda: first(supervisor).state == "failed")
+    with supervised(settings(profile_dir="/\udc80"), until="failed") as supervisor:
         assert "surrogates not allowed" in str(first(supervisor).error)
 
 
 @pytest.mark.parametrize("error", ["SystemExit(3)", "StopIteration()", "BaseException('two\\nlines \\udc80')"])
-def test_an_exception_of_the_library_is_the_reports_error(
-    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exception_of_the_library_is_reported(error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import genai_server.engine.runners.load_model as choose\n"
         "def load_model(spec):\n"
@@ -285,8 +265,7 @@ def test_an_exception_of_the_library_is_the_reports_error(
         encoding="utf-8",
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT / "src")]))
-    with supervised(Supervisor(settings())) as supervisor:
-        wait_until(lambda: first(supervisor).state == "failed")
+    with supervised(until="failed") as supervisor:
         name, _, text = error.partition("(")
         assert str(first(supervisor).error).startswith(name)
         assert ("two lines" in str(first(supervisor).error)) == ("two" in text)

@@ -11,6 +11,7 @@ import pytest
 
 from genai_server.system.resources import (
     Core,
+    Node,
     cpus_of,
     free_memory,
     in_ranges,
@@ -47,6 +48,7 @@ def _allow(monkeypatch: pytest.MonkeyPatch, *cpus: int) -> None:
 def eight_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     _cpus(tmp_path, *map(str, range(8)))
     _allow(monkeypatch, *range(8))
+    assert usable_cores(tmp_path) == 8
     return tmp_path
 
 
@@ -56,10 +58,6 @@ def test_cpus_are_counted_with_their_siblings_up_to_a_quota(tmp_path: Path, monk
     assert (usable_cores(tmp_path), usable_cpus(tmp_path)) == (2, 4)
     monkeypatch.setattr("genai_server.system.resources.cpu_quota", lambda root: 1.5)
     assert (usable_cores(tmp_path), usable_cpus(tmp_path)) == (1, 1)
-
-
-def test_cores_are_counted_without_limits(eight_cores: Path) -> None:
-    assert usable_cores(eight_cores) == 8
 
 
 @pytest.mark.parametrize(("allowed", "cores"), [((0, 2), 1), ((0, 3), 2), ((1, 2, 3), 2), ((3,), 1)])
@@ -101,20 +99,19 @@ def test_cgroup_v1_quota_limits_the_cores(eight_cores: Path, quota: str, cores: 
     assert usable_cores(eight_cores) == cores
 
 
-def test_tighter_quota_of_both_cgroup_versions_counts(eight_cores: Path) -> None:
-    _file(eight_cores / "sys/fs/cgroup/cpu.max", "300000 100000")
-    _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000")
-    _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
-    assert usable_cores(eight_cores) == 1
-
-
 @pytest.mark.parametrize(
-    ("own", "parent", "cores"), [("300000 100000", "max 100000", 3), ("max 100000", "200000 100000", 2)]
+    ("files", "cores"),
+    [
+        ({"cpu.max": "300000 100000", "cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        ({"system.slice/cpu.max": "max 100000", "system.slice/genai.service/cpu.max": "300000 100000"}, 3),
+        ({"system.slice/cpu.max": "200000 100000", "system.slice/genai.service/cpu.max": "max 100000"}, 2),
+    ],
+    ids=["both versions", "own", "parent"],
 )
-def test_quotas_of_the_own_and_parent_cgroups_count(eight_cores: Path, own: str, parent: str, cores: int) -> None:
+def test_the_tightest_quota_counts(eight_cores: Path, files: dict[str, str], cores: int) -> None:
     _file(eight_cores / "proc/self/cgroup", "0::/system.slice/genai.service")
-    _file(eight_cores / "sys/fs/cgroup/system.slice/cpu.max", parent)
-    _file(eight_cores / "sys/fs/cgroup/system.slice/genai.service/cpu.max", own)
+    for name, text in files.items():
+        _file(eight_cores / "sys/fs/cgroup" / name, text)
     assert usable_cores(eight_cores) == cores
 
 
@@ -124,10 +121,8 @@ _TWO_SOCKETS = {0: "0-31,64-95", 1: "32-63,96-127"}
 
 def _nodes(root: Path) -> dict[int, tuple[int, str]]:
     """The number of cores of each node, and the CPUs of these."""
-    return {
-        node.number: (len(node.cores), in_ranges(cpu for core in node.cores for cpu in core.cpus))
-        for node in numa_nodes(root)
-    }
+    cores = {node.number: node.cores for node in numa_nodes(root)}
+    return {node: (len(of), in_ranges(cpu for core in of for cpu in core.cpus)) for node, of in cores.items()}
 
 
 @pytest.mark.parametrize(
@@ -182,13 +177,9 @@ def test_memory_of_a_node_is_what_is_free_and_what_files_take(tmp_path: Path, mo
     assert [node.free_memory for node in numa_nodes(tmp_path)] == [100 << 20, 100 << 20]
 
 
-def test_a_machine_that_does_not_tell_its_nodes_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_has_one_node_or_none_where_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _allow(monkeypatch, 3, 5)
-    (node,) = numa_nodes(tmp_path)
-    assert (node.number, node.cores, node.free_memory) == (0, (Core((3,)), Core((5,))), 0)
-
-
-def test_other_systems_have_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert numa_nodes(tmp_path) == [Node(0, (Core((3,)), Core((5,))), 0)]
     monkeypatch.setattr("sys.platform", "win32")
     assert numa_nodes() == []
 
@@ -224,20 +215,23 @@ def _member(root: Path, line: str) -> None:
     (root / "proc/self/cgroup").write_text(f"3:cpuset:/other\n{line}\n", encoding="utf-8")
 
 
-def test_free_memory_without_limits_is_the_machines(tmp_path: Path) -> None:
-    assert free_memory(tmp_path) == AVAILABLE
-
-
-@pytest.mark.parametrize(("version", "folder"), [(1, "sys/fs/cgroup/memory"), (2, "sys/fs/cgroup")])
+@pytest.mark.parametrize("version", TREES)
 @pytest.mark.parametrize(
     ("limit", "used", "cached", "free"),
-    [(500, 100, 0, 400), (500, 100, 60, 460), (5000, 100, 0, 1000), (50, 100, 0, 0)],
+    [(500, 100, 0, 400), (500, 100, 60, 460), (5000, 100, 0, 1000), (50, 100, 0, 0), ("", 100, 0, 1000)],
 )
-def test_a_containers_limit_bounds_it_and_cached_files_are_free(
-    tmp_path: Path, version: int, folder: str, limit: int, used: int, cached: int, free: int
+def test_a_containers_limit_bounds_free_memory_and_cached_files_are_free(
+    tmp_path: Path, version: int, limit: int, used: int, cached: int, free: int
 ) -> None:
-    _limit(tmp_path / folder, limit, used, cached, version)
+    assert free_memory(tmp_path) == AVAILABLE
+    _limit(tmp_path / TREES[version], limit, used, cached, version)
     assert free_memory(tmp_path) == free
+
+
+def test_a_group_without_limit_bounds_nothing(tmp_path: Path) -> None:
+    _limit(tmp_path / TREES[2], "max", 100)
+    _limit(tmp_path / TREES[1], 2**63 - 4096, 100, version=1)
+    assert free_memory(tmp_path) == AVAILABLE
 
 
 @pytest.mark.parametrize(("limit", "total"), [(500, 500), (5000, TOTAL), ("max", TOTAL)])
@@ -245,12 +239,6 @@ def test_total_memory_is_the_machines_or_a_containers_limit(tmp_path: Path, limi
     assert total_memory(tmp_path) == TOTAL
     _limit(tmp_path / "sys/fs/cgroup", limit, 100)
     assert total_memory(tmp_path) == total
-
-
-def test_a_group_without_limit_bounds_nothing(tmp_path: Path) -> None:
-    _limit(tmp_path / "sys/fs/cgroup", "max", 100)
-    _limit(tmp_path / "sys/fs/cgroup/memory", 2**63 - 4096, 100, version=1)
-    assert free_memory(tmp_path) == AVAILABLE
 
 
 @pytest.mark.parametrize(("version", "hierarchy"), [(1, "4:memory"), (2, "0:")])
@@ -262,11 +250,6 @@ def test_the_own_group_and_those_above_it_count(
     _limit(tmp_path / TREES[version] / "system.slice", parent, 100, version=version)
     _limit(tmp_path / TREES[version] / "system.slice/genai.service", own, 100, version=version)
     assert free_memory(tmp_path) == free
-
-
-def test_unreadable_limit_is_ignored(tmp_path: Path) -> None:
-    _limit(tmp_path / "sys/fs/cgroup", "", 100)
-    assert free_memory(tmp_path) == AVAILABLE
 
 
 def test_mapped_files_can_count_as_used_on_the_machine(tmp_path: Path) -> None:
@@ -347,14 +330,10 @@ def output(program: str) -> str:
 
 
 @glibc_only
-def test_large_blocks_go_back_to_the_system() -> None:
+def test_large_blocks_go_back_to_the_system_and_threads_share_the_first_ones_heap() -> None:
     kibibytes = int(output(LARGE_BLOCKS.format(call="release_large_blocks_at_once()")))
     assert kibibytes < 2048
     assert int(output(LARGE_BLOCKS.format(call=""))) > kibibytes
-
-
-@glibc_only
-def test_threads_share_the_first_ones_heap() -> None:
     assert int(output(THREADS.format(call="share_heaps()"))) == 1
     assert int(output(THREADS.format(call=""))) > 1
 
@@ -384,46 +363,37 @@ def aged_cycle() -> "weakref.ref[Cycle]":
     return weakref.ref(cycle)
 
 
-def test_a_full_collection_comes_by_the_clock() -> None:
-    async def wait_for_one() -> None:
-        async with rare_full_collections(min_seconds=0.05):
-            cycle = aged_cycle()
-            gc.collect(1)
-            async with asyncio.timeout(30):
-                while cycle() is not None:  # noqa: ASYNC110 - the collector has no callback for this
-                    await asyncio.sleep(0.01)
-
-    asyncio.run(wait_for_one())
+@pytest.mark.anyio
+async def test_a_full_collection_comes_by_the_clock() -> None:
+    async with rare_full_collections(min_seconds=0.05):
+        cycle = aged_cycle()
+        gc.collect(1)
+        async with asyncio.timeout(30):
+            while cycle() is not None:  # noqa: ASYNC110 - the collector has no callback for this
+                await asyncio.sleep(0.01)
 
 
-def test_memory_freed_by_a_full_collection_goes_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def wait_for_one() -> None:
-        given_back = asyncio.Event()
-        monkeypatch.setattr("genai_server.system.resources.release_free_memory", given_back.set)
-        async with rare_full_collections(min_seconds=0.05), asyncio.timeout(30):
-            await given_back.wait()
-
-    asyncio.run(wait_for_one())
+@pytest.mark.anyio
+async def test_memory_freed_by_a_full_collection_goes_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back = asyncio.Event()
+    monkeypatch.setattr("genai_server.system.resources.release_free_memory", given_back.set)
+    async with rare_full_collections(min_seconds=0.05), asyncio.timeout(30):
+        await given_back.wait()
 
 
-def test_full_collection_is_not_triggered_by_allocations() -> None:
-    async def full_collections() -> int:
-        async with rare_full_collections():
-            before = gc.get_stats()[2]["collections"]
-            kept = [[index] for index in range(300_000)]  # many times what triggers a collection
-            del kept
-            return int(gc.get_stats()[2]["collections"] - before)
-
-    assert asyncio.run(full_collections()) == 0
+@pytest.mark.anyio
+async def test_full_collection_is_not_triggered_by_allocations() -> None:
+    async with rare_full_collections():
+        before = gc.get_stats()[2]["collections"]
+        kept = [[index] for index in range(300_000)]  # many times what triggers a collection
+        del kept
+        assert gc.get_stats()[2]["collections"] == before
 
 
-def test_objects_of_the_start_are_frozen_until_the_end() -> None:
+@pytest.mark.anyio
+async def test_objects_of_the_start_are_frozen_until_the_end() -> None:
     gc.unfreeze()
     before = gc.get_threshold(), gc.get_freeze_count()
-
-    async def frozen() -> int:
-        async with rare_full_collections():
-            return gc.get_freeze_count()
-
-    assert asyncio.run(frozen()) > 1000
+    async with rare_full_collections():
+        assert gc.get_freeze_count() > 1000
     assert (gc.get_threshold(), gc.get_freeze_count()) == before

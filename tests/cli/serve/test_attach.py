@@ -59,21 +59,15 @@ def test_api_processes_that_start_at_once_share_a_supervisor_that_leaves_after_t
     wait_until(lambda: list(temporary.iterdir()) == [])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's")
-@pytest.mark.parametrize("mode", [0o755, 0o777])
-def test_a_folder_that_others_can_enter_is_refused(temporary: Path, mode: int) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's, and links need a right there")
+@pytest.mark.parametrize("mode", [0o755, 0o777, None])
+def test_a_folder_that_others_can_enter_and_a_link_are_refused(temporary: Path, mode: int | None) -> None:
     folder = open_runtime_folder(7)
     assert open_runtime_folder(7) == folder
-    folder.chmod(mode)
+    if mode is None:
+        folder.rename(temporary / "other")
+        folder.symlink_to(temporary / "other")
+    else:
+        folder.chmod(mode)
     with pytest.raises(ConfigurationError, match="must be a folder that belongs to this user, with mode 0700"):
-        open_runtime_folder(7)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="links need a right there")
-def test_a_link_in_place_of_the_folder_is_refused(temporary: Path) -> None:
-    folder = open_runtime_folder(7)
-    folder.rmdir()
-    (temporary / "other").mkdir(mode=0o700)
-    folder.symlink_to(temporary / "other")
-    with pytest.raises(ConfigurationError, match="must be a folder"):
         open_runtime_folder(7)

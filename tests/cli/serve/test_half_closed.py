@@ -3,7 +3,6 @@
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -13,24 +12,19 @@ import pytest
 from tests.apis.admin.test_requests import ENDLESS, listed
 from tests.raw_http import RawAnswer, answers, connect, read_to_end
 from tests.running_server import RunningServer, body, run_server, wait_until
-from tests.server_here import run_here
+from tests.server_here import module_server
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with run_here(tmp_path_factory.mktemp("half-closed"), "--device", "scripted", "--max-length", "4000") as running:
-        yield running
+server = module_server("--device", "scripted", "--max-length", "4000")
 
 
 def request(path: str, content: str, *, name: str = "half", version: str = "1.1", stream: bool = False) -> bytes:
     """The bytes of a request."""
     data = json.dumps(body(content, **({"stream": True} if stream else {}))).encode()
-    head = (
-        f"POST {path} HTTP/{version}\r\nhost: localhost\r\nx-request-id: {name}\r\ncontent-type: application/json\r\n"
-    )
-    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+    head = f"POST {path} HTTP/{version}\r\nhost: localhost\r\nx-request-id: {name}\r\ncontent-length: {len(data)}\r\n"
+    return f"{head}content-type: application/json\r\n\r\n".encode() + data
 
 
 def half_closed(server: RunningServer, sent: bytes) -> socket.socket:
@@ -45,13 +39,19 @@ def final(data: bytes) -> list[RawAnswer]:
     return answers(data.replace(INTERIM, b""))
 
 
-def test_a_half_closed_request_gets_its_answer(server: RunningServer) -> None:
+def contents(data: bytes) -> list[str]:
+    """The contents of the final answers."""
+    return [json.loads(answer.body)["content"] for answer in final(data)]
+
+
+def test_half_closed_requests_get_their_answers(server: RunningServer) -> None:
     with half_closed(server, request("/v1/chat", "delay 0.05; count 5")) as sock:
         data = read_to_end(sock)
-    assert data.startswith(INTERIM)
-    (answer,) = final(data)
-    assert json.loads(answer.body)["content"] == "1, 2, 3, 4, 5"
-    assert answer.headers["connection"] == ["close"]
+    assert (data.startswith(INTERIM), contents(data)) == (True, ["1, 2, 3, 4, 5"])
+    assert final(data)[0].headers["connection"] == ["close"]
+    sent = b"".join(request("/v1/chat", f"delay 0.05; count {number}") for number in (2, 3, 4))
+    with half_closed(server, sent) as sock:
+        assert contents(read_to_end(sock)) == ["1, 2", "1, 2, 3", "1, 2, 3, 4"]
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -63,22 +63,14 @@ def test_a_half_closed_stream_is_complete(server: RunningServer, is_begun: bool)
         if not is_begun:
             connection.sock.shutdown(socket.SHUT_WR)
         response = connection.getresponse()
-        data = b""
+        data = response.readline()
         if is_begun:
-            data = response.readline()
             connection.sock.shutdown(socket.SHUT_WR)
         data += response.read()
     chunks = [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
     text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
     assert text == "1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert data.rstrip().endswith(b"data: [DONE]")
-
-
-def test_pipelined_requests_before_a_half_close_are_answered(server: RunningServer) -> None:
-    sent = b"".join(request("/v1/chat", f"delay 0.05; count {number}") for number in (2, 3, 4))
-    with half_closed(server, sent) as sock:
-        found = final(read_to_end(sock))
-    assert [json.loads(answer.body)["content"] for answer in found] == ["1, 2", "1, 2, 3", "1, 2, 3, 4"]
 
 
 @pytest.mark.parametrize(
@@ -131,9 +123,7 @@ def test_half_closed_and_disconnected_clients_are_distinguished(server: RunningS
 
     def waits(number: int) -> str:
         with half_closed(server, request("/v1/chat", f"delay 0.02; count {number + 1}")) as sock:
-            (answer,) = final(read_to_end(sock))
-        text: str = json.loads(answer.body)["content"]
-        return text
+            return contents(read_to_end(sock))[0]
 
     with ThreadPoolExecutor(3) as pool:
         for number, text in enumerate(pool.map(waits, waiters)):
@@ -149,7 +139,7 @@ def test_half_close_without_uvloop_is_no_disconnect(tmp_path: Path) -> None:
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['uvloop'] = None\n", encoding="utf-8")
     with run_server(tmp_path, "--device", "scripted", settings={"PYTHONPATH": str(folder)}) as server:
         with half_closed(server, request("/v1/chat", "delay 0.05; count 5")) as sock:
-            assert json.loads(final(read_to_end(sock))[0].body)["content"] == "1, 2, 3, 4, 5"
+            assert contents(read_to_end(sock)) == ["1, 2, 3, 4, 5"]
         with connect(server) as sock:
             sock.sendall(request("/v1/chat", ENDLESS))
             wait_until(lambda: not server.idle("scripted"))

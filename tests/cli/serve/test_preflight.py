@@ -12,24 +12,16 @@ from tests.given_settings import given
 from tests.model_edits import base_model
 from tests.running_server import DEMO, ROOT
 
-_MODELS = {
-    "speech": ROOT / "tests" / "built_models" / "whisper",
-    "vectors": ROOT / "models" / "demo-embeddings",
-}
+_MODELS = {"speech": ROOT / "tests" / "built_models" / "whisper", "vectors": ROOT / "models" / "demo-embeddings"}
 
 
 @pytest.mark.parametrize("name", ["base", *_MODELS])
-def test_only_models_that_generate_lack_a_chat_template(
+def test_only_models_that_generate_lack_a_chat_template_and_need_the_tokens_of_their_draft_model(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = _MODELS.get(name) or base_model(tmp_path / name)
-    check_models(given(models=f"{name}={directory}"))
+    check_models(given(models=f"{name}={directory}", draft_model=f"{name}={DEMO}"))
     assert (f"model {name} has no chat template" in caplog.text) is (name == "base")
-
-
-@pytest.mark.parametrize("name", _MODELS)
-def test_draft_model_without_effect_needs_no_common_tokens(name: str) -> None:
-    check_models(given(models=f"{name}={_MODELS[name]}", draft_model=f"{name}={DEMO}"))
 
 
 def test_the_folder_for_files_must_be_writable(tmp_path: Path) -> None:
@@ -86,16 +78,15 @@ def test_file_that_another_server_writes_to_is_usable(tmp_path: Path) -> None:
         check_storage(given(response_store_file=str(tmp_path / "store")))
 
 
-def test_folder_for_profiles_is_checked_without_being_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "a" / "profiles"
+def test_a_missing_folder_for_profiles_and_no_keys_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, keys = tmp_path / "a" / "profiles", tmp_path / "keys"
     assert why_no_profiles(given(profile_dir=str(folder))) is None
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "a").write_text("a file")
     check_storage(given(profile_dir=str(folder)))
     assert f"GENAI_PROFILE_DIR={folder}: cannot be written: not a directory; nothing can be profiled" in caplog.text
-
-
-def test_a_file_without_keys_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "keys").touch()
-    check_access(given(api_key_file=str(tmp_path / "keys")))
-    assert f"{tmp_path / 'keys'} has no API key" in caplog.text
+    keys.touch()
+    check_access(given(api_key_file=str(keys)))
+    assert f"{keys} has no API key" in caplog.text

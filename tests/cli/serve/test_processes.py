@@ -35,11 +35,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.mark.slow
-def test_a_start_longer_than_uvicorns_health_check_is_awaited(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_start_longer_than_uvicorns_health_check_is_awaited_or_stopped(tmp_path: Path, is_stopped: bool) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_START, encoding="utf-8")
-    with run_server(tmp_path, *WORKERS, settings={"PYTHONPATH": str(tmp_path)}, seconds=90) as server:
-        assert "died" not in server.log()
-        assert server.chat("say x").json()["content"] == "x"
+    settings = {"PYTHONPATH": str(tmp_path)}
+    with run_server(tmp_path, *WORKERS, settings=settings, seconds=90, ready=not is_stopped) as server:
+        if is_stopped:
+            wait_until(lambda: len(api_processes(server)) == 2)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(60) == 0
+        else:
+            assert "died" not in server.log()
+            assert server.chat("say x").json()["content"] == "x"
 
 
 @pytest.mark.parametrize("module", ["genai_server.cli.serve.server_lifetime", "genai_server.supervisor.process"])
@@ -69,12 +76,3 @@ def test_an_api_process_that_hangs_is_replaced(tmp_path: Path) -> None:
         hanging.suspend()
         wait_until(lambda: has_ended(hanging))
         wait_until(lambda: len(api_processes(server)) == 2)
-
-
-@pytest.mark.slow
-def test_a_stop_ends_a_server_whose_api_processes_are_starting(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SLOW_START, encoding="utf-8")
-    with run_server(tmp_path, *WORKERS, settings={"PYTHONPATH": str(tmp_path)}, ready=False) as server:
-        wait_until(lambda: len(api_processes(server)) == 2)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0

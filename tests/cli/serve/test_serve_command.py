@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -33,20 +33,15 @@ from tests.running_server import (
 from tests.running_server import serve_with_uvicorn as uvicorn
 
 
-def start(
-    *arguments: str, cwd: Path = ROOT, settings: Mapping[str, str] | None = None
-) -> "subprocess.CompletedProcess[str]":
+def start(*arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
     """Run a command that is expected to end."""
-    command = [sys.executable, "-m", *arguments]
-    environment = clean_environment(**(settings or {}))
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    command, environment = [sys.executable, "-m", *arguments], clean_environment(**settings)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90, check=False)
 
 
-def serve(
-    *options: str, cwd: Path = ROOT, settings: Mapping[str, str] | None = None
-) -> "subprocess.CompletedProcess[str]":
+def serve(*options: str, **settings: str) -> "subprocess.CompletedProcess[str]":
     """`genai-server serve`, where it is expected to end."""
-    return run_command("serve", *options, environment=clean_environment(**(settings or {})), cwd=cwd)
+    return run_command("serve", *options, environment=clean_environment(**settings))
 
 
 def is_ready(url: str) -> bool:
@@ -56,75 +51,55 @@ def is_ready(url: str) -> bool:
         return False
 
 
+VISION = ROOT / "models" / "demo-vision"
+
+
 @pytest.mark.parametrize(
-    ("settings", "line"),
+    ("options", "settings", "line"),
     [
-        ({"PORT": "many"}, 'PORT="many": '),
-        ({"PORT": "70000"}, 'PORT="70000": '),
-        ({"WORKERS": "0"}, 'WORKERS="0": '),
-        ({"RELOAD": "perhaps"}, 'RELOAD="perhaps": '),
-        ({"GENAI_DEVICE": "tpu"}, 'GENAI_DEVICE="tpu": unknown device "tpu"; known are cpu, cuda, tensorrt'),
-        ({"GENAI_DEVICE": "cpu,cpu"}, 'GENAI_DEVICE="cpu,cpu": a device is named twice'),
-        ({"GENAI_MAX_LENGTH": "-1"}, 'GENAI_MAX_LENGTH="-1": '),
+        ([], {"PORT": "many"}, 'PORT="many": '),
+        ([], {"PORT": "70000"}, 'PORT="70000": '),
+        ([], {"WORKERS": "0"}, 'WORKERS="0": '),
+        ([], {"RELOAD": "perhaps"}, 'RELOAD="perhaps": '),
+        ([], {"GENAI_DEVICE": "tpu"}, 'GENAI_DEVICE="tpu": unknown device "tpu"; known are cpu, cuda, tensorrt'),
+        ([], {"GENAI_DEVICE": "cpu,cpu"}, 'GENAI_DEVICE="cpu,cpu": a device is named twice'),
+        ([], {"GENAI_MAX_LENGTH": "-1"}, 'GENAI_MAX_LENGTH="-1": '),
+        (["--max-length", "none"], {}, '--max-length="none": '),
+        ([], {"GENAI_MODEL_DIR": "/none"}, "GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-"),
+        (["--model-dir", str(DEMO), "--chat-template", "chatmll"], {}, "--chat-template: chatmll: no such file"),
         (
-            {"GENAI_MODEL_DIR": "/none"},
-            "GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server serve ",
+            ["--model-dir", str(DEMO), "--draft-model", str(VISION)],
+            {},
+            f"--draft-model={VISION}: it must have the tokenizer of {DEMO}: special token ",
         ),
     ],
 )
 def test_invalid_setting_ends_the_start_with_one_line_and_code_2(
-    refused_start: Callable[..., str], settings: dict[str, str], line: str
+    refused_start: Callable[..., str], options: list[str], settings: dict[str, str], line: str
 ) -> None:
-    assert refused_start(**settings).startswith(f"genai-server: {line}")
-
-
-def test_invalid_setting_ends_a_separate_process_with_code_2() -> None:
-    result = serve(settings={"PORT": "many"})
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith('genai-server: PORT="many": ')
-    assert result.stderr.count("\n") == 1
+    assert refused_start(*options, **settings).startswith(f"genai-server: {line}")
 
 
 @pytest.mark.parametrize(
-    "missing", ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
+    ("file", "content"),
+    [
+        *((file, None) for file in ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer_config.json")),
+        *[("tokenizer.json", None), ("tokenizer.json", "{}"), ("chat_template.jinja", "{% for %}")],
+        ("genai_config.json", "[]"),
+    ],
 )
-def test_incomplete_model_directory_ends_the_start_with_the_file(
-    refused_start: Callable[..., str], tmp_path: Path, missing: str
+def test_model_file_that_is_missing_or_unusable_ends_the_start_with_one_line(
+    refused_start: Callable[..., str], tmp_path: Path, file: str, content: str | None
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(DEMO, model)
-    (model / missing).unlink()
-    line = refused_start("--model-dir", str(model))
-    assert f"--model-dir={model}: " in line
-    assert missing in line
-
-
-@pytest.mark.parametrize(
-    ("file", "content"), [("tokenizer.json", "{}"), ("chat_template.jinja", "{% for %}"), ("genai_config.json", "[]")]
-)
-def test_unusable_model_file_ends_the_start_with_one_line(
-    refused_start: Callable[..., str], tmp_path: Path, file: str, content: str
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(DEMO, model)
-    (model / file).write_text(content, encoding="utf-8")
+    (model / file).unlink()
+    if content is not None:
+        (model / file).write_text(content, encoding="utf-8")
     for options in ((), ("--workers", "2")):
-        assert f"--model-dir={model}: " in refused_start("--model-dir", str(model), *options)
-
-
-def test_missing_chat_template_ends_the_start_with_one_line(refused_start: Callable[..., str]) -> None:
-    line = refused_start("--model-dir", str(DEMO), "--chat-template", "chatmll")
-    assert "--chat-template: chatmll: no such file" in line
-
-
-def test_draft_model_with_other_tokens_ends_the_start(refused_start: Callable[..., str]) -> None:
-    vision = ROOT / "models" / "demo-vision"
-    line = refused_start("--model-dir", str(DEMO), "--draft-model", str(vision))
-    assert f"--draft-model={vision}: it must have the tokenizer of {DEMO}: special token " in line
-
-
-def test_the_command_line_names_its_own_option(refused_start: Callable[..., str]) -> None:
-    assert refused_start("--max-length", "none").startswith('genai-server: --max-length="none": ')
+        line = refused_start("--model-dir", str(model), *options)
+        assert f"--model-dir={model}: " in line
+        assert content is not None or file in line
 
 
 def test_a_wrong_line_of_the_env_file_names_the_file(
@@ -142,73 +117,48 @@ def test_server_without_a_loading_device_ends_with_the_reason(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_device_that_cannot_load_leaves_the_others_serving(own_folder: Path) -> None:
-    with run_server(own_folder, "--device", "cpu,cuda", "--model-dir", str(DEMO)) as server:
-        wait_until(lambda: server.device("cuda")["state"] == "failed")
-        assert "uda" in server.device("cuda")["error"]
-        assert server.device("cpu")["state"] == "ready"
-        assert server.chat("Hello", max_tokens=2).status_code == 200
-        response = server.chat("Hello", device="cuda")
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "no_engine_ready"
-
-
-@pytest.mark.slow
-def test_missing_kv_events_packages_are_reported_with_the_extra(tmp_path: Path) -> None:
-    settings = environment_without("zmq", tmp_path) | {"GENAI_KV_EVENTS": "tcp://*:5557"}
-    result = serve("--device", "scripted", settings=settings)
+@pytest.mark.parametrize(
+    ("module", "options", "says", "extra"),
+    [
+        ("zmq", ["--device", "scripted", "--kv-events", "tcp://*:5557"], "--kv-events=tcp://*:5557: zmq", "kv-events"),
+        ("onnxruntime_genai", ["--model-dir", str(DEMO)], "-m pip install", "[cpu]"),
+    ],
+)
+def test_missing_library_is_reported_with_the_extra_to_install(
+    tmp_path: Path, module: str, options: list[str], says: str, extra: str
+) -> None:
+    result = serve(*options, **environment_without(module, tmp_path))
     assert result.returncode == 2
-    assert "GENAI_KV_EVENTS=tcp://*:5557: zmq" in result.stderr
-    assert "kv-events" in result.stderr
+    assert (says in result.stderr, extra in result.stderr) == (True, True), result.stderr
     assert result.stderr.count("\n") == 2  # below the first line of the log
 
 
 @pytest.mark.slow
-def test_tool_servers_without_their_package_or_with_a_wrong_table_stop_the_start(
-    refused_start: Callable[..., str], tmp_path: Path
-) -> None:
+def test_tool_servers_need_their_package_and_a_right_table(refused_start: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text('[mcp.time]\ncommand = ["mcp-server-time"]\n', encoding="utf-8")
     options = ["--device", "scripted", "--config", str(tmp_path / "server.toml")]
-    result = serve(*options, settings=environment_without("mcp", tmp_path))
+    result = serve(*options, **environment_without("mcp", tmp_path))
     assert result.returncode == 2
     assert "[mcp.NAME] in the configuration file: mcp missing; install what it needs: " in result.stderr
     allowing = ["--device", "scripted", "--mcp-hosts", "mcp.example.com"]
-    result = serve(*allowing, settings=environment_without("mcp", tmp_path))
+    result = serve(*allowing, **environment_without("mcp", tmp_path))
     assert "--mcp-hosts: mcp missing; install what it needs: " in result.stderr
     (tmp_path / "server.toml").write_text('[mcp.time]\ncomand = ["mcp-server-time"]\n', encoding="utf-8")
     assert "[mcp.time] comand: unknown" in refused_start(*options)
 
 
-@pytest.mark.slow
-def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> None:
-    result = serve("--model-dir", str(DEMO), settings=environment_without("onnxruntime_genai", tmp_path))
-    assert result.returncode == 2
-    assert "-m pip install" in result.stderr
-    assert "[cpu]" in result.stderr
-    assert result.stderr.count("\n") == 2  # below the first line of the log
-
-
-def test_a_port_in_use_ends_the_start(refused_start: Callable[..., str], scripted: RunningServer) -> None:
+def test_a_port_in_use_hides_no_mistyped_model(refused_start: Callable[..., str], scripted: RunningServer) -> None:
     port = scripted.url.rpartition(":")[2]
     line = refused_start("--device", "scripted", "--port", port)
     assert f"--port={port}: in use on 127.0.0.1, perhaps by another genai-server; --port 0" in line
+    assert 'no model "modle" here or in ' in refused_start("modle", "--port", port)
 
 
-def test_busy_port_does_not_hide_a_mistyped_model(refused_start: Callable[..., str], scripted: RunningServer) -> None:
-    line = refused_start("modle", "--port", scripted.url.rpartition(":")[2])
-    assert 'no model "modle" here or in ' in line
-
-
-def test_the_process_id_is_in_a_file_while_the_server_runs(tmp_path: Path) -> None:
+def test_the_process_id_is_in_a_file_while_the_server_runs(refused_start: Callable[..., str], tmp_path: Path) -> None:
     file = tmp_path / "server.pid"
     with run_server(tmp_path, settings={"GENAI_DEVICE": "scripted", "GENAI_PID_FILE": str(file)}) as server:
         assert file.read_text() == f"{server.process.pid}\n"
     assert not file.exists()
-
-
-def test_a_file_for_the_process_id_that_cannot_be_written_ends_the_start(
-    refused_start: Callable[..., str], tmp_path: Path
-) -> None:
     assert refused_start(GENAI_PID_FILE=str(tmp_path)).startswith(f"genai-server: GENAI_PID_FILE={tmp_path}: cannot be")
 
 
@@ -249,10 +199,10 @@ def test_workers_of_plain_uvicorn_with_a_wrong_setting_end(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_wrong_setting_under_uvicorn_is_one_line_too(tmp_path: Path) -> None:
-    result = start("uvicorn", "genai_server.asgi:app", settings={"GENAI_DEVICE": "tpu"})
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
+@pytest.mark.parametrize("program", [("uvicorn", "genai_server.asgi:app"), ("genai_server", "serve")])
+def test_a_wrong_setting_is_one_line_of_a_separate_process_too(program: tuple[str, ...]) -> None:
+    result = start(*program, GENAI_DEVICE="tpu")
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert 'GENAI_DEVICE="tpu"' in result.stderr
 
 

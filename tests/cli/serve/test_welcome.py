@@ -52,19 +52,15 @@ def test_welcome_has_address_model_command_and_base_urls(capsys: pytest.CaptureF
     assert "http://127.0.0.1:8002/docs" in text
 
 
-def test_welcome_without_the_web_page_has_no_url_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_fit_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert "web page" not in shown(capsys, model_dir=str(DEMO), ui="false")
-
-
-def test_welcome_with_api_keys_shows_a_command_with_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, model_dir=str(DEMO), api_keys="a-key-of-sixteen-characters")
-    assert "chat http://127.0.0.1:8002 --api-key KEY" in text
-    assert "a-key-of" not in text
+    assert ("chat http://127.0.0.1:8002 --api-key KEY" in text, "a-key-of" in text) == (True, False)
+    text = shown(capsys, models=f"vectors={ROOT / 'models' / 'demo-embeddings'},talk={DEMO}")
+    assert "genai-server chat http://127.0.0.1:8002\n" in text
 
 
-def test_a_model_without_a_template_is_asked_to_continue_a_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_template_is_to_continue_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in DEMO.iterdir():
         if file.name not in ("chat_template.jinja", "tokenizer_config.json"):
             (tmp_path / file.name).symlink_to(file)
@@ -72,26 +68,32 @@ def test_a_model_without_a_template_is_asked_to_continue_a_text(
     assert "curl http://127.0.0.1:8002/v1/completions " in shown(capsys, model_dir=str(tmp_path))
 
 
-def test_welcome_of_embeddings_and_reranking_has_their_requests(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("directory", "model", "request_of"),
+    [
+        (
+            "models/demo-embeddings",
+            "vectors of 128 numbers (pooling mean, normalized), texts of at most 256 tokens",
+            """/v1/embeddings -H 'content-type: application/json' -d '{"model": "mine", "input": """,
+        ),
+        (
+            "models/demo-reranker",
+            "scores from 0 to 1, pairs of at most 256 tokens",
+            """/v1/rerank -H 'content-type: application/json' -d '{"model": "mine", "query": """,
+        ),
+        (
+            "tests/built_models/whisper",
+            "transcripts of recordings",
+            "curl http://127.0.0.1:8002/v1/audio/transcriptions -F model=mine -F file=@recording.mp3",
+        ),
+    ],
+    ids=["embeddings", "reranker", "speech"],
+)
+def test_a_model_for_other_tasks_is_shown_with_its_request(
+    capsys: pytest.CaptureFixture[str], directory: str, model: str, request_of: str
 ) -> None:
-    vectors = shown(capsys, model_dir=str(ROOT / "models" / "demo-embeddings"), model_name="vectors")
-    assert "vectors on cpu, vectors of 128 numbers (pooling mean, normalized), texts of at most 256 tokens" in vectors
-    assert """/v1/embeddings -H 'content-type: application/json' -d '{"model": "vectors", "input": """ in vectors
-    scores = shown(capsys, model_dir=str(ROOT / "models" / "demo-reranker"), model_name="scores")
-    assert "scores on cpu, scores from 0 to 1, pairs of at most 256 tokens" in scores
-    assert """/v1/rerank -H 'content-type: application/json' -d '{"model": "scores", "query": """ in scores
-
-
-def test_welcome_of_a_speech_model_uploads_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, model_dir=str(ROOT / "tests" / "built_models" / "whisper"), model_name="speech")
-    assert "speech on cpu, transcripts of recordings" in text
-    assert "curl http://127.0.0.1:8002/v1/audio/transcriptions -F model=speech -F file=@recording.mp3" in text
-
-
-def test_embedding_model_does_not_hide_a_later_chat_model(capsys: pytest.CaptureFixture[str]) -> None:
-    text = shown(capsys, models=f"vectors={ROOT / 'models' / 'demo-embeddings'},talk={DEMO}")
-    assert "genai-server chat http://127.0.0.1:8002\n" in text
+    text = shown(capsys, model_dir=str(ROOT / directory), model_name="mine")
+    assert (f"mine on cpu, {model}" in text, request_of in text) == (True, True), text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
@@ -120,15 +122,9 @@ def loaded(max_length: int, limited_by: str = "memory: 9 bytes for keys and valu
 
 
 def test_the_cores_of_several_engines_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    cores = [EngineCores("0-7", 8, 0), EngineCores("8-15", 8, 1)]
     engines = [
-        EngineStatus(
-            f"cpu:{node}",
-            EngineState.READY,
-            model="demo",
-            max_length=100,
-            cores=EngineCores(f"{8 * node}-{8 * node + 7}", 8, node),
-        )
-        for node in range(2)
+        EngineStatus(f"cpu:{one.node}", EngineState.READY, model="demo", max_length=9, cores=one) for one in cores
     ]
     welcome(settings(model_dir=str(DEMO), model_name="demo", device="cpu:0,cpu:1"), 8002, engines)
     text = capsys.readouterr().out
@@ -136,9 +132,7 @@ def test_the_cores_of_several_engines_are_shown(capsys: pytest.CaptureFixture[st
     assert "cpu:1 has 8 threads on CPUs 8-15 of NUMA node 1\n" in text
 
 
-def test_a_context_limited_by_memory_is_shown_with_the_figures(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_context_limited_by_memory_is_shown_with_figures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = {"model": {"type": "llama", "context_length": 131_072, "vocab_size": 9, "eos_token_id": 2}}
     (tmp_path / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
 
@@ -150,9 +144,7 @@ def test_a_context_limited_by_memory_is_shown_with_the_figures(
     shown = "demo on cpu, context {} tokens of the model's 131072 (memory: 9 bytes for keys and values)"
     line, advice = lines(loaded(20_480))
     assert line == f"model             {shown.format(20480)}"
-    assert advice.startswith(
-        "coding agents such as Claude Code need about 32768 tokens: free some memory, set GENAI_KV"
-    )
+    assert advice.startswith("coding agents such as Claude Code need about 32768 tokens: free some memory, set GENAI")
     assert lines(loaded(40_960)) == [f"model             {shown.format(40960)}"]
     assert lines(loaded(131_072, "the model's context")) == ["model             demo on cpu, context 131072 tokens"]
     (line,) = lines(loaded(4096, "GENAI_MAX_LENGTH"), max_length="4096")

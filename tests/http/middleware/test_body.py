@@ -25,7 +25,7 @@ from websockets.sync.connection import Connection
 from genai_server.http.request_state import ParsingThread
 from tests.media.images.vision_directory import make_vision_directory
 from tests.running_server import ROOT, SCRIPTED, RunningServer, body, suspended, wait_until
-from tests.server_here import run_here
+from tests.server_here import module_server, run_here
 
 JSON = {"content-type": "application/json"}
 ALICE, BOB = "alice-0123456789", "bob-0123456789ab"
@@ -35,18 +35,19 @@ _NO_REPLY = 0.1
 
 
 def test_a_body_over_the_limit_is_refused_with_limit_and_size(scripted: RunningServer) -> None:
-    response = scripted.client.post("/v1/chat", content=b" " * 1_100_000, headers={"content-type": "application/json"})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["code"] == "body_too_large"
+    response = scripted.client.post("/v1/chat", content=b" " * 1_100_000, headers=JSON)
+    error = _error(response, "body_too_large")
     assert "at most 1048576 bytes (GENAI_MAX_BODY_BYTES), given 1100000" in error["message"]
     assert response.headers["x-request-id"]
+    chunks = (b" " * 65536 for _ in range(64))  # of unknown length
+    _error(scripted.client.post("/v1/chat", content=chunks, headers=JSON), "body_too_large")
 
 
-def test_a_body_of_unknown_length_is_refused_too(scripted: RunningServer) -> None:
-    chunks = (b" " * 65536 for _ in range(64))
-    response = scripted.client.post("/v1/chat", content=chunks, headers={"content-type": "application/json"})
-    assert response.json()["error"]["code"] == "body_too_large"
+def _error(response: httpx.Response, code: str) -> dict[str, str]:
+    """The error of a refused body, which has this code."""
+    error: dict[str, str] = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (400, code, "invalid_request_error")
+    return error
 
 
 def test_a_body_without_end_is_not_read_for_ever(scripted: RunningServer) -> None:
@@ -60,16 +61,14 @@ def test_a_body_without_end_is_not_read_for_ever(scripted: RunningServer) -> Non
 
     # The response may be lost if the server closes the connection while the body is sent.
     with contextlib.suppress(httpx.TransportError):
-        response = scripted.client.post("/v1/chat", content=chunks(), headers={"content-type": "application/json"})
-        assert response.json()["error"]["code"] == "body_too_large"
+        _error(scripted.client.post("/v1/chat", content=chunks(), headers=JSON), "body_too_large")
     assert sent < 2048  # eight times a MiB, and the system's buffers
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", '"x"', "7", "null", "", "\x00", "[" * 100_000, '{"messages": NaN}'])
 def test_body_that_is_not_an_object_is_a_400(scripted: RunningServer, content: str) -> None:
-    response = scripted.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
-    assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    response = scripted.client.post("/v1/chat", content=content, headers=JSON)
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 @pytest.mark.parametrize(
@@ -78,10 +77,8 @@ def test_body_that_is_not_an_object_is_a_400(scripted: RunningServer, content: s
     ids=["lists", "objects", "behind a text"],
 )
 def test_a_body_that_is_nested_too_deep_is_a_400(scripted: RunningServer, text: bytes) -> None:
-    response = scripted.client.post("/v1/chat", content=text, headers={"content-type": "application/json"})
-    assert response.status_code == 400
-    assert response.json()["error"]["code"] == "nested_too_deep"
-    assert "may be nested 100 deep" in response.json()["error"]["message"]
+    error = _error(scripted.client.post("/v1/chat", content=text, headers=JSON), "nested_too_deep")
+    assert "may be nested 100 deep" in error["message"]
 
 
 @pytest.mark.parametrize("deep", [60, 90])
@@ -101,37 +98,31 @@ def test_nesting_below_the_limit_is_accepted_everywhere(scripted: RunningServer,
         assert scripted.chat("say x", max_tokens=2, **fields).status_code in (200, 400)
 
 
-def test_a_body_in_another_encoding_is_refused(scripted: RunningServer) -> None:
-    for encoding in ("utf-16", "utf-16-be", "utf-32"):
-        content = '{"messages": []}'.encode(encoding)
-        response = scripted.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
-        assert response.status_code == 400
-        assert response.json()["error"]["code"] == "invalid_json"
-
-
 def test_too_many_lists_and_objects_are_a_400_everywhere(scripted: RunningServer) -> None:
     for path, content in (
         ("/v1/responses", b'{"input":[{"role":"user","content":[' + b"{}," * 345_000 + b"{}]}]}"),
         ("/v1/chat/completions", b'{"messages":[],"metadata":[' + b"{}," * 60_000 + b"{}]}"),
         ("/v1/admin/runtime_options", b"[" + b"[]," * 60_000 + b"[]]"),
     ):
-        response = scripted.client.post(path, content=content, headers=JSON)
-        assert response.status_code == 400
-        assert response.json()["error"]["code"] == "too_many_values"
-        assert "at most 50000 lists and objects in all, given" in response.json()["error"]["message"]
+        error = _error(scripted.client.post(path, content=content, headers=JSON), "too_many_values")
+        assert "at most 50000 lists and objects in all, given" in error["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/chat", "/v1/admin/runtime_options"])
-def test_invalid_unicode_and_huge_numbers_are_named_in_errors(scripted: RunningServer, path: str) -> None:
-    for content, reason in (
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
         (b'{"messages": "\xff"}', "not UTF-8: byte 0xff at 14, invalid start byte"),
         (b'{"seed": ' + b"9" * 4400 + b"}", "limit (4300 digits) for integer string conversion: value has 4400 digits"),
         (b'{"messages": [}', "not JSON: Expecting value at character 14"),
-    ):
-        response = scripted.client.post(path, content=content, headers=JSON)
-        assert response.status_code == 400
-        assert response.json()["error"]["code"] == "invalid_json"
-        assert reason in response.json()["error"]["message"]
+        *(('{"messages": []}'.encode(encoding), "not ") for encoding in ("utf-16", "utf-16-be", "utf-32")),
+    ],
+    ids=["byte", "number", "JSON", "UTF-16", "UTF-16 without mark", "UTF-32"],
+)
+def test_invalid_unicode_and_huge_numbers_are_named_in_errors(
+    scripted: RunningServer, path: str, content: bytes, reason: str
+) -> None:
+    assert reason in _error(scripted.client.post(path, content=content, headers=JSON), "invalid_json")["message"]
 
 
 def _chat(server: RunningServer, *, key: str = "") -> httpx.Response:
@@ -266,15 +257,8 @@ def test_bytes_of_images_count_until_they_are_read_or_until_the_end_where_they_a
         assert render() == 200
 
 
-@pytest.fixture(scope="module")
-def with_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    settings = {
-        "GENAI_MAX_BODY_BYTES": "100000",
-        "GENAI_MAX_BODIES_BYTES": "200000",
-        "GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}",
-    }
-    with run_here(tmp_path_factory.mktemp("keys"), *SCRIPTED, settings=settings) as server:
-        yield server
+_LIMITS = {"GENAI_MAX_BODY_BYTES": "100000", "GENAI_MAX_BODIES_BYTES": "200000"}
+with_keys = module_server(*SCRIPTED, "--api-keys", f"alice:{ALICE},bob:{BOB}", **_LIMITS)
 
 
 def test_unfinished_bodies_of_one_key_refuse_no_request_of_another(with_keys: RunningServer) -> None:
@@ -300,27 +284,25 @@ def test_unfinished_message_of_one_key_is_closed_where_another_needs_its_share(w
             alices[-1].recv(timeout=90)
 
 
-def test_long_bodies_are_parsed_in_a_thread_one_at_a_time() -> None:
-    async def run() -> list[str]:
-        parsing, happened, go_on = ParsingThread(), [], threading.Event()
-        loop, here, begun = asyncio.get_running_loop(), threading.get_ident(), asyncio.Event()
+@pytest.mark.anyio
+async def test_long_bodies_are_parsed_in_a_thread_one_at_a_time() -> None:
+    parsing, happened, go_on = ParsingThread(), list[str](), threading.Event()
+    loop, here, begun = asyncio.get_running_loop(), threading.get_ident(), asyncio.Event()
 
-        def look(name: str) -> None:
-            happened.append(f"{name} here" if threading.get_ident() == here else f"{name} aside")
-            loop.call_soon_threadsafe(begun.set)
-            if name == "first":
-                go_on.wait(90)
-                happened.append("first ends")
+    def look(name: str) -> None:
+        happened.append(f"{name} here" if threading.get_ident() == here else f"{name} aside")
+        loop.call_soon_threadsafe(begun.set)
+        if name == "first":
+            go_on.wait(90)
+            happened.append("first ends")
 
-        first = asyncio.create_task(parsing.run(lambda: look("first"), num_bytes=100_000))
-        second = asyncio.create_task(parsing.run(lambda: look("second"), num_bytes=100_000))
-        await begun.wait()
-        await parsing.run(lambda: look("short"), num_bytes=100)
-        go_on.set()
-        await asyncio.gather(first, second)
-        return happened
-
-    assert asyncio.run(run()) == ["first aside", "short here", "first ends", "second aside"]
+    first = asyncio.create_task(parsing.run(lambda: look("first"), num_bytes=100_000))
+    second = asyncio.create_task(parsing.run(lambda: look("second"), num_bytes=100_000))
+    await begun.wait()
+    await parsing.run(lambda: look("short"), num_bytes=100)
+    go_on.set()
+    await asyncio.gather(first, second)
+    assert happened == ["first aside", "short here", "first ends", "second aside"]
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("qwen3_vl", 4000), ("text", 2000)])
@@ -332,6 +314,5 @@ def test_body_may_be_larger_where_a_model_takes_images(own_folder: Path, kind: s
     setting = {2000: "GENAI_MAX_BODY_BYTES", 4000: "GENAI_MAX_MEDIA_BODY_BYTES"}[limit]
     with run_here(own_folder, "--device", "scripted", "--model-dir", str(model_dir), settings=settings) as server:
         assert server.client.post("/v1/chat", json=body("say x" + " " * (limit - 500))).status_code == 200
-        error = server.client.post("/v1/chat", json=body("say x" + " " * limit)).json()["error"]
-    assert error["code"] == "body_too_large"
+        error = _error(server.client.post("/v1/chat", json=body("say x" + " " * limit)), "body_too_large")
     assert f"at most {limit} bytes ({setting})" in error["message"]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -18,14 +18,9 @@ from genai_server.http.telemetry.request_record import RequestRecord
 from tests.apis.admin.test_requests import ENDLESS
 from tests.raw_http import answers, connect, read_to_end
 from tests.running_server import RunningServer, body, wait_until
-from tests.server_here import run_here
+from tests.server_here import module_server
 
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server in this process, which a test can break."""
-    with run_here(tmp_path_factory.mktemp("here"), "--device", "scripted") as server:
-        yield server
+here = module_server("--device", "scripted")  # a server in this process, which a test can break
 
 
 def _times(header: str) -> dict[str, float]:
@@ -60,15 +55,13 @@ def test_server_timing_omits_what_is_unknown_at_the_headers(scripted: RunningSer
     assert "server-timing" not in scripted.chat("say a", strem=True).headers
 
 
-def test_failing_recorder_affects_neither_answer_nor_others() -> None:
+async def _responding(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+
+
+def _recorded(app: Any, fail: Callable[[RequestRecord], None] = lambda _: None, raises: Any = ()) -> tuple[Any, Any]:
+    """The record of a request that this app answers or raises an exception for, and the messages of its response."""
     recorded: list[RequestRecord] = []
-
-    def fail(record: RequestRecord) -> None:
-        raise OSError("no space left")
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -78,46 +71,34 @@ def test_failing_recorder_affects_neither_answer_nor_others() -> None:
         raise AssertionError("no message is read")
 
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", b"r1")]}
-    asyncio.run(RequestLifetime(app, "model", lambda: 2.0, [fail, recorded.append])(scope, receive, send))
-    assert [message["status"] for message in sent] == [204]
+    with pytest.raises(raises) if raises else nullcontext():
+        asyncio.run(RequestLifetime(app, "model", lambda: 2.0, [fail, recorded.append])(scope, receive, send))
     (record,) = recorded
-    assert (record.request_id, record.status, record.seconds) == ("r1", 204, 0.0)
+    return record, [message["status"] for message in sent if "status" in message]
 
 
-@pytest.mark.parametrize(("error", "is_raised"), [(ValueError, False), (asyncio.CancelledError, True)])
-def test_an_exception_without_a_response_is_recorded_as_500(error: type[BaseException], is_raised: bool) -> None:
-    reported: list[RequestRecord] = []
+def test_failing_recorder_affects_neither_answer_nor_others() -> None:
+    def fail(record: RequestRecord) -> None:
+        raise OSError("no space left")
 
+    record, statuses = _recorded(_responding, fail)
+    assert (record.request_id, record.status, record.seconds, statuses) == ("r1", 204, 0.0, [204])
+
+
+@pytest.mark.parametrize(
+    ("error", "has_begun", "is_raised", "status"),
+    [(ValueError, False, False, 500), (asyncio.CancelledError, False, True, 500), (ValueError, True, True, 204)],
+)
+def test_an_exception_is_recorded_and_raised_unless_it_can_be_answered(
+    error: type[BaseException], has_begun: bool, is_raised: bool, status: int
+) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if has_begun:
+            await _responding(scope, receive, send)
         raise error
 
-    async def nothing(*_: Any) -> Any:
-        return None
-
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    with pytest.raises(error) if is_raised else nullcontext():
-        asyncio.run(RequestLifetime(app, observers=[reported.append])(scope, nothing, nothing))
-    assert [record.status for record in reported] == [500]
-
-
-def test_an_exception_after_the_start_of_a_response_is_raised() -> None:
-    reported: list[RequestRecord] = []
-    sent: list[Message] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        raise ValueError
-
-    async def receive() -> Message:
-        raise AssertionError("the body is not read")
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-    with pytest.raises(ValueError):
-        asyncio.run(RequestLifetime(app, observers=[reported.append])(scope, receive, send))
-    assert ([record.status for record in reported], len(sent)) == ([200], 1)
+    record, statuses = _recorded(app, raises=error if is_raised else ())
+    assert (record.status, statuses) == (status, [] if error is asyncio.CancelledError else [status])
 
 
 @pytest.mark.parametrize(
@@ -163,101 +144,76 @@ async def endless(scope: Any, receive: Any, send: Any) -> None:
     await asyncio.Event().wait()
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(20):
-            await test()
-
-    asyncio.run(limited())
-
-
-def test_idle_drain_ends_at_once_and_stays_closed() -> None:
-    async def test() -> None:
-        drain = Drain(600)
+@pytest.mark.anyio
+async def test_idle_drain_ends_at_once_and_stays_closed() -> None:
+    drain = Drain(600)
+    drain.require_open()
+    await drain.run()
+    assert drain.num_cut_off == 0
+    with pytest.raises(ServerDraining):
         drain.require_open()
-        await drain.run()
-        assert drain.num_cut_off == 0
-        with pytest.raises(ServerDraining):
-            drain.require_open()
-
-    run(test)
 
 
-def test_drain_ends_with_the_last_request() -> None:
-    async def test() -> None:
-        drain, goes_on = Drain(600), asyncio.Event()
+@pytest.mark.anyio
+async def test_drain_ends_with_the_last_request() -> None:
+    drain, goes_on = Drain(600), asyncio.Event()
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            await goes_on.wait()
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await goes_on.wait()
 
-        client = Client(drain, app)
-        await asyncio.sleep(0)
-        draining = asyncio.ensure_future(drain.run())
-        await asyncio.sleep(0)
-        assert drain.is_draining
-        goes_on.set()
-        await draining
-        assert drain.num_cut_off == 0
-        await client.task
-
-    run(test)
+    client = Client(drain, app)
+    await asyncio.sleep(0)
+    draining = asyncio.ensure_future(drain.run())
+    await asyncio.sleep(0)
+    assert drain.is_draining
+    goes_on.set()
+    await draining
+    assert drain.num_cut_off == 0
+    await client.task
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("hurried", [False, True])
-def test_request_cut_off_without_an_answer_gets_a_503(hurried: bool) -> None:
-    async def test() -> None:
-        drain = Drain(600 if hurried else 0)
-        client = Client(drain, endless)
+async def test_request_cut_off_without_an_answer_gets_a_503(hurried: bool) -> None:
+    drain = Drain(600 if hurried else 0)
+    client = Client(drain, endless)
+    await asyncio.sleep(0)
+    draining = asyncio.ensure_future(drain.run())
+    if hurried:
         await asyncio.sleep(0)
-        draining = asyncio.ensure_future(drain.run())
-        if hurried:
-            await asyncio.sleep(0)
-            drain.hurry()
-        await draining
-        assert drain.num_cut_off == 1
+        drain.hurry()
+    await draining
+    assert drain.num_cut_off == 1
+    await client.task
+    assert client.sent[0]["status"] == 503
+    assert (b"connection", b"close") in client.sent[0]["headers"]
+    assert b"server_stopping" in client.sent[1]["body"]
+
+
+@pytest.mark.anyio
+async def test_cancelled_request_gets_no_answer() -> None:
+    client = Client(Drain(600), endless)
+    await asyncio.sleep(0)
+    client.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await client.task
-        assert client.sent[0]["status"] == 503
-        assert (b"connection", b"close") in client.sent[0]["headers"]
-        assert b"server_stopping" in client.sent[1]["body"]
-
-    run(test)
+    assert client.sent == []
 
 
-def test_cancelled_request_gets_no_answer() -> None:
-    async def test() -> None:
-        client = Client(Drain(600), endless)
-        await asyncio.sleep(0)
-        client.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await client.task
-        assert client.sent == []
-
-    run(test)
-
-
-def test_a_plain_request_id_of_the_client_is_kept(scripted: RunningServer) -> None:
-    response = scripted.client.post("/v1/chat", json=body("say x"), headers={"x-request-id": "my-id.1_x"})
-    assert response.headers["x-request-id"] == "my-id.1_x"
+@pytest.mark.parametrize("given", ["my-id.1_x", "a" * 65, "a b", "../x", "é".encode().decode("latin-1"), ""])
+def test_a_plain_request_id_of_the_client_is_kept_and_any_other_replaced(scripted: RunningServer, given: str) -> None:
+    response = scripted.client.post("/v1/chat", json=body("say x"), headers={b"x-request-id": given.encode("latin-1")})
+    kept = response.headers["x-request-id"]
+    assert kept == given if given == "my-id.1_x" else kept.startswith("req-")
     assert response.json()["id"].startswith("req-")  # an answer's own, because clients may repeat theirs
 
 
-@pytest.mark.parametrize("given", ["a" * 65, "a b", "../x", "é".encode().decode("latin-1"), ""])
-def test_any_other_request_id_is_replaced(scripted: RunningServer, given: str) -> None:
-    response = scripted.client.get("/healthz", headers={b"x-request-id": given.encode("latin-1")})
-    assert response.headers["x-request-id"].startswith("req-")
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/v1/models", "/nowhere"])
-def test_every_response_has_a_request_id(scripted: RunningServer, path: str) -> None:
-    assert scripted.client.get(path).headers["x-request-id"].startswith("req-")
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/openapi.json", "/nowhere"])
-def test_every_response_restricts_browsers(scripted: RunningServer, path: str) -> None:
+@pytest.mark.parametrize("path", ["/healthz", "/v1/models", "/openapi.json", "/nowhere"])
+def test_every_response_has_a_request_id_and_restricts_browsers(scripted: RunningServer, path: str) -> None:
     headers = scripted.client.get(path).headers
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["cache-control"] == "no-store"
-    assert headers["content-security-policy"] == "frame-ancestors 'none'"
+    assert headers["x-request-id"].startswith("req-")
+    assert BROWSER_HEADERS.items() <= headers.items()
+    assert (headers["cache-control"], headers["content-security-policy"]) == ("no-store", "frame-ancestors 'none'")
 
 
 def test_foreign_web_page_may_not_read_answers(scripted: RunningServer) -> None:
@@ -269,32 +225,20 @@ def test_foreign_web_page_may_not_read_answers(scripted: RunningServer) -> None:
 NEXT = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 
-@pytest.fixture
-def _broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_a_500_that_is_logged_and_the_connection_continues(
+    here: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: object) -> None:
         raise LookupError("swordfish")
 
     monkeypatch.setattr(models, "model_entry", broken)
-
-
-@pytest.mark.usefixtures("_broken")
-def test_internal_error_is_a_500_and_the_connection_continues(here: RunningServer) -> None:
     with connect(here) as sock:
         sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine\r\n\r\n" + NEXT)
         error, health = answers(read_to_end(sock))
     assert (error.status, health.status) == (500, 200)
-    assert b"swordfish" not in error.body
-    assert {"x-request-id": ["mine"], **{name: [value] for name, value in BROWSER_HEADERS.items()}}.items() <= (
-        error.headers.items()
-    )
-
-
-@pytest.mark.usefixtures("_broken")
-def test_an_internal_error_is_logged_once_with_its_place(here: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
-    response = here.client.get("/v1/models")
-    assert response.json()["error"]["code"] == "server_error"
+    assert (b"swordfish" in error.body, b"server_error" in error.body) == (False, True)
+    expected = {"x-request-id": ["mine"], **{name: [value] for name, value in BROWSER_HEADERS.items()}}
+    assert expected.items() <= error.headers.items()
     logged = [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
-    assert [entry.getMessage() for entry in logged] == [
-        f"request {response.headers['x-request-id']} met an internal error"
-    ]
+    assert [entry.getMessage() for entry in logged] == ["request mine met an internal error"]
     assert logged[0].exc_info is not None

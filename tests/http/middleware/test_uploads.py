@@ -6,7 +6,7 @@ import errno
 import io
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +25,9 @@ from tests.hand_clock import HandClock
 from tests.http.test_upload import BODY, SOUND, TYPE, form, part
 from tests.raw_http import answers, connect, read_to_end
 from tests.running_server import RunningServer, wait_until
-from tests.server_here import run_here
+from tests.server_here import module_server
 
+pytestmark = pytest.mark.anyio
 PATH = "/v1/audio/transcriptions"
 LIMIT = 1_000_000
 
@@ -90,6 +91,11 @@ class Asked:
         """Status and body of the response."""
         return self.sent[0]["status"], self.sent[1]["body"].decode()
 
+    @property
+    def closes(self) -> bool:
+        """Whether the response says that its connection is closed."""
+        return (b"connection", b"close") in self.sent[0]["headers"]
+
 
 def uploads(
     folder: Path, *, limit: int = LIMIT, seconds: float = 20, whole_seconds: float = 600, total: int = 10_000_000
@@ -109,28 +115,29 @@ async def ask(reader: Uploads, asked: Asked, app: App | None = None) -> App:
     return app
 
 
-def test_only_posts_to_the_paths_are_taken(tmp_path: Path) -> None:
+async def refusal(reader: Uploads, asked: Asked) -> tuple[int, str]:
+    """Status and body of the response to an upload that does not reach the app."""
+    assert (await ask(reader, asked)).upload is None
+    return asked.refusal
+
+
+async def test_only_posts_to_the_paths_are_taken(tmp_path: Path) -> None:
     reached = list[str]()
 
     async def note(scope: Scope, receive: Receive, send: Send) -> None:
         reached.append(scope["path"] if request_state(scope).upload is None else "uploaded")
 
-    async def ask_all() -> None:
-        limits = BodyLimits(note, LIMIT, 5.0, BodyBudget(LIMIT), others=[uploads(tmp_path)])
-        for method, path, body in (("GET", PATH, b"{}"), ("POST", "/v1/chat", b"{}"), ("POST", PATH, BODY)):
-            asked = Asked(body)
-            await limits({**asked.scope, "method": method, "path": path}, asked.receive, asked.send)
-
-    asyncio.run(ask_all())
+    limits = BodyLimits(note, LIMIT, 5.0, BodyBudget(LIMIT), others=[uploads(tmp_path)])
+    for method, path, body in (("GET", PATH, b"{}"), ("POST", "/v1/chat", b"{}"), ("POST", PATH, BODY)):
+        asked = Asked(body)
+        await limits({**asked.scope, "method": method, "path": path}, asked.receive, asked.send)
     assert reached == [PATH, "/v1/chat", "uploaded"]
 
 
-@pytest.mark.anyio
 async def test_file_exists_while_the_request_runs(tmp_path: Path) -> None:
     app = await ask(uploads(tmp_path), Asked(BODY[:300], BODY[300:]))
     assert app.upload is not None
-    assert app.content == SOUND
-    assert app.body == b""
+    assert (app.content, app.body) == (SOUND, b"")
     assert [name for name, _ in app.upload.fields] == ["model", "include[]", "prompt"]
     assert left(tmp_path) == []
 
@@ -144,7 +151,6 @@ async def test_file_exists_while_the_request_runs(tmp_path: Path) -> None:
         ("https://own.example", "same-origin", True),
     ],
 )
-@pytest.mark.anyio
 async def test_a_form_of_another_web_page_is_refused(tmp_path: Path, origin: str, site: str, is_taken: bool) -> None:
     asked = Asked(BODY)
     asked.scope["headers"] += [(b"origin", origin.encode()), (b"sec-fetch-site", site.encode())]
@@ -156,7 +162,6 @@ async def test_a_form_of_another_web_page_is_refused(tmp_path: Path, origin: str
     assert left(tmp_path) == []
 
 
-@pytest.mark.anyio
 async def test_large_file_is_on_disk_before_its_end_arrives(tmp_path: Path) -> None:
     class Watched(Asked):
         sizes: list[int] = []
@@ -172,7 +177,6 @@ async def test_large_file_is_on_disk_before_its_end_arrives(tmp_path: Path) -> N
     assert max(asked.sizes) >= 500_000
 
 
-@pytest.mark.anyio
 async def test_a_file_that_was_taken_away_is_not_missed(tmp_path: Path) -> None:
     class Taking(App):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,7 +188,6 @@ async def test_a_file_that_was_taken_away_is_not_missed(tmp_path: Path) -> None:
     await ask(uploads(tmp_path), Asked(BODY), Taking())
 
 
-@pytest.mark.anyio
 async def test_a_client_that_leaves_gets_no_response(tmp_path: Path) -> None:
     asked = Asked(BODY[:400], None)
     app = await ask(uploads(tmp_path), asked)
@@ -192,60 +195,40 @@ async def test_a_client_that_leaves_gets_no_response(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-@pytest.mark.anyio
-async def test_a_body_that_grows_too_large_is_dropped(tmp_path: Path) -> None:
-    parts = [BODY[:300], *[bytes(100_000)] * 40]
-    asked = Asked(*parts)
-    await ask(uploads(tmp_path), asked)
-    assert f"at most {LIMIT} bytes (GENAI_MAX_AUDIO_BODY_BYTES), given more than 1000300" in asked.refusal[1]
-    # It is read on, but not for ever.
-    assert asked.taken == 21
-    assert (b"connection", b"close") in asked.sent[0]["headers"]
-    assert left(tmp_path) == []
-
-
-@pytest.mark.anyio
-async def test_a_wrong_form_is_read_to_its_end(tmp_path: Path) -> None:
+async def test_a_body_that_grows_too_large_is_dropped_and_a_wrong_form_is_read_to_its_end(tmp_path: Path) -> None:
+    asked = Asked(BODY[:300], *[bytes(100_000)] * 40)
+    said = f"at most {LIMIT} bytes (GENAI_MAX_AUDIO_BODY_BYTES), given more than 1000300"
+    assert said in (await refusal(uploads(tmp_path), asked))[1]
+    assert (asked.taken, asked.closes) == (21, True)  # it is read on, but not for ever
     asked = Asked(b"{", b'"a": 1', b"}")
-    await ask(uploads(tmp_path), asked)
-    assert asked.taken == 3
-    assert "invalid_form" in asked.refusal[1]
-    assert (b"connection", b"close") not in asked.sent[0]["headers"]
+    assert "invalid_form" in (await refusal(uploads(tmp_path), asked))[1]
+    assert (asked.taken, asked.closes, left(tmp_path)) == (3, False, [])
 
 
-@pytest.mark.anyio
 async def test_all_uploads_together_have_a_limit(tmp_path: Path) -> None:
     reader = uploads(tmp_path, total=len(BODY) + 10)
     app = App()
     app.goes_on.clear()
     first = asyncio.create_task(ask(reader, Asked(BODY), app))
     await app.has_begun.wait()
-    asked = Asked(BODY)
-    await ask(reader, asked)
-    assert asked.refusal[0] == 503
-    assert "GENAI_MAX_AUDIO_BODIES_BYTES" in asked.refusal[1]
+    status, said = await refusal(reader, Asked(BODY))
+    assert (status, "GENAI_MAX_AUDIO_BODIES_BYTES" in said) == (503, True)
     app.goes_on.set()
     await first
     assert (await ask(reader, Asked(BODY))).content == SOUND
 
 
-@pytest.mark.anyio
 async def test_a_body_that_stops_is_refused(tmp_path: Path) -> None:
     class Stalled(Asked):
         async def receive(self) -> Message:
             return {**await super().receive(), "more_body": True}
 
-    asked = Stalled(BODY[:400])
-    await ask(uploads(tmp_path, seconds=0.3), asked)
-    assert asked.refusal[0] == 408
-    assert "each MiB of the body must come within 0.3 seconds (GENAI_BODY_TIMEOUT); 400 bytes" in asked.refusal[1]
-    assert left(tmp_path) == []
+    status, said = await refusal(uploads(tmp_path, seconds=0.3), Stalled(BODY[:400]))
+    assert (status, left(tmp_path)) == (408, [])
+    assert "each MiB of the body must come within 0.3 seconds (GENAI_BODY_TIMEOUT); 400 bytes" in said
 
 
-@pytest.mark.anyio
-async def test_each_mebibyte_has_a_time_limit_and_the_upload_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_mebibyte_and_the_upload_have_time_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each MiB comes 15 seconds after the one before it, by the hand of a clock."""
     clock, deadlines = HandClock(), list[float]()
 
@@ -269,7 +252,6 @@ async def test_each_mebibyte_has_a_time_limit_and_the_upload_another_one(
     assert [deadline - began for deadline in deadlines] == [20, 35, 50, 60]
 
 
-@pytest.mark.anyio
 async def test_an_upload_that_never_ends_is_refused(tmp_path: Path) -> None:
     class Endless(Asked):
         async def receive(self) -> Message:
@@ -285,7 +267,6 @@ async def test_an_upload_that_never_ends_is_refused(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-@pytest.mark.anyio
 async def test_another_keys_upload_takes_back_its_share_with_the_disk_space(tmp_path: Path) -> None:
     class Stopping(Asked):
         """Sends its last part only when `goes_on` is set."""
@@ -322,13 +303,10 @@ async def test_another_keys_upload_takes_back_its_share_with_the_disk_space(tmp_
     assert left(tmp_path) == []
 
 
-@pytest.mark.anyio
 async def test_a_folder_that_cannot_be_written_is_a_503(tmp_path: Path) -> None:
-    asked = Asked(BODY)
-    await ask(uploads(tmp_path / "missing"), asked)
-    assert asked.refusal[0] == 503
-    assert "upload_unavailable" in asked.refusal[1]
-    assert "cannot be written: No such file or directory" in asked.refusal[1]
+    status, said = await refusal(uploads(tmp_path / "missing"), Asked(BODY))
+    assert (status, "upload_unavailable" in said) == (503, True)
+    assert "cannot be written: No such file or directory" in said
 
 
 class FullDisk(io.RawIOBase):
@@ -341,7 +319,6 @@ class FullDisk(io.RawIOBase):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("size", [1000, 300_000])
 async def test_a_full_disk_is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     def on_full_disk(**_: Any) -> Any:
@@ -351,13 +328,10 @@ async def test_a_full_disk_is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     body = form(part("file", bytes(size), file=True))
     reader = uploads(tmp_path, total=len(body) + 10)
-    asked = Asked(body[:900], body[900:])
     with monkeypatch.context() as patched:
         patched.setattr(tempfile, "NamedTemporaryFile", on_full_disk)
-        await ask(reader, asked)
-    assert asked.refusal[0] == 503
-    assert "cannot be written: No space left on device" in asked.refusal[1]
-    assert left(tmp_path) == []
+        status, said = await refusal(reader, Asked(body[:900], body[900:]))
+    assert (status, "cannot be written: No space left on device" in said, left(tmp_path)) == (503, True, [])
     # Nothing of it counts any more.
     assert len((await ask(reader, Asked(body))).content) == size
 
@@ -369,11 +343,8 @@ def test_the_folder_is_removed_at_the_end(tmp_path: Path) -> None:
     assert left(tmp_path) == []
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    settings = {"GENAI_MAX_AUDIO_BODY_BYTES": str(LIMIT), "GENAI_MAX_BODY_BYTES": "10000"}
-    with run_here(tmp_path_factory.mktemp("uploads"), "--model-dir", str(DIRECTORY), settings=settings) as running:
-        yield running
+_LIMITS = {"GENAI_MAX_AUDIO_BODY_BYTES": str(LIMIT), "GENAI_MAX_BODY_BYTES": "10000"}
+server = module_server("--model-dir", str(DIRECTORY), **_LIMITS)
 
 
 def head(size: int, *more: str) -> bytes:
@@ -381,24 +352,19 @@ def head(size: int, *more: str) -> bytes:
     return "\r\n".join([*lines, f"content-length: {size}", "", ""]).encode()
 
 
-def test_a_large_body_is_refused_before_it_is_sent(server: RunningServer) -> None:
+def test_a_client_that_waits_is_told_to_continue_unless_its_body_is_too_large(server: RunningServer) -> None:
     with connect(server) as connection:
         connection.sendall(head(2 * LIMIT, "expect: 100-continue"))
         (answer,) = answers(read_to_end(connection))
-    assert answer.status == 400
+    assert (answer.status, answer.headers["connection"]) == (400, ["close"])
     assert b"GENAI_MAX_AUDIO_BODY_BYTES" in answer.body
-    assert answer.headers["connection"] == ["close"]
-
-
-def test_a_client_that_waits_is_told_to_continue(server: RunningServer) -> None:
     body = form(part("file", b"no sound", file=True))
     with connect(server) as connection:
         connection.sendall(head(len(body), "expect: 100-continue", "connection: close"))
         assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
         connection.sendall(body)
         (answer,) = answers(read_to_end(connection))
-    assert answer.status == 400
-    assert b"is not a flac" in answer.body
+    assert (answer.status, b"is not a flac" in answer.body) == (400, True)
 
 
 def test_the_limit_of_other_bodies_does_not_hold(server: RunningServer) -> None:

@@ -56,35 +56,27 @@ async def _opened(path: Path) -> AsyncIterator[KeyUsage]:
         await usage.close()
 
 
-async def test_requests_are_added_up_by_day_key_and_model(tmp_path: Path) -> None:
+async def test_requests_are_added_up_by_day_key_and_model_without_reads_and_those_of_operators(tmp_path: Path) -> None:
+    yesterday = DAY - timedelta(days=1)
     async with _opened(tmp_path / "usage") as usage:
-        for record in (
-            _request("alice"),
-            _request("alice", num_answers=2),
-            _request("alice", model="m:law"),
-            _request("alice", num_answers=0, status=429),
-            _request("bob", day=DAY - timedelta(days=1)),
-            _request("", day=DAY),
-        ):
-            usage.observe(record)
-        assert await usage.between(DAY - timedelta(days=1), DAY) == [
+        usage.observe(_request("alice"))
+        usage.observe(_request("alice", num_answers=2))
+        usage.observe(_request("alice", model="m:law"))
+        usage.observe(_request("alice", num_answers=0, status=429))
+        usage.observe(_request("bob", day=yesterday))
+        usage.observe(_request(""))
+        reads, operators = ("GET", _Route("/v1/models")), ("POST", _Route("/v1/admin/usage"))
+        for method, route in (reads, operators, ("POST", None)):
+            scope = {"method": method, **({"route": route} if route else {})}
+            usage.observe(RequestRecord(scope, "a", "b", "m", Arrival(HandClock()), 0.0, status=404))
+        expected = [
             (UsageKey("2026-11-27", "bob", "m"), Counts(1, 0, 7, 4, 3)),
             (UsageKey("2026-11-28", "", "m"), Counts(1, 0, 7, 4, 3)),
             (UsageKey("2026-11-28", "alice", "m"), Counts(2, 1, 7 + 14, 4 + 8, 3 + 6)),
             (UsageKey("2026-11-28", "alice", "m:law"), Counts(1, 0, 7, 4, 3)),
         ]
+        assert await usage.between(yesterday, DAY) == await usage.between(date.min, date.max) == expected
         assert await usage.between(DAY - timedelta(days=9), DAY - timedelta(days=2)) == []
-
-
-async def test_what_reads_or_belongs_to_operators_does_not_count(tmp_path: Path) -> None:
-    async with _opened(tmp_path / "usage") as usage:
-        for scope in (
-            {"method": "GET", "route": _Route("/v1/models")},
-            {"method": "POST", "route": _Route("/v1/admin/usage")},
-            {"method": "POST"},
-        ):
-            usage.observe(RequestRecord(scope, "a", "b", "m", Arrival(HandClock()), 0.0, status=404))
-        assert await usage.between(date.min, date.max) == []
 
 
 async def test_several_processes_and_a_restart_share_the_file(tmp_path: Path) -> None:

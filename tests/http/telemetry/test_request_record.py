@@ -33,39 +33,39 @@ def _post(server: RunningServer, path: str, name: str, content: str, **fields: A
     return answer.status_code
 
 
-def test_log_line_has_model_device_and_timings(server: RunningServer) -> None:
+def test_log_line_has_model_device_and_timings_and_no_content(server: RunningServer) -> None:
     assert _post(server, "/v1/chat", "whole", f"say {SECRET}") == 200
     line = _line(server, "whole")
-    assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/chat", 200)
-    assert (line["model"], line["device"], line["finish_reason"]) == ("demo", "scripted", "stop")
+    assert {"method": "POST", "path": "/v1/chat", "status": 200}.items() <= line.items()
+    assert {"model": "demo", "device": "scripted", "finish_reason": "stop"}.items() <= line.items()
     assert (line["prompt_tokens"], line["output_tokens"]) == (len(f"say {SECRET}\n\x04"), len(SECRET))
-    assert line["ttft"] > 0
     parts = ("receive", "load", "prepare", "queue", "prefill", "decode", "deliver")
     assert sum(line[part] for part in parts) == pytest.approx(line["total_latency"], abs=1e-5)  # six digits each
-    assert line["seconds"] >= line["total_latency"] >= line["ttft"]
+    assert line["seconds"] >= line["total_latency"] >= line["ttft"] > 0
     assert "error" not in line
     assert line["unique_id"].startswith("req-")  # as in GET /v1/requests, because clients may reuse an id
+    assert SECRET not in server.log()
 
 
-def test_a_stream_has_a_line_at_its_end(server: RunningServer) -> None:
-    assert _post(server, "/v1/chat/completions", "streamed", "count 3", stream=True, n=2) == 200
-    line = _line(server, "streamed")
-    assert (line["path"], line["finish_reason"]) == ("/v1/chat/completions", "stop,stop")
-    assert line["prompt_tokens"] == len("count 3\n\x04")
-    assert line["output_tokens"] == 2 * len("1, 2, 3")
+STREAMED = {"finish_reason": "stop,stop", "prompt_tokens": len("count 3\n\x04"), "output_tokens": 2 * len("1, 2, 3")}
+FAILED = {"error": "runner_failed", "finish_reason": "runner_failed"}
 
 
-def test_a_refusal_has_its_code_and_no_model(server: RunningServer) -> None:
-    assert _post(server, "/v1/chat", "refused", "say a", strem=True) == 400
-    line = _line(server, "refused")
-    assert (line["status"], line["error"]) == (400, "unknown_parameter")
-    assert "model" not in line
-
-
-def test_an_error_after_the_headers_is_in_the_line_too(server: RunningServer) -> None:
-    assert _post(server, "/v1/chat/stream", "broken", "count 9; fail at 2") == 200
-    line = _line(server, "broken")
-    assert (line["status"], line["error"], line["finish_reason"]) == (200, "runner_failed", "runner_failed")
+@pytest.mark.parametrize(
+    ("name", "path", "content", "fields", "expected"),
+    [
+        ("streamed", "/v1/chat/completions", "count 3", {"stream": True, "n": 2}, STREAMED | {"status": 200}),
+        ("broken", "/v1/chat/stream", "count 9; fail at 2", {}, FAILED | {"status": 200}),
+        ("refused", "/v1/chat", "say a", {"strem": True}, {"status": 400, "error": "unknown_parameter"}),
+    ],
+)
+def test_the_line_comes_at_the_end_and_has_the_error(
+    server: RunningServer, name: str, path: str, content: str, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert _post(server, path, name, content, **fields) == expected["status"]
+    line = _line(server, name)
+    assert (expected | {"path": path}).items() <= line.items()
+    assert ("model" in line) is (expected["status"] == 200)
 
 
 def test_disconnected_client_is_logged_as_abort(server: RunningServer) -> None:
@@ -83,17 +83,9 @@ def test_health_checks_are_not_logged_nor_unknown_paths_quoted(server: RunningSe
     assert not [line for line in _lines(server) if line.get("id") == "look"]
 
 
-def test_no_content_is_in_any_line(server: RunningServer) -> None:
-    assert _post(server, "/v1/chat", "private", f"say {SECRET}") == 200
-    _line(server, "private")
-    assert SECRET not in server.log()
-
-
 def test_text_log_has_the_fields_after_the_message(scripted: RunningServer) -> None:
     assert _post(scripted, "/v1/chat", "as-text", "say a") == 200
     wait_until(lambda: "id=as-text" in scripted.log())
     (line,) = [line for line in scripted.log().splitlines() if "id=as-text" in line]
-    assert (
-        "INFO genai_server.http.telemetry.request_log: request id=as-text method=POST path=/v1/chat status=200" in line
-    )
+    assert "INFO genai_server.http.telemetry.request_log: request id=as-text method=POST path=/v1/chat status" in line
     assert line.endswith("finish_reason=stop")
