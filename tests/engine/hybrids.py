@@ -16,7 +16,6 @@ from tests.running_server import ROOT
 
 BUILT = ROOT / "tests" / "built_models"
 LENGTH, SLOTS, STEPS, VOCAB = 256, 5, 12, 300
-PADDING = 0  # the token for padding, which stands in no `text`
 
 
 class Hybrid:

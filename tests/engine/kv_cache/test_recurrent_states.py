@@ -82,19 +82,6 @@ def test_answers_with_drafts_are_those_without(hybrid: Hybrid, runner: Driven) -
     assert drafted.is_right
 
 
-def test_drafts_are_verified_next_to_a_chunk(hybrid: Hybrid, runner: Driven) -> None:
-    late = text(60, 61)
-    drafted = Drafted(hybrid, runner, [text(9, 62), text(20, 63)])
-    runner.open(4, late, LENGTH, reuse=False)
-    drafted.read({0: (1, 2), 1: (0, 0)}, (4, late[:30], False))
-    assert [len(answer) for answer in drafted.answers] == [3, 2]
-    [last] = drafted.read({0: (0, 0), 1: (3, 0)}, (4, late[30:], False))
-    first = best(last.logits)
-    drafted.read({0: (2, 1), 1: (1, 1)})
-    assert drafted.is_right
-    assert finish(runner, 4, first) == hybrid.answer(late)
-
-
 def test_a_draft_that_nobody_verifies_is_not_in_the_states(hybrid: Hybrid, runner: Driven) -> None:
     prompt = text(20, 65)
     first = begin(runner, 0, prompt)
@@ -292,17 +279,6 @@ def device(
 
 def ask(device: SteppedLoop, key: int, prompt: list[int], **fields: Any) -> None:
     device.put_request(key, prompt, **{"max_tokens": STEPS, "max_length": LENGTH, "ignore_eos": True} | fields)
-
-
-def test_predicted_answers_are_read_in_few_passes(hybrid: Hybrid, device: SteppedLoop) -> None:
-    prompts = [text(length, 70) for length in (20, 50, 90)]
-    for key, prompt in enumerate(prompts):
-        right = hybrid.answer(prompt)
-        prediction = [*right[:5], 5, *right[6:]]
-        ask(device, key, prompt, prediction=prediction)
-    device.run(*range(len(prompts)))
-    assert [device.tokens(key) for key in range(len(prompts))] == [hybrid.answer(prompt) for prompt in prompts]
-    assert sum(device.end(key).num_accepted for key in range(len(prompts))) > STEPS // 2
 
 
 def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLoop) -> None:

@@ -191,6 +191,9 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(runner: Driven, chunk: in
     for start in range(0, 100, chunk):
         found = runner.prefill(1, prompt[start : start + chunk], positions=True)
         assert np.array_equal(found, whole[start : start + chunk]), start
+    runner.open(2, prompt, MAX_LENGTH, reuse=False)
+    for start in range(0, 100, chunk):  # those of the last position alone
+        assert np.array_equal(runner.prefill(2, prompt[start : start + chunk]), whole[start : start + chunk][-1])
 
 
 def test_a_sequence_may_fill_its_slot_to_the_last_token(session: Any) -> None:
@@ -384,19 +387,6 @@ def test_closing_an_unknown_sequence_has_no_effect(runner: Driven) -> None:
     runner.close(5)
     runner.close(5)
     assert idle(runner)
-
-
-@pytest.mark.parametrize("length", [1, 2, 17, 128])
-def test_last_logits_equal_those_of_all_positions(runner: Driven, length: int) -> None:
-    prompt = text(length)
-    found = []
-    for positions in (True, False):
-        runner.open(1, prompt, MAX_LENGTH, reuse=False)
-        found.append(runner.prefill(1, prompt, positions=positions))
-        runner.close(1)
-    every, last = found
-    assert every.shape == (length, runner.model.vocab_size)
-    assert np.array_equal(last, every[-1])
 
 
 def test_logits_are_made_for_the_end_of_a_prompt_only(runner: Driven) -> None:

@@ -24,7 +24,7 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.errors import RunnerFailed
-from tests.engine.hybrids import BUILT, LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, begin, best, finish, text
+from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, begin, best, finish, text
 from tests.stepped_loop import SteppedLoop
 
 
@@ -53,13 +53,6 @@ def test_prompt_is_read_in_chunks_next_to_decoding_rows(hybrid: Hybrid, runner: 
         for answer, score in zip(answers, scores, strict=False):
             assert best(score.logits) == answer[step + 1]
     assert finish(runner, 1, best(last.logits)) == hybrid.answer(late)
-
-
-def test_the_token_for_padding_is_read_like_any_other(hybrid: Hybrid, runner: Driven) -> None:
-    for place in (0, 5, 18):
-        prompt = text(19, 8)
-        prompt[place] = PADDING
-        assert finish(runner, place, begin(runner, place, prompt, reuse=False)) == hybrid.answer(prompt)
 
 
 def test_idle_rows_between_others_keep_their_states(hybrid: Hybrid, runner: Driven) -> None:

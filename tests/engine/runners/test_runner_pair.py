@@ -92,16 +92,6 @@ def produced(sequence: Sequence, number: int) -> list[int]:
 # the first runner of a sequence
 
 
-def test_sequence_starts_in_the_batch_even_if_it_is_profiled(engine: Engine) -> None:
-    assert engine.begin(1, text(5)).batched
-    profiled = Sequence(2, (0, 2), GenerationRequest("r2", text(5), 10, 100), lambda: 0.0)
-    profiled.profile.prefix = "slow"
-    engine.scheduler.add(profiled)
-    engine.scheduler.admit()
-    engine.runners.open(profiled)
-    assert profiled.batched
-
-
 def test_tokens_from_the_cache_count_as_read_and_cached(engine: Engine) -> None:
     first = engine.begin(1, text(40))
     engine.run(first, 1)
@@ -149,14 +139,7 @@ def test_a_profiled_sequence_and_others_answer_as_undisturbed(engine: Engine, un
         engine.profile(sequences[1], on=on)
         for _ in range(num_passes):
             engine.step()
+        assert all(sequence.batched for sequence in sequences)
     for sequence in sequences:
         engine.run(sequence, STEPS)
         assert produced(sequence, STEPS) == undisturbed(sequence.request.prompt, STEPS)
-
-
-def test_profile_in_the_batch_reads_nothing_again(engine: Engine) -> None:
-    engine.run(sequence := engine.begin(1, text(20)), 2)
-    for on in (True, True, False):
-        engine.profile(sequence, on=on)
-        assert sequence.num_unread == 1
-        engine.step()
