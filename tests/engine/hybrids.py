@@ -10,9 +10,14 @@ from _models.driven import Driven
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_spec
 from genai_server.engine.runners.load_model import load_batched
+from genai_server.engine.runners.loaded_model import LoadedModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.engine.scores import Logits
 from tests.running_server import ROOT
+from tests.stepped_loop import SteppedLoop
 
 BUILT = ROOT / "tests" / "built_models"
 LENGTH, SLOTS, STEPS, VOCAB = 256, 5, 12, 300
@@ -50,6 +55,17 @@ class Hybrid:
             self.generator.close(0)
             self._answers[key] = tokens
         return self._answers[key]
+
+
+def loop_of(loaded: LoadedModel, folder: Path, *, speculates: bool = True) -> SteppedLoop:
+    policy = StepPolicy(speculates=speculates)
+    scheduler = Scheduler(loaded.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
+    return SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), folder)
+
+
+def put_request(loop: SteppedLoop, key: int, prompt: list[int], **fields: Any) -> None:
+    """Send a request for an answer of STEPS tokens, unless the fields say otherwise."""
+    loop.put_request(key, prompt, **{"max_tokens": STEPS, "max_length": LENGTH, "ignore_eos": True} | fields)
 
 
 def text(length: int, seed: int = 0) -> list[int]:

@@ -4,7 +4,6 @@ Answers are those without drafts, however much of these is accepted.
 """
 
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,17 +17,23 @@ from genai_server.engine.graph_rewriting.native_attention import NATIVE
 from genai_server.engine.kv_cache.buffers import RowStates
 from genai_server.engine.model.graph_reader import read_cross_decoder, read_decoder_graph
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import common_prefix_length
 from genai_server.messages.engine_protocol import Cancel
-from genai_server.messages.generation_request import Sampling
-from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, begin, best, finish, text
-from tests.engine.model_runners import greedy_logits
-from tests.engine.test_distributions import Answer, deviation, reference
-from tests.stepped_loop import SteppedLoop
+from tests.engine.hybrids import (
+    BUILT,
+    LENGTH,
+    SLOTS,
+    STEPS,
+    VOCAB,
+    Hybrid,
+    begin,
+    best,
+    finish,
+    loop_of,
+    put_request,
+    text,
+)
 
 
 class Drafted:
@@ -266,22 +271,9 @@ def test_a_sound_is_that_of_its_row() -> None:
 # In the engine's loop.
 
 
-@pytest.fixture
-def device(
-    hybrid: Hybrid, runner: Driven, tmp_path: Path, passes_of_any_length_take_the_same_time: None
-) -> SteppedLoop:
-    """A loop with drafts."""
-    loaded = LoadedModel(runner.runner, runner.runner)
-    policy = StepPolicy(speculates=True)
-    scheduler = Scheduler(loaded.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
-    return SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
-
-
-def ask(device: SteppedLoop, key: int, prompt: list[int], **fields: Any) -> None:
-    device.put_request(key, prompt, **{"max_tokens": STEPS, "max_length": LENGTH, "ignore_eos": True} | fields)
-
-
-def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLoop) -> None:
+@pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
+def test_random_requests_are_answered_as_alone(hybrid: Hybrid, runner: Driven, tmp_path: Path) -> None:
+    device = loop_of(LoadedModel(runner.runner, runner.runner), tmp_path)
     chance, texts = random.Random(73), [text(length, 73) for length in (3, 20, 50, 100)]
     asked, num_cancelled = dict[int, list[int]](), 0
     for key in range(24):
@@ -292,7 +284,7 @@ def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLo
         prediction = [token if chance.random() < 0.8 else 5 for token in hybrid.answer(prompt)]
         given: dict[str, Any] = {"prediction": prediction} if chance.random() < 0.5 else {}
         given |= {"low_priority": chance.random() < 0.3, "cache_prompt": chance.random() < 0.8}
-        ask(device, key, prompt, **given)
+        put_request(device, key, prompt, **given)
         asked[key] = prompt
         device.steps(chance.randint(1, 6))
         device.step_until(lambda: sum(not device.ends(key) for key in asked) < SLOTS)
@@ -304,31 +296,3 @@ def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLo
     assert {key: device.tokens(key) for key in asked} == {key: hybrid.answer(prompt) for key, prompt in asked.items()}
     assert num_cancelled
     assert sum(device.end(key).num_accepted for key in asked) > 24
-
-
-@pytest.mark.slow
-def test_sampled_answers_with_drafts_have_their_probabilities(hybrid: Hybrid, device: SteppedLoop) -> None:
-    number, prompt = 1500, text(20, 71)
-    sampling: dict[str, Any] = {"temperature": 1.0, "top_k": 3}
-    anything = np.ones(VOCAB, bool)
-    expected: dict[Answer, float] = {(): 1.0}
-    for _ in range(3):
-        before, expected = expected, {}
-        for answer, probability in before.items():
-            logits = greedy_logits(hybrid.generator, [*prompt, *answer], 1)[0][:VOCAB]
-            following = reference(logits, sampling, prompt, answer, anything)
-            for token in np.flatnonzero(following).tolist():
-                expected[*answer, token] = probability * float(following[token])
-    likely = max(expected, key=lambda answer: expected[answer])
-    counts, num_drafted = Counter[Answer](), 0
-    for first in range(0, number, SLOTS):
-        keys = range(first, first + SLOTS)
-        for key in keys:
-            ask(device, key, prompt, max_tokens=3, sampling=Sampling(**sampling), prediction=list(likely))
-        device.run(*keys)
-        for key in keys:
-            counts[tuple(device.tokens(key))] += 1
-            num_drafted += device.end(key).num_drafted
-        device.sent.clear()
-    assert num_drafted > number / 20
-    assert deviation(counts, expected) < 4

@@ -20,12 +20,9 @@ from genai_server.engine.runners.base import Interrupted, open_bare
 from genai_server.engine.runners.batched import BatchedRunner, DecoderSession
 from genai_server.engine.runners.load_model import load_model
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import ScheduledChunk
 from genai_server.errors import RunnerFailed
-from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, begin, best, finish, text
-from tests.stepped_loop import SteppedLoop
+from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, Hybrid, begin, best, finish, loop_of, put_request, text
 
 
 def test_rows_of_any_lengths_decode_together(hybrid: Hybrid, runner: Driven) -> None:
@@ -274,20 +271,17 @@ def test_checkpoints_make_way_for_running_sequences() -> None:
 
 def test_preempted_sequence_continues_from_states_or_a_checkpoint(hybrid: Hybrid, tmp_path: Path) -> None:
     runner = hybrid.load().runner
-    loaded = LoadedModel(runner, runner)
-    scheduler = Scheduler(runner, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32)
-    loop = SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
-    prompt = text(130)
-    loop.put_request(1, prompt, max_tokens=STEPS, max_length=LENGTH, ignore_eos=True, low_priority=True)
+    loop, prompt = loop_of(LoadedModel(runner, runner), tmp_path, speculates=False), text(130)
+    put_request(loop, 1, prompt, low_priority=True)
     loop.step_until(lambda: len(loop.tokens(1)) == 3)
-    (sequence,) = scheduler.running
+    (sequence,) = loop.scheduler.running
     num_read = sequence.num_read
-    scheduler._preempt(sequence)
-    scheduler.admit()
+    loop.scheduler._preempt(sequence)
+    loop.scheduler.admit()
     loop.loop._admission.open(sequence, 0.0)
     assert sequence.num_read == num_read  # its slot still has all of its states
     for key in range(10, 10 + SLOTS):
-        loop.put_request(key, text(40, key), max_tokens=2, max_length=LENGTH, ignore_eos=True)
+        put_request(loop, key, text(40, key), max_tokens=2)
     loop.run(*range(10, 10 + SLOTS))
     loop.run(1)
     assert sequence.num_preemptions == 2

@@ -19,15 +19,12 @@ from numpy.typing import NDArray
 from genai_server.engine.runners.draft_model import MAX_KEPT, MtpHead, _States
 from genai_server.engine.runners.load_model import load_model
 from genai_server.engine.runners.loaded_model import LoadedModel
-from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, TextDrafts
-from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import Sampling
-from tests.engine.hybrids import BUILT, LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
+from tests.engine.hybrids import BUILT, SLOTS, STEPS, Hybrid, loop_of, put_request, text
 from tests.engine.quantized_models import write_halved
 from tests.model_edits import edited_config
 from tests.stepped_loop import SteppedLoop
@@ -75,9 +72,7 @@ def make_loop(
     def made(loaded: LoadedModel) -> SteppedLoop:
         monkeypatch.setattr(loaded.draft_model, "times", Free())
         monkeypatch.setattr(TextDrafts, "propose", lambda *_: NO_DRAFT)
-        policy = StepPolicy(speculates=True)
-        scheduler = Scheduler(loaded.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
-        return SteppedLoop(loaded, scheduler, Guidance(None, VOCAB), tmp_path)
+        return loop_of(loaded, tmp_path)
 
     return made
 
@@ -139,12 +134,8 @@ def noted_drafts(head: MtpHead, monkeypatch: pytest.MonkeyPatch) -> list[tuple[l
     return found
 
 
-def ask(device: SteppedLoop, key: int, prompt: list[int], **fields: Any) -> None:
-    device.put_request(key, prompt, **{"max_tokens": STEPS, "max_length": LENGTH, "ignore_eos": True} | fields)
-
-
 def answer(device: SteppedLoop, key: int, prompt: list[int], **fields: Any) -> list[int]:
-    ask(device, key, prompt, **fields)
+    put_request(device, key, prompt, **fields)
     device.run(key)
     return device.tokens(key)
 
@@ -177,7 +168,7 @@ def test_drafts_after_a_profile_are_those_of_the_heads_graph(
 ) -> None:
     drafts, reference = noted_drafts(head, monkeypatch), Reference(hybrid.path)
     prompt = text(50, 82)
-    ask(device, 1, prompt, cache_prompt=False)
+    put_request(device, 1, prompt, cache_prompt=False)
     lengths = []
     for number, value in enumerate(("p", "0")):
         lengths.append(len(prompt) + len(device.tokens(1)))
@@ -232,17 +223,17 @@ def test_states_are_kept_only_where_drafts_may_follow(
     loaded: LoadedModel, head: MtpHead, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loaded.main, "abilities", replace(loaded.main.abilities, why_not_exact="it rounds"))
-    ask(device, 0, text(20, 91), sampling=Sampling(seed=1))
-    ask(device, 1, text(20, 92))
+    put_request(device, 0, text(20, 91), sampling=Sampling(seed=1))
+    put_request(device, 1, text(20, 92))
     device.step_until(lambda: all(device.tokens(key) for key in range(2)))
     assert len(head._states) == 1
     device.run(0, 1)
 
 
 def test_kept_states_do_not_keep_those_of_other_rows(head: MtpHead, device: SteppedLoop) -> None:
-    ask(device, 0, text(5, 93))
+    put_request(device, 0, text(5, 93))
     device.step_until(lambda: bool(device.tokens(0)))
-    ask(device, 1, text(90, 94))
+    put_request(device, 1, text(90, 94))
     device.step_until(lambda: bool(device.tokens(1)))
     assert len(head._states) == 2
     assert all(part.base is None for states in head._states.values() for part in states.parts)
@@ -253,7 +244,7 @@ def test_failure_behind_a_pass_costs_no_other_answer(
     hybrid: Hybrid, loaded: LoadedModel, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = text(20, 95)
-    ask(device, 0, prompt)
+    put_request(device, 0, prompt)
     device.step_until(lambda: bool(device.tokens(0)))
     with monkeypatch.context() as patched:
         patched.setattr(loaded.main, "take_hidden", Mock(side_effect=MemoryError))
