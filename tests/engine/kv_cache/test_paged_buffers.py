@@ -336,17 +336,6 @@ def test_a_row_that_needs_all_logits_costs_others_none(compare: Compare, fetched
 # what ONNX Runtime provides
 
 
-def test_memory_of_a_device_is_allocated_once_after_the_trial(paged: Any, graph: DecoderGraph) -> None:
-    made: list[tuple[int, int]] = []
-
-    def make(graph: DecoderGraph, num_rows: int, max_length: int) -> PagedBuffers:
-        made.append((num_rows, max_length))
-        return PagedBuffers(ON_CPU, 1000, graph, num_rows, max_length)
-
-    batched_runner(graph=graph, session=paged, max_length=128, make_buffers=make)
-    assert made[1:] == [(4, 128)]
-
-
 def test_failed_device_copy_is_a_runner_failure(graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     buffers = PagedBuffers(ON_CPU, 1000, graph, ROWS, LENGTH)
     buffers.inputs([Row(0, 3, [7])])

@@ -368,17 +368,17 @@ def test_failed_allocation_is_a_runner_failure(session: Any) -> None:
         batched_runner(session=session, max_length=MAX_LENGTH, make_buffers=refuse)
 
 
-def test_memory_of_a_trial_is_free_before_the_next(session: Any) -> None:
-    made: list[weakref.ref[CpuBuffers]] = []
+def test_memory_is_allocated_once_after_that_of_a_trial_is_free(session: Any) -> None:
+    made: list[tuple[weakref.ref[CpuBuffers], int, int]] = []
 
     def make(graph: DecoderGraph, num_rows: int, max_length: int) -> CpuBuffers:
-        assert not any(earlier() for earlier in made)
+        assert not any(earlier() for earlier, *_ in made)
         buffers = CpuBuffers(graph, num_rows, max_length)
-        made.append(weakref.ref(buffers))
+        made.append((weakref.ref(buffers), num_rows, max_length))
         return buffers
 
-    batched_runner(session=session, max_length=MAX_LENGTH, make_buffers=make)
-    assert len(made) == 2
+    batched_runner(session=session, num_slots=4, max_length=MAX_LENGTH, make_buffers=make)
+    assert [sizes for _, *sizes in made[1:]] == [[4, MAX_LENGTH]]
 
 
 def test_closing_an_unknown_sequence_has_no_effect(runner: Driven) -> None:

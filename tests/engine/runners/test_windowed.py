@@ -108,17 +108,6 @@ def test_drafts_and_prefixes_behind_the_window_change_no_bit(windowed: Path, cac
         assert np.array_equal(runner.decode([3], [token])[0], logits)
 
 
-def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: OgGeneratorRunner) -> None:
-    runner = Driven(batched_runner(windowed, max_length=MAX_LENGTH))
-    longer = text(100)
-    shorter = [*longer[:50], *text(8, 1)]
-    greedy(runner, longer, STEPS)
-    assert runner.open(99, shorter, MAX_LENGTH) == 50
-    first = int(runner.prefill(99, shorter[50:]).argmax())
-    runner.close(99)
-    assert first == greedy(generator, shorter, 1)[0]
-
-
 def test_a_configured_window_that_no_layer_has_is_no_limit(tmp_path: Path, generator: OgGeneratorRunner) -> None:
     model_dir = write_windowed(tmp_path / "claimed", 0, in_graph=False)
     claimed, whole = (OgGeneratorRunner(path, "cpu", threads=1) for path in (model_dir, DEMO))
