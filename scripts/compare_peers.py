@@ -183,10 +183,7 @@ def _folder(work: Path, label: str) -> Path:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 

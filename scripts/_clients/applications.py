@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from _load.server import DEMO, HOST, DoesNotStart, free_port, run_server, running
+from _load.server import DEMO, HOST, DoesNotStart, free_port, is_answered, run_server, running
 
 from .client import Check, Client, Place
 from .recipe import recipe
@@ -62,19 +62,18 @@ def _check_open_webui(place: Place) -> list[Check]:
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir()
     lines = f"{recipe(_HEADING, place.url).rstrip()} --host {HOST} --port {port}"
-    with httpx.Client(base_url=f"http://{HOST}:{port}", timeout=60) as client:
-
-        def is_up() -> bool:
-            try:
-                return client.get("/health").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        log = place.folder / "open-webui.log"
+    url, log = f"http://{HOST}:{port}", place.folder / "open-webui.log"
+    started = running(
+        ["sh", "-c", lines],
+        _environment(place, data),
+        log,
+        lambda: is_answered(f"{url}/health"),
+        _SECONDS_TO_START,
+        cwd=place.folder,
+    )
+    with httpx.Client(base_url=url, timeout=60) as client:
         try:
-            with running(
-                ["sh", "-c", lines], _environment(place, data), log, is_up, _SECONDS_TO_START, cwd=place.folder
-            ):
+            with started:
                 signed_in = client.post("/api/v1/auths/signin", json={"email": "", "password": ""})
                 client.headers["authorization"] = f"Bearer {signed_in.json()['token']}"
                 return [

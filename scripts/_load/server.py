@@ -125,6 +125,14 @@ def free_port() -> int:
         return port
 
 
+def is_answered(url: str) -> bool:
+    """Whether a GET of the URL is answered with 200."""
+    try:
+        return httpx.get(url, timeout=10).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 class DoesNotStart(RuntimeError):
     """A server does not start; the message has the end of its log."""
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
-from _load.server import HOST, DoesNotStart, clean_environment, free_port, running
+from _load.server import HOST, DoesNotStart, clean_environment, free_port, is_answered, running
 
 from .environment import PeerUnavailable, end_of
 from .peer import Launch
@@ -27,15 +26,8 @@ def served(launch: Launch, folder: Path) -> Iterator[str]:
     environment = clean_environment() | dict(launch.environment)
     try:
         with running(
-            launch.command(port), environment, log, lambda: _is_ready(url + launch.ready_path), _SECONDS_TO_START
+            launch.command(port), environment, log, lambda: is_answered(url + launch.ready_path), _SECONDS_TO_START
         ):
             yield url
     except DoesNotStart:
         raise PeerUnavailable(f"its server does not start: {end_of(log)}") from None
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=10).status_code == 200
-    except httpx.TransportError:
-        return False

@@ -41,18 +41,8 @@ def published_templates() -> Path:
 def _download(folder: Path) -> Path:
     """The package's sources."""
     # Metadata of sources are computed by their build system, which pip would install first.
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-        "--dest",
-        str(folder),
-        PACKAGE,
-    ]
+    options = ["--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT)
     except (OSError, subprocess.SubprocessError) as error:
