@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from .corpus import BODIES, CONVERSATION, RESPONSE
@@ -47,14 +46,12 @@ class Attempt:
     is_whole: bool
 
 
-def attempt(
-    seed: int, number: int, paths: Sequence[str], places: Mapping[str, Sequence[Place]] = MappingProxyType({})
-) -> Attempt:
-    """The same for the same seed, number, paths, and places for floods."""
+def attempt(seed: int, number: int, endpoints: Mapping[str, Sequence[Place]]) -> Attempt:
+    """The same for the same seed, number and endpoints, which have places for floods by their paths."""
     chance = random.Random(f"{seed}-{number}")
-    path = paths[number % len(paths)]
-    if places.get(path) and chance.random() < _FLOODS:
-        body = flooded(chance, chance.choice(places[path]))
+    path = sorted(endpoints)[number % len(endpoints)]
+    if endpoints[path] and chance.random() < _FLOODS:
+        body = flooded(chance, chance.choice(endpoints[path]))
     else:
         body = mutated_body(chance, chance.choice(BODIES.get(path) or [{}]))
     target = path
@@ -81,21 +78,15 @@ def _framed(chance: random.Random, body: bytes) -> tuple[list[str], bytes, bool]
         case 0 | 1 | 2:
             return ["transfer-encoding: chunked"], _chunked(chance, body) + b"0\r\n\r\n", True
         case 3:
-            return (
-                ["transfer-encoding: chunked"],
-                _chunked(chance, body) + chance.choice((b"", b"-1\r\n", b"zz\r\n")),
-                False,
-            )
+            end = chance.choice((b"", b"-1\r\n", b"zz\r\n"))
+            return ["transfer-encoding: chunked"], _chunked(chance, body) + end, False
         case 4:
             return [f"content-length: {len(body) + 10}"], body, False
         case 5:
             return length, body[: len(body) // 2], not body
         case 6:
-            return (
-                chance.choice((["content-length: -5"], ["content-length: x"], [*length, "content-length: 1"])),
-                body,
-                False,
-            )
+            wrong = (["content-length: -5"], ["content-length: x"], [*length, "content-length: 1"])
+            return chance.choice(wrong), body, False
         case 7:
             return [*length, "transfer-encoding: chunked"], body, False
     return length, body, True

@@ -66,15 +66,15 @@ def run(arguments: argparse.Namespace, numbers: range) -> Campaign:
         # Files are stored where all API processes find them.
         settings = SETTINGS | {"WORKERS": str(arguments.workers), "GENAI_FILES_DIR": f"{folder}/files"}
         with run_server(Path(folder), settings) as server:
-            asked = targets(server)
+            asked = endpoints(server)
             if arguments.only is not None:
-                shown = attempt(arguments.seed, arguments.only, asked.paths, asked.places)
+                shown = attempt(arguments.seed, arguments.only, asked)
                 print(f"{shown}"[:_MAX_PRINTED])
             with pulse(server.port) as beats:
                 fuzzer = Fuzzer(server, found, asked, beats, arguments.slack)
                 asyncio.run(fuzzer.run(numbers))
         tracebacks = (Path(folder) / "server.log").read_text(errors="replace").count("Traceback")
-    found.figures += [["endpoints", f"{len(asked.paths)}"], ["tracebacks in the log", f"{tracebacks}"]]
+    found.figures += [["endpoints", f"{len(asked)}"], ["tracebacks in the log", f"{tracebacks}"]]
     allowed = arguments.growth
     if allowed is None:
         allowed = _MAX_GROWTH if len(numbers) >= _LONG else _MAX_GROWTH_WHILE_FILLING
@@ -98,19 +98,11 @@ def compared(course: Sequence[Footprint]) -> tuple[Footprint, Footprint]:
     return usual(course[2 * fifth : 3 * fifth] or course), usual(course[-fifth:])
 
 
-@dataclass(frozen=True)
-class Targets:
-    """All POST endpoints of a server by their paths, and the places of their bodies that may be flooded."""
-
-    paths: Sequence[str]
-    places: Mapping[str, Sequence[Place]]
-
-
-def targets(server: Server) -> Targets:
-    """All endpoints and places in the server's OpenAPI description."""
+def endpoints(server: Server) -> dict[str, list[Place]]:
+    """The places that may be flooded in the bodies of all POST endpoints, by path, in the server's description."""
     description: dict[str, Any] = httpx.get(f"http://{HOST}:{server.port}/openapi.json", timeout=60).json()
-    paths = sorted(path for path, methods in description["paths"].items() if "post" in methods)
-    return Targets(paths, places(description))
+    found = places(description)
+    return {path: found.get(path, []) for path, methods in description["paths"].items() if "post" in methods}
 
 
 @dataclass
@@ -146,7 +138,9 @@ class Fuzzer:
     All time limits are multiplied by `slack`.
     """
 
-    def __init__(self, server: Server, found: Campaign, asked: Targets, pulse: Pulse, slack: float = 1.0) -> None:
+    def __init__(
+        self, server: Server, found: Campaign, asked: Mapping[str, Sequence[Place]], pulse: Pulse, slack: float = 1.0
+    ) -> None:
         self.api: list[Footprint] = []
         self.engines: list[Footprint] = []
         self._server = server
@@ -186,7 +180,7 @@ class Fuzzer:
         return Outcome("request", result, complaint, seconds)
 
     def _attempt(self, number: int) -> Attempt:
-        return attempt(self._found.seed, number, self._asked.paths, self._asked.places)
+        return attempt(self._found.seed, number, self._asked)
 
     async def _find_what_holds_up(self) -> None:
         """Repeat each attempt that was under way while /healthz did not answer, alone: a culprit always delays it."""
