@@ -113,17 +113,18 @@ def error_of(response: Any) -> str:
     return str(error if isinstance(error, str) else error["message"])
 
 
-def answered(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
-    response = server.client.post(path, json=body)
+def answered(server: RunningServer, path: str, body: dict[str, Any] | None = None) -> Any:
+    """The answer to a body, or to GET without one."""
+    response = server.client.get(path) if body is None else server.client.post(path, json=body)
     assert response.status_code == 200, response.text
     assert IGNORED_HEADER not in response.headers
     return response.json()
 
 
-def answered_get(server: RunningServer, path: str) -> Any:
-    response = server.client.get(path)
-    assert response.status_code == 200, response.text
-    return response.json()
+def rendered(server: RunningServer, body: dict[str, Any]) -> list[int]:
+    """The tokens of a chat's prompt."""
+    tokens: list[int] = answered(server, "/v1/chat/completions/render", body)["token_ids"]
+    return tokens
 
 
 def text(content: str) -> dict[str, str]:
@@ -132,9 +133,9 @@ def text(content: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", FORMS)
 def test_the_tokens_of_images_are_part_of_the_prompt(server: RunningServer, path: str) -> None:
-    rendered = answered(server, "/v1/chat/completions/render", asked("/v1/chat/completions", URL, URL))["token_ids"]
-    assert rendered.count(IMAGE_TOKEN) == 2 * NUM_FEATURES
-    assert prompt_tokens(path, answered(server, path, asked(path, URL, URL))) == len(rendered)
+    tokens = rendered(server, asked("/v1/chat/completions", URL, URL))
+    assert tokens.count(IMAGE_TOKEN) == 2 * NUM_FEATURES
+    assert prompt_tokens(path, answered(server, path, asked(path, URL, URL))) == len(tokens)
 
 
 def test_usage_names_the_tokens_of_images(server: RunningServer) -> None:
@@ -185,8 +186,7 @@ def test_a_model_without_images_gets_a_note(server: RunningServer, path: str, pl
     response = server.client.post(path, json=asked(path, URL, model="reads"))
     assert (response.status_code, response.headers[IGNORED_HEADER]) == (200, f"{place} (image)")
     noted = [{"role": "user", "content": [text(IMAGE_NOTE), text("hi")]}]
-    rendered = server.client.post("/v1/chat/completions/render", json={"model": "reads", "messages": noted}).json()
-    assert prompt_tokens(path, response.json()) == len(rendered["token_ids"])
+    assert prompt_tokens(path, response.json()) == len(rendered(server, {"model": "reads", "messages": noted}))
 
 
 def test_a_strict_endpoint_names_the_models_that_take_images(server: RunningServer) -> None:
@@ -196,71 +196,49 @@ def test_a_strict_endpoint_names_the_models_that_take_images(server: RunningServ
 
 
 def test_counts_of_prompts_include_images(server: RunningServer) -> None:
-    rendered = len(answered(server, "/v1/chat/completions/render", asked("/v1/chat/completions", URL))["token_ids"])
+    expected = len(rendered(server, asked("/v1/chat/completions", URL)))
     count = asked("/v1/messages", URL)
     del count["max_tokens"]
-    assert answered(server, "/v1/messages/count_tokens", count) == {"input_tokens": rendered}
-    assert answered(server, "/v1/responses/input_tokens", asked("/v1/responses", URL))["input_tokens"] == rendered
+    assert answered(server, "/v1/messages/count_tokens", count) == {"input_tokens": expected}
+    assert answered(server, "/v1/responses/input_tokens", asked("/v1/responses", URL))["input_tokens"] == expected
     messages = asked("/v1/chat", URL)["messages"]
-    assert answered(server, "/tokenize", {"model": "sees", "messages": messages})["count"] == rendered
+    assert answered(server, "/tokenize", {"model": "sees", "messages": messages})["count"] == expected
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (
-            "/v1/chat/completions",
-            {
-                "messages": [
-                    {"role": "user", "content": "hi"},
-                    {
-                        "role": "assistant",
-                        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-                    },
-                    {"role": "tool", "tool_call_id": "c", "content": [part("", URL)]},
-                ]
-            },
-        ),
-        (
-            "/v1/responses",
-            {
-                "input": [
-                    {"role": "user", "content": "hi"},
-                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-                    {"type": "function_call_output", "call_id": "c", "output": [part("/v1/responses", URL)]},
-                ]
-            },
-        ),
-        (
-            "/v1/messages",
-            {
-                "messages": [
-                    {"role": "user", "content": "hi"},
-                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "tool_result", "tool_use_id": "c", "content": [part("/v1/messages", URL)]}
-                        ],
-                    },
-                ]
-            },
-        ),
-        (
-            "/api/chat",
-            {
-                "messages": [
-                    {"role": "user", "content": "hi"},
-                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
-                    {"role": "tool", "tool_name": "f", "images": [BASE64]},
-                ]
-            },
-        ),
-    ],
-    ids=["chat completions", "responses", "messages", "ollama"],
-)
-def test_images_of_tool_results_are_read(server: RunningServer, path: str, body: dict[str, Any]) -> None:
-    found = answered(server, path, {"model": "sees", **FORMS[path], **body})
+HI = {"role": "user", "content": "hi"}
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+USED = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+SEEN = {"type": "tool_result", "tool_use_id": "c", "content": [part("/v1/messages", URL)]}
+OF_TOOLS: dict[str, tuple[str, list[Any]]] = {
+    "/v1/chat/completions": (
+        "messages",
+        [
+            {"role": "assistant", "tool_calls": [CALLED]},
+            {"role": "tool", "tool_call_id": "c", "content": [part("", URL)]},
+        ],
+    ),
+    "/v1/responses": (
+        "input",
+        [
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [part("/v1/responses", URL)]},
+        ],
+    ),
+    "/v1/messages": ("messages", [{"role": "assistant", "content": [USED]}, {"role": "user", "content": [SEEN]}]),
+    "/api/chat": (
+        "messages",
+        [
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+            {"role": "tool", "tool_name": "f", "images": [BASE64]},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("path", OF_TOOLS)
+def test_images_of_tool_results_are_read(server: RunningServer, path: str) -> None:
+    field, turns = OF_TOOLS[path]
+    found = answered(server, path, {"model": "sees", **FORMS[path], field: [HI, *turns]})
     with_text = prompt_tokens(path, found) - NUM_FEATURES
     expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
     expected += '{"name": "f", "arguments": {}}\n</tool_call><|im_end|>\n<|im_start|>tool\n'
@@ -281,7 +259,7 @@ def test_images_of_a_document_are_images(server: RunningServer, model: str) -> N
 
 def test_stored_images_are_given_back_and_continued(server: RunningServer) -> None:
     first = answered(server, "/v1/responses", asked("/v1/responses", URL))
-    listed = answered_get(server, f"/v1/responses/{first['id']}/input_items")["data"]
+    listed = answered(server, f"/v1/responses/{first['id']}/input_items")["data"]
     image, text = listed[0]["content"]
     assert (image, text["text"]) == ({"type": "input_image", "detail": "auto", "image_url": URL}, "hi")
     body = {**asked("/v1/responses", OTHER), "previous_response_id": first["id"]}
@@ -291,24 +269,25 @@ def test_stored_images_are_given_back_and_continued(server: RunningServer) -> No
 
 
 def test_a_conversation_keeps_images(server: RunningServer) -> None:
-    items = asked("/v1/responses", URL)["input"]
-    made = answered(server, "/v1/conversations", {"items": items})
-    (item,) = answered_get(server, f"/v1/conversations/{made['id']}/items")["data"]
+    def conversation(url: str) -> str:
+        id: str = answered(server, "/v1/conversations", {"items": asked("/v1/responses", url)["input"]})["id"]
+        return id
+
+    id = conversation(URL)
+    (item,) = answered(server, f"/v1/conversations/{id}/items")["data"]
     assert item["content"][0] == {"type": "input_image", "detail": "auto", "image_url": URL}
-    asking = {"model": "sees", "input": "and?", "conversation": made["id"], "max_output_tokens": 2}
+    asking = {"model": "sees", "input": "and?", "max_output_tokens": 2}
     alone = answered(server, "/v1/responses/input_tokens", {"model": "sees", "input": "and?"})["input_tokens"]
-    assert answered(server, "/v1/responses", asking)["usage"]["input_tokens"] > alone + NUM_FEATURES
-    broken = asked("/v1/responses", BROKEN)["input"]
-    made = answered(server, "/v1/conversations", {"items": broken})
-    response = server.client.post("/v1/responses", json={**asking, "conversation": made["id"]})
+    found = answered(server, "/v1/responses", {**asking, "conversation": id})
+    assert found["usage"]["input_tokens"] > alone + NUM_FEATURES
+    response = server.client.post("/v1/responses", json={**asking, "conversation": conversation(BROKEN)})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "conversation")
     assert ").content[0].image_url cannot be used: the image " in error_of(response)
 
 
 def test_a_placeholder_that_a_user_types_is_text(server: RunningServer) -> None:
     body = {"model": "sees", "messages": [{"role": "user", "content": [part("", URL), text("<|image_pad|>")]}]}
-    tokens = answered(server, "/v1/chat/completions/render", body)["token_ids"]
-    assert tokens.count(IMAGE_TOKEN) == NUM_FEATURES
+    assert rendered(server, body).count(IMAGE_TOKEN) == NUM_FEATURES
 
 
 @pytest.mark.parametrize("prompt", ["a <|image_pad|>", [8, IMAGE_TOKEN], ["a", "<|image_pad|>"]])
@@ -320,47 +299,45 @@ def test_raw_prompts_have_no_image_tokens(server: RunningServer, prompt: Any) ->
 
 
 def test_models_that_take_images_have_the_capability(server: RunningServer) -> None:
-    can = {entry["id"]: entry["capabilities"] for entry in answered_get(server, "/v1/models")["data"]}
+    can = {entry["id"]: entry["capabilities"] for entry in answered(server, "/v1/models")["data"]}
     assert ("vision" in can["sees"], "vision" in can["reads"]) == (True, False)
-    tags = {entry["name"]: entry["capabilities"] for entry in answered_get(server, "/api/tags")["models"]}
+    tags = {entry["name"]: entry["capabilities"] for entry in answered(server, "/api/tags")["models"]}
     assert tags == {f"{name}:latest": found for name, found in can.items()}
     assert answered(server, "/api/show", {"model": "sees"})["capabilities"] == can["sees"]
-    v0 = {entry["id"]: entry["type"] for entry in answered_get(server, "/api/v0/models")["data"]}
+    v0 = {entry["id"]: entry["type"] for entry in answered(server, "/api/v0/models")["data"]}
     assert v0 == {"sees": "vlm", "reads": "llm"}
-    v1 = {entry["key"]: entry["capabilities"]["vision"] for entry in answered_get(server, "/api/v1/models")["models"]}
+    v1 = {entry["key"]: entry["capabilities"]["vision"] for entry in answered(server, "/api/v1/models")["models"]}
     assert v1 == {"sees": True, "reads": False}
 
 
 def test_a_websocket_takes_images(server: RunningServer) -> None:
-    content = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "what?"}]
-    sent = {"model": "sees", "input": [{"role": "user", "content": content}], "max_output_tokens": 2}
-    counted = server.client.post("/v1/responses/input_tokens", json=sent).json()["input_tokens"]
+    sent = asked("/v1/responses", URL)
+    counted = answered(server, "/v1/responses/input_tokens", sent)["input_tokens"]
     with connect(f"ws{server.url.removeprefix('http')}/v1/responses") as socket:
         socket.send(json.dumps({"type": "response.create", **sent}))
-        events = [json.loads(socket.recv(60))]
-        while events[-1]["type"] not in ("response.completed", "response.incomplete"):
-            events.append(json.loads(socket.recv(60)))
-    assert events[-1]["response"]["usage"]["input_tokens"] == counted > NUM_FEATURES
+        event: dict[str, Any] = {"type": ""}
+        while event["type"] not in ("response.completed", "response.incomplete"):
+            event = json.loads(socket.recv(60))
+    assert event["response"]["usage"]["input_tokens"] == counted > NUM_FEATURES
 
 
 def test_decisions_about_an_image(server: RunningServer) -> None:
     def probabilities(url: str, *questions: Any, **fields: Any) -> list[float]:
-        content = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "hi"}]
-        body = {"model": "sees", "input": [{"role": "user", "content": content}], "questions": questions, **fields}
-        response = server.client.post("/v1/decisions", json=body)
-        assert response.status_code == 200, response.text
-        return [answer["probability"] for answer in response.json()["answers"]]
+        asking = {**asked("/v1/responses", url), "questions": questions, **fields}
+        del asking["max_output_tokens"]
+        return [answer["probability"] for answer in answered(server, "/v1/decisions", asking)["answers"]]
 
     first, second = ({"type": "predicate", "instructions": text} for text in ("It is red.", "It is round."))
     found = probabilities(URL, first, second)
     assert found == [probabilities(URL, one, cache_salt=one["instructions"])[0] for one in (first, second)]
     assert found != probabilities(OTHER, first, second)
     # A question may have an image, too.
-    shown = {**first, "instructions": [{"type": "input_text", "text": "Like "}, part("/v1/responses", OTHER)]}
-    other = {**first, "instructions": [{"type": "input_text", "text": "Like "}, part("/v1/responses", URL)]}
-    like_other, plain, like_itself = probabilities(URL, shown, first, other)
-    assert plain == found[0]
-    assert like_other != like_itself
+    like_other, like_itself = (
+        {**first, "instructions": [{"type": "input_text", "text": "Like "}, part("/v1/responses", url)]}
+        for url in (OTHER, URL)
+    )
+    other, plain, itself = probabilities(URL, like_other, first, like_itself)
+    assert (plain, other != itself) == (found[0], True)
 
 
 def test_decisions_have_at_most_128_images(server: RunningServer) -> None:

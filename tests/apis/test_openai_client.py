@@ -78,20 +78,16 @@ def test_streaming_helper_returns_the_object_of_the_plain_call(client: OpenAI) -
 
 
 def test_a_forced_call_parses_and_fits_its_schema(client: OpenAI) -> None:
-    tool: Any = openai.pydantic_function_tool(City, name="look_up")
-    completion = client.chat.completions.parse(**_ask("Hello!"), tools=[tool], tool_choice="required", max_tokens=200)
-    (call,) = completion.choices[0].message.tool_calls or []
-    assert call.function.name == "look_up"
-    assert isinstance(call.function.parsed_arguments, City)
-    assert completion.choices[0].finish_reason == "tool_calls"
+    tools: Any = [openai.pydantic_function_tool(City, name="look_up")]
+    asked: Any = {**_ask("Hello!"), "tools": tools, "tool_choice": "required", "max_tokens": 200}
+    parsed: Any = client.chat.completions.parse(**asked)
+    with client.chat.completions.stream(**asked) as stream:
+        streamed: Any = stream.get_final_completion()
     # The messages of parse() and of stream() have fields that the server's answer did not have.
-    with client.chat.completions.stream(
-        **_ask("Hello!"), tools=[tool], tool_choice="required", max_tokens=200
-    ) as stream:
-        streamed = stream.get_final_completion()
-    for answer in (completion, streamed):
-        message = answer.choices[0].message
-        (called,) = message.tool_calls or []
-        result = {"role": "tool", "tool_call_id": called.id, "content": "Paris"}
-        again: Any = [*_ask("Hello!")["messages"], message, result]
-        assert client.chat.completions.create(model="demo", messages=again, tools=[tool]).choices[0].message.content
+    for (choice,) in (parsed.choices, streamed.choices):
+        (call,) = choice.message.tool_calls
+        assert (choice.finish_reason, call.function.name) == ("tool_calls", "look_up")
+        assert isinstance(call.function.parsed_arguments, City)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "Paris"}
+        again: Any = [*_ask("Hello!")["messages"], choice.message, result]
+        assert client.chat.completions.create(model="demo", messages=again, tools=tools).choices[0].message.content

@@ -18,25 +18,12 @@ from tests.running_server import RunningServer
 # This server's own fields, described in docs/api.md and docs/compatibility.md.
 OF_THIS_SERVER = {
     # Open Responses requires these in a response.
-    "frequency_penalty",
-    "presence_penalty",
-    "store",
-    "genai_finish_reason",
-    "metrics",
-    "prompt_progress",
-    "reasoning",
-    "reasoning_content",
+    *("frequency_penalty", "presence_penalty", "store"),
+    *("genai_finish_reason", "metrics", "prompt_progress", "reasoning", "reasoning_content"),
     # Of the output of a local_shell call, whose id OpenAI's API has in `id`.
     "call_id",
     # Fields of a model: those of vLLM, OpenRouter and this server.
-    "capabilities",
-    "context_length",
-    "limited_by",
-    "max_model_len",
-    "parent",
-    "root",
-    "state",
-    "chat",
+    *("capabilities", "context_length", "limited_by", "max_model_len", "parent", "root", "state", "chat"),
 }
 
 
@@ -130,9 +117,9 @@ OUTPUTS = {
 }
 
 
-def _events(text: str) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
+def _streamed(server: RunningServer, path: str, **fields: Any) -> list[dict[str, Any]]:
+    lines = server.client.post(path, json={**fields, "stream": True}).text.splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
 
 def _post(server: RunningServer, path: str, **fields: Any) -> Any:
@@ -149,33 +136,27 @@ def _get(server: RunningServer, path: str) -> Any:
 _adapter = cache(TypeAdapter[Any])
 
 
-def _check(kind: Any, value: Any) -> None:
-    assert list(unknown_fields(_adapter(kind).validate_python(value))) == [], value
+def _check(kind: Any, *values: Any) -> None:
+    for value in values:
+        assert list(unknown_fields(_adapter(kind).validate_python(value))) == [], value
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_responses_have_openais_fields(scripted: RunningServer, name: str) -> None:
+def test_responses_and_their_events_have_openais_fields(scripted: RunningServer, name: str) -> None:
     response = _post(scripted, "/v1/responses", **ANSWERS[name])
+    events = _streamed(scripted, "/v1/responses", **ANSWERS[name])
     _check(Response, response)
-    assert [item["type"] for item in response["output"]] == OUTPUTS.get(name, ["message"])
-
-
-@pytest.mark.parametrize("name", ANSWERS)
-def test_events_of_responses_have_openais_fields(scripted: RunningServer, name: str) -> None:
-    events = _events(scripted.client.post("/v1/responses", json={**ANSWERS[name], "stream": True}).text)
-    for event in events:
-        _check(ResponseStreamEvent, event)
-    assert [item["type"] for item in events[-1]["response"]["output"]] == OUTPUTS.get(name, ["message"])
+    _check(ResponseStreamEvent, *events)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    for found in (response, events[-1]["response"]):
+        assert [item["type"] for item in found["output"]] == OUTPUTS.get(name, ["message"])
 
 
 def test_a_failed_response_has_openais_fields(scripted: RunningServer) -> None:
-    fields = {"input": "say hello; fail at 2", "background": True, "stream": True}
-    *_, last = events = _events(scripted.client.post("/v1/responses", json=fields).text)
-    assert last["type"] == "response.failed"
-    for event in events:
-        _check(ResponseStreamEvent, event)
-    _check(Response, _get(scripted, f"/v1/responses/{last['response']['id']}"))
+    events = _streamed(scripted, "/v1/responses", input="say hello; fail at 2", background=True)
+    assert events[-1]["type"] == "response.failed"
+    _check(ResponseStreamEvent, *events)
+    _check(Response, _get(scripted, f"/v1/responses/{events[-1]['response']['id']}"))
 
 
 def _conversation_items() -> list[dict[str, Any]]:
@@ -208,22 +189,19 @@ def _conversation_items() -> list[dict[str, Any]]:
 def test_listed_items_have_openais_fields(scripted: RunningServer) -> None:
     given = _conversation_items()
     response = _post(scripted, "/v1/responses", input=given)
-    listed = _get(scripted, f"/v1/responses/{response['id']}/input_items?order=asc")
-    assert len(listed["data"]) == len(given)
-    for item in listed["data"]:
-        _check(ResponseItem, item)
+    listed = _get(scripted, f"/v1/responses/{response['id']}/input_items?order=asc")["data"]
+    assert len(listed) == len(given)
+    _check(ResponseItem, *listed)
 
 
 def test_conversations_have_openais_fields(scripted: RunningServer) -> None:
     given = _conversation_items()
     conversation = _post(scripted, "/v1/conversations", items=given, metadata={"a": "b"})
     path = f"/v1/conversations/{conversation['id']}"
-    _check(Conversation, conversation)
-    _check(Conversation, _get(scripted, path))
+    _check(Conversation, conversation, _get(scripted, path))
     items = _get(scripted, f"{path}/items?order=asc")["data"]
     assert len(items) == len(given)
-    for item in items:
-        _check(ConversationItem, item)
+    _check(ConversationItem, *items)
     _check(ConversationDeletedResource, scripted.client.delete(path).json())
 
 
@@ -235,17 +213,12 @@ def test_a_compacted_response_has_openais_fields(scripted: RunningServer) -> Non
     _check(CompactedResponse, {**found, "output": [compaction]})
 
 
+_ADDING = {"messages": [{"role": "user", "content": f"say {_call('add', {})}"}]}
 CHATS: dict[str, dict[str, Any]] = {
     "scored": {"logprobs": True, "top_logprobs": 1, "n": 2},
     "reasoning": {"messages": [{"role": "user", "content": "say <think>so</think>yes"}]},
-    "call": {
-        "messages": [{"role": "user", "content": f"say {_call('add', {})}"}],
-        "tools": [{"type": "function", "function": {"name": "add"}}],
-    },
-    "function": {
-        "messages": [{"role": "user", "content": f"say {_call('add', {})}"}],
-        "functions": [{"name": "add"}],
-    },
+    "call": {**_ADDING, "tools": [{"type": "function", "function": {"name": "add"}}]},
+    "function": {**_ADDING, "functions": [{"name": "add"}]},
     "late": {"messages": [{"role": "user", "content": "delay 0.1; say hello"}], "timeout": 0.2},
     "metrics": {"include_metrics": True},
 }
@@ -253,21 +226,16 @@ CHATS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CHATS)
 def test_chat_completions_have_openais_fields(scripted: RunningServer, name: str) -> None:
-    fields = {"messages": [{"role": "user", "content": "say hi"}], **CHATS[name]}
-    _check(ChatCompletion, _post(scripted, "/v1/chat/completions", **fields))
-    streamed = {**fields, "stream": True, "return_progress": True, "stream_options": {"include_usage": True}}
-    chunks = _events(scripted.client.post("/v1/chat/completions", json=streamed).text)
+    path, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": "say hi"}], **CHATS[name]}
+    _check(ChatCompletion, _post(scripted, path, **fields))
+    chunks = _streamed(scripted, path, **fields, return_progress=True, stream_options={"include_usage": True})
     assert len(chunks) > 2
-    for chunk in chunks:
-        _check(ChatCompletionChunk, chunk)
+    _check(ChatCompletionChunk, *chunks)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_completions_have_openais_fields(scripted: RunningServer, stream: bool) -> None:
-    fields = {"prompt": "say hi", "logprobs": 1, "stream": stream}
-    text = scripted.client.post("/v1/completions", json=fields).text
-    found = _events(text) if stream else [json.loads(text)]
-    for one in found:
+def test_completions_have_openais_fields(scripted: RunningServer) -> None:
+    fields = {"prompt": "say hi", "logprobs": 1}
+    for one in (_post(scripted, "/v1/completions", **fields), *_streamed(scripted, "/v1/completions", **fields)):
         # Complete completions share the class of chunks, whose finish reason may be null.
         choices = [{**choice, "finish_reason": choice["finish_reason"] or "stop"} for choice in one["choices"]]
         _check(Completion, {**one, "choices": choices})

@@ -20,6 +20,12 @@ def document(scripted: RunningServer) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def schemas(document: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = document["components"]["schemas"]
+    return found
+
+
 def _within(schema: Any) -> Iterator[dict[str, Any]]:
     """A schema and all schemas within it."""
     if isinstance(schema, list):
@@ -44,84 +50,59 @@ def _repeated(names: list[str]) -> list[str]:
     return [name for name, times in Counter(map(_class_name, names)).items() if times > 1]
 
 
-def test_a_schemas_title_is_its_name(document: dict[str, Any]) -> None:
-    schemas = document["components"]["schemas"]
+def test_a_schemas_title_is_its_name(schemas: dict[str, Any]) -> None:
     assert len(schemas) > 100
     assert {name: schema["title"] for name, schema in schemas.items() if schema["title"] != name} == {}
 
 
-def test_class_names_of_schemas_are_unique(document: dict[str, Any]) -> None:
-    schemas = document["components"]["schemas"]
-    bodies = [
-        body["content"] for one in _operations(document) for body in one["responses"].values() if "content" in body
-    ]
-    inline = [
-        schema["title"]
-        for body in bodies
-        for content in body.values()
-        for schema in _within(content.get("schema"))
-        if "title" in schema
-    ]
+def test_class_names_of_schemas_are_unique(document: dict[str, Any], schemas: dict[str, Any]) -> None:
+    answers = [answer for one in _operations(document) for answer in one["responses"].values()]
+    contents = [content for answer in answers for content in answer.get("content", {}).values()]
+    inline = [one["title"] for content in contents for one in _within(content.get("schema")) if "title" in one]
     assert _repeated([*(schema["title"] for schema in schemas.values()), *inline]) == []
 
 
-def test_every_object_with_fields_has_a_name(document: dict[str, Any]) -> None:
-    parts = [*document["components"]["schemas"].values(), *_operations(document)]
-    nameless = [
-        schema
-        for part in parts
-        for schema in _within(part)
-        if isinstance(schema.get("properties"), dict) and schema is not part
-    ]
-    assert nameless == []
-
-
-def test_operation_ids_are_unique(document: dict[str, Any]) -> None:
-    assert _repeated([operation["operationId"] for operation in _operations(document)]) == []
+def test_every_object_with_fields_has_a_name(document: dict[str, Any], schemas: dict[str, Any]) -> None:
+    parts = [*schemas.values(), *_operations(document)]
+    within = [schema for part in parts for schema in _within(part) if schema is not part]
+    assert [schema for schema in within if isinstance(schema.get("properties"), dict)] == []
 
 
 def test_operations_have_the_names_of_their_functions(document: dict[str, Any]) -> None:
     found = document["paths"]
-    assert found["/v1/chat/completions"]["post"]["operationId"] == "create_chat_completion"
     assert found["/v1/responses/{response_id}"]["delete"]["operationId"] == "delete_response"
-    assert [found[path]["post"]["operationId"] for path in ("/v1/tokenize", "/tokenize")] == [
-        "tokenize",
-        "tokenize_without_version",
-    ]
-    assert [found[path]["post"]["operationId"] for path in ("/v1/chat", "/api/chat")] == ["chat", "ollama_chat"]
+    for path, name in (
+        ("/v1/chat/completions", "create_chat_completion"),
+        ("/v1/tokenize", "tokenize"),
+        ("/tokenize", "tokenize_without_version"),
+        ("/v1/chat", "chat"),
+        ("/api/chat", "ollama_chat"),
+    ):
+        assert found[path]["post"]["operationId"] == name
     ids = [operation["operationId"] for operation in _operations(document)]
+    assert _repeated(ids) == []
     assert [id for id in ids if not re.fullmatch("[a-z]+[a-z0-9]*(_[a-z0-9]+)*", id)] == []
     assert max(map(len, ids)) < 40
 
 
-def _enums(schema: Any) -> Iterator[dict[str, Any]]:
-    return (inner for inner in _within(schema) if len(inner.get("enum", [])) > 1)
-
-
-def test_every_enum_has_a_name(document: dict[str, Any]) -> None:
-    schemas = document["components"]["schemas"]
-    named = [schema for schema in schemas.values() if "enum" in schema]
-    assert len(named) > 30
+def test_every_enum_has_a_name(document: dict[str, Any], schemas: dict[str, Any]) -> None:
+    assert len([schema for schema in schemas.values() if "enum" in schema]) > 30
     # The type of an item of another provider is everything but these.
-    others = schemas["ForeignItem"]["properties"]["type"].pop("not")
+    others = schemas["ForeignItem"]["properties"]["type"]["not"]
     assert "message" in others["enum"]
-    try:
-        parts = [schema for schema in schemas.values() if "enum" not in schema]
-        assert list(_enums([*parts, *_operations(document)])) == []
-    finally:
-        schemas["ForeignItem"]["properties"]["type"]["not"] = others
+    parts = [schema for schema in schemas.values() if "enum" not in schema]
+    nameless = [one for one in _within([*parts, *_operations(document)]) if len(one.get("enum", [])) > 1]
+    assert nameless == [others]
 
 
-def test_fields_with_the_same_values_share_an_enum(document: dict[str, Any]) -> None:
-    schemas = document["components"]["schemas"]
+def test_fields_with_the_same_values_share_an_enum(schemas: dict[str, Any]) -> None:
     assert schemas["ReasoningEffort"]["enum"] == ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
     reference = {"$ref": "#/components/schemas/ReasoningEffort"}
     assert reference in schemas["ChatCompletionRequest"]["properties"]["reasoning_effort"]["anyOf"]
     assert reference in schemas["ReasoningConfig"]["properties"]["effort"]["anyOf"]
     assert schemas["ChatMessage"]["properties"]["role"]["$ref"].endswith("/ChatMessageRole")
-    values = [tuple(schema["enum"]) for schema in schemas.values() if "enum" in schema]
-    repeated = [value for value, times in Counter(values).items() if times > 2]
-    assert repeated == []
+    values = Counter(tuple(schema["enum"]) for schema in schemas.values() if "enum" in schema)
+    assert [value for value, times in values.items() if times > 2] == []
 
 
 def test_each_operation_describes_its_answer(document: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ The model is the demo's, which was not trained on that template; its grammar for
 import json
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,40 +33,33 @@ QUESTION = {"role": "user", "content": "What is the weather in Oslo?"}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("phi4mini")
-    model = folder / "model"
-    model.mkdir()
-    for file in DEMO.iterdir():
-        shutil.copy(file, model)
-    _replace(model / "chat_template.jinja", TEMPLATE)
+    model = shutil.copytree(DEMO, folder / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     with run_here(folder, "--model-dir", str(model)) as server:
         yield server
 
 
-def _replace(file: Path, text: str) -> None:
-    file.unlink()
-    file.write_text(text, encoding="utf-8")
+def _posted(server: RunningServer, path: str, *messages: dict[str, Any], **fields: Any) -> Any:
+    response = server.client.post(path, json={"messages": messages, "tools": [TOOL], **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def _prompt(server: RunningServer, *messages: dict[str, Any]) -> str:
-    response = server.client.post("/apply-template", json={"messages": messages, "tools": [TOOL]})
-    assert response.status_code == 200, response.text
-    prompt: str = response.json()["prompt"]
-    return prompt
+    return str(_posted(server, "/apply-template", *messages)["prompt"])
 
 
 def test_a_call_and_its_result_go_through_the_template_and_back(server: RunningServer) -> None:
-    fields = {"tools": [TOOL], "max_tokens": 100}
-    asked = {"messages": [QUESTION], "tool_choice": "required", "parallel_tool_calls": False, **fields}
-    choice = server.client.post("/v1/chat/completions", json=asked).json()["choices"][0]
-    assert choice["finish_reason"] == "tool_calls"
+    fields = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 100}
+    (choice,) = _posted(server, "/v1/chat/completions", QUESTION, **fields)["choices"]
     (call,) = choice["message"]["tool_calls"]
     arguments = json.loads(call["function"]["arguments"])
-    assert (call["function"]["name"], set(arguments)) == ("get_weather", {"city"})
+    assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "get_weather")
+    assert set(arguments) == {"city"}
 
     result = {"role": "tool", "tool_call_id": call["id"], "content": "21 degrees"}
     turns = [QUESTION, choice["message"], result]
-    again = server.client.post("/v1/chat/completions", json={"messages": turns, **fields})
-    assert again.status_code == 200, again.text
+    assert _posted(server, "/v1/chat/completions", *turns, max_tokens=100)
     functions = json.dumps([TOOL["function"]])
     written = json.dumps([{"name": "get_weather", "arguments": arguments}])
     assert _prompt(server, *turns) == (

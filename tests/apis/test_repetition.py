@@ -66,27 +66,26 @@ def test_content_may_repeat_itself_unless_the_request_forbids_it(client: OpenAI)
 
 def test_an_answer_ends_with_the_token_that_completes_the_repetition(client: OpenAI) -> None:
     detection = {"max_pattern_size": 8, "min_pattern_size": 2, "min_count": 3}
-    asked: dict[str, Any] = {"model": "demo", "extra_body": {"repetition_detection": detection}}
+    asked: Any = {"model": "demo", "extra_body": {"repetition_detection": detection}}
     question = "say 1, ab ab ab ab ab"
-    whole = client.chat.completions.create(messages=[{"role": "user", "content": question}], **asked)
-    assert whole.choices[0].message.content == "1, ab ab ab"
+    messages: Any = [{"role": "user", "content": question}]
+    whole = client.chat.completions.create(messages=messages, **asked)
     raw = client.completions.create(prompt=f"{question}\n\x04", **asked)
-    assert (raw.choices[0].text, raw.choices[0].finish_reason) == ("1, ab ab ab", "length")
-    streamed = client.chat.completions.create(messages=[{"role": "user", "content": question}], stream=True, **asked)
+    streamed = client.chat.completions.create(messages=messages, stream=True, **asked)
     pieces = [choice.delta.content or "" for chunk in streamed for choice in chunk.choices]
-    assert "".join(pieces) == "1, ab ab ab"
+    texts = whole.choices[0].message.content, raw.choices[0].text, "".join(pieces)
+    assert (texts, raw.choices[0].finish_reason) == (("1, ab ab ab",) * 3, "length")
 
 
 def test_other_apis_say_it_in_their_words_and_metrics_count_it(
     thinking_server: Callable[[str], RunningServer],
 ) -> None:
-    server = thinking_server("think")
+    server, thought = thinking_server("think"), f"<think>{LOOP}"
 
     def counted() -> float:
         return scrape(server).value("request_success_total", finished_reason="repetition")
 
     before = counted()
-    thought = f"<think>{LOOP}"
     message = ask(server, thought, "/v1/messages")
     assert (message["stop_reason"], message["genai_finish_reason"]) == ("max_tokens", "repetition")
     assert ask(server, thought, "/v1/chat")["finish_reason"] == "repetition"

@@ -96,22 +96,34 @@ def _chat_fields(form: str, case: Case) -> dict[str, Any]:
     }
 
 
+class Completion(NamedTuple):
+    """A chat completion, whole or put together from its chunks."""
+
+    # The messages of the chunks, or the only one.
+    messages: list[dict[str, Any]]
+    content: str
+    reasoning: str
+    # `finish_reason` and `genai_finish_reason`.
+    ended: tuple[str, str | None]
+
+
+def _completed(server: RunningServer, sent: dict[str, Any], *, streamed: bool) -> Completion:
+    path = "/v1/chat/completions"
+    events = _events(server, path, {**sent, "stream": True}) if streamed else [_posted(server, path, sent)]
+    choices = [choice for event in events for choice in event["choices"]]
+    messages = [choice["delta" if streamed else "message"] for choice in choices]
+    content, reasoning = (
+        "".join(message.get(key) or "" for message in messages) for key in ("content", "reasoning_content")
+    )
+    ended = choices[-1]["finish_reason"], choices[-1].get("genai_finish_reason")
+    return Completion(messages, content, reasoning, ended)
+
+
 def _chat_completion(server: RunningServer, form: str, case: Case, *, streamed: bool) -> Seen:
-    sent = _chat_fields(form, case)
-    if not streamed:
-        (choice,) = _posted(server, "/v1/chat/completions", sent)["choices"]
-        message = choice["message"]
-        calls = [Call(**call["function"]) for call in message.get("tool_calls", ())]
-        content, reasoning = message["content"] or "", message.get("reasoning_content", "")
-    else:
-        chunks = [event["choices"][0] for event in _events(server, "/v1/chat/completions", {**sent, "stream": True})]
-        choice, deltas = chunks[-1], [chunk["delta"] for chunk in chunks]
-        content, reasoning = (
-            "".join(delta.get(key) or "" for delta in deltas) for key in ("content", "reasoning_content")
-        )
-        calls = _joined(call for delta in deltas for call in delta.get("tool_calls", ()))
-    ended = (choice["finish_reason"], choice.get("genai_finish_reason"))
-    return Seen(content, reasoning, calls, ended, ended[0] == "tool_calls")
+    found = _completed(server, _chat_fields(form, case), streamed=streamed)
+    made = [call for message in found.messages for call in message.get("tool_calls", ())]
+    calls = _joined(made) if streamed else [Call(**call["function"]) for call in made]
+    return Seen(found.content, found.reasoning, calls, found.ended, found.ended[0] == "tool_calls")
 
 
 def _joined(pieces: Iterable[dict[str, Any]]) -> list[Call]:
@@ -130,22 +142,11 @@ def _function_call(server: RunningServer, form: str, case: Case, *, streamed: bo
     sent = _chat_fields(form, case)
     sent["functions"] = [tool["function"] for tool in sent.pop("tools")]
     del sent["parallel_tool_calls"]
-    if not streamed:
-        (choice,) = _posted(server, "/v1/chat/completions", sent)["choices"]
-        message = choice["message"]
-        calls = [Call(**message["function_call"])] if "function_call" in message else []
-        content, reasoning = message["content"] or "", message.get("reasoning_content", "")
-    else:
-        chunks = [event["choices"][0] for event in _events(server, "/v1/chat/completions", {**sent, "stream": True})]
-        choice, deltas = chunks[-1], [chunk["delta"] for chunk in chunks]
-        content, reasoning = (
-            "".join(delta.get(key) or "" for delta in deltas) for key in ("content", "reasoning_content")
-        )
-        pieces = [delta["function_call"] for delta in deltas if "function_call" in delta]
-        arguments = "".join(piece.get("arguments", "") for piece in pieces)
-        calls = [Call(pieces[0]["name"], arguments)] if pieces else []
-    ended = (choice["finish_reason"], choice.get("genai_finish_reason"))
-    return Seen(content, reasoning, calls, ended, ended[0] == "function_call")
+    found = _completed(server, sent, streamed=streamed)
+    pieces = [message["function_call"] for message in found.messages if "function_call" in message]
+    arguments = "".join(piece.get("arguments", "") for piece in pieces)
+    calls = [Call(pieces[0]["name"], arguments)] if pieces else []
+    return Seen(found.content, found.reasoning, calls, found.ended, found.ended[0] == "function_call")
 
 
 def _own_chat(server: RunningServer, form: str, case: Case, *, streamed: bool) -> Seen:
@@ -203,13 +204,11 @@ def _text(item: dict[str, Any]) -> str:
 
 
 def _message(server: RunningServer, form: str, case: Case, *, streamed: bool) -> Seen:
-    tools = [
-        {"name": function["name"], "description": form, "input_schema": function["parameters"]}
-        for function in functions(form)
-    ]
     sent = {
         "messages": [{"role": "user", "content": f"say {case.answer}"}],
-        "tools": tools,
+        "tools": [
+            {"name": one["name"], "description": form, "input_schema": one["parameters"]} for one in functions(form)
+        ],
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": not case.is_parallel},
         "max_tokens": case.max_tokens,
         **({"stop_sequences": [case.stop]} if case.stop else {}),
@@ -311,16 +310,14 @@ def _object(arguments: str) -> dict[str, Any] | None:
 @pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
 def test_answer_without_tools_has_only_reasoning_parsed(server_of: Callable[[str], RunningServer], form: str) -> None:
     sent = {"messages": [{"role": "user", "content": f"say {ANSWERS[form]}"}]}
-    message = _posted(server_of(form), "/v1/chat/completions", sent)["choices"][0]["message"]
-    assert message["reasoning_content"].strip() == "Hm."
-    assert "get_weather" in message["content"]
-    assert not message.get("tool_calls")
+    found = _completed(server_of(form), sent, streamed=False)
+    assert (found.reasoning.strip(), "get_weather" in found.content) == ("Hm.", True)
+    assert not found.messages[0].get("tool_calls")
 
 
 def test_calls_have_the_ids_that_the_model_writes(server_of: Callable[[str], RunningServer]) -> None:
-    sent = _chat_fields("kimi", Case(ANSWERS["kimi"]))
-    (choice,) = _posted(server_of("kimi"), "/v1/chat/completions", sent)["choices"]
-    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["functions.get_weather:0", "functions.now:1"]
+    (message,) = _completed(server_of("kimi"), _chat_fields("kimi", Case(ANSWERS["kimi"])), streamed=False).messages
+    assert [call["id"] for call in message["tool_calls"]] == ["functions.get_weather:0", "functions.now:1"]
 
 
 CUSTOM = '<tool_call>⏎{"name": "run", "arguments": {"input": "rm -r \\"/tmp/é\\"\\n"}}⏎</tool_call>'
@@ -334,21 +331,23 @@ def test_texts_of_custom_calls_are_the_same_and_complete(
     server = server_of("hermes")
     chat = {"messages": [{"role": "user", "content": f"say {CUSTOM}"}], "max_tokens": max_tokens}
     chat["tools"] = [{"type": "custom", "custom": {"name": "run"}}]
-    (choice,) = _posted(server, "/v1/chat/completions", chat)["choices"]
-    chunks = [chunk["choices"][0] for chunk in _events(server, "/v1/chat/completions", {**chat, "stream": True})]
-    streamed = [call["custom"] for chunk in chunks for call in chunk["delta"].get("tool_calls", ())]
-    assert [call["custom"] for call in choice["message"].get("tool_calls", ())] == streamed
-    assert streamed in ([], [{"name": "run", "input": COMMAND}])
-    assert choice["finish_reason"] == chunks[-1]["finish_reason"]
+    plain, streamed = (_completed(server, chat, streamed=streamed) for streamed in (False, True))
+    calls, same = (
+        [call["custom"] for message in found.messages for call in message.get("tool_calls", ())]
+        for found in (plain, streamed)
+    )
+    assert calls == same
+    assert calls in ([], [{"name": "run", "input": COMMAND}])
+    assert plain.ended == streamed.ended
     sent = {"input": f"say {CUSTOM}", "max_output_tokens": max_tokens, "tools": [{"type": "custom", "name": "run"}]}
     whole = _posted(server, "/v1/responses", sent)
-    events = _events(server, "/v1/responses", {**sent, "stream": True})
+    *events, last = _events(server, "/v1/responses", {**sent, "stream": True})
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    assert done == events[-1]["response"]["output"]
+    assert done == last["response"]["output"]
     for output in (whole["output"], done):
         texts = [item["input"] for item in output if item["type"] == "custom_tool_call"]
-        assert texts == [call["input"] for call in streamed]
-    assert whole["status"] == events[-1]["response"]["status"]
+        assert texts == [call["input"] for call in calls]
+    assert whole["status"] == last["response"]["status"]
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": 75}, {"max_tokens": 2000, "stop_sequences": ["sl"]}])

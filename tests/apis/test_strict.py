@@ -4,10 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
-from openai.types.chat import ChatCompletionFunctionToolParam
-from openai.types.shared_params import FunctionDefinition
 
 from tests.running_server import RunningServer, body
 
@@ -22,18 +18,17 @@ CITY = {
 CANNOT = {"type": "object", "properties": {"city": {"type": "text"}}}
 
 
-def _tool(strict: bool | None = True, parameters: dict[str, Any] = CITY) -> ChatCompletionFunctionToolParam:
-    function: FunctionDefinition = {"name": "get_weather", "description": "Get the weather of a city."}
+def _tool(strict: bool | None = True, parameters: dict[str, Any] = CITY) -> dict[str, Any]:
+    function = {"name": "get_weather", "description": "Get the weather of a city."}
     return {"type": "function", "function": {**function, "parameters": parameters, "strict": strict}}
 
 
-def _asked(server: RunningServer, content: str, **fields: Any) -> dict[str, Any]:
-    response = server.client.post(
-        "/v1/chat/completions", json=body(content, **{"max_tokens": 100, "temperature": 0, **fields})
-    )
+def _asked(server: RunningServer, content: str, path: str = "/v1/chat/completions", **fields: Any) -> Any:
+    asked = {"max_tokens": 100, "temperature": 0, **fields}
+    response = server.client.post(path, json=body(content, **asked))
     assert response.status_code == 200, response.text
-    choice: dict[str, Any] = response.json()["choices"][0]
-    return choice
+    found = response.json()
+    return found["choices"][0] if "choices" in found else found
 
 
 def _city(arguments: str) -> str:
@@ -60,30 +55,15 @@ def test_an_answer_in_words_is_what_it_is_without_strict(demo: RunningServer, co
 
 
 def test_strict_binds_on_every_endpoint_with_tools(demo: RunningServer) -> None:
-    with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-        response = client.responses.create(
-            model="demo",
-            input=QUESTION,
-            temperature=0,
-            tools=[{"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}],
-        )
-    (item,) = response.output
-    assert item.type == "function_call"
-    assert _city(item.arguments) in ("London", "Rome")
-    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as anthropic:
-        message = anthropic.messages.create(
-            model="demo",
-            max_tokens=100,
-            messages=[{"role": "user", "content": QUESTION}],
-            tools=[{"name": "get_weather", "input_schema": CITY, "strict": True}],
-            extra_body={"temperature": 0},
-        )
-    (block,) = message.content
-    assert block.type == "tool_use"
-    assert _city(json.dumps(block.input)) in ("London", "Rome")
-    plain = demo.client.post("/v1/chat", json=body(QUESTION, tools=[_tool()], temperature=0, max_tokens=100)).json()
-    (call,) = plain["tool_calls"]
-    assert _city(call["function"]["arguments"]) in ("London", "Rome")
+    tool = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
+    asked = {"input": QUESTION, "temperature": 0, "tools": [tool]}
+    (item,) = demo.client.post("/v1/responses", json=asked).json()["output"]
+    tools = [{"name": "get_weather", "input_schema": CITY, "strict": True}]
+    (block,) = _asked(demo, QUESTION, "/v1/messages", tools=tools)["content"]
+    (call,) = _asked(demo, QUESTION, "/v1/chat", tools=[_tool()])["tool_calls"]
+    assert (item["type"], block["type"]) == ("function_call", "tool_use")
+    for arguments in (item["arguments"], json.dumps(block["input"]), call["function"]["arguments"]):
+        assert _city(arguments) in ("London", "Rome")
 
 
 def test_lax_function_next_to_a_strict_one_is_unconstrained(demo: RunningServer) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
-from tests.running_server import DEMO, RunningServer, body, command_line, has_ended, run_server, wait_until
+from tests.running_server import DEMO, RunningServer, body, command_line, has_ended, refusal, run_server, wait_until
 from tests.server_here import run_here
 
 SCHEMA = {
@@ -19,16 +20,20 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
-FLAT_FORMAT = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
-ANTHROPIC_FORMAT = {"type": "json_schema", "schema": SCHEMA}
+SCHEMA_FORMAT = {"type": "json_schema", "schema": SCHEMA}
+FLAT_FORMAT = {**SCHEMA_FORMAT, "name": "n", "strict": True}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
+OF_FORMAT = "response_format.json_schema.schema"
 
 
-def _content(server: RunningServer, **fields: Any) -> tuple[str, str]:
-    response = server.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=100, **fields))
+def _asked(server: RunningServer, **fields: Any) -> httpx.Response:
+    return server.client.post("/v1/chat/completions", json=body("Hello!", **fields))
+
+
+def _choice(response: httpx.Response) -> dict[str, Any]:
     assert response.status_code == 200, response.text
-    choice = response.json()["choices"][0]
-    return choice["message"]["content"], choice["finish_reason"]
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
 
 
 @pytest.mark.parametrize(
@@ -46,9 +51,9 @@ def _content(server: RunningServer, **fields: Any) -> tuple[str, str]:
     ids=lambda value: json.dumps(value),
 )
 def test_an_answer_fits_what_it_is_asked_to_fit(demo: RunningServer, fields: dict[str, Any], pattern: str) -> None:
-    content, reason = _content(demo, **fields)
-    assert reason == "stop"
-    assert re.fullmatch(pattern, content)
+    choice = _choice(_asked(demo, max_tokens=100, **fields))
+    assert choice["finish_reason"] == "stop"
+    assert re.fullmatch(pattern, choice["message"]["content"])
 
 
 OTHER_NAMES = [
@@ -67,26 +72,22 @@ OTHER_NAMES = [
 
 @pytest.mark.parametrize(("fields", "pattern"), OTHER_NAMES, ids=str)
 def test_other_servers_names_constrain_answers_too(demo: RunningServer, fields: dict[str, Any], pattern: str) -> None:
-    content, reason = _content(demo, **fields)
-    assert (reason, re.fullmatch(pattern, content) is not None) == ("stop", True)
-    response = demo.client.post("/v1/completions", json={"prompt": "Hello!", "max_tokens": 100, **fields})
-    assert re.fullmatch(pattern, response.json()["choices"][0]["text"])
+    choice = _choice(_asked(demo, max_tokens=100, **fields))
+    text = _choice(demo.client.post("/v1/completions", json={"prompt": "Hello!", "max_tokens": 100, **fields}))
+    assert choice["finish_reason"] == "stop"
+    assert re.fullmatch(pattern, choice["message"]["content"])
+    assert re.fullmatch(pattern, text["text"])
 
 
 def test_format_binds_answers_that_are_not_calls(demo: RunningServer) -> None:
-    response = demo.client.post(
-        "/v1/chat/completions",
-        json=body("Hello!", max_tokens=100, tools=[TOOL], response_format={"type": "json_object"}, temperature=0),
-    )
-    assert response.status_code == 200, response.text
-    message = response.json()["choices"][0]["message"]
+    form = {"type": "json_object"}
+    message = _choice(_asked(demo, max_tokens=100, tools=[TOOL], response_format=form, temperature=0))["message"]
     assert message.get("tool_calls") or message["content"].startswith("{")
 
 
 def _format(schema: Any, *, strict: bool = False) -> dict[str, Any]:
-    return {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": strict}}
-    }
+    given = {"name": "x", "schema": schema, "strict": strict}
+    return {"response_format": {"type": "json_schema", "json_schema": given}}
 
 
 def _forced(*, strict: bool, **schema: Any) -> dict[str, Any]:
@@ -103,8 +104,8 @@ def _forced(*, strict: bool, **schema: Any) -> dict[str, Any]:
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "an object"),
         ({"structured_outputs": {"choice": ["a" * 300_000]}}, "structured_outputs.choice", "at most 262144"),
         ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex", "at most 262144"),
-        (_format({"uniqueItems": True}, strict=True), "response_format.json_schema.schema", "uniqueItems"),
-        ({**_format({"type": "strin"}), "tools": [TOOL]}, "response_format.json_schema.schema", "strin"),
+        (_format({"uniqueItems": True}, strict=True), OF_FORMAT, "uniqueItems"),
+        ({**_format({"type": "strin"}), "tools": [TOOL]}, OF_FORMAT, "strin"),
         (_forced(strict=True, properties={"a": {"type": "text"}}), "tools", 'given "text"'),
         (_forced(strict=True, type="string"), "tools", "must have objects as their parameters"),
     ],
@@ -113,47 +114,39 @@ def _forced(*, strict: bool, **schema: Any) -> dict[str, Any]:
 def test_unsupported_grammar_is_refused_by_field_with_the_reason(
     demo: RunningServer, fields: dict[str, Any], param: str, words: str
 ) -> None:
-    response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == param
-    assert "must" in error["message"] or "at most" in error["message"]
-    assert words in error["message"]
+    response = _asked(demo, **fields)
+    message = response.json()["error"]["message"]
+    assert refusal(response)[::2] == (400, param)
+    assert "must" in message or "at most" in message
+    assert words in message
 
 
 def test_ignored_schema_keywords_are_named(demo: RunningServer) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}
-    response = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=20, **_format(schema)))
-    assert response.headers["x-genai-ignored"] == "response_format.json_schema.schema: uniqueItems"
-    assert set(json.loads(response.json()["choices"][0]["message"]["content"])) <= {1, 2}
+    response = _asked(demo, max_tokens=20, **_format(schema))
+    assert response.headers["x-genai-ignored"] == f"{OF_FORMAT}: uniqueItems"
+    assert set(json.loads(_choice(response)["message"]["content"])) <= {1, 2}
 
 
 def test_grammar_that_becomes_too_ambiguous_is_a_client_error(scripted: RunningServer) -> None:
     ambiguous = {"grammar": 'start: a\na: a a | "x" | "x" a "x" a'}
     asked = body("say " + "x" * 1000, max_tokens=400, structured_outputs=ambiguous)
-    response = scripted.client.post("/v1/chat/completions", json=asked)
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "grammar_failed")
+    assert refusal(scripted.client.post("/v1/chat/completions", json=asked))[:2] == (400, "grammar_failed")
 
 
 _CHAIN = "start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(3000)) + '\na3000: "x"'
 _TIED = [{"type": "integer", "multipleOf": int("1" * 4000)}, {"multipleOf": int("3" * 4000)}]
 
 
+_INT64 = {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        (
-            _format({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}, strict=True),
-            "response_format.json_schema.schema",
-        ),
-        (
-            _format({"type": "integer", "minimum": -(2**70), "maximum": -(2**65)}, strict=True),
-            "response_format.json_schema.schema",
-        ),
-        (
-            _forced(strict=True, properties={"a": {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}}),
-            "tools",
-        ),
+        (_format(_INT64, strict=True), OF_FORMAT),
+        (_format({"type": "integer", "minimum": -(2**70), "maximum": -(2**65)}, strict=True), OF_FORMAT),
+        (_forced(strict=True, properties={"a": _INT64}), "tools"),
         ({"structured_outputs": {"grammar": _CHAIN}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"json": {"allOf": _TIED}}}, "structured_outputs.json"),
     ],
@@ -162,11 +155,11 @@ _TIED = [{"type": "integer", "multipleOf": int("1" * 4000)}, {"multipleOf": int(
 def test_grammar_that_crashes_the_compiler_leaves_engines_alone(
     demo: RunningServer, fields: dict[str, Any], param: str
 ) -> None:
-    engine = demo.device("cpu")
-    response = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=2, **fields))
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    before = demo.device("cpu")
+    assert refusal(_asked(demo, max_tokens=2, **fields))[::2] == (400, param)
     assert demo.process.poll() is None
-    assert (demo.device("cpu")["pid"], demo.device("cpu")["restarts"]) == (engine["pid"], engine["restarts"])
+    after = demo.device("cpu")
+    assert (after["pid"], after["restarts"]) == (before["pid"], before["restarts"])
 
 
 def test_killed_grammar_checker_is_replaced(own_folder: Path) -> None:
@@ -211,12 +204,8 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     [
         ("/v1/chat/completions", {"reasoning_effort": "none"}, {"response_format": FORMAT, "max_tokens": 40}),
         ("/v1/chat", {"chat_template_kwargs": {"enable_thinking": False}}, {"response_format": FORMAT}),
-        (
-            "/v1/responses",
-            {"reasoning": {"effort": "none"}},
-            {"text": {"format": FLAT_FORMAT}, "max_output_tokens": 40},
-        ),
-        ("/v1/messages", {"thinking": {"type": "disabled"}}, {"output_config": {"format": ANTHROPIC_FORMAT}}),
+        ("/v1/responses", {"reasoning": {"effort": "none"}}, {"text": {"format": FLAT_FORMAT}}),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}, {"output_config": {"format": SCHEMA_FORMAT}}),
     ],
 )
 def test_a_format_cannot_be_escaped_by_reasoning_that_the_prompt_has_closed(
@@ -224,7 +213,7 @@ def test_a_format_cannot_be_escaped_by_reasoning_that_the_prompt_has_closed(
 ) -> None:
     """The model prefers the marker that opens reasoning to everything else."""
     (opening,) = thinking.client.post("/tokenize", json={"prompt": "<", "add_special_tokens": False}).json()["tokens"]
-    asked = {"input": "Hello!"} if path == "/v1/responses" else body("Hello!", max_tokens=40)
+    asked = {"input": "Hello!", "max_output_tokens": 40} if path == "/v1/responses" else body("Hello!", max_tokens=40)
     sent = {**asked, **fields, "logit_bias": {str(opening): 60}}
     escaped, held = (thinking.client.post(path, json={**sent, **more}) for more in ({}, off))
     assert (escaped.status_code, held.status_code) == (200, 200), held.text

@@ -38,24 +38,26 @@ class Answered(NamedTuple):
     num_reasoning: int | None = None
 
 
+def _asked(server: RunningServer, path: str, question: str, **fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": question}], **fields}
+    return server.client.post(path, json=body).json()
+
+
 def _chat_completions(server: RunningServer, question: str, budget: int | None, **fields: Any) -> Answered:
-    asked = {"messages": [{"role": "user", "content": question}], "thinking_token_budget": budget, **fields}
-    body = server.client.post("/v1/chat/completions", json=asked).json()
+    body = _asked(server, "/v1/chat/completions", question, thinking_token_budget=budget, **fields)
     message = body["choices"][0]["message"]
     details = body["usage"]["completion_tokens_details"]
     return Answered(message.get("reasoning_content", ""), message["content"], details["reasoning_tokens"])
 
 
 def _own_chat(server: RunningServer, question: str, budget: int | None) -> Answered:
-    asked = {"messages": [{"role": "user", "content": question}], "thinking_token_budget": budget}
-    body = server.client.post("/v1/chat", json=asked).json()
+    body = _asked(server, "/v1/chat", question, thinking_token_budget=budget)
     return Answered(body.get("reasoning_content", ""), body["content"])
 
 
 def _messages(server: RunningServer, question: str, budget: int | None) -> Answered:
     thinking = {"type": "enabled", "budget_tokens": budget}
-    asked = {"max_tokens": 2000, "messages": [{"role": "user", "content": question}], "thinking": thinking}
-    body = server.client.post("/v1/messages", json=asked).json()
+    body = _asked(server, "/v1/messages", question, max_tokens=2000, thinking=thinking)
     texts = {block["type"]: block.get("thinking") or block.get("text") for block in body["content"]}
     num_reasoning = body["usage"]["output_tokens_details"]["thinking_tokens"]
     return Answered(texts.get("thinking", ""), texts.get("text", ""), num_reasoning)
@@ -69,8 +71,7 @@ def _responses(server: RunningServer, question: str, budget: int | None) -> Answ
 
 
 def _ollama_chat(server: RunningServer, question: str, budget: int | str | None) -> Answered:
-    asked = {"messages": [{"role": "user", "content": question}], "think": budget, "stream": False}
-    message = server.client.post("/api/chat", json=asked).json()["message"]
+    message = _asked(server, "/api/chat", question, think=budget, stream=False)["message"]
     return Answered(message.get("thinking", ""), message["content"])
 
 
@@ -105,20 +106,13 @@ def test_a_thought_is_closed_at_its_budget_and_the_answer_follows(
 def test_a_thought_ends_with_a_sentence_in_the_last_tenth_of_its_budget(
     thinking_server: Callable[[str], RunningServer], form: str
 ) -> None:
-    thought = f"{'a' * 170}. {'c' * 11}."
-    assert len(thought) < BUDGET
-    found = _chat_completions(thinking_server(form), script(form, thought), BUDGET)
-    assert (found.thought, found.text) == (thought, "yes")
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_the_message_stands_at_the_end_of_a_closed_thought(
-    thinking_server: Callable[[str], RunningServer], form: str
-) -> None:
+    server, thought = thinking_server(form), f"{'a' * 170}. {'c' * 11}."
+    assert _chat_completions(server, script(form, thought), BUDGET)[:2] == (thought, "yes")
+    # The message stands at the end of a thought that is closed.
     said = " I answer <b>now</b>. é"
     asked = script(form, "a" * 20, message="".join(map(chr, said.encode())))
-    found = _chat_completions(thinking_server(form), asked, 20, reasoning_budget_message=said)
-    assert (found.thought, found.text) == ("a" * 20 + said, "yes")
+    found = _chat_completions(server, asked, 20, reasoning_budget_message=said)
+    assert found[:2] == ("a" * 20 + said, "yes")
 
 
 def test_later_thoughts_of_an_answer_count_and_lead_to_the_answer(
@@ -170,14 +164,12 @@ def test_a_request_without_a_budget_has_that_of_its_key_or_model(
     limited: RunningServer, api: str, name: str, own: int | None, budget: int
 ) -> None:
     limited.client.headers.update(bearer(name))
-    found = APIS[api](limited, script("think", "a" * budget), own)
-    assert (found.thought, found.text) == ("a" * budget, "yes")
+    assert APIS[api](limited, script("think", "a" * budget), own)[:2] == ("a" * budget, "yes")
 
 
 def test_a_request_may_ask_for_no_limit(limited: RunningServer) -> None:
     limited.client.headers.update(bearer("ann"))
-    found = _chat_completions(limited, f"say <think>{'a' * 100}</think>yes", -1)
-    assert (found.thought, found.text) == ("a" * 100, "yes")
+    assert _chat_completions(limited, f"say <think>{'a' * 100}</think>yes", -1)[:2] == ("a" * 100, "yes")
 
 
 # It thinks until it is told to answer.

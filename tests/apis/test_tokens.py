@@ -1,6 +1,6 @@
 """The endpoints that convert text and token ids."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from genai_server.config.sources import load_settings
-from genai_server.messages.server_status import (
-    EngineState,
-    EngineStatus,
-    ModelState,
-    ModelStatus,
-    ServerStatus,
-)
+from genai_server.messages.server_status import EngineState, EngineStatus, ModelState, ModelStatus, ServerStatus
 from tests.reported_status import reporting
 from tests.running_server import DEMO, RunningServer, body
 from tests.server_here import app_for
@@ -24,18 +18,22 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 
 @pytest.fixture
-def loading(short_folder: Path) -> Iterator[Path]:
-    """The folder of a supervisor whose engine is not ready yet."""
+def loading(short_folder: Path) -> Iterator[Callable[..., TestClient]]:
+    """Makes clients of an API process with further options, whose engine is not ready yet."""
     about = ModelStatus("demo", str(DEMO), ["cpu"], 0, ModelState.LOADING, 0)
+
+    def client(**options: str) -> TestClient:
+        settings = load_settings({"model_dir": str(DEMO), **options}, environ={}, dotenv=None)
+        return TestClient(app_for(settings, short_folder), base_url="http://localhost")
+
     with reporting(short_folder, ServerStatus("secret", [EngineStatus("cpu", EngineState.STARTING)], [about])):
-        yield short_folder
+        yield client
 
 
-def _post(server: RunningServer, path: str, **fields: Any) -> dict[str, Any]:
+def _post(server: RunningServer, path: str, **fields: Any) -> Any:
     response = server.client.post(path, json=fields)
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
+    return response.json()
 
 
 # /tokenize
@@ -61,9 +59,6 @@ def test_messages_have_the_tokens_of_their_prompt(demo: RunningServer) -> None:
     tokens = _post(demo, "/tokenize", **fields)["tokens"]
     assert _post(demo, "/detokenize", tokens=tokens)["prompt"] == prompt
     assert tokens.count(2) == prompt.count("<|im_end|>") - 1
-
-
-def test_the_count_is_the_one_that_a_chat_reports(demo: RunningServer) -> None:
     count = _post(demo, "/tokenize", **body("Hello"))["count"]
     assert demo.chat("Hello", max_tokens=1).json()["metrics"]["input_tokens"] == count
 
@@ -90,31 +85,26 @@ def test_a_text_comes_back_from_its_tokens(demo: RunningServer, path: str, text:
 
 @pytest.mark.parametrize("path", ["/apply-template", "/v1/apply-template"])
 def test_messages_make_a_prompt(demo: RunningServer, path: str) -> None:
-    assert _post(demo, path, **body("Hello")) == {
-        "prompt": "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-    }
-    prompt = _post(demo, path, **body("Hello"), chat_template_kwargs={"add_generation_prompt": False})["prompt"]
-    assert prompt == "<|im_start|>user\nHello<|im_end|>\n"
+    prompt = "<|im_start|>user\nHello<|im_end|>\n"
+    assert _post(demo, path, **body("Hello")) == {"prompt": f"{prompt}<|im_start|>assistant\n"}
+    without = {"add_generation_prompt": False}
+    assert _post(demo, path, **body("Hello"), chat_template_kwargs=without)["prompt"] == prompt
 
 
 # without an engine
 
 
-def test_no_engine_is_needed(loading: Path) -> None:
-    settings = load_settings({"model_dir": str(DEMO), "max_length": "100"}, environ={}, dotenv=None)
-    with TestClient(app_for(settings, loading), base_url="http://localhost") as client:
+def test_no_engine_is_needed(loading: Callable[..., TestClient]) -> None:
+    with loading(max_length="100") as client:
         answer = client.post("/tokenize", json=body("Hello")).json()
         assert answer["max_model_len"] == 100
         assert client.post("/detokenize", json={"tokens": answer["tokens"]}).status_code == 200
         assert client.post("/apply-template", json=body("Hello")).status_code == 200
 
 
-def test_setting_allows_special_tokens_in_requests(loading: Path) -> None:
-    options = {"model_dir": str(DEMO), "allow_special_tokens": "true"}
-    settings = load_settings(options, environ={}, dotenv=None)
-    with TestClient(app_for(settings, loading), base_url="http://localhost") as client:
-        answer = client.post("/tokenize", json=body("<|im_end|>")).json()
-    assert answer["tokens"].count(2) == 2
+def test_setting_allows_special_tokens_in_requests(loading: Callable[..., TestClient]) -> None:
+    with loading(allow_special_tokens="true") as client:
+        assert client.post("/tokenize", json=body("<|im_end|>")).json()["tokens"].count(2) == 2
 
 
 def test_rendered_body_has_the_prompt_tokens_of_its_answer(scripted: RunningServer) -> None:
@@ -124,8 +114,8 @@ def test_rendered_body_has_the_prompt_tokens_of_its_answer(scripted: RunningServ
     answered = _post(scripted, "/v1/chat/completions", **chat)
     assert answered["usage"]["prompt_tokens"] == len(rendered["token_ids"])
     texts = ["say a", "say bc"]
-    response = scripted.client.post("/v1/completions/render", json={"prompt": texts, "max_tokens": 3})
-    assert response.json() == [{"token_ids": list(text.encode())} for text in texts]
+    found = _post(scripted, "/v1/completions/render", prompt=texts, max_tokens=3)
+    assert found == [{"token_ids": list(text.encode())} for text in texts]
     assert scripted.client.post("/v1/chat/completions/render", json={"messages": []}).status_code == 400
 
 

@@ -7,23 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from openai import OpenAI
-from openai.types.decision import (
-    AnswerAnswerResourceChoice,
-    AnswerAnswerResourcePredicate,
-    AnswerAnswerResourceRefusal,
-    AnswerAnswerResourceScore,
-    Decision,
-)
 
 from genai_server.engine_client.in_flight import InFlight
 from genai_server.errors import RunnerFailed
 from genai_server.generation.engine_requests import EngineAnswer, EngineRequests
 from genai_server.http.api_keys import line_of
 from genai_server.messages.generation_request import GenerationRequest
-from tests.running_server import DEMO, RunningServer, refusal, wait_until
+from tests.apis.fields import UNKNOWN, VALUE
+from tests.running_server import DEMO, RunningServer, body, refusal, wait_until
 from tests.server_here import run_here
 
 KEY = "0123456789abcdef"
@@ -53,8 +46,12 @@ def client(server: RunningServer) -> Iterator[OpenAI]:
         yield client
 
 
-def decide(client: OpenAI, *questions: Any, input: Any = INPUT, **fields: Any) -> Decision:
+def decide(client: OpenAI, *questions: Any, input: Any = INPUT, **fields: Any) -> Any:
     return client.decisions.create(model="", input=input, questions=questions, extra_body={"model": None, **fields})
+
+
+def answers(client: OpenAI, *questions: Any, **fields: Any) -> list[Any]:
+    return list(decide(client, *questions, **fields).answers)
 
 
 def asked(server: RunningServer, *questions: Any, **fields: Any) -> Any:
@@ -62,21 +59,16 @@ def asked(server: RunningServer, *questions: Any, **fields: Any) -> Any:
 
 
 def test_each_question_has_its_answer(client: OpenAI) -> None:
-    predicate, choice, score = decide(client, PREDICATE, CHOICE, SCORE).answers
-    assert isinstance(predicate, AnswerAnswerResourcePredicate)
-    assert predicate.name == "rain"
-    assert 0 < predicate.probability < 1
-    assert isinstance(choice, AnswerAnswerResourceChoice)
+    predicate, choice, score = answers(client, PREDICATE, CHOICE, SCORE)
+    assert [one.type for one in (predicate, choice, score)] == ["predicate", "choice", "score"]
+    assert (predicate.name, 0 < predicate.probability < 1) == ("rain", True)
     assert [one.value for one in choice.probabilities] == VALUES
     shares = [one.probability for one in choice.probabilities]
     assert sum(shares) == pytest.approx(1)
     assert choice.choice == VALUES[shares.index(max(shares))]
     assert choice.confidence == pytest.approx((4 * max(shares) - 1) / 3)
-    assert isinstance(score, AnswerAnswerResourceScore)
-    assert (score.name, [(one.value, one.label) for one in score.probabilities]) == (
-        None,
-        [(0, "dry"), (1, "wet"), (2, "very wet")],
-    )
+    labels = [(one.value, one.label) for one in score.probabilities]
+    assert (score.name, labels) == (None, [(0, "dry"), (1, "wet"), (2, "very wet")])
     assert score.score == pytest.approx(score.probabilities[1].probability + 2 * score.probabilities[2].probability)
 
 
@@ -101,47 +93,40 @@ def reference(server: RunningServer, question: str, answers: Sequence[str]) -> l
 
 
 def test_probabilities_are_those_of_the_options_tokens(server: RunningServer, client: OpenAI) -> None:
-    predicate, choice, score = decide(client, PREDICATE, CHOICE, SCORE).answers
+    predicate, choice, score = answers(client, PREDICATE, CHOICE, SCORE)
     question = 'Is the following true? It rains.\nAnswer {"answer": true} or {"answer": false}.'
     true, _ = reference(server, question, ['{"answer": true}', '{"answer": false}'])
-    assert isinstance(predicate, AnswerAnswerResourcePredicate)
     assert predicate.probability == pytest.approx(true, rel=1e-4)
-    lines = '- "sun and rain": both\n- "sun and snow"\n- "sun"\n- true'
-    question = f'Question: How is the weather?\n{lines}\nAnswer {{"answer": …}} with one of these.'
-    expected = reference(server, question, [json.dumps({"answer": value}) for value in VALUES])
-    assert isinstance(choice, AnswerAnswerResourceChoice)
-    assert [one.probability for one in choice.probabilities] == pytest.approx(expected, rel=1e-4)
-    lines = '- "dry"\n- "wet"\n- "very wet": floods'
-    question = f'Question: How wet is it?\n{lines}\nAnswer {{"answer": …}} with one of these.'
-    expected = reference(server, question, [json.dumps({"answer": level["label"]}) for level in LEVELS])
-    assert isinstance(score, AnswerAnswerResourceScore)
-    assert [one.probability for one in score.probabilities] == pytest.approx(expected, rel=1e-4)
+    for found, asked, lines, values in (
+        (choice, "How is the weather?", '- "sun and rain": both\n- "sun and snow"\n- "sun"\n- true', VALUES),
+        (score, "How wet is it?", '- "dry"\n- "wet"\n- "very wet": floods', [level["label"] for level in LEVELS]),
+    ):
+        question = f'Question: {asked}\n{lines}\nAnswer {{"answer": …}} with one of these.'
+        expected = reference(server, question, [json.dumps({"answer": value}) for value in values])
+        assert [one.probability for one in found.probabilities] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_chat_with_a_schema_decides_the_same(server: RunningServer, client: OpenAI) -> None:
     texts = ["It rains.", "The sun shines.", "Paris is in France.", "It is late.", "Rain is wet.", "It is dry."]
-    questions = [{**PREDICATE, "instructions": text} for text in texts]
     schema = {"properties": {"answer": {"type": "boolean"}}, "required": ["answer"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", **schema}}}
-    for text, found in zip(texts, decide(client, *questions).answers, strict=True):
-        assert isinstance(found, AnswerAnswerResourcePredicate)
+    decided = answers(client, *[{**PREDICATE, "instructions": text} for text in texts])
+    for text, found in zip(texts, decided, strict=True):
         question = f'Is the following true? {text}\nAnswer {{"answer": true}} or {{"answer": false}}.'
-        messages = [{"role": "user", "content": f"{INPUT}\n\n{question}"}]
-        body = {"messages": messages, "temperature": 0, "response_format": form}
-        answer = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+        asked = body(f"{INPUT}\n\n{question}", temperature=0, response_format=form)
+        answer = server.client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
         assert json.loads(answer) == {"answer": found.probability > 0.5}
 
 
 def test_a_question_has_the_same_answer_in_any_company(client: OpenAI) -> None:
-    together = decide(client, PREDICATE, CHOICE, SCORE, cache_salt="together").answers
-    alone = [decide(client, one, cache_salt=str(n)).answers[0] for n, one in enumerate((PREDICATE, CHOICE, SCORE))]
-    assert alone == together
+    questions = PREDICATE, CHOICE, SCORE
+    together = answers(client, *questions, cache_salt="together")
+    assert [answers(client, one, cache_salt=str(n))[0] for n, one in enumerate(questions)] == together
 
 
 def test_the_order_of_options_need_not_matter(client: OpenAI) -> None:
     def probabilities(choices: Sequence[Any], **fields: Any) -> dict[Any, float]:
-        (found,) = decide(client, {**CHOICE, "choices": choices}, **fields).answers
-        assert isinstance(found, AnswerAnswerResourceChoice)
+        (found,) = answers(client, {**CHOICE, "choices": choices}, **fields)
         return {one.value: one.probability for one in found.probabilities}
 
     orders = [CHOICES, CHOICES[::-1], [CHOICES[n] for n in (2, 0, 3, 1)]]
@@ -152,39 +137,27 @@ def test_the_order_of_options_need_not_matter(client: OpenAI) -> None:
 
 
 def test_temperature_makes_options_alike(client: OpenAI) -> None:
-    def confidence(temperature: float) -> float:
-        (found,) = decide(client, CHOICE, temperature=temperature).answers
-        assert isinstance(found, AnswerAnswerResourceChoice)
-        return float(found.confidence)
-
-    assert confidence(100) < confidence(1) < confidence(0.1)
+    found = [answers(client, CHOICE, temperature=temperature)[0].confidence for temperature in (100, 1, 0.1)]
+    assert found == sorted(set(found))
 
 
-def test_messages_calls_and_json_are_read(server: RunningServer, client: OpenAI) -> None:
+def test_messages_calls_and_json_are_read(client: OpenAI) -> None:
     data = {"weather": ["rain", "é"]}
-    conversation = [
-        {
-            "role": "user",
-            "content": [{"type": "input_text", "text": "Weather? "}, {"type": "input_json", "data": data}],
-        },
+    content = [{"type": "input_text", "text": "Weather? "}, {"type": "input_json", "data": data}]
+    later = [
         {"role": "assistant", "content": [{"type": "output_text", "text": "Rain."}]},
         {"role": "user", "content": "Thanks."},
     ]
-    (found,) = decide(client, PREDICATE, input=conversation).answers
-    as_text = [{"role": "user", "content": 'Weather? {"weather":["rain","é"]}'}, *conversation[1:]]
-    assert decide(client, PREDICATE, input=as_text).answers == [found]
+    conversation = [{"role": "user", "content": content}, *later]
+    found = answers(client, PREDICATE, input=conversation)
+    as_text = [{"role": "user", "content": 'Weather? {"weather":["rain","é"]}'}, *later]
+    assert answers(client, PREDICATE, input=as_text) == found
     call = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "a", "output": "rain"}
-    assert decide(client, PREDICATE, input=[*conversation, call, output]).answers != [found]
+    assert answers(client, PREDICATE, input=[*conversation, call, output]) != found
     parts = [{"type": "input_text", "text": "It "}, {"type": "input_text", "text": "rains."}]
-    assert decide(client, {**PREDICATE, "instructions": parts}).answers == decide(client, PREDICATE).answers
-    whole = server.client.post("/v1/decisions", json={"input": data, "questions": [PREDICATE]}).json()
-    assert (
-        whole["answers"][0]["probability"]
-        == decide(client, PREDICATE, input=json.dumps(data, ensure_ascii=False, separators=(",", ":")))
-        .answers[0]
-        .probability
-    )
+    assert answers(client, {**PREDICATE, "instructions": parts}) == answers(client, PREDICATE)
+    assert answers(client, PREDICATE, input=data) == answers(client, PREDICATE, input='{"weather":["rain","é"]}')
 
 
 def test_the_input_counts_once(server: RunningServer, client: OpenAI) -> None:
@@ -210,27 +183,26 @@ def test_a_question_that_fails_costs_no_other_answer(
         return await run(self, request, **fields)
 
     monkeypatch.setattr(EngineRequests, "run", some)
-    first, second, third = decide(client, *[{**PREDICATE, "name": name} for name in "abc"]).answers
-    assert isinstance(third, AnswerAnswerResourceRefusal)
-    assert (third.name, third.model_extra) == ("c", {"error": {"code": "runner_failed", "message": "the pass failed"}})
-    assert {first.type, second.type} == {"predicate"}
+    *others, third = answers(client, *[{**PREDICATE, "name": name} for name in "abc"])
+    assert (third.type, third.name) == ("refusal", "c")
+    assert third.model_extra == {"error": {"code": "runner_failed", "message": "the pass failed"}}
+    assert [one.type for one in others] == ["predicate"] * 2
     failing |= set(range(100))
     assert refusal(asked(server, PREDICATE, PREDICATE)) == (500, "runner_failed", None)
 
 
 def test_as_many_questions_are_asked_at_a_time_as_run_at_once(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    submit, most = InFlight.submit, 0
+    submit, running = InFlight.submit, list[int]()
 
     async def counted(self: InFlight, *requests: GenerationRequest, **fields: Any) -> Any:
-        nonlocal most
         streams = await submit(self, *requests, **fields)
-        most = max(most, len(self))
+        running.append(len(self))
         return streams
 
     monkeypatch.setattr(InFlight, "submit", counted)
-    found = decide(client, *[{**PREDICATE, "instructions": f"It rains {n} times."} for n in range(60)])
-    assert len(found.answers) == 60
-    assert 2 <= most <= 16  # GENAI_MAX_BATCH_SIZE
+    questions = [{**PREDICATE, "instructions": f"It rains {n} times."} for n in range(60)]
+    assert len(answers(client, *questions)) == 60
+    assert 2 <= max(running) <= 16  # GENAI_MAX_BATCH_SIZE
 
 
 def test_each_question_counts_for_the_key(tmp_path: Path) -> None:
@@ -255,38 +227,23 @@ def test_the_deadline_ends_all(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("questions", "fields", "code", "param"),
     [
-        ([], {}, "invalid_value", "questions"),
-        ([PREDICATE] * 401, {}, "invalid_value", "questions"),
-        ([{**CHOICE, "choices": CHOICES[:1]}], {}, "invalid_value", "questions[0].choices"),
-        (
-            [PREDICATE, {**CHOICE, "choices": [*CHOICES, CHOICES[2]]}],
-            {},
-            "invalid_value",
-            "questions[1].choices[4].value",
-        ),
-        ([{**SCORE, "levels": [*LEVELS, LEVELS[0]]}], {}, "invalid_value", "questions[0].levels[3].label"),
-        ([{"type": "guess", "instructions": "x"}], {}, "invalid_value", "questions[0]"),
-        ([{**PREDICATE, "instructions": ""}], {}, "invalid_value", "questions[0].instructions"),
-        ([{**PREDICATE, "criteria": 1}], {}, "unknown_parameter", "questions[0].criteria"),
-        ([PREDICATE], {"input": []}, "invalid_value", "input"),
-        (
-            [PREDICATE],
-            {"input": [{"role": "user", "content": [{"type": "input_json", "data": 1}]}]},
-            "invalid_value",
-            "input",
-        ),
-        ([PREDICATE], {"temperature": 0}, "invalid_value", "temperature"),
-        ([PREDICATE], {"chat_template_kwargs": {"x": 1}}, "invalid_value", "chat_template_kwargs"),
-        (
-            [PREDICATE, {**PREDICATE, "instructions": "rain " * 3000}],
-            {},
-            "context_length_exceeded",
-            "questions[1]",
-        ),
+        ([], {}, VALUE, "questions"),
+        ([PREDICATE] * 401, {}, VALUE, "questions"),
+        ([{**CHOICE, "choices": CHOICES[:1]}], {}, VALUE, "questions[0].choices"),
+        ([PREDICATE, {**CHOICE, "choices": [*CHOICES, CHOICES[2]]}], {}, VALUE, "questions[1].choices[4].value"),
+        ([{**SCORE, "levels": [*LEVELS, LEVELS[0]]}], {}, VALUE, "questions[0].levels[3].label"),
+        ([{"type": "guess", "instructions": "x"}], {}, VALUE, "questions[0]"),
+        ([{**PREDICATE, "instructions": ""}], {}, VALUE, "questions[0].instructions"),
+        ([{**PREDICATE, "criteria": 1}], {}, UNKNOWN, "questions[0].criteria"),
+        ([PREDICATE], {"input": []}, VALUE, "input"),
+        ([PREDICATE], {"input": [{"role": "user", "content": [{"type": "input_json", "data": 1}]}]}, VALUE, "input"),
+        ([PREDICATE], {"temperature": 0}, VALUE, "temperature"),
+        ([PREDICATE], {"chat_template_kwargs": {"x": 1}}, VALUE, "chat_template_kwargs"),
+        ([PREDICATE, {**PREDICATE, "instructions": "rain " * 3000}], {}, "context_length_exceeded", "questions[1]"),
         (
             [{**CHOICE, "choices": [{"value": f"{n} {m}"} for m in range(255)]} for n in range(33)],
             {},
-            "invalid_value",
+            VALUE,
             "questions",
         ),
     ],
@@ -298,22 +255,12 @@ def test_invalid_field_is_named(
 
 
 def test_openais_fields_without_effect_are_accepted(client: OpenAI) -> None:
-    found = client.decisions.create(
-        model="chat",
-        input=INPUT,
-        questions=[PREDICATE],
-        prompt_cache_key="a",
-        prompt_cache_options={"mode": "implicit"},
-        safety_identifier="b",
-        extra_body={"model": None},
-    )
-    assert found.answers == decide(client, PREDICATE).answers
+    without = {"prompt_cache_key": "a", "prompt_cache_options": {"mode": "implicit"}, "safety_identifier": "b"}
+    assert answers(client, PREDICATE, **without) == answers(client, PREDICATE)
 
 
-def test_an_image_is_refused_by_a_model_that_reads_text(client: OpenAI) -> None:
+def test_an_image_is_refused_by_a_model_that_reads_text(server: RunningServer) -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
-    with pytest.raises(openai.BadRequestError) as error:
-        decide(client, PREDICATE, input=[{"role": "user", "content": [image]}])
-    assert error.value.param == "input[0].content[0]"
-    with pytest.raises(openai.BadRequestError):
-        decide(client, {**PREDICATE, "instructions": [image]})
+    refused = asked(server, PREDICATE, input=[{"role": "user", "content": [image]}])
+    assert refusal(refused) == (400, VALUE, "input[0].content[0]")
+    assert asked(server, {**PREDICATE, "instructions": [image]}).status_code == 400

@@ -12,6 +12,7 @@ OPTIONS = [{"name": "sun"}, {"name": "rain", "description": "or snow"}]
 CHOICE = {"id": "weather", "type": "choice", "question": "How is it?", "options": OPTIONS}
 SCORE = {"id": "wet", "type": "score", "question": "How wet?", "levels": ["dry", {"very": "wet"}]}
 BODY = {"input": INPUT, "questions": [YES_NO, CHOICE, SCORE]}
+BODY_IDS = ("rain", "weather", "wet")
 
 
 def post(server: RunningServer, body: Any) -> Any:
@@ -28,21 +29,15 @@ def test_answers_are_those_of_openais_form(demo: RunningServer) -> None:
         {"type": "choice", "instructions": "How is it?", "choices": choices},
         {"type": "score", "instructions": "How wet?", "levels": [{"label": "dry"}, {"label": '{"very":"wet"}'}]},
     ]
-    rain, weather, wet = post(demo, {"input": INPUT, "questions": questions, "temperature": 2.0})["answers"]
+    answers = post(demo, {"input": INPUT, "questions": questions, "temperature": 2.0})["answers"]
+    rain, weather, wet = answers
+    assert (found["object"], found["model"], list(found["answers"])) == ("decisions", "demo", [*BODY_IDS])
+    assert [one["label_mass"] for one in found["answers"].values()] == [one["label_mass"] for one in answers]
     yes = rain["probability"]
-    assert (found["object"], found["model"], list(found["answers"])) == (
-        "decisions",
-        "demo",
-        ["rain", "weather", "wet"],
-    )
-    masses = [one["label_mass"] for one in (rain, weather, wet)]
-    assert [one["label_mass"] for one in found["answers"].values()] == masses
-    assert found["answers"]["rain"]["probabilities"] == {"yes": yes, "no": 1 - yes}
-    shares = {one["value"]: one["probability"] for one in weather["probabilities"]}
-    assert found["answers"]["weather"]["probabilities"] == shares
+    shares = [{str(one["value"]): one["probability"] for one in each["probabilities"]} for each in (weather, wet)]
+    probabilities = [one["probabilities"] for one in found["answers"].values()]
+    assert probabilities == [{"yes": yes, "no": 1 - yes}, *shares]
     assert found["answers"]["weather"]["choice"] == weather["choice"]
-    shares = {str(one["value"]): one["probability"] for one in wet["probabilities"]}
-    assert found["answers"]["wet"]["probabilities"] == shares
     assert found["answers"]["wet"]["score"] == wet["score"]
     assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 0
 

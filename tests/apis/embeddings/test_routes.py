@@ -5,11 +5,12 @@ import base64
 import json
 import math
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -18,6 +19,7 @@ from genai_server.generation.catalog import Catalog
 from genai_server.timing import request_clock
 from tests.raw_http import connect, post
 from tests.running_server import DEMO, ROOT, RunningServer, body, refusal, wait_until
+from tests.scraped import scrape
 from tests.server_here import run_here
 
 VECTORS, SCORES = ROOT / "models" / "demo-embeddings", ROOT / "models" / "demo-reranker"
@@ -35,9 +37,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
+def ask(server: RunningServer, path: str, **fields: Any) -> httpx.Response:
+    return server.client.post(f"/v1/{path}", json=fields)
+
+
 def embed(server: RunningServer, input: Any, **fields: Any) -> list[list[float]]:
-    answer = server.client.post("/v1/embeddings", json={"input": input, **fields}).json()
-    return [entry["embedding"] for entry in answer["data"]]
+    return [entry["embedding"] for entry in ask(server, "embeddings", input=input, **fields).json()["data"]]
+
+
+def scores(server: RunningServer, first: Any, second: Any) -> list[float]:
+    return [entry["score"] for entry in ask(server, "score", text_1=first, text_2=second).json()["data"]]
+
+
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def test_waiting_for_the_model_counts_as_loading(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,24 +73,17 @@ def test_waiting_for_the_model_counts_as_loading(server: RunningServer, monkeypa
     assert found["total_duration"] >= found["load_duration"] >= held * 1e9 - 1 > 0
 
 
-def test_vectors_equal_those_of_sentence_transformers(server: RunningServer) -> None:
-    found = embed(server, RECORDED["texts"])
-    for vector, recorded in zip(found, RECORDED["vectors"], strict=True):
-        assert max(abs(a - b) for a, b in zip(vector, recorded, strict=True)) < 1e-3
-
-
-def test_scores_equal_those_of_sentence_transformers(server: RunningServer) -> None:
-    pairs = RECORDED["pairs"]
-    texts = {"text_1": [first for first, _ in pairs], "text_2": [second for _, second in pairs]}
-    found = server.client.post("/v1/score", json=texts).json()
-    scores = [entry["score"] for entry in found["data"]]
-    assert max(abs(a - b) for a, b in zip(scores, RECORDED["scores"], strict=True)) < 1e-3
+def test_vectors_and_scores_equal_those_of_sentence_transformers(server: RunningServer) -> None:
+    for vector, recorded in zip(embed(server, RECORDED["texts"]), RECORDED["vectors"], strict=True):
+        assert distance(vector, recorded) < 1e-3
+    first, second = zip(*RECORDED["pairs"], strict=True)
+    assert distance(scores(server, first, second), RECORDED["scores"]) < 1e-3
 
 
 def test_a_text_has_the_same_vector_alone_and_among_others(server: RunningServer) -> None:
     texts = ["a", *ABOUT, "word " * 100]
-    for alone, among in zip([embed(server, text)[0] for text in texts], embed(server, texts), strict=True):
-        assert max(abs(a - b) for a, b in zip(alone, among, strict=True)) < 1e-5
+    for text, among in zip(texts, embed(server, texts), strict=True):
+        assert distance(embed(server, text)[0], among) < 1e-5
 
 
 def test_base64_and_numbers_are_the_same_vector(server: RunningServer) -> None:
@@ -87,10 +93,9 @@ def test_base64_and_numbers_are_the_same_vector(server: RunningServer) -> None:
 
 def test_shorter_vectors_are_the_beginning_with_length_1(server: RunningServer) -> None:
     (whole,), (short,) = embed(server, "rain"), embed(server, "rain", dimensions=32)
-    assert len(short) == 32
-    assert math.isclose(math.hypot(*short), 1.0, abs_tol=1e-5)
+    assert math.hypot(*short) == pytest.approx(1.0, abs=1e-5)
     length = math.hypot(*whole[:32])
-    assert all(math.isclose(a / length, b, abs_tol=1e-6) for a, b in zip(whole[:32], short, strict=True))
+    assert distance([each / length for each in whole[:32]], short) < 1e-6
 
 
 def test_long_work_on_vectors_is_done_in_threads(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,35 +116,30 @@ def test_long_work_on_vectors_is_done_in_threads(server: RunningServer, monkeypa
 
 
 def test_untrained_dimensions_are_refused_with_the_trained_ones(server: RunningServer) -> None:
-    refused = server.client.post("/v1/embeddings", json={"input": "rain", "dimensions": 100})
+    refused = ask(server, "embeddings", input="rain", dimensions=100)
     assert refusal(refused) == (400, "invalid_value", "dimensions")
-    assert refused.json()["error"]["message"] == ("dimensions must be supported by the model (32, 64, 128); given 100")
+    assert refused.json()["error"]["message"] == "dimensions must be supported by the model (32, 64, 128); given 100"
 
 
 def test_token_ids_are_read_as_they_are(server: RunningServer) -> None:
     tokens = server.client.post("/tokenize", json={"model": "vectors", "prompt": "rain today"}).json()["tokens"]
     assert embed(server, tokens) == embed(server, [tokens]) == embed(server, "rain today")
-
-
-def test_a_token_that_the_model_does_not_have_is_refused(server: RunningServer) -> None:
-    refused = server.client.post("/v1/embeddings", json={"input": [[1], [10**6]]})
-    assert refusal(refused) == (400, "invalid_value", "input[1]")
-    refused = server.client.post("/v1/embeddings", json={"input": [1, 10**6]})
-    assert refusal(refused) == (400, "invalid_value", "input")
+    for input, param in (([[1], [10**6]], "input[1]"), ([1, 10**6], "input")):
+        assert refusal(ask(server, "embeddings", input=input)) == (400, "invalid_value", param)
 
 
 def test_usage_counts_the_tokens_of_all_texts(server: RunningServer) -> None:
-    answer = server.client.post("/v1/embeddings", json={"input": [[1, 2], [1, 2, 3]]}).json()
+    answer = ask(server, "embeddings", input=[[1, 2], [1, 2, 3]]).json()
     assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
     assert (answer["object"], answer["model"]) == ("list", "vectors")
 
 
 def test_a_long_text_is_refused_with_the_limit_or_cut(server: RunningServer) -> None:
     long = "rain " * 400
-    refused = server.client.post("/v1/embeddings", json={"input": ["a", long]})
+    refused = ask(server, "embeddings", input=["a", long])
     assert refusal(refused) == (400, "context_length_exceeded", "input[1]")
     assert "at most 256 (the model's context); given 402" in refused.text
-    refused = server.client.post("/v1/embeddings", json={"input": "a", "truncate_prompt_tokens": 257})
+    refused = ask(server, "embeddings", input="a", truncate_prompt_tokens=257)
     assert "must be at most 256 (the model's context); given 257" in refused.text
     assert embed(server, long, truncate_prompt_tokens=-1) == embed(server, "rain " * 254)
     assert embed(server, long, truncate_prompt_tokens=12) == embed(server, "rain " * 10)
@@ -149,7 +149,6 @@ def test_a_long_text_is_refused_with_the_limit_or_cut(server: RunningServer) -> 
     ("fields", "param"),
     [
         ({"input": []}, "input"),
-        ({"input": ""}, None),
         ({"input": ["a"] * 2049}, "input"),
         ({"input": {"a": 1}}, "input"),
         ({"input": [{"text": "a"}]}, "input"),
@@ -165,14 +164,9 @@ def test_a_long_text_is_refused_with_the_limit_or_cut(server: RunningServer) -> 
         ({}, "input"),
     ],
 )
-def test_wrong_bodies_are_refused_with_the_field(
-    server: RunningServer, fields: dict[str, Any], param: str | None
-) -> None:
-    answer = server.client.post("/v1/embeddings", json=fields)
-    if param is None:
-        assert answer.status_code == 200
-    else:
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+def test_wrong_bodies_are_refused_with_the_field(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    status, _, named = refusal(ask(server, "embeddings", **fields))
+    assert (status, named) == (400, param)
 
 
 def test_openais_client_gets_vectors(server: RunningServer) -> None:
@@ -181,15 +175,15 @@ def test_openais_client_gets_vectors(server: RunningServer) -> None:
         as_numbers = client.embeddings.create(model="vectors", input="rain", encoding_format="float")
     assert [len(entry.embedding) for entry in found.data] == [64, 64]
     assert as_numbers.data[0].embedding == embed(server, "rain")[0]
+    assert len(embed(server, "")) == 1
 
 
 def test_documents_are_ranked_by_their_relevance(server: RunningServer) -> None:
-    asked = {"query": "Which of these is about France?", "documents": [*ABOUT[1:], {"text": ABOUT[0]}], "top_n": 2}
-    answer = server.client.post("/v1/rerank", json=asked).json()
-    assert [result["index"] for result in answer["results"]][0] == 2
-    assert answer["results"][0]["document"] == {"text": ABOUT[0]}
-    assert answer["results"][0]["relevance_score"] > 0.5 > answer["results"][1]["relevance_score"]
-    assert (len(answer["results"]), answer["model"]) == (2, "scores")
+    documents = [*ABOUT[1:], {"text": ABOUT[0]}]
+    answer = ask(server, "rerank", query="Which of these is about France?", documents=documents, top_n=2).json()
+    first, second = answer["results"]
+    assert (first["index"], first["document"], answer["model"]) == (2, {"text": ABOUT[0]}, "scores")
+    assert first["relevance_score"] > 0.5 > second["relevance_score"]
     assert answer["usage"]["total_tokens"] == answer["meta"]["tokens"]["input_tokens"] > 0
 
 
@@ -203,67 +197,62 @@ def test_coheres_second_form_returns_documents_only_on_demand(server: RunningSer
 
 def test_what_coheres_first_form_adds_is_named(server: RunningServer) -> None:
     """Documents are not divided into chunks, and are ranked by their texts alone."""
-    asked = {"query": "rain", "documents": [{"text": text, "title": "rain"} for text in ABOUT]}
-    plain = server.client.post("/v1/rerank", json={"query": "rain", "documents": ABOUT}).json()
-    answer = server.client.post("/v1/rerank", json={**asked, "max_chunks_per_doc": 10, "rank_fields": ["text"]})
+    documents = [{"text": text, "title": "rain"} for text in ABOUT]
+    plain = ask(server, "rerank", query="rain", documents=ABOUT).json()
+    answer = ask(server, "rerank", query="rain", documents=documents, max_chunks_per_doc=10, rank_fields=["text"])
     assert answer.json()["results"] == plain["results"]
     assert answer.headers["x-genai-ignored"] == "max_chunks_per_doc, documents[].title"
-    refused = server.client.post("/v1/rerank", json={**asked, "rank_fields": ["title"]})
+    refused = ask(server, "rerank", query="rain", documents=documents, rank_fields=["title"])
     assert refusal(refused) == (400, "invalid_value", "rank_fields[0]")
 
 
 def test_one_text_is_scored_with_each_of_several(server: RunningServer) -> None:
-    one = server.client.post("/v1/score", json={"text_1": "rain", "text_2": ABOUT}).json()
-    several = server.client.post("/v1/score", json={"text_1": ["rain"] * 3, "text_2": ABOUT}).json()
-    assert [entry["score"] for entry in one["data"]] == [entry["score"] for entry in several["data"]]
-    refused = server.client.post("/v1/score", json={"text_1": ["a", "b"], "text_2": ABOUT})
+    assert scores(server, "rain", ABOUT) == scores(server, ["rain"] * 3, ABOUT)
+    refused = ask(server, "score", text_1=["a", "b"], text_2=ABOUT)
     assert refusal(refused) == (400, "invalid_value", "text_1")
 
 
 def test_long_documents_are_refused_or_cut(server: RunningServer) -> None:
-    asked = {"query": "rain", "documents": ["a", "rain " * 400]}
-    assert refusal(server.client.post("/v1/rerank", json=asked)) == (400, "context_length_exceeded", "documents[1]")
-    long = {"query": "rain " * 400, "documents": ["a"]}
-    assert refusal(server.client.post("/v1/rerank", json=long)) == (400, "context_length_exceeded", "query")
-    long = {"text_1": ["a", "rain " * 400], "text_2": ["a", "b"]}
-    assert refusal(server.client.post("/v1/score", json=long)) == (400, "context_length_exceeded", "text_1[1]")
-    for more in ({"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 50}):
-        assert server.client.post("/v1/rerank", json={**asked, **more}).status_code == 200
+    long = "rain " * 400
+    asked = {"query": "rain", "documents": ["a", long]}
+    for refused, param in (
+        (ask(server, "rerank", **asked), "documents[1]"),
+        (ask(server, "rerank", query=long, documents=["a"]), "query"),
+        (ask(server, "score", text_1=["a", long], text_2=["a", "b"]), "text_1[1]"),
+    ):
+        assert refusal(refused) == (400, "context_length_exceeded", param)
+    assert ask(server, "rerank", **asked, truncate_prompt_tokens=-1).status_code == 200
+    assert ask(server, "rerank", **asked, max_tokens_per_doc=50).status_code == 200
+
+
+NO_TEXT = '" generates no text; "chat" can'
 
 
 @pytest.mark.parametrize(
-    ("paths", "fields", "message"),
+    ("paths", "fields", "rest"),
     [
-        (("embeddings",), {"input": "a", "model": "chat"}, 'model "chat" makes no embeddings; "vectors" can'),
+        (["embeddings"], {"input": "a", "model": "chat"}, '" makes no embeddings; "vectors" can'),
         (
-            ("rerank",),
+            ["rerank"],
             {"query": "a", "documents": ["b"], "model": "vectors"},
-            'model "vectors" cannot rerank or score texts; "scores" can',
+            '" cannot rerank or score texts; "scores" can',
         ),
+        (["completions", "completions/render"], {"prompt": "a", "model": "vectors"}, NO_TEXT),
         (
-            ("completions", "completions/render"),
-            {"prompt": "a", "model": "vectors"},
-            'model "vectors" generates no text; "chat" can',
-        ),
-        (
-            ("chat/completions", "chat/completions/render", "tokenize", "apply-template"),
+            ["chat/completions", "chat/completions/render", "tokenize", "apply-template"],
             {**body("hi"), "model": "scores"},
-            'model "scores" generates no text; "chat" can',
+            NO_TEXT,
         ),
-        (
-            ("responses/input_tokens",),
-            {"input": "a", "model": "scores"},
-            'model "scores" generates no text; "chat" can',
-        ),
+        (["responses/input_tokens"], {"input": "a", "model": "scores"}, NO_TEXT),
     ],
 )
 def test_unsupported_task_is_refused_with_models_that_support_it(
-    server: RunningServer, paths: tuple[str, ...], fields: dict[str, Any], message: str
+    server: RunningServer, paths: list[str], fields: dict[str, Any], rest: str
 ) -> None:
     for path in paths:
-        refused = server.client.post(f"/v1/{path}", json=fields)
+        refused = ask(server, path, **fields)
         assert refusal(refused) == (400, "unsupported_task", "model")
-        assert refused.json()["error"]["message"] == message
+        assert refused.json()["error"]["message"] == f'model "{fields["model"]}{rest}'
 
 
 def test_models_say_what_they_can_do(server: RunningServer) -> None:
@@ -275,34 +264,20 @@ def test_models_say_what_they_can_do(server: RunningServer) -> None:
 
 
 def test_metrics_and_health_count_texts_as_they_count_answers(server: RunningServer) -> None:
-    server.client.post("/v1/embeddings", json={"input": "rain"})
+    embed(server, "rain")
     assert server.health()["models"]["vectors"]["devices"]["cpu"]["batching"]["scheduler"] == "pooled"
-
-    def counted() -> bool:
-        lines = server.client.get("/metrics").text.splitlines()
-        wanted = 'genai:request_success_total{device="cpu",finished_reason="stop",model_name="vectors"}'
-        tokens = 'genai:prompt_tokens_total{device="cpu",model_name="vectors"}'
-        return all(
-            any(line.startswith(name) and float(line.split()[-1]) > 0 for line in lines) for name in (wanted, tokens)
-        )
-
-    wait_until(counted)
+    labels = {"device": "cpu", "model_name": "vectors"}
+    wait_until(lambda: scrape(server).value("request_success_total", finished_reason="stop", **labels) > 0)
+    wait_until(lambda: scrape(server).value("prompt_tokens_total", **labels) > 0)
 
 
 def test_chat_continues_next_to_many_texts(server: RunningServer) -> None:
     texts = [f"{number} {'rain ' * 200}" for number in range(60)]
-    done = threading.Event()
-
-    def read() -> None:
-        embed(server, texts)
-        done.set()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    answer = server.client.post("/v1/chat/completions", json=body("What is the capital of France?", model="chat"))
-    assert "Paris" in answer.json()["choices"][0]["message"]["content"]
-    thread.join()
-    assert done.is_set()
+    with ThreadPoolExecutor(1) as thread:
+        vectors = thread.submit(embed, server, texts)
+        answer = ask(server, "chat/completions", **body("What is the capital of France?", model="chat")).json()
+        assert "Paris" in answer["choices"][0]["message"]["content"]
+        assert len(vectors.result()) == 60
 
 
 def test_disconnected_clients_request_ends(server: RunningServer) -> None:
@@ -317,6 +292,6 @@ def test_disconnected_clients_request_ends(server: RunningServer) -> None:
 
 
 def test_request_beyond_its_timeout_fails_with_that_reason(server: RunningServer) -> None:
-    refused = server.client.post("/v1/embeddings", json={"input": ["rain " * 200] * 900, "timeout": 0.6})
+    refused = ask(server, "embeddings", input=["rain " * 200] * 900, timeout=0.6)
     assert refusal(refused) == (504, "timeout", None)
     assert "did not finish within 0.6 s" in refused.text

@@ -46,8 +46,7 @@ def test_models_are_listed_with_details_of_their_directories(demo: RunningServer
 
 
 def test_aliases_are_listed_but_not_the_one_for_all_names(named: RunningServer) -> None:
-    found = [model["name"] for model in named.client.get("/api/tags").json()["models"]]
-    assert found == ["one:latest", "qwen3:4b", "org/two:latest"]
+    assert listed(named) == ["one:latest", "qwen3:4b", "org/two:latest"]
 
 
 def test_a_name_may_have_the_tag_latest(named: RunningServer, scripted: RunningServer) -> None:
@@ -59,13 +58,11 @@ def test_a_name_may_have_the_tag_latest(named: RunningServer, scripted: RunningS
 
 def test_a_model_is_shown_with_its_length_and_template(demo: RunningServer) -> None:
     found = demo.client.post("/api/show", json={"model": "demo", "verbose": True}).json()
-    architecture = found["model_info"]["general.architecture"]
     length = demo.client.get("/v1/models").json()["data"][0]["max_model_len"]
-    assert found["model_info"][f"{architecture}.context_length"] == length
-    assert found["parameters"].split() == ["num_ctx", str(length)]
-    assert "messages" in found["template"]
-    assert found["capabilities"] == ["completion", "tools"]
-    assert found["details"].keys() == DETAILS
+    about = found["model_info"]
+    assert about[f"{about['general.architecture']}.context_length"] == length
+    assert (found["parameters"].split(), "messages" in found["template"]) == (["num_ctx", str(length)], True)
+    assert (found["capabilities"], found["details"].keys()) == (["completion", "tools"], DETAILS)
 
 
 def test_a_model_that_is_shown_must_be_named(scripted: RunningServer) -> None:
@@ -75,19 +72,17 @@ def test_a_model_that_is_shown_must_be_named(scripted: RunningServer) -> None:
 
 def test_loaded_models_run(demo: RunningServer) -> None:
     (found,) = demo.client.get("/api/ps").json()["models"]
-    assert (found["name"], found["size_vram"]) == ("demo:latest", 0)
-    assert found["size"] > 0
-    assert found["context_length"] > 0
-    assert found["expires_at"] > "2100"
+    assert (found["name"], found["size_vram"], found["expires_at"] > "2100") == ("demo:latest", 0, True)
+    assert min(found["size"], found["context_length"]) > 0
 
 
 def test_a_model_that_is_not_loaded_yet_does_not_run(tmp_path: Path) -> None:
     settings = {"GENAI_MODELS": "one=/1,two=/2", "GENAI_MAX_MODELS": "1"}
     with run_here(tmp_path, "--device", "scripted", settings=settings) as server:
-        assert [model["name"] for model in server.client.get("/api/ps").json()["models"]] == ["one:latest"]
+        assert listed(server, "/api/ps") == ["one:latest"]
         assert server.client.post("/api/show", json={"model": "two"}).json()["capabilities"] == ["completion"]
         assert server.client.post("/api/generate", json={"model": "two"}).json()["done_reason"] == "load"
-        assert [model["name"] for model in server.client.get("/api/ps").json()["models"]] == ["two:latest"]
+        assert listed(server, "/api/ps") == ["two:latest"]
 
 
 # Without the model's card, which is not pulled.
@@ -114,19 +109,25 @@ def pull(server: RunningServer, **fields: Any) -> httpx.Response:
     return server.client.post("/api/pull", json=fields)
 
 
+def require_pulled(server: RunningServer, model: str) -> None:
+    assert pull(server, model=model, stream=False).json() == {"status": "success"}
+
+
+def listed(server: RunningServer, path: str = "/api/tags") -> list[str]:
+    return [model["name"] for model in server.client.get(path).json()["models"]]
+
+
 def test_a_pulled_model_is_served_by_its_repositorys_name(server: RunningServer, tmp_path: Path) -> None:
-    response = pull(server, model="hf.co/org/tiny:latest")
-    lines = [json.loads(line) for line in response.text.splitlines()]
+    lines = [json.loads(line) for line in pull(server, model="hf.co/org/tiny:latest").text.splitlines()]
     assert lines[0] == {"status": "pulling manifest"}
     assert [line["status"] for line in lines[-3:]] == ["verifying sha256 digest", "writing manifest", "success"]
     whole = {line["status"]: line["total"] for line in lines if line.get("completed") == line.get("total", -1)}
     assert whole == {f"pulling cpu/{name}": len(content) for name, content in FILES.items()}
     assert (tmp_path / "models" / "tiny" / "genai_config.json").exists()
-    assert "org/tiny:latest" in [model["name"] for model in server.client.get("/api/tags").json()["models"]]
-    assert [model["name"] for model in server.client.get("/api/ps").json()["models"]] == ["demo:latest"]
+    assert ("org/tiny:latest" in listed(server), listed(server, "/api/ps")) == (True, ["demo:latest"])
     body = {"model": "hf.co/org/tiny", "prompt": "What is the capital of France?", "stream": False}
     assert server.client.post("/api/generate", json=body).json()["response"] == "The capital of France is Paris."
-    assert pull(server, model="org/tiny", stream=False).json() == {"status": "success"}
+    require_pulled(server, "org/tiny")
 
 
 def test_a_folder_chooses_among_several_models(server: RunningServer, hub: LocalHub) -> None:
@@ -135,16 +136,15 @@ def test_a_folder_chooses_among_several_models(server: RunningServer, hub: Local
     refused = pull(server, model="org/two", stream=False)
     assert refused.status_code == 400
     assert {"org/two:a", "org/two:b"} <= set(refused.json()["error"].split())
-    assert pull(server, model="org/two:b", stream=False).json() == {"status": "success"}
-    names = [model["name"] for model in server.client.get("/api/tags").json()["models"]]
-    assert {"org/two:latest", "org/two:b"} <= set(names)
+    require_pulled(server, "org/two:b")
+    assert {"org/two:latest", "org/two:b"} <= set(listed(server))
 
 
 def test_a_served_model_is_pulled_without_asking_the_hub(server: RunningServer, hub: LocalHub) -> None:
-    assert pull(server, model="org/tiny:cpu", stream=False).json() == {"status": "success"}
+    require_pulled(server, "org/tiny:cpu")
     hub.repositories.clear()
     for name in ("demo", "demo:latest", "org/tiny:cpu", "hf.co/org/tiny:latest"):
-        assert pull(server, model=name, stream=False).json() == {"status": "success"}
+        require_pulled(server, name)
         lines = [json.loads(line)["status"] for line in pull(server, model=name).text.splitlines()]
         assert lines == ["pulling manifest", "success"]
     assert "there is no org/tiny" in pull(server, model="org/tiny:gpu", stream=False).json()["error"]
@@ -161,13 +161,10 @@ def test_failed_pull_is_reported_in_ollamas_form(server: RunningServer) -> None:
 
 def test_disconnected_clients_pull_ends(server: RunningServer, hub: LocalHub, tmp_path: Path) -> None:
     hub.repositories["org/large"] = HubRepository({**FILES, "model.onnx.data": b"x" * 40_000_000})
-    with (
-        httpx.Client(base_url=server.url, timeout=90) as client,
-        client.stream("POST", "/api/pull", json={"model": "org/large"}) as response,
-    ):
+    with httpx.stream("POST", f"{server.url}/api/pull", json={"model": "org/large"}, timeout=90) as response:
         next(line for line in response.iter_lines() if "completed" in line)
     wait_until(lambda: not list((tmp_path / "models").glob(".large.lock")))
-    assert pull(server, model="org/large", stream=False).json() == {"status": "success"}
+    require_pulled(server, "org/large")
 
 
 def test_disconnected_client_without_a_stream_ends_its_pull(

@@ -10,7 +10,7 @@ from genai_server.apis.ollama.schemas import GenerateRequest
 from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
 from genai_server.apis.ollama.translate import Raw, Translation
 from genai_server.errors import InvalidField
-from genai_server.generation.parameters.chat_messages import ChatParameters, NamedTool
+from genai_server.generation.parameters.chat_messages import ChatParameters
 from genai_server.http.error_responses import named
 
 ADD = {"function": {"name": "add", "arguments": {"a": 1}}}
@@ -22,7 +22,7 @@ def chat(*messages: Any, **fields: Any) -> ChatParameters:
     return found
 
 
-def question(**fields: Any) -> ChatParameters | Raw:
+def question(**fields: Any) -> Any:
     return Translation(GenerateRequest.model_validate({"prompt": "say hi", **fields}), "m").body
 
 
@@ -45,10 +45,10 @@ def test_penalties_look_at_the_last_64_tokens_by_default(options: dict[str, floa
 
 
 def test_options_next_to_options_are_honoured() -> None:
-    fields = {"temperature": 0.5, "top_p": 0.9, "stop": ["x"], "seed": 3, "max_output_tokens": 7}
-    found = question(**fields)
-    assert (found.temperature, found.top_p, found.stop, found.seed, found.max_tokens) == (0.5, 0.9, ["x"], 3, 7)
-    assert question(max_tokens=7).max_tokens == 7
+    fields = {"temperature": 0.5, "top_p": 0.9, "stop": ["x"], "seed": 3}
+    found = question(**fields, max_output_tokens=7)
+    assert {name: getattr(found, name) for name in fields} == fields
+    assert found.max_tokens == question(max_tokens=7).max_tokens == 7
     assert question(raw=True, repeat_penalty=1.1).repeat_last_n == 64
 
 
@@ -64,13 +64,9 @@ def test_options_go_before_the_same_next_to_them_which_are_named() -> None:
     ["auto", "none", "required", {"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}],
 )
 def test_tool_choice_is_that_of_chats(choice: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f"}}
-    found = chat({"role": "user", "content": "x"}, tools=[tool], tool_choice=choice).tool_choice
-    if isinstance(choice, str):
-        assert found == choice
-    else:
-        assert isinstance(found, NamedTool)
-        assert found.function.name == "f"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    found = chat({"role": "user", "content": "x"}, tools=tools, tool_choice=choice).model_dump()["tool_choice"]
+    assert found == (choice if isinstance(choice, str) else {"type": "function", "function": {"name": "f"}})
 
 
 @pytest.mark.parametrize(
@@ -83,19 +79,14 @@ def test_arguments_of_a_call_in_the_history_are_text(given: Any, text: str) -> N
     assert [call.function.arguments for call in message.tool_calls or ()] == [text]
 
 
-def test_a_raw_answer_has_all_that_fits() -> None:
-    found = question(raw=True)
-    assert isinstance(found, Raw)
-    assert (found.prompts, found.max_tokens, found.default_max_tokens) == (["say hi"], None, None)
-
-
 def test_a_prompt_is_a_question_unless_it_is_raw_or_has_a_suffix() -> None:
+    raw = question(raw=True)
+    assert isinstance(raw, Raw)
+    assert (raw.prompts, raw.max_tokens, raw.default_max_tokens) == (["say hi"], None, None)
     asked = question(system="Be brief.")
-    assert isinstance(asked, ChatParameters)
     assert [(one.role, one.content) for one in asked.messages] == [("system", "Be brief."), ("user", "say hi")]
     infill = question(suffix="end")
-    assert isinstance(infill, Raw)
-    assert infill.suffix == "end"
+    assert (isinstance(infill, Raw), infill.suffix) == (True, "end")
 
 
 @pytest.mark.parametrize(
@@ -116,22 +107,20 @@ def test_a_format_is_a_response_format() -> None:
 
 def test_results_without_id_match_calls_by_tool_and_order() -> None:
     times = {"function": {"name": "times", "arguments": {}}}
-    found = chat(
+    _, calling, *results = chat(
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": [ADD, times, ADD]},
         {"role": "tool", "content": "one", "tool_name": "times"},
         {"role": "tool", "content": "two"},
         {"role": "tool", "content": "three", "tool_name": "add"},
         {"role": "tool", "content": "of no call"},
-    )
-    calls = found.messages[1].tool_calls or []
+    ).messages
+    calls = calling.tool_calls or []
     assert [call.function.arguments for call in calls] == [json.dumps({"a": 1}), "{}", json.dumps({"a": 1})]
     ids = [call.id for call in calls]
-    assert len(set(ids)) == 3
-    results = found.messages[2:]
     assert [one.tool_call_id for one in results[:3]] == [ids[1], ids[0], ids[2]]
     assert [one.name for one in results] == ["times", "add", "add", None]
-    assert results[3].tool_call_id not in ids
+    assert len({*ids, results[3].tool_call_id}) == 4
 
 
 def test_given_ids_and_thoughts_are_kept() -> None:
@@ -170,25 +159,27 @@ def _urls(*urls: str) -> list[dict[str, Any]]:
     return [{"type": "image_url", "image_url": {"url": url}} for url in urls]
 
 
-def test_images_are_parts_before_the_text() -> None:
-    given = {"role": "user", "content": "what?", "images": ["AA==", "data:image/png;base64,BB=="]}
-    (message,) = chat(given).messages
-    expected = [*_urls("data:;base64,AA==", "data:image/png;base64,BB=="), {"type": "text", "text": "what?"}]
-    assert message.model_dump(exclude_none=True)["content"] == expected
-    (message,) = chat({"role": "user", "images": ["AA=="]}).messages
-    assert message.model_dump(exclude_none=True)["content"] == expected[:1]
+@pytest.mark.parametrize(
+    ("message", "content"),
+    [
+        (
+            {"content": "what?", "images": ["AA==", "data:image/png;base64,BB=="]},
+            [*_urls("data:;base64,AA==", "data:image/png;base64,BB=="), {"type": "text", "text": "what?"}],
+        ),
+        ({"images": ["AA=="]}, _urls("data:;base64,AA==")),
+    ],
+)
+def test_images_are_parts_before_the_text(message: dict[str, Any], content: list[Any]) -> None:
+    (found,) = chat({"role": "user", **message}).messages
+    assert found.model_dump(exclude_none=True)["content"] == content
 
 
-def test_a_prompts_images_belong_to_the_users_message() -> None:
-    found = question(system="s", images=["AA=="])
-    assert isinstance(found, ChatParameters)
-    content = found.messages[1].model_dump(exclude_none=True)["content"]
+def test_images_of_prompts_and_tools_belong_to_their_messages() -> None:
+    _, asked = question(system="s", images=["AA=="]).messages
+    content = asked.model_dump(exclude_none=True)["content"]
     assert content == [*_urls("data:;base64,AA=="), {"type": "text", "text": "say hi"}]
-
-
-def test_a_tools_result_may_have_images() -> None:
     asking = {"role": "assistant", "tool_calls": [ADD]}
-    result = chat(asking, {"role": "tool", "content": "x", "images": ["AA=="]}).messages[1]
+    _, result = chat(asking, {"role": "tool", "content": "x", "images": ["AA=="]}).messages
     assert [index for index, _ in result.media] == [0]
 
 

@@ -4,7 +4,7 @@ The speech is real, and the detector finds the windows in it. The recognizer is 
 times, and treats a word or a sentence that its window cuts as Whisper does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,11 +19,12 @@ from genai_server.media.audio.recordings import Window
 from genai_server.media.audio.voice_activity import Detector, Probabilities, Samples, Speech, find_speech
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.text.codec import TextCodec
-from tests.apis.transcriptions.doubles import HeldRequests, answer, at, load_codec
+from tests.apis.transcriptions.doubles import HeldRequests, answer, at
 from tests.apis.transcriptions.test_transcribe import begun, transcribed
 from tests.media.audio.sounds import RATE, sentence
 
 # Seconds. Short windows have many borders.
+pytestmark = pytest.mark.anyio
 WINDOW = 10.0
 SPEECH = 40.0
 # Samples of the detector's frames.
@@ -171,13 +172,6 @@ class Recognizer(HeldRequests):
         return max(found, (latest - at(0)) / 50)
 
 
-@pytest.fixture(scope="module")
-def codec() -> Iterator[TextCodec]:
-    codec = load_codec()
-    yield codec
-    codec.close()
-
-
 async def texts_of_all_cuts(codec: TextCodec, pauses: tuple[float, float], **manner: Any) -> list[tuple[str, str]]:
     """For each second at which the recording begins, the words that it has and those of its transcript."""
     _, spoken = speech(*pauses)
@@ -195,7 +189,6 @@ async def texts_of_all_cuts(codec: TextCodec, pauses: tuple[float, float], **man
     return [(said, " ".join(text.split())) for said, text in found]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "manner",
     [{}, {"guesses": True}, {"closes": True}, {"closes": True, "guesses": True}],
@@ -209,14 +202,10 @@ async def test_no_word_is_lost_or_doubled(
         assert text == said
 
 
-async def count_cuts(pauses: tuple[float, float]) -> int:
-    """How many first windows end within speech."""
-    windows = [await HeardRecording(pauses, second).window(0.0) for second in range(NUM_CUTS)]
-    return sum(window is not None and window.is_cut for window in windows)
-
-
-@pytest.mark.anyio
 async def test_windows_cut_speech_without_pauses() -> None:
     """So the test above is about both: borders in pauses, and borders within words."""
-    assert await count_cuts((0.5, 1.2)) < NUM_CUTS / 4
-    assert await count_cuts((0.03, 0.09)) > NUM_CUTS / 2
+    cuts = []
+    for pauses in ((0.5, 1.2), (0.03, 0.09)):
+        windows = [await HeardRecording(pauses, second).window(0.0) for second in range(NUM_CUTS)]
+        cuts.append(sum(window is not None and window.is_cut for window in windows))
+    assert cuts[0] < NUM_CUTS / 4 < NUM_CUTS / 2 < cuts[1]

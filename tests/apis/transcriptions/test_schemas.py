@@ -12,6 +12,7 @@ from genai_server.http.error_responses import from_findings
 from genai_server.media.audio.detection import Detection
 
 FILE = {"file": Path("a.wav")}
+VERBOSE = {"response_format": "verbose_json"}
 
 
 def refused(form: type[TranscriptionForm | TranslationForm], **fields: Any) -> tuple[str | None, str]:
@@ -49,7 +50,7 @@ def test_all_fields_of_openai_with_an_effect_are_accepted() -> None:
 )
 def test_granularities_choose_segments_and_words(given: list[str] | None, shown: tuple[bool, bool]) -> None:
     fields = {} if given is None else {"timestamp_granularities": given}
-    form = TranscriptionForm.model_validate({**FILE, "response_format": "verbose_json", **fields})
+    form = TranscriptionForm.model_validate({**FILE, **VERBOSE, **fields})
     assert (form.has_segments, form.has_words) == shown
 
 
@@ -80,16 +81,8 @@ def test_values_of_the_detector_may_be_chosen(written: dict[str, Any]) -> None:
         ({"temperature": "-1"}, "temperature", "at least 0"),
         ({"temperature": "warm"}, "temperature", 'given "warm"'),
         ({"temperature": "nan"}, "temperature", "finite"),
-        (
-            {"timestamp_granularities": ["segment"]},
-            "timestamp_granularities",
-            "response_format verbose_json; given json",
-        ),
-        (
-            {"response_format": "verbose_json", "timestamp_granularities": ["page"]},
-            "timestamp_granularities[0]",
-            'given "page"',
-        ),
+        ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "verbose_json; given json"),
+        ({**VERBOSE, "timestamp_granularities": ["page"]}, "timestamp_granularities[0]", 'given "page"'),
         ({"include": ["logprobs"], "response_format": "text"}, "include", "response_format json"),
         ({"include": ["x"]}, "include[0]", "logprobs"),
         ({"chunking_strategy": "server_vad"}, "chunking_strategy", 'given "server_vad"'),

@@ -1,6 +1,6 @@
 """Recordings longer than a window: where windows begin, what precedes them, and what is left out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,16 +12,10 @@ from genai_server.generation.engine_requests import EngineAnswer
 from genai_server.media.audio.recordings import Window
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.text.codec import TextCodec
-from tests.apis.transcriptions.doubles import MODEL, HeldRecording, HeldRequests, answer, at, load_codec, scores
+from tests.apis.transcriptions.doubles import MODEL, HeldRecording, HeldRequests, answer, at, scores
 
+pytestmark = pytest.mark.anyio
 GOOD, BAD = -0.1, -2.0
-
-
-@pytest.fixture(scope="module")
-def codec() -> Iterator[TextCodec]:
-    codec = load_codec()
-    yield codec
-    codec.close()
 
 
 def begun(
@@ -44,7 +38,6 @@ async def transcribed(transcription: Transcription) -> list[Segment]:
     return [segment async for segments in transcription.windows() for segment in segments]
 
 
-@pytest.mark.anyio
 async def test_a_window_that_cannot_be_read_is_noted(codec: TextCodec) -> None:
     class Broken(HeldRecording):
         async def window(self, start: float, **_: Any) -> Window | None:
@@ -58,7 +51,6 @@ async def test_a_window_that_cannot_be_read_is_noted(codec: TextCodec) -> None:
     assert requests.noted == ["invalid_value"]
 
 
-@pytest.mark.anyio
 async def test_text_before_precedes_the_next_window(codec: TextCodec) -> None:
     encode = codec.tokenizer.encode
     first = [at(0), *encode(" one"), at(20), at(20), *encode(" tw")]
@@ -73,19 +65,17 @@ async def test_text_before_precedes_the_next_window(codec: TextCodec) -> None:
     assert requests.asked[1].prompt[: len(kept) + 1] == [MODEL.start_of_previous, *kept]
 
 
-@pytest.mark.anyio
 async def test_a_high_temperature_forgets_the_text_before(codec: TextCodec) -> None:
-    encode = codec.tokenizer.encode
-    bad = [answer([at(0), *encode(" a"), at(9)], BAD) for _ in range(3)]
-    tried = answer([at(0), *encode(" b"), at(9)])
-    last = answer([at(0), *encode(" c"), at(9)])
-    requests = HeldRequests(bad[0], scores(no_speech=-9.0), *bad[1:], tried, last)
+    def said(text: str, logprob: float = GOOD) -> EngineAnswer:
+        return answer([at(0), *codec.tokenizer.encode(text), at(9)], logprob)
+
+    tried = [said(" a", BAD), scores(no_speech=-9.0), said(" a", BAD), said(" a", BAD), said(" b")]
+    requests = HeldRequests(*tried, said(" c"))
     found = await transcribed(begun(codec, HeldRecording(50.0), requests, prompt=[5]))
     assert [segment.temperature for segment in found] == [0.6, 0.0]
     assert requests.asked[-1].prompt[0] == MODEL.start_of_transcript
 
 
-@pytest.mark.anyio
 async def test_silence_is_left_out(codec: TextCodec) -> None:
     encode = codec.tokenizer.encode
     silent = answer([at(0), *encode(" thanks"), at(2)], BAD)
@@ -100,7 +90,6 @@ async def test_silence_is_left_out(codec: TextCodec) -> None:
     assert recording.asked == [0.0, 30.0, 60.0]
 
 
-@pytest.mark.anyio
 async def test_a_recording_without_speech_has_no_text(codec: TextCodec) -> None:
     requests = HeldRequests()
     transcription = begun(codec, HeldRecording(5.0, silences=[(0.0, 5.0)]), requests, language=None)
@@ -109,7 +98,6 @@ async def test_a_recording_without_speech_has_no_text(codec: TextCodec) -> None:
     assert requests.is_finished
 
 
-@pytest.mark.anyio
 async def test_words_have_times_within_the_recording(codec: TextCodec) -> None:
     encode = codec.tokenizer.encode
     one, two, three = encode(" One,"), encode(" two."), encode(" three")
@@ -134,32 +122,17 @@ async def test_words_have_times_within_the_recording(codec: TextCodec) -> None:
     assert (last.start, last.end) == (9.0, 11.0)
 
 
-@pytest.mark.anyio
 async def test_the_language_is_detected_once(codec: TextCodec) -> None:
-    encode = codec.tokenizer.encode
-    requests = HeldRequests(
-        scores(en=-5.0, de=-1.0, es=-2.0),
-        answer([at(0), *encode(" a"), at(9)]),
-        answer([at(0), *encode(" b"), at(9)]),
-    )
+    texts = [answer([at(0), *codec.tokenizer.encode(text), at(9)]) for text in (" a", " b")]
+    requests = HeldRequests(scores(en=-5.0, de=-1.0, es=-2.0), *texts)
     transcription = begun(codec, HeldRecording(50.0), requests, language=None)
     assert len(await transcribed(transcription)) == 2
     assert transcription.language == "de"
     assert MODEL.languages["de"] in requests.asked[2].prompt
 
 
-@pytest.mark.anyio
-async def test_empty_and_instantaneous_segments_are_left_out(codec: TextCodec) -> None:
+async def test_segments_without_a_text_or_a_time_are_left_out_and_none_ends_after_its_window(codec: TextCodec) -> None:
     encode = codec.tokenizer.encode
-    tokens = [at(0), *encode(" "), at(2), at(2), *encode(" a"), at(2), at(2), *encode(" b"), at(9), at(9)]
-    requests = HeldRequests(answer(tokens))
-    found = await transcribed(begun(codec, HeldRecording(9.05), requests))
-    assert [segment.text for segment in found] == [" b"]
-
-
-@pytest.mark.anyio
-async def test_no_segment_ends_after_its_window(codec: TextCodec) -> None:
-    encode = codec.tokenizer.encode
-    requests = HeldRequests(answer([at(0), *encode(" a"), at(29)]))
-    (segment,) = await transcribed(begun(codec, HeldRecording(4.0), requests))
-    assert (segment.start, segment.end) == (0.0, 4.0)
+    tokens = [at(0), *encode(" "), at(2), at(2), *encode(" a"), at(2), at(2), *encode(" b"), at(29)]
+    (segment,) = await transcribed(begun(codec, HeldRecording(4.0), HeldRequests(answer(tokens))))
+    assert (segment.text, segment.start, segment.end) == (" b", 2.0, 4.0)

@@ -1,25 +1,20 @@
 """How a window is transcribed: what the model is asked, and when it is asked again."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from genai_server.apis.transcriptions.windows import TranscriptTask, WindowTranscriber
+from genai_server.apis.transcriptions.windows import TranscriptTask, WindowTranscriber, WindowTranscript
 from genai_server.generation.engine_requests import EngineAnswer
 from genai_server.messages.generation_request import Alignment, GenerationRequest
 from genai_server.text.codec import TextCodec
-from tests.apis.transcriptions.doubles import MODEL, HeldRequests, answer, at, held_window, load_codec, scores
+from tests.apis.transcriptions.doubles import MODEL, HeldRequests, answer, at, held_window, scores
 
+pytestmark = pytest.mark.anyio
 WINDOW = held_window(0.0, 30.0)
 GOOD, BAD = -0.1, -2.0
-
-
-@pytest.fixture(scope="module")
-def codec() -> Iterator[TextCodec]:
-    codec = load_codec()
-    yield codec
-    codec.close()
 
 
 def task(
@@ -37,21 +32,33 @@ def words(codec: TextCodec, text: str, logprob: float = GOOD) -> EngineAnswer:
     return answer([at(0), *codec.tokenizer.encode(text), at(2)], logprob)
 
 
-@pytest.mark.anyio
-async def test_the_prompt_has_language_and_task(codec: TextCodec) -> None:
-    for translates, wanted in ((False, MODEL.transcribe), (True, MODEL.translate)):
-        requests = HeldRequests(words(codec, " hi"))
-        found = await transcriber(codec, requests).transcribe(WINDOW, [], task(translates=translates))
-        assert (found.text, found.temperature, found.no_speech_prob) == ("hi", 0.0, 0.0)
-        (asked,) = requests.asked
-        assert asked.prompt == [MODEL.start_of_transcript, MODEL.languages["de"], wanted]
-        assert (asked.priority, asked.unique_id, asked.request_id) == (3, "own", "name")
-        assert asked.transcript is not None
-        assert asked.transcript.max_first == 50
-        assert asked.max_tokens == MODEL.context_length // 2
+async def transcribe(
+    codec: TextCodec, *answers: EngineAnswer, previous: Sequence[int] = (), **choice: Any
+) -> tuple[WindowTranscript, list[GenerationRequest]]:
+    """What becomes of a window that the model answers so, and what the model was asked."""
+    requests = HeldRequests(*answers)
+    found = await transcriber(codec, requests).transcribe(WINDOW, previous, task(**choice))
+    return found, requests.asked
 
 
-@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("choice", "prompt"),
+    [
+        ({}, [MODEL.languages["de"], MODEL.transcribe]),
+        ({"translates": True}, [MODEL.languages["de"], MODEL.translate]),
+        ({"language": ""}, []),
+    ],
+    ids=["transcribes", "translates", "an English model"],
+)
+async def test_the_prompt_has_language_and_task(codec: TextCodec, choice: dict[str, Any], prompt: list[int]) -> None:
+    found, (asked,) = await transcribe(codec, words(codec, " hi"), **choice)
+    assert (found.text, found.temperature, found.no_speech_prob) == ("hi", 0.0, 0.0)
+    assert asked.prompt == [MODEL.start_of_transcript, *prompt]
+    assert (asked.priority, asked.unique_id, asked.request_id) == (3, "own", "name")
+    assert asked.transcript is not None
+    assert (asked.transcript.max_first, asked.max_tokens) == (50, MODEL.context_length // 2)
+
+
 @pytest.mark.parametrize("language", ["de", ""])
 async def test_times_are_asked_for_with_the_text_alone(codec: TextCodec, language: str) -> None:
     requests = HeldRequests(EngineAnswer([0], [], [0.5, 1.0, 1.5]))
@@ -65,26 +72,15 @@ async def test_times_are_asked_for_with_the_text_alone(codec: TextCodec, languag
     assert asked.alignment == Alignment(tokens, len(start) + 1, 4.5)
 
 
-@pytest.mark.anyio
-async def test_an_english_model_gets_no_task(codec: TextCodec) -> None:
-    requests = HeldRequests(words(codec, " hi"))
-    await transcriber(codec, requests).transcribe(WINDOW, [], task(language=""))
-    assert requests.asked[0].prompt == [MODEL.start_of_transcript]
+@pytest.mark.parametrize("num_tokens", [1, 5, 63, 64, 500])
+async def test_earlier_text_precedes_in_half_of_the_context(codec: TextCodec, num_tokens: int) -> None:
+    previous = [number % 200 for number in range(num_tokens)]
+    _, (asked,) = await transcribe(codec, words(codec, " hi"), previous=previous)
+    start = [MODEL.start_of_previous, *previous[-63:], MODEL.start_of_transcript]
+    assert asked.prompt[: len(start)] == start
+    assert len(asked.prompt) + asked.max_tokens <= MODEL.context_length
 
 
-@pytest.mark.anyio
-async def test_earlier_text_precedes_in_half_of_the_context(codec: TextCodec) -> None:
-    for num_tokens in (1, 5, 63, 64, 500):
-        requests = HeldRequests(words(codec, " hi"))
-        previous = [number % 200 for number in range(num_tokens)]
-        await transcriber(codec, requests).transcribe(WINDOW, previous, task())
-        prompt = requests.asked[0].prompt
-        kept = previous[-63:]
-        assert prompt[: len(kept) + 2] == [MODEL.start_of_previous, *kept, MODEL.start_of_transcript]
-        assert len(prompt) + requests.asked[0].max_tokens <= MODEL.context_length
-
-
-@pytest.mark.anyio
 async def test_equal_windows_share_a_sound_of_one_key_only(codec: TextCodec) -> None:
     asked = []
     for salt, window in ((None, WINDOW), (None, WINDOW), ("key", WINDOW), (None, held_window(3.0, 9.0))):
@@ -98,17 +94,16 @@ async def test_equal_windows_share_a_sound_of_one_key_only(codec: TextCodec) -> 
     assert [request.cache_salt for request in asked] == digests
 
 
-@pytest.mark.anyio
-async def test_improbable_text_is_tried_with_higher_temperatures(codec: TextCodec) -> None:
-    requests = HeldRequests(
-        words(codec, " a", BAD), scores(no_speech=-5.0), words(codec, " b", BAD), words(codec, " c")
-    )
-    found = await transcriber(codec, requests).transcribe(WINDOW, [], task())
-    assert (found.text, found.temperature) == ("c", 0.4)
-    assert [request.sampling.temperature for request in requests.asked] == [0.0, 0.0, 0.2, 0.4]
+@pytest.mark.parametrize(("given", "tried"), [(0.0, [0.0, 0.0, 0.2, 0.4]), (0.7, [0.7, 0.0, 0.8, 1.0])])
+async def test_improbable_text_is_tried_with_higher_temperatures(
+    codec: TextCodec, given: float, tried: list[float]
+) -> None:
+    answers = words(codec, " a", BAD), scores(no_speech=-5.0), words(codec, " b", BAD), words(codec, " c")
+    found, asked = await transcribe(codec, *answers, temperature=given)
+    assert (found.text, found.temperature) == ("c", tried[-1])
+    assert [request.sampling.temperature for request in asked] == tried
 
 
-@pytest.mark.anyio
 async def test_attempts_have_seeds_of_their_own_that_stay_the_same(codec: TextCodec) -> None:
     seeds = []
     for window in (WINDOW, WINDOW, held_window(3.0, 9.0)):
@@ -119,64 +114,47 @@ async def test_attempts_have_seeds_of_their_own_that_stay_the_same(codec: TextCo
     assert len({*seeds[0], *seeds[2]}) == 6
 
 
-@pytest.mark.anyio
 async def test_repetition_is_tried_with_higher_temperatures(codec: TextCodec) -> None:
-    requests = HeldRequests(words(codec, " no" * 40), words(codec, " yes"))
-    found = await transcriber(codec, requests).transcribe(WINDOW, [], task())
+    found, _ = await transcribe(codec, words(codec, " no" * 40), words(codec, " yes"))
     assert (found.text, found.temperature) == ("yes", 0.2)
 
 
-@pytest.mark.anyio
 async def test_the_last_temperature_is_accepted_whatever_it_gives(codec: TextCodec) -> None:
-    attempts = [words(codec, " a", BAD) for _ in range(6)]
-    requests = HeldRequests(attempts[0], scores(no_speech=-5.0), *attempts[1:])
-    found = await transcriber(codec, requests).transcribe(WINDOW, [], task())
-    assert (found.text, found.temperature) == ("a", 1.0)
-    assert found.avg_logprob < -1
+    first, *others = [words(codec, " a", BAD) for _ in range(6)]
+    found, _ = await transcribe(codec, first, scores(no_speech=-5.0), *others)
+    assert (found.text, found.temperature, found.avg_logprob < -1) == ("a", 1.0, True)
 
 
-@pytest.mark.anyio
-async def test_a_given_temperature_is_the_first(codec: TextCodec) -> None:
-    requests = HeldRequests(
-        words(codec, " a", BAD), scores(no_speech=-5.0), words(codec, " b", BAD), words(codec, " c")
-    )
-    await transcriber(codec, requests).transcribe(WINDOW, [], task(temperature=0.7))
-    assert [request.sampling.temperature for request in requests.asked] == [0.7, 0.0, 0.8, 1.0]
-
-
-@pytest.mark.anyio
 async def test_improbable_text_without_speech_is_silence(codec: TextCodec) -> None:
-    requests = HeldRequests(words(codec, " thanks", BAD), scores(no_speech=math.log(0.7)))
-    found = await transcriber(codec, requests).transcribe(WINDOW, [1, 2], task())
+    answers = words(codec, " thanks", BAD), scores(no_speech=math.log(0.7))
+    found, (_, question) = await transcribe(codec, *answers, previous=[1, 2])
     assert found.is_silent
     assert found.no_speech_prob == pytest.approx(0.7)
-    question = requests.asked[1]
     assert question.prompt == [MODEL.start_of_previous, 1, 2, MODEL.start_of_transcript]
     assert (question.max_tokens, question.scored_tokens, question.transcript) == (1, [MODEL.no_speech], None)
 
 
-@pytest.mark.anyio
 async def test_probable_text_is_no_silence(codec: TextCodec) -> None:
-    requests = HeldRequests(scores(no_speech=math.log(0.9)), words(codec, " thanks"))
-    found = await transcriber(codec, requests).transcribe(WINDOW, [], task(shows=True))
+    found, _ = await transcribe(codec, scores(no_speech=math.log(0.9)), words(codec, " thanks"), shows=True)
     assert not found.is_silent
     assert found.no_speech_prob == pytest.approx(0.9)
 
 
-@pytest.mark.anyio
-async def test_the_most_probable_language_is_detected(codec: TextCodec) -> None:
-    requests = HeldRequests(scores(en=-3.0, de=-1.5, es=-2.0))
-    assert await transcriber(codec, requests).detect_language(WINDOW) == "de"
+@pytest.mark.parametrize(
+    ("answered", "candidates", "found"),
+    [({"en": -3.0, "de": -1.5, "es": -2.0}, [], "de"), ({"en": -3.0, "es": -2.0}, ["en", "es"], "es")],
+)
+async def test_the_most_probable_language_is_detected(
+    codec: TextCodec, answered: dict[str, float], candidates: list[str], found: str
+) -> None:
+    requests = HeldRequests(scores(**answered))
+    assert await transcriber(codec, requests).detect_language(WINDOW, candidates) == found
     (asked,) = requests.asked
-    assert asked.prompt == [MODEL.start_of_transcript]
-    assert asked.scored_tokens == list(MODEL.languages.values())
+    scored = [MODEL.languages[language] for language in candidates or MODEL.languages]
+    assert (asked.prompt, asked.scored_tokens) == ([MODEL.start_of_transcript], scored)
     assert (asked.max_tokens, asked.top_logprobs) == (1, 0)
-    among = HeldRequests(scores(en=-3.0, es=-2.0))
-    assert await transcriber(codec, among).detect_language(WINDOW, ["en", "es"]) == "es"
-    assert among.asked[0].scored_tokens == [MODEL.languages["en"], MODEL.languages["es"]]
 
 
-@pytest.mark.anyio
 async def test_timestamps_and_marks_are_no_text(codec: TextCodec) -> None:
     found = transcriber(codec, HeldRequests())
     tokens = [at(0), *codec.tokenizer.encode(" hi"), MODEL.end_of_text, MODEL.no_speech, at(1500 / 50)]
