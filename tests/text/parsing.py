@@ -81,26 +81,28 @@ def stream(parser: AnswerParser, pieces: Iterable[str]) -> list[list[Part]]:
     return [*(parser.feed(piece) for piece in pieces), parser.finish()]
 
 
-def parse(text: str, form: str | None = "hermes", names: Functions = NAMES) -> list[Part]:
-    """The parts of an answer, which are the same whether it arrives complete, in threes or letter by letter."""
-    whole, threes, letters = (merged(stream(parser(form, names), cut(text, size))) for size in (len(text) or 1, 3, 1))
+def parse(text: str, form: str | None = "hermes", names: Functions = NAMES, **how: Any) -> list[Part]:
+    """The parts of an answer, which are the same whether it arrives complete, in threes or letter by letter.
+
+    `how` has other arguments of `parser`.
+    """
+    whole, threes, letters = (
+        merged(stream(parser(form, names, **how), cut(text, size))) for size in (len(text) or 1, 3, 1)
+    )
     assert whole == threes == letters
     return whole
 
 
 def assert_cuts_change_nothing(
-    text: str,
-    form: str,
-    names: Functions = NAMES,
-    *,
-    reasoning: ReasoningFormat | None = None,
-    inside: bool = False,
-    pairs: bool = False,
+    text: str, form: str, names: Functions = NAMES, *, pairs: bool = False, **how: Any
 ) -> None:
-    """Check that an answer has the same parts wherever it is cut: once, letter by letter and, with `pairs`, twice."""
+    """Check that an answer has the same parts wherever it is cut: once, letter by letter and, with `pairs`, twice.
+
+    `how` has other arguments of `parser`.
+    """
 
     def read(pieces: Iterable[str]) -> list[Part]:
-        return merged(stream(parser(form, names, reasoning=reasoning, inside=inside), pieces))
+        return merged(stream(parser(form, names, **how), pieces))
 
     whole = read([text])
     assert read(text) == whole

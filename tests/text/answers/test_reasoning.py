@@ -13,15 +13,12 @@ from genai_server.text.answers.reasoning import (
 )
 from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import Call
-from tests.text.parsing import answer_of, cut, merged, parser, stream
+from tests.text import parsing
+from tests.text.parsing import answer_of, merged, parser, stream
 
 
 def parse(text: str, form: ReasoningFormat | None = THINK, *, inside: bool = False) -> list[Part]:
-    whole, letters = (
-        merged(stream(parser(None, (), reasoning=form, inside=inside), cut(text, size))) for size in (len(text), 1)
-    )
-    assert whole == letters
-    return whole
+    return parsing.parse(text, None, (), reasoning=form, inside=inside)
 
 
 @pytest.mark.parametrize("form", [THINK, MISTRAL_THINK])
@@ -89,7 +86,7 @@ def test_calls_within_reasoning_are_reasoning() -> None:
 @pytest.mark.parametrize("form", sorted(TOOL_FORMATS.keys() - {"harmony"}))
 def test_complete_calls_in_reasoning_that_is_never_closed_are_calls(form: str) -> None:
     written = TOOL_FORMATS[form].write_calls([Call("now", {})])
-    made = merged(stream(parser(form), [written]))
+    made = parsing.parse(written, form)
     assert [called.name for called in answer_of(made).tool_calls] == ["now"]
     assert _in_thought(form, f"Hm.\n{written}") == [Reasoning("Hm."), *made]
     assert _in_thought(form, f"{written}\n") == made
@@ -108,12 +105,8 @@ def test_complete_calls_in_reasoning_that_is_never_closed_are_calls(form: str) -
 
 
 def _in_thought(form: str, text: str) -> list[Part]:
-    """The parts of an answer that begins in reasoning, which are the same whether it arrives complete or in pieces."""
-    whole, threes, letters = (
-        merged(stream(parser(form, reasoning=THINK, inside=True), cut(text, size))) for size in (len(text), 3, 1)
-    )
-    assert whole == threes == letters
-    return whole
+    """The parts of an answer that begins in reasoning."""
+    return parsing.parse(text, form, reasoning=THINK, inside=True)
 
 
 def test_a_call_whose_arguments_have_the_closing_marker_ends_the_reasoning() -> None:

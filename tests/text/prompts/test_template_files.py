@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from genai_server.config.settings import Settings
 from genai_server.errors import ChatTemplateError, InvalidField, ModelDirectoryError
 from genai_server.text.prompts.chat_template import NAMES, load_chat_templates
 from genai_server.text.prompts.prompt import PromptWriter
@@ -155,13 +154,6 @@ def test_neighbours_of_one_role_are_joined_for_alternating_formats(tmp_path: Pat
     written = writer.write([{"role": "user", "content": text} for text in ("one", "two")], None, None)
     assert written.text == writer.write([{"role": "user", "content": "one\n\ntwo"}], None, None).text
     assert written.converted == (("messages[1]", " (joined with the message before it)"),)
-
-
-def test_the_setting_names_all_known_templates() -> None:
-    description = Settings.model_fields["chat_template"].description
-    assert description is not None
-    assert all(f"`{name}`" in description for name in NAMES)
-    assert set(PROMPTS) == set(NAMES)
 
 
 def test_special_tokens_are_read_from_texts_and_objects_only(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from genai_server.text.tool_formats.all_formats import TOOL_FORMATS
 from genai_server.text.tool_formats.harmony import MARKERS
 from genai_server.text.tool_formats.tool_format import Call, Tool
 from tests.running_server import DEMO
+from tests.text import parsing
 from tests.text.guided import Vocabulary, assert_answers, fits, tokenizer_with, validate
 from tests.text.parsing import NAMES, assert_cuts_change_nothing, call, cut_call, merged, parser, stream
 
@@ -30,12 +31,7 @@ FINAL = "<|channel|>final<|message|>2 + 2 = 4.<|return|>"
 
 
 def parse(text: str, names: Any = NAMES, *, inside: bool = False) -> list[Part]:
-    whole, letters = (
-        merged(stream(parser("harmony" if names else None, names, reasoning=HARMONY, inside=inside), pieces))
-        for pieces in ([text], text)
-    )
-    assert whole == letters
-    return whole
+    return parsing.parse(text, "harmony" if names else None, names, reasoning=HARMONY, inside=inside)
 
 
 @pytest.mark.parametrize("names", [(), NAMES])

@@ -4,7 +4,7 @@ import pytest
 
 from genai_server.answer_parts import Content, Reasoning, ToolCallEnd
 from genai_server.text.answers.reasoning import THINK
-from tests.text.parsing import assert_cuts_change_nothing, call, merged, parse, parser, stream
+from tests.text.parsing import assert_cuts_change_nothing, call, parse
 
 LFM2 = '<|tool_call_start|>[get_weather(city="Oslo", days=[3]), now()]<|tool_call_end|>'
 OLMO3 = '<function_calls>get_weather(city="Oslo", days=[3])\nnow()</function_calls>'
@@ -55,6 +55,6 @@ def test_call_of_an_unknown_function_is_content(form: str, text: str) -> None:
 def test_nemotrons_calls_follow_reasoning_that_the_prompt_begins() -> None:
     written = '[{"name": "get_weather", "arguments": {"city": "Oslo"}}, {"name": "now"}]'
     text = f"Hm.\n</think>\n\n<TOOLCALL>{written}</TOOLCALL>"
-    parts = merged(stream(parser("nemotron", reasoning=THINK, inside=True), text))
+    parts = parse(text, "nemotron", reasoning=THINK, inside=True)
     assert parts == [Reasoning("Hm."), *call(0, "get_weather", '{"city": "Oslo"}'), *call(1, "now", "{}")]
     assert_cuts_change_nothing(text, "nemotron", reasoning=THINK, inside=True)
